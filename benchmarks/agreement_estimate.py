@@ -5,7 +5,7 @@
     python benchmarks/agreement_estimate.py --dialects 7 --rounds 30 --seed 101
 
 A site takes its own part off the change of the global adapter and counts the rest as the training of the others
-(`fedpeft.site.agreement`). That is what the others trained only where all sites start from one adapter and are
+(`fedpeft.site.client_round`). That is what the others trained only where all sites start from one adapter and are
 averaged by their numbers of samples. Where sites keep different shares of their own, what they kept is in the rest as
 well. Here the training of all sites is known: the true agreement is the cosine between a site's change and the mean of
 the others' changes. Printed by round, as means over the sites: both, and the share of the global adapter that follows
@@ -30,7 +30,7 @@ from fedpeft.federate import federate
 from fedpeft.job.composing import compose
 from fedpeft.server.aggregation import parts_of
 from fedpeft.site import site_state
-from fedpeft.site.agreement import MEMORY, agreement, share_of
+from fedpeft.site.client_round import MEMORY, agreement, share_of
 from fedpeft.site.learner import Learner
 
 SEED = 100  # of those that the method's numbers were chosen on

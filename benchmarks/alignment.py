@@ -24,7 +24,7 @@ from typing import Any
 import ot
 import torch
 
-from fedpeft.alignment import PIASettings, integration, joint_alignment, permutation, transport
+from fedpeft.alignment import PIASettings, common_order, integration, permutation, transport
 from fedpeft.alignment.integration import integrate
 
 State = dict[str, torch.Tensor]
@@ -32,7 +32,7 @@ PARTS = {
     "checks": (integration, "check_round"),
     "costs": (transport, "cost_matrix"),
     "assignment": (permutation, "match"),
-    "common order": (joint_alignment, "common_order"),
+    "common order": (common_order, "common_order"),
     "moving neurons": (permutation, "_carry"),
     "weighted sums": (integration, "weighted_mean"),
     "distances": (integration, "_distance"),

@@ -38,7 +38,7 @@ from measured import JOB, ROOT, machine, sections
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from small_run import CULPRIT, SITES, SMALL, Run, simulate
 
-from fedpeft.core.printable import printable
+from fedpeft.core.text import printable
 from fedpeft.federate import federate
 from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
 from fedpeft.protocol.types import SCORE, TRAIN

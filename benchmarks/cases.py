@@ -36,7 +36,7 @@ from result_table import ResultTable
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from fedpeft.compare.intervals import paired, signed
+from fedpeft.compare.table import paired, signed
 from fedpeft.core.states import State
 from fedpeft.job.composing import compose
 from fedpeft.server.aggregation import aggregate

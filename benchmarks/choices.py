@@ -30,7 +30,7 @@ from peers import PEERS
 from result_table import ResultTable
 from rich.console import Console
 
-from fedpeft.compare.intervals import paired, signed
+from fedpeft.compare.table import paired, signed
 from fedpeft.site.learner import Learner
 
 RESULTS = Path(__file__).parent / "results" / "choices.jsonl"

@@ -57,8 +57,7 @@ def sent(method: str, source: Path, folder: Path) -> tuple[int, int, int]:
     from nvflare.fuel.utils import fobs
 
     from fedpeft.federate import federate
-    from fedpeft.flare.messages import from_model, to_model
-    from fedpeft.flare.tensors import register_tensors
+    from fedpeft.flare.messages import from_model, register_tensors, to_model
     from fedpeft.job.composing import compose
     from fedpeft.protocol.types import TrainReply
     from fedpeft.site.learner import Learner

@@ -31,8 +31,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils import fobs
 
 from fedpeft.flare import controller
-from fedpeft.flare.messages import FIELDS, to_model
-from fedpeft.flare.tensors import register_tensors
+from fedpeft.flare.messages import FIELDS, register_tensors, to_model
 from fedpeft.protocol.types import HELLO, METRICS, SCORE, TRAIN, ScoreReply, TrainReply
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))

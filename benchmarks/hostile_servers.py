@@ -29,8 +29,7 @@ from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import FIELDS, to_model
 from fedpeft.protocol.problem_codes import sentence
 from fedpeft.protocol.types import HELLO, SCORE, TRAIN, Hello, Introduction, ScoreOrder, TrainOrder
-from fedpeft.site.accepted import accept
-from fedpeft.site.order_limits import REPEATS, note_order
+from fedpeft.site.orders import REPEATS, accept, note_order
 
 SECRET = "/home/lead/patient-7"
 PATTERN = "(.+)+[.]0"

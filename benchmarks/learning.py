@@ -39,14 +39,12 @@ from result_table import ResultTable
 from rich.console import Console
 
 from fedpeft import importance, scheduling
-from fedpeft.compare.intervals import paired, signed
+from fedpeft.compare.table import paired, signed
 from fedpeft.core.seeds import derive
 from fedpeft.federate import federate
 from fedpeft.job.composing import compose
 from fedpeft.site.learner import Learner
-from fedpeft.site.loop import parts_of
-from fedpeft.site.lr_schedule import rate_factor
-from fedpeft.site.optimizer import build_optimizer
+from fedpeft.site.loop import build_optimizer, parts_of, rate_factor
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = "fedpia_task1"

@@ -21,9 +21,8 @@ import torch
 from measured import ROOT, machine, show
 
 from fedpeft.alignment import integrate
-from fedpeft.alignment.low_rank import integrate_products
+from fedpeft.alignment.low_rank import integrate_products, stack_products
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.alignment.stacking import stack_products
 from fedpeft.core.keys import by_place
 from fedpeft.core.states import State
 from fedpeft.federate import federate

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 from measured import machine, python, show
 
-from fedpeft.protocol.limits import MB
+from fedpeft.protocol.fields import MB
 from fedpeft.report.history_reader import read
 from fedpeft.report.status import run_folder
 from fedpeft.report.wording import percent

@@ -20,7 +20,7 @@ from fedpeft.core.seeds import derive
 from fedpeft.core.states import State
 from fedpeft.site import client_round
 from fedpeft.site.learner import Learner, Update
-from fedpeft.site.optimizer import moments, restore_moments
+from fedpeft.site.loop import moments, restore_moments
 
 ALA_SHARE, ALA_PASSES, ALA_SETTLED = 0.8, 10, 0.01
 

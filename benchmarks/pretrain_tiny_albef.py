@@ -31,7 +31,7 @@ from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.albef import Albef
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel
 from fedpeft.backbones.registry import TINY_FOLDER
-from fedpeft.backbones.vit_layouts import OUTSIDE, TIMM_LAYER
+from fedpeft.backbones.weights import OUTSIDE, TIMM_LAYER
 from fedpeft.data.phantom_scene import KINDS, SIZE
 
 PUNCTUATION = ",.'!?\"()*#:;~-/"  # what `Albef.collate` takes out of a question

@@ -29,9 +29,8 @@ from transformers.models.vilt.modeling_vilt import ViltModel
 
 from fedpeft.backbones.images import SquareImages
 from fedpeft.backbones.vilt import Vilt
-from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
+from fedpeft.data.phantom_questions import CLINICAL, NOTHING, PLACES, PLAIN, QUESTION_TYPES, TEMPLATES, ask
 from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, SIZE, draw_look, draw_scene, render
-from fedpeft.data.phantom_words import CLINICAL, PLAIN, QUESTION_TYPES, TEMPLATES
 
 SEED = 20260101
 SHARDS = 2  # processes with one thread each, which share every batch

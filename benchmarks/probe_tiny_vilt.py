@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones import BackboneSettings, build
-from fedpeft.data.phantom_questions import ask
+from fedpeft.data.phantom_questions import CLINICAL, PLAIN, QUESTION_TYPES, Language, ask
 from fedpeft.data.phantom_scene import MODALITIES, draw_look, draw_scene, render
-from fedpeft.data.phantom_words import CLINICAL, PLAIN, QUESTION_TYPES, Language
 
 
 def features(

@@ -28,7 +28,7 @@ from measured import ROOT, WIDTH, machine
 from result_table import ResultTable
 from rich.console import Console
 
-from fedpeft.compare.intervals import paired, signed
+from fedpeft.compare.table import paired, signed
 from fedpeft.compare.variants import Variant, sections_of
 
 RESULTS = Path(__file__).parent / "results" / "real_images.jsonl"

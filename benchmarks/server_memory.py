@@ -11,7 +11,7 @@ from pathlib import Path
 from fedpeft.flare import controller
 from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.message_limits import limit_messages
-from fedpeft.protocol.limits import Limit
+from fedpeft.protocol.fields import Limit
 
 UNLIMITED = Limit(10**12, "a terabyte.")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from result_table import ResultTable
 
-from fedpeft.compare.intervals import paired, signed
+from fedpeft.compare.table import paired, signed
 
 RESULTS = Path(__file__).parent / "results" / "study.jsonl"
 SEEDS = (0, 1, 2, 3, 4)

@@ -18,7 +18,7 @@ import study
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedpeft.compare.intervals import interval, paired
+from fedpeft.compare.table import interval, paired
 from fedpeft.report.palette import COLORS, LIGHT
 
 SHOWN = ("fedavg", "fedpia, server only", "ours", "fedavg, keeping by agreement", "ditto", "fedala", "local")

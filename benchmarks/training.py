@@ -83,15 +83,13 @@ def own_step(row: Row, config: Any, device: Any) -> tuple[Callable[[dict, Any], 
 
     from fedpeft import methods
     from fedpeft.answering.batches import Batch
-    from fedpeft.answering.classification import Classification
-    from fedpeft.answering.heads import build_head
+    from fedpeft.answering.classification import Classification, build_head
     from fedpeft.answering.training_settings import TrainingSettings
     from fedpeft.backbones.matrices import matrices
     from fedpeft.data.answers import AnswerVocabulary
     from fedpeft.methods.settings import MethodSettings
     from fedpeft.site import computing
-    from fedpeft.site.loop import parts_of
-    from fedpeft.site.optimizer import build_optimizer
+    from fedpeft.site.loop import build_optimizer, parts_of
 
     settings = TrainingSettings(rounds=1, **row.training)
     backbone = vit(config) if row.vit else vilt(config)

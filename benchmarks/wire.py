@@ -42,7 +42,7 @@ def cell(name: str, port: int) -> tuple[Any, list[int]]:
     from nvflare.fuel.f3.cellnet.cell import Cell
     from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 
-    from fedpeft.flare.tensors import register_tensors
+    from fedpeft.flare.messages import register_tensors
 
     register_tensors()
     frames: list[int] = []

@@ -18,25 +18,27 @@ from matplotlib.patches import FancyBboxPatch
 
 SERVER, SITE, SHARED, INK, SOFT = "#0072B2", "#D55E00", "#009E73", "#1a1a1a", "#5c5c5c"
 FLOORS = [
-    ("people", SOFT, ["cli", "doctor", "status", "report", "serve"]),
-    ("after a run", SOFT, ["compare", "predict", "inspect", "export"]),
+    ("people", SOFT, ["cli", "serve", "run", "compare"]),
     ("FLARE", SOFT, ["flare"]),
-    ("who works where", SHARED, ["server", "client", "worker", "privacy", "admission"]),
-    ("what travels", SHARED, ["messages"]),
-    ("the papers", SHARED, ["alignment", "importance", "scheduling"]),
-    ("what is tuned", SHARED, ["methods", "backbones", "data"]),
-    ("names and values", SOFT, ["keys", "states", "settings", "registry"]),
+    ("around a run", SOFT, ["inference", "doctor", "report"]),
+    ("who works where", SHARED, ["server", "site"]),
+    ("what travels", SHARED, ["protocol", "job"]),
+    ("what is learned", SHARED, ["answering", "data"]),
+    ("F3OCUS", SHARED, ["scheduling", "importance"]),
+    ("what is tuned", SHARED, ["methods", "backbones"]),
+    ("FedPIA", SHARED, ["alignment"]),
+    ("for all", SOFT, ["core"]),
 ]
 ROUND = [  # who, what, where
-    ("server", "plan: sites, scores, layers", "server/planner, assignment"),
-    ("server", "send the global adapter", "server/delta_broadcast"),
-    ("site", "check the order", "client/order_limits, accepted"),
-    ("site", "pass it to the process that trains", "worker/supervisor, frames"),
-    ("site", "align the global adapter, merge", "client/client_round"),
-    ("site", "train and evaluate", "client/learner"),
-    ("site", "keep the state", "client/site_state"),
-    ("site", "let out what may leave", "privacy/reply_policy"),
-    ("server", "check the reply", "messages/reply_contract"),
+    ("server", "plan: sites, scores, layers", "server/planner"),
+    ("server", "send the global adapter", "server/broadcast"),
+    ("site", "check the order", "site/orders"),
+    ("site", "pass it to the process that trains", "site/supervisor, frames"),
+    ("site", "align the global adapter, merge", "site/client_round"),
+    ("site", "train and evaluate", "site/learner"),
+    ("site", "keep the state", "site/site_state"),
+    ("site", "let out what may leave", "protocol/reply_policy"),
+    ("server", "check the reply", "protocol/reply_contract"),
     ("server", "align and integrate", "alignment/integration"),
     ("server", "keep and report", "server/checkpoint, run_recorder"),
 ]
@@ -54,7 +56,7 @@ def main() -> None:
 
 def draw_packages(axes: Axes) -> None:
     """One row for each floor; imports go down."""
-    _blank(axes, "The packages: imports go down, with the exceptions in the text", len(FLOORS))
+    _blank(axes, "The packages: imports go down", len(FLOORS))
     for row, (floor, color, names) in enumerate(FLOORS):
         top = len(FLOORS) - row
         axes.text(0.0, top - 0.5, floor, ha="left", va="center", color=SOFT, fontsize=10)

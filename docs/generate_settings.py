@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpeft import adapters, backbones, methods
-from fedpeft.alignment.robust_settings import RobustSettings
-from fedpeft.alignment.settings import PIASettings
+from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.backbones.slots import SLOTS
@@ -38,7 +37,7 @@ from fedpeft.methods.aggregations import usual
 from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.methods.combined import CombinedTuning
 from fedpeft.methods.method import METHODS
-from fedpeft.methods.peft_tuner import PeftTuning
+from fedpeft.methods.peft_tuners import PeftTuning
 from fedpeft.methods.prompts import PromptTuning
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.slot_tuning import SlotTuning

@@ -141,7 +141,7 @@ assert own["loss_first"] > 1.5 * usual["loss_first"]
     ),
     "fedpeft.checks": (
         """
-from fedpeft.doctor.finding import passed
+from fedpeft.doctor.context import passed
 
 def MINE(context):
     yield passed("all is well.")
@@ -153,7 +153,7 @@ assert ("mine", "all is well.") in [(name, finding.sentence) for name, finding i
     ),
     "fedpeft.trackers": (
         """
-from fedpeft.trackers import Tracker
+from fedpeft.job.federation import Tracker
 from nvflare.apis.dxo import from_shareable
 from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 

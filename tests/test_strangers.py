@@ -14,8 +14,8 @@ from mutations import TERMINAL, VALUES, places, renamed, replaced, text
 from undrawn import leave_pictures_out
 
 from fedpeft.cli import main
-from fedpeft.compare import picture
-from fedpeft.inference.export_folder import export
+from fedpeft.compare import page as picture
+from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.report.page_parts import Picture
 from fedpeft.serve.runs import find_runs

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import fedpeft
 from fedpeft.compare import command as compare
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.printable import cleaned_output, shortened
 from fedpeft.core.settings import suggestion
-from fedpeft.inference import export_command as export
+from fedpeft.core.text import cleaned_output, shortened
+from fedpeft.inference import export
 from fedpeft.inference import predict_command as predict
 from fedpeft.inference.site_page import command as inspect
 from fedpeft.job.argument import JOB_HELP
-from fedpeft.serve import command as serve
+from fedpeft.serve import server as serve
 
 if TYPE_CHECKING:
     from fedpeft.data import SiteData
@@ -198,7 +198,7 @@ def _tasks(arguments: argparse.Namespace) -> None:
 
 def _data(arguments: argparse.Namespace) -> None:
     from fedpeft import data
-    from fedpeft.job.data_section import named_job, of_job
+    from fedpeft.job.folder import named_job, of_job
     from fedpeft.job.new import look
 
     picture = arguments.picture
@@ -219,7 +219,7 @@ def _data(arguments: argparse.Namespace) -> None:
         sites, procedural, title = found.data, False, Path(arguments.what).resolve().name
         _print_found(found)
     if picture:
-        from fedpeft.report.label_picture import AT_HOME, label_picture
+        from fedpeft.report.data_summary import AT_HOME, label_picture
 
         picture.write_bytes(label_picture(title, sites, procedural=procedural))
         print(f"picture  {picture}\n{AT_HOME}")
@@ -270,8 +270,7 @@ def _new(arguments: argparse.Namespace) -> None:
 
 
 def _build_vqa(arguments: argparse.Namespace) -> None:
-    from fedpeft.data.build_vqa import build
-    from fedpeft.data.vqa_sources import sources
+    from fedpeft.data.build_vqa import build, sources
 
     known = {"modality": arguments.modality, "anatomy": arguments.anatomy, "classes_are": arguments.classes}
     parts = sources(arguments.source, **known)
@@ -283,7 +282,7 @@ def _build_vqa(arguments: argparse.Namespace) -> None:
 
 def _doctor(arguments: argparse.Namespace) -> None:
     from fedpeft.doctor import open_context
-    from fedpeft.doctor.console import print_findings
+    from fedpeft.doctor.registry import print_findings
 
     kit, site, workspace = arguments.startup_kit, arguments.site, arguments.workspace
     context = open_context(arguments.job, overrides=arguments.set, startup_kit=kit, site=site, workspace=workspace)

@@ -9,12 +9,10 @@ from typing import Any
 
 from fedpeft.core.keys import layers_of
 from fedpeft.core.states import of_keys
-from fedpeft.protocol.secure_round import without_masks
+from fedpeft.protocol.secure_sum import without_masks
 from fedpeft.server import first_adapter
 from fedpeft.server.aggregation import State, aggregate, parts_of
-from fedpeft.server.assignment import Assignment
-from fedpeft.server.early_stop import Sites, best_before_end
-from fedpeft.server.planner import RoundPlanner
+from fedpeft.server.planner import Assignment, RoundPlanner, Sites, best_before_end
 from fedpeft.server.update_check import UpdateCheck
 from fedpeft.site.learner import Learner, Update
 

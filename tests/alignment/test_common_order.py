@@ -8,8 +8,7 @@ import pytest
 import torch
 from samples import generator
 
-from fedpeft.alignment.common_order import common_order, in_order
-from fedpeft.alignment.order_search import climb, problem_of, search
+from fedpeft.alignment.common_order import climb, common_order, in_order, problem_of, search
 from fedpeft.core.errors import FedpeftError
 
 PASSES = 20

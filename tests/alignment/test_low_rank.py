@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from fedpeft import methods
-from fedpeft.alignment.low_rank import integrate_products
-from fedpeft.alignment.stacking import stack_products
+from fedpeft.alignment.low_rank import integrate_products, stack_products
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import layer_of, layers_of
 from fedpeft.job.method_catalog import MethodEntry

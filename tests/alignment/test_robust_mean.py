@@ -9,9 +9,8 @@ from scipy.optimize import minimize
 from scipy.stats import trim_mean
 
 from fedpeft.alignment import PIASettings, RobustSettings, integrate
-from fedpeft.alignment.averaging import cap_share, fedavg_weights, pia_weights
-from fedpeft.alignment.robust_mean import robust_row
-from fedpeft.alignment.robust_settings import AVERAGES, MEAN
+from fedpeft.alignment.averaging import cap_share, fedavg_weights, pia_weights, robust_row
+from fedpeft.alignment.settings import AVERAGES, MEAN
 from fedpeft.core.errors import FedpeftError
 
 ROBUST = [name for name in AVERAGES if name != MEAN]

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from fedpeft import adapters, methods
 from fedpeft.backbones import BackboneSettings, build, skeleton
+from fedpeft.backbones.albef import plain
 from fedpeft.backbones.albef_checkpoint import POSITIONS, resized
-from fedpeft.backbones.albef_text import plain
 from fedpeft.backbones.registry import BACKBONES
 from fedpeft.core.errors import FedpeftError
-from fedpeft.doctor import backbone as doctor
+from fedpeft.doctor import content as doctor
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Part
 from fedpeft.server.export import export_adapter

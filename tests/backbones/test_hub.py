@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from fedpeft.backbones import BackboneSettings, build, hub, skeleton
 from fedpeft.core.errors import FedpeftError
-from fedpeft.doctor import backbone as doctor
+from fedpeft.doctor import content as doctor
 
 OLD, NEW = "a" * 40, "b" * 40
 NAME = "owner/vilt"

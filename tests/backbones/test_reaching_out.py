@@ -11,7 +11,7 @@ import transformers as hf
 from small_models import MODELS
 
 from fedpeft.backbones import BackboneSettings, build
-from fedpeft.backbones.config_file import REACHING_OUT, check_config
+from fedpeft.backbones.checkpoint import REACHING_OUT, check_config
 from fedpeft.core.errors import FedpeftError
 
 IMAGES, BOTH = "preprocessor_config.json", "processor_config.json"

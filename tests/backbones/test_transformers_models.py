@@ -22,15 +22,13 @@ from small_models import MODELS, SIZE, gpt2, saved, tokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
 
 from fedpeft import adapters, methods
-from fedpeft.backbones import BackboneSettings, build, skeleton, skeletons
-from fedpeft.backbones.albef_decoder_model import AlbefDecoderConfig, AlbefDecoderModel
-from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel
-from fedpeft.backbones.config_file import FETCHING
-from fedpeft.backbones.features import pooled
-from fedpeft.backbones.processor_limits import check_image_processor, check_processor
+from fedpeft.backbones import BackboneSettings, build, matrices, skeleton
+from fedpeft.backbones.albef_model import AlbefConfig, AlbefDecoderConfig, AlbefDecoderModel, AlbefModel
+from fedpeft.backbones.checkpoint import FETCHING
+from fedpeft.backbones.input_limits import check_growth, check_image_processor, check_processor
 from fedpeft.backbones.slots import INNER, SLOTS
 from fedpeft.backbones.structure import layer_stacks, model_roles
-from fedpeft.backbones.tokenizer_limits import check_growth
+from fedpeft.backbones.transformers_model import pooled
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import is_key
 from fedpeft.methods.settings import MethodSettings
@@ -298,7 +296,7 @@ CODE = "from pathlib import Path\nPath({!r}).touch()\n"
 )
 def test_a_hostile_folder_runs_no_code_and_is_one_sentence(file, entries, message, folders, tmp_path, monkeypatch):
     if "num_hidden_groups" in entries:
-        monkeypatch.setattr(skeletons, "MOST_PARTS", 500)
+        monkeypatch.setattr(matrices, "MOST_PARTS", 500)
     folder = tmp_path / "model"
     folder.mkdir()
     edited(folders("clip"), folder, file, **entries)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers import ViltConfig
 
 from fedpeft import methods
-from fedpeft.answering.heads import build_head
+from fedpeft.answering.classification import build_head
 from fedpeft.backbones.vilt import Vilt
 from fedpeft.methods.trainable import Part
 

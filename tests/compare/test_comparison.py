@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedpeft.compare.intervals import interval
 from fedpeft.compare.outcome import Outcome, from_json
-from fedpeft.compare.page import page
-from fedpeft.compare.picture import _figure, picture, picture_file
-from fedpeft.compare.table import compared
+from fedpeft.compare.page import _figure, page, picture, picture_file
+from fedpeft.compare.table import compared, interval
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, pooled_balanced_accuracy
 from fedpeft.report.page_parts import Picture
@@ -320,7 +318,7 @@ def test_methods_with_the_same_figures_are_all_seen(rounds):
 
 def test_the_page_says_task_and_caution_once_and_the_file_has_them_too(monkeypatch):
     drawn = []
-    for module in ("fedpeft.report.plots", "fedpeft.compare.picture"):
+    for module in ("fedpeft.report.plots", "fedpeft.compare.page"):
         monkeypatch.setattr(f"{module}.described_png", lambda figure, text: drawn.append(figure) or b"", raising=False)
     picture(RUNS)
     assert len(drawn) == 4

@@ -142,7 +142,7 @@ def test_a_folder_that_is_dropped_is_at_no_moment_there_in_part(tmp_path):
     folder = tmp_path / "round-00001"
     folder.mkdir()
     (folder / "head.safetensors").touch()
-    die = "import os, sys, shutil, pathlib; from fedpeft import files\n"
+    die = "import os, sys, shutil, pathlib; from fedpeft.core import files\n"
     die += f"shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), {int(signal.SIGKILL)})\n"
     die += "files.drop(pathlib.Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", die, str(folder)], check=False)

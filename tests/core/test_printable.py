@@ -14,7 +14,7 @@ import fedpeft
 from fedpeft import cli
 from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.printable import MARK, MOST, CleanedStream, cleaned_output, one_line, printable, shortened
+from fedpeft.core.text import MARK, MOST, CleanedStream, cleaned_output, one_line, printable, shortened
 
 HOUSE = Path(fedpeft.__file__).parent
 

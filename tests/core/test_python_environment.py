@@ -9,9 +9,9 @@ from multiprocessing.connection import Listener
 
 import pytest
 
-from fedpeft.core import python_environment as module
+from fedpeft.core import processes as module
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.python_environment import SOCKET, no_sockets, python_environment, with_sockets
+from fedpeft.core.processes import SOCKET, no_sockets, python_environment, with_sockets
 
 NAMES = ("random", "types", "json", "statistics")
 NESTED = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-m', 'fedpeft.core.processes']).returncode)"

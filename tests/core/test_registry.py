@@ -12,7 +12,7 @@ from fedpeft.core.registry import Registry
 from fedpeft.data.registry import DATASETS
 from fedpeft.doctor.registry import CHECKS
 from fedpeft.importance.registry import SCORES
-from fedpeft.job.trackers import TRACKERS
+from fedpeft.job.federation import TRACKERS
 from fedpeft.methods import METHODS
 from fedpeft.scheduling.solvers import SOLVERS
 

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from fedpeft.core.errors import LocalError
-from fedpeft.core.state_lock import StateLock, is_in_use
+from fedpeft.core.locks import StateLock, is_in_use
 
 HOLD = """
 import pathlib, sys
-from fedpeft.core.state_lock import StateLock
+from fedpeft.core.locks import StateLock
 StateLock().take(pathlib.Path(sys.argv[1]), "job-1")
 print("held", flush=True)
 sys.stdin.read()

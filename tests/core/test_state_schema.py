@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from fedpeft.core.state_schema import first_misfit
+from fedpeft.core.states import first_misfit
 
 SHAPES = {"a": [2, 3], "b": [3]}
 STATE = {"a": torch.ones(2, 3), "b": torch.ones(3)}

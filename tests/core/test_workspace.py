@@ -12,19 +12,18 @@ import psutil
 import pytest
 
 from fedpeft import cli
-from fedpeft.core import workspace_lock
+from fedpeft.core import locks
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.locks import held, is_held_by_a_parent, runs_folder
 from fedpeft.core.workspace import check_place, seed
-from fedpeft.core.workspace_lock import held, is_held_by_a_parent, runs_folder
 from fedpeft.job.composing import write_job
 from fedpeft.run import simulate as simulation
-from fedpeft.run.earlier_runs import set_aside
-from fedpeft.run.simulate import simulate
+from fedpeft.run.simulate import set_aside, simulate
 
 JOB = Path(__file__).parents[2] / "jobs" / "fedpia_task1"
 HOLD = """
 import pathlib, subprocess, sys
-from fedpeft.core.workspace_lock import held
+from fedpeft.core.locks import held
 with held(pathlib.Path(sys.argv[1])) as lock:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=sys.stdin, pass_fds=[lock])
     print(child.pid, flush=True)
@@ -139,17 +138,17 @@ def test_the_lock_of_a_killed_run_is_taken_over_once_its_last_process_is_gone(tm
         child = psutil.Process(int(first.stdout.readline()))
         first.kill()
         first.wait()
-        monkeypatch.setattr(workspace_lock, "SECONDS_TO_END", 0)
+        monkeypatch.setattr(locks, "SECONDS_TO_END", 0)
         with pytest.raises(FedpeftError, match="processes of a run that was killed still use the workspace"):
-            workspace_lock.take(tmp_path / "ws")
-        monkeypatch.setattr(workspace_lock.time, "sleep", lambda _: child.is_running() and child.kill())
-        monkeypatch.setattr(workspace_lock, "SECONDS_TO_END", float("inf"))
+            locks.take(tmp_path / "ws")
+        monkeypatch.setattr(locks.time, "sleep", lambda _: child.is_running() and child.kill())
+        monkeypatch.setattr(locks, "SECONDS_TO_END", float("inf"))
         with held(tmp_path / "ws"):
             assert json.loads((runs_folder(tmp_path / "ws") / ".lock").read_text())["pid"] == os.getpid()
 
 
 def test_a_job_knows_the_lock_of_the_run_that_started_it(tmp_path):
-    ask = "import pathlib, sys; from fedpeft.core.workspace_lock import is_held_by_a_parent as ours; "
+    ask = "import pathlib, sys; from fedpeft.core.locks import is_held_by_a_parent as ours; "
     ask += "print(ours(pathlib.Path(sys.argv[1])))"
 
     def answer():

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
-from fedpeft.data.baseline import baseline
+from fedpeft.data.remarks import baseline
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.site.metrics import MacroF1
-from fedpeft.site.model_record import below_constant
+from fedpeft.site.site_state import below_constant
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 LABELS = ("edema", "mass", "nodule")

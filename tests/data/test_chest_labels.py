@@ -3,8 +3,8 @@
 
 import pytest
 
+from fedpeft.core.errors import DataError
 from fedpeft.data.chest_labels import CHEXPERT, LABELS, MESH, OTHERS, of_chexpert, of_mesh
-from fedpeft.data.errors import DataError
 
 TERMS = [
     (["normal"], {"No Finding"}),

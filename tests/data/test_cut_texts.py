@@ -10,7 +10,7 @@ from fedpeft.backbones import BackboneSettings, build, prepared
 from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.cli import main
 from fedpeft.data import Example, SiteData
-from fedpeft.data.cut_texts import cut_questions, cut_texts, cut_texts_of
+from fedpeft.data.remarks import cut_questions, cut_texts, cut_texts_of
 
 IMAGE = np.zeros((20, 24, 3), np.uint8)
 TINY = {"tiny-vilt": None, "tiny-albef": None, "tiny-albef-decoder": None, "vilt": str(TINY_FOLDER)}

@@ -13,10 +13,10 @@ import pytest
 from layouts import lines
 from PIL import Image
 
+from fedpeft.core.errors import UnreadableImage
 from fedpeft.data import DataError, DataSettings, dicom_grays, load
 from fedpeft.data import dicom as dicom_file
 from fedpeft.data.chosen_image import image_of
-from fedpeft.data.errors import UnreadableImage
 from fedpeft.data.images import as_array, check_header
 from fedpeft.data.window import Window
 

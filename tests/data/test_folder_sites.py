@@ -10,7 +10,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.folder_sites import ALONE, CLIENTS, _layouts, sites_in
-from fedpeft.data.glance import MOST_IMAGES, glance
+from fedpeft.data.folders import MOST_IMAGES, glance
 from fedpeft.data.registry import DATASETS
 
 NAMES = {  # what a folder needs to be recognized; a slash at the end makes a folder

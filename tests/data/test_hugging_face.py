@@ -19,7 +19,7 @@ from PIL import Image
 from fedpeft.data import DataError, DataSettings, hub_files, load
 from fedpeft.data.duplicates import fingerprints
 from fedpeft.data.images import as_array
-from fedpeft.site.kept_images import KeptImages
+from fedpeft.site.site_batches import KeptImages
 
 PARTS = {"train": 10, "validation": 3, "test": 5}
 

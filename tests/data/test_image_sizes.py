@@ -11,8 +11,8 @@ from fedpeft.backbones import BACKBONES, BackboneSettings, build, prepared
 from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.cli import main
 from fedpeft.data import DataError, DataSettings, load
-from fedpeft.data.image_sizes import TAKEN, fitting, misfits, refused_sizes, takes
 from fedpeft.data.images import EncodedImage
+from fedpeft.data.readable import TAKEN, fitting, misfits, refused_sizes, takes
 
 ODD = [(1000, 3), (3, 1000), (40, 1), (1, 40), (1, 1), (2, 2), (5000, 1), (1, 30_000), (1592, 8), (200, 60), (60, 200)]
 TINY = {"tiny-vilt": None, "tiny-vit": None, "tiny-albef": None, "vilt": str(TINY_FOLDER)}

@@ -12,9 +12,9 @@ import pytest
 from layouts import picture
 from PIL import ExifTags, Image, PngImagePlugin
 
+from fedpeft.core.errors import UnreadableImage
 from fedpeft.data import DataError
 from fedpeft.data.chosen_image import image_of
-from fedpeft.data.errors import UnreadableImage
 from fedpeft.data.images import Header, as_array, check_header, open_image
 from fedpeft.data.window import Window
 

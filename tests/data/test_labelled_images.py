@@ -11,8 +11,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedpeft import data
+from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
-from fedpeft.data.errors import DataError
 from fedpeft.data.medmnist import SETS
 from fedpeft.data.settings import DataSettings
 from fedpeft.job.composing import PACKAGED as CONFIGS

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from fedpeft import data
-from fedpeft.data import large_tables
+from fedpeft.core.errors import DataError
+from fedpeft.data import records
 from fedpeft.data.chest_labels import CHEXPERT, LABELS
-from fedpeft.data.errors import DataError
-from fedpeft.data.mimic_reports import findings
+from fedpeft.data.mimic_cxr_jpg import findings
 from fedpeft.data.settings import DataSettings
 
 PREFIX = "mimic-cxr-2.0.0-"
@@ -200,10 +200,10 @@ def test_a_table_that_is_missing_or_damaged_is_refused(tmp_path):
     "content", [b"a,b\n" + b"0" * 2**24, b"a,b\n" + b"1,2\n" * 2**12, b'a,b\n1,"' + b"x\n" * 2**12], ids=len
 )
 def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(large_tables, "MOST_BYTES", 2**12)
+    monkeypatch.setattr(records, "MOST_BYTES", 2**12)
     (tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(content))
     with pytest.raises(DataError, match="or a line of more than 64 KiB; download it again"):
-        list(large_tables.column_rows(tmp_path / "bomb.csv.gz", ("a", "b")))
+        list(records.column_rows(tmp_path / "bomb.csv.gz", ("a", "b")))
 
 
 def test_a_report_that_is_too_large_or_no_text_is_refused(tmp_path):

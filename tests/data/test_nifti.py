@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 
+from fedpeft.core.errors import UnreadableImage
 from fedpeft.data import DataError
 from fedpeft.data import nifti as nifti_file
 from fedpeft.data.chosen_image import image_of
-from fedpeft.data.errors import UnreadableImage
 from fedpeft.data.images import as_array, check_header
 from fedpeft.data.window import Window
 

@@ -5,9 +5,9 @@ import pytest
 from PIL import Image
 
 from fedpeft import data
+from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import MACRO_F1
 from fedpeft.data.chest_labels import LABELS
-from fedpeft.data.errors import DataError
 from fedpeft.data.settings import DataSettings
 
 TERMS = (["normal"], ["Cardiomegaly/mild", "Opacity/lung/base"], ["Calcified Granuloma/lung"], ["Pneumothorax/right"])

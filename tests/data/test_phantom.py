@@ -7,9 +7,18 @@ import pytest
 
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.phantom import SITES, SIZES, site_profile, skewed, swapped_pairs
-from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
+from fedpeft.data.phantom_questions import (
+    CLINICAL,
+    CLOSED_TYPES,
+    NOTHING,
+    PAIRS,
+    PLACES,
+    PLAIN,
+    QUESTION_TYPES,
+    TEMPLATES,
+    ask,
+)
 from fedpeft.data.phantom_scene import KINDS, MODALITIES, SIZE, Finding, Look, Scene, draw_look, draw_scene, render
-from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, PAIRS, PLAIN, QUESTION_TYPES, TEMPLATES
 
 
 def small(site, seed=7, **sizes):

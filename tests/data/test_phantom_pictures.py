@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 
 from fedpeft.data import DataError, DataSettings, load
-from fedpeft.data.baseline import baseline
 from fedpeft.data.build_vqa import numbers
+from fedpeft.data.phantom import MODALITY_SITES as MODALITIES
 from fedpeft.data.phantom_chest import LABELS, NOTHING, OF_KINDS, labels_of, report
-from fedpeft.data.phantom_colors import GRAY, SCALES, colored
-from fedpeft.data.phantom_modalities import SITES as MODALITIES
-from fedpeft.data.phantom_scene import SIZE, Finding, Scene
-from fedpeft.data.phantom_skin import CENTERS
+from fedpeft.data.phantom_pictures import CENTERS
+from fedpeft.data.phantom_questions import CLINICAL, PLAIN
+from fedpeft.data.phantom_scene import GRAY, SCALES, SIZE, Finding, Scene, colored
 from fedpeft.data.phantom_ultra import SITES as CLIENTS
-from fedpeft.data.phantom_words import CLINICAL, PLAIN
 from fedpeft.data.registry import DATASETS
-from fedpeft.data.vqa_templates import SHARES
+from fedpeft.data.remarks import baseline
+from fedpeft.data.ultra_med_vqa import SHARES
 
 SIZES = {"train_size": 24, "validation_size": 6, "test_size": 12}
 SETS = {

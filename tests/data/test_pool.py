@@ -7,7 +7,7 @@ import torch
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data import Example, SiteData
-from fedpeft.data.pool import pooled
+from fedpeft.data.sharing import pooled
 from fedpeft.federate import federate
 from fedpeft.site.learner import Learner
 

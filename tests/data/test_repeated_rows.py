@@ -7,7 +7,7 @@ import pytest
 from layouts import lines, picture
 
 from fedpeft.data import DataSettings, load
-from fedpeft.data.repeated_rows import CONTRADICTED, REPEATED
+from fedpeft.data.partition import CONTRADICTED, REPEATED
 
 USUAL = [
     *(("train", f"{n}.png", "Is it?", ("yes", "no")[n % 2]) for n in range(6)),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpeft.data.errors import DataError
+from fedpeft.core.errors import DataError
 from fedpeft.data.schema import Example
 from fedpeft.data.settings import DataSettings
 from fedpeft.data.sharing import drawn, own_parts

@@ -21,22 +21,22 @@ from fedpeft import data
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.locks import held
 from fedpeft.core.settings import build
-from fedpeft.core.workspace_lock import held
 from fedpeft.data.images import open_image
 from fedpeft.flare import controller, executor
 from fedpeft.flare.messages import from_model, to_model
-from fedpeft.job.check import check_sites
 from fedpeft.job.composing import compose, write_job
+from fedpeft.job.folder import check_sites
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.reply_contract import check_introduction, check_train_reply
 from fedpeft.protocol.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
 from fedpeft.run.simulate import simulate
 from fedpeft.server import checkpoint, first_adapter, handshake
-from fedpeft.site.accepted import accept
 from fedpeft.site.connection import WorkerProcess
-from fedpeft.site.failure import Failure
+from fedpeft.site.frames import Failure
 from fedpeft.site.learner import Learner
+from fedpeft.site.orders import accept
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| ([^|]+) \| `(.+)` \|$", re.MULTILINE)

@@ -15,20 +15,10 @@ from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.workspace import COMPONENTS, GUARDS, resources
 from fedpeft.data import Example, SiteData
-from fedpeft.doctor import (
-    admission,
-    allow_list,
-    backbone,
-    clock,
-    data,
-    disk,
-    job,
-    memory,
-    open_context,
-    privacy,
-    site_file,
-    versions,
-)
+from fedpeft.doctor import content as backbone
+from fedpeft.doctor import content as data
+from fedpeft.doctor import context as job
+from fedpeft.doctor import machine, memory, open_context, policies
 from fedpeft.doctor.footprint import Footprint, largest
 from fedpeft.flare.policy import default_scope
 from fedpeft.site.site_state import KEPT_ROUNDS
@@ -45,14 +35,14 @@ def text(findings):
 @pytest.mark.parametrize(
     ("finding", "expected"),
     [
-        (lambda: versions.python(">=3.11,<3.13", "3.11.7"), "pass: Python 3.11.7"),
-        (lambda: versions.python(">=3.11,<3.13", "3.13.1"), "fail: Python is 3.13.1"),
-        (lambda: versions.required(["a>=1", "b; extra == 'dev'"], {"a": "1.2"}), "pass: all 1 required"),
-        (lambda: versions.required(["A_x>=2,<3"], {"a-x": "1.2"}), "fail: A_x is 1.2, <3,>=2 is needed"),
-        (lambda: versions.required(["a", "c"], {"a": "1"}), "fail: c is missing"),
-        (lambda: versions.required(["a>=2.6"], {"a": "2.13.0+cpu"}), "pass"),
-        (lambda: versions.tested("# note\na==1.0\nb==2\n", {"a": "1.0+cpu", "b": "2"}), "pass: 2 libraries"),
-        (lambda: versions.tested("a==1.0  # note\n", {"a": "1.1"}), "warn: .*a 1.1 \\(==1.0\\)"),
+        (lambda: machine.python(">=3.11,<3.13", "3.11.7"), "pass: Python 3.11.7"),
+        (lambda: machine.python(">=3.11,<3.13", "3.13.1"), "fail: Python is 3.13.1"),
+        (lambda: machine.required(["a>=1", "b; extra == 'dev'"], {"a": "1.2"}), "pass: all 1 required"),
+        (lambda: machine.required(["A_x>=2,<3"], {"a-x": "1.2"}), "fail: A_x is 1.2, <3,>=2 is needed"),
+        (lambda: machine.required(["a", "c"], {"a": "1"}), "fail: c is missing"),
+        (lambda: machine.required(["a>=2.6"], {"a": "2.13.0+cpu"}), "pass"),
+        (lambda: machine.tested("# note\na==1.0\nb==2\n", {"a": "1.0+cpu", "b": "2"}), "pass: 2 libraries"),
+        (lambda: machine.tested("a==1.0  # note\n", {"a": "1.1"}), "warn: .*a 1.1 \\(==1.0\\)"),
     ],
 )
 def test_python_and_libraries_must_have_the_versions_that_are_required_and_tested(finding, expected):
@@ -60,12 +50,12 @@ def test_python_and_libraries_must_have_the_versions_that_are_required_and_teste
 
 
 def test_versions_of_this_environment_are_accepted(make_kit):
-    assert "fail" not in text(versions.check(open_context(startup_kit=make_kit("server"))))
+    assert "fail" not in text(machine.check_versions(open_context(startup_kit=make_kit("server"))))
 
 
 def test_a_package_that_is_not_installed_is_reported(monkeypatch):
-    monkeypatch.setattr(versions, "DISTRIBUTION", "no-such-distribution")
-    assert text(versions.check(open_context())).startswith("fail: no-such-distribution is not installed")
+    monkeypatch.setattr(machine, "DISTRIBUTION", "no-such-distribution")
+    assert text(machine.check_versions(open_context())).startswith("fail: no-such-distribution is not installed")
 
 
 LISTED = [*COMPONENTS]
@@ -91,21 +81,21 @@ def test_the_allow_list_must_have_the_classes_of_the_jobs(role, local, expected,
         (tmp_path / "local").mkdir()
         (tmp_path / "local" / "resources.json").write_text(json.dumps(local))
     context = open_context(startup_kit=make_kit(role, local=local)) if role else open_context(workspace=tmp_path)
-    assert expected in text(allow_list.check(context))
+    assert expected in text(policies.check_allow_list(context))
 
 
 def test_the_job_says_which_classes_are_wanted(make_kit, make_job):
     listed = {"class_allow_list": [name for name in COMPONENTS if "Persistor" not in name]}
     context = open_context(make_job(), startup_kit=make_kit("site", local=listed))
-    assert "may not load fedpeft.flare.persistor.SafetensorsPersistor:" in text(allow_list.check(context))
+    assert "may not load fedpeft.flare.persistor.SafetensorsPersistor:" in text(policies.check_allow_list(context))
 
 
 def test_a_workspace_that_is_not_there_yet_is_no_failure(tmp_path):
-    assert text(allow_list.check(open_context(workspace=tmp_path / "none"))).startswith("warn")
+    assert text(policies.check_allow_list(open_context(workspace=tmp_path / "none"))).startswith("warn")
 
 
 def test_an_administrator_needs_no_allow_list(make_kit):
-    assert not text(allow_list.check(open_context(startup_kit=make_kit("admin", local={}))))
+    assert not text(policies.check_allow_list(open_context(startup_kit=make_kit("admin", local={}))))
 
 
 STREAMER = {"path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer"}
@@ -121,7 +111,7 @@ STREAMER = {"path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreame
     ],
 )
 def test_a_site_whose_log_a_job_may_request_is_warned(local, expected):
-    assert text(allow_list.streaming(local, Path("resources.json"))).startswith(expected)
+    assert text(policies.streaming(local, Path("resources.json"))).startswith(expected)
 
 
 def scoped(privacy="off", **changes):
@@ -152,21 +142,21 @@ def scoped(privacy="off", **changes):
     ],
 )
 def test_the_sites_privacy_file_must_have_the_filters(content, expected, make_kit, monkeypatch):
-    monkeypatch.setattr(privacy, "find_spec", lambda name: object())
+    monkeypatch.setattr(policies, "find_spec", lambda name: object())
     folder = make_kit("site")
     if content is not None:
         (folder / "local" / "privacy.json").write_text(json.dumps(content))
     context = open_context(startup_kit=folder)
     try:
-        shown = text(privacy.check(context))
+        shown = text(policies.check_privacy(context))
     except FedpeftError as error:
         shown = f"fail: {error}"
     assert re.match(expected, shown), shown
 
 
 def test_noise_needs_its_accountant(monkeypatch):
-    monkeypatch.setattr(privacy, "find_spec", lambda name: None)
-    shown = text(privacy.policy(scoped({"clip": 1, "noise": 2}), Path("privacy.json")))
+    monkeypatch.setattr(policies, "find_spec", lambda name: None)
+    shown = text(policies.policy(scoped({"clip": 1, "noise": 2}), Path("privacy.json")))
     assert shown.startswith("fail: privacy.json sets noise, and the privacy accountant is missing")
 
 
@@ -181,27 +171,27 @@ def test_noise_needs_its_accountant(monkeypatch):
 )
 def test_a_certificate_must_be_valid_now_and_for_some_time(begins, ends, expected, make_kit):
     context = open_context(startup_kit=make_kit("site", begins=begins, ends=ends))
-    assert text(clock.check(context)).startswith(expected)
+    assert text(machine.check_clock(context)).startswith(expected)
 
 
 def test_a_certificate_that_is_not_valid_yet_by_this_clock_says_to_set_the_clock(make_kit):
     certificate = open_context(startup_kit=make_kit("server")).kit.certificate
     past = datetime.now(UTC) - timedelta(days=4000)
-    assert "set the clock" in text(clock.validity(certificate, past))
+    assert "set the clock" in text(machine.validity(certificate, past))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no certificate"])
 def test_a_damaged_certificate_is_reported(content, make_kit):
     kit = open_context(startup_kit=make_kit("site")).kit
     kit.certificate.unlink() if content is None else kit.certificate.write_bytes(content)
-    assert "fail" in text(clock.validity(kit.certificate, datetime.now(UTC)))
+    assert "fail" in text(machine.validity(kit.certificate, datetime.now(UTC)))
 
 
 @pytest.mark.parametrize(("said", "expected"), [("yes\n", "pass"), ("no\n", "warn"), ("", ""), (None, "")])
 def test_the_systems_word_on_the_clock(said, expected, monkeypatch):
-    monkeypatch.setattr(clock.shutil, "which", lambda name: None if said is None else f"/bin/{name}")
-    monkeypatch.setattr(clock.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said))
-    assert text(clock.synchronized()).startswith(expected)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None if said is None else f"/bin/{name}")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said))
+    assert text(machine.synchronized()).startswith(expected)
 
 
 def test_data_are_counted_and_never_shown(make_job, tmp_path):
@@ -218,13 +208,13 @@ def test_data_are_counted_and_never_shown(make_job, tmp_path):
     config = json.loads(file.read_text())
     config["executors"][0]["executor"]["args"]["data"] = json.loads(settings)
     file.write_text(json.dumps(config))
-    shown = text(data.check(open_context(folder_of_job, site="slake")))
+    shown = text(data.check_data(open_context(folder_of_job, site="slake")))
     assert shown.startswith("pass: site slake: train 2, validation 1, test 1; 2 answers, 1 test questions")
     assert "all 4 images opened" in shown
     assert "private" not in shown
     assert "secret" not in shown
     (folder / "secret2.png").write_bytes(b"no image")
-    shown = text(data.check(open_context(folder_of_job, site="slake")))
+    shown = text(data.check_data(open_context(folder_of_job, site="slake")))
     assert "1 of 4 images cannot be read" in shown
     assert "secret2.png cannot be decoded" in shown  # its name, at the site
 
@@ -236,14 +226,14 @@ def test_a_test_image_that_training_has_too_is_a_warning_with_the_remedy(make_jo
         examples.append(Example(tmp_path / f"{number}.png", "?", "yes", closed=True, image_id=f"{number}.png"))
     site = SiteData("slake", tuple(examples[:4]), (), tuple(examples[4:]), "made here")
     monkeypatch.setattr(data, "load_data", lambda policy, job: site)
-    shown = text(data.check(open_context(make_job(), site="slake")))
+    shown = text(data.check_data(open_context(make_job(), site="slake")))
     assert "warn: 1 of 2 test images are in a training or validation split as well" in shown
     assert "warn: data.sites.slake.exclude: [0.png]" in shown
 
 
 def test_training_rows_that_a_federated_head_does_not_know_are_a_warning_and_not_shown(make_job):
     job = make_job("method.head=federated", "data.answers=['yes', 'no']")
-    shown = text(data.check(open_context(job, site="slake")))
+    shown = text(data.check_data(open_context(job, site="slake")))
     assert re.search(r"warn: site slake: \d+ left out: their answers are not in the list", shown)
     assert "fail" not in shown
 
@@ -271,7 +261,7 @@ def test_missing_data_are_reported_for_each_site(variable, make_job, monkeypatch
     context = open_context(make_job())
     context.job.client["data"].clear()
     context.job.client["data"]["dataset"] = "slake"
-    shown = text(data.check(context))
+    shown = text(data.check_data(context))
     assert shown.count("fail") == 5
     assert "FEDPEFT_DATA" in shown
 
@@ -279,18 +269,20 @@ def test_missing_data_are_reported_for_each_site(variable, make_job, monkeypatch
 def test_a_relative_data_folder_is_warned_of_where_flare_starts(make_job, make_kit, monkeypatch):
     monkeypatch.setenv("FEDPEFT_DATA", "data")
     job = make_job()
-    assert text(data.check(open_context(job, startup_kit=make_kit("site")))).startswith("warn: FEDPEFT_DATA is 'data'")
-    assert "FEDPEFT_DATA" not in text(data.check(open_context(job, site="slake")))
+    assert text(data.check_data(open_context(job, startup_kit=make_kit("site")))).startswith(
+        "warn: FEDPEFT_DATA is 'data'"
+    )
+    assert "FEDPEFT_DATA" not in text(data.check_data(open_context(job, site="slake")))
 
 
 def test_a_job_must_name_the_site_and_give_server_and_sites_the_same_settings(make_job, make_kit):
     folder = make_job("federation.sites=[vqa-rad]")
-    assert text(job.check(open_context(folder))).startswith("pass")
+    assert text(job.check_job(open_context(folder))).startswith("pass")
     context = open_context(folder, startup_kit=make_kit("site"))
-    assert "site slake is not in federation.sites" in text(job.check(context))
+    assert "site slake is not in federation.sites" in text(job.check_job(context))
     context = open_context(folder)
     context.job.client["training"]["rounds"] = 99
-    assert "training differs between server and sites" in text(job.check(context))
+    assert "training differs between server and sites" in text(job.check_job(context))
 
 
 FIVE = "federation.sites=[slake, vqa-rad, vqa-med-2019, vqa-med-2020, vqa-med-2021]"
@@ -309,7 +301,7 @@ FOUR = "federation.sites=[slake, vqa-rad, vqa-med-2019, vqa-med-2020]"
     ],
 )
 def test_from_five_sites_on_a_robust_average_is_recommended(make_job, overrides, expected):
-    _, *others = job.check(open_context(make_job(*overrides)))
+    _, *others = job.check_job(open_context(make_job(*overrides)))
     found = text(others)
     assert re.match(expected, found) if expected else not found
 
@@ -327,7 +319,7 @@ def test_from_five_sites_on_a_robust_average_is_recommended(make_job, overrides,
     ],
 )
 def test_a_learning_rate_far_from_what_the_backbone_declares_is_a_warning(make_job, overrides, expected):
-    _, *others = job.check(open_context(make_job(*overrides)))
+    _, *others = job.check_job(open_context(make_job(*overrides)))
     found = text(one for one in others if "learning_rate" in one.sentence)
     assert re.match(f"warn: training.learning_{expected}", found) if expected else not found
 
@@ -342,14 +334,14 @@ def test_a_job_that_nobody_would_admit_is_not_examined(make_job):
 @pytest.mark.parametrize("role", ["server", "site"])
 def test_a_kit_checks_jobs_before_flare_reads_them(role, make_kit):
     kit = open_context(startup_kit=make_kit(role)).kit
-    assert text(admission.component({"components": [GUARDS[role]]}, kit)).startswith("pass")
-    assert "append an entry in components" in text(admission.component({}, kit))
+    assert text(policies.component({"components": [GUARDS[role]]}, kit)).startswith("pass")
+    assert "append an entry in components" in text(policies.component({}, kit))
     other = {**GUARDS[role], "path": "nvflare.private.fed.utils.app_deployer.AppDeployer"}
-    assert "replace 'nvflare.private" in text(admission.component({"components": ["text", other]}, kit))
+    assert "replace 'nvflare.private" in text(policies.component({"components": ["text", other]}, kit))
 
 
 def test_the_check_of_jobs_fits_the_installed_flare():
-    assert text(admission.probe()).startswith("pass")
+    assert text(policies.probe()).startswith("pass")
 
 
 @pytest.mark.parametrize("role", ["server", "site", "admin"])
@@ -357,11 +349,11 @@ def test_a_script_of_an_older_kit_that_imports_where_it_is_called_is_named(role,
     context = open_context(startup_kit=make_kit(role))
     script = context.kit.folder / "startup" / "sub_start.sh"
     script.write_text("#!/usr/bin/env bash\nexport PYTHONSAFEPATH=1\npython3 -u -m nvflare\n")
-    assert not text(admission.scripts(context.kit))
+    assert not text(policies.scripts(context.kit))
     script.write_text("#!/usr/bin/env bash\npython3 -u -m nvflare\n")
     assert re.search(
         r"warn: .*sub_start\.sh has Python import from .*: insert `export PYTHONSAFEPATH=1` as its second line",
-        text(next(admission.check(context))),
+        text(next(policies.check_admission(context))),
     )
 
 
@@ -371,9 +363,9 @@ def test_leftovers_of_earlier_jobs_are_named(make_kit):
     config.mkdir(parents=True)
     for name in ("config_fed_client.json", "config_fed_server.json", ".__nvfl_sig.json"):
         (config / name).write_text("{}")
-    assert not text(admission.leftovers(context.kit))
+    assert not text(policies.leftovers(context.kit))
     (config / "resources.conf").write_text("a: 1")
-    assert "resources.conf is left from an earlier job" in text(admission.leftovers(context.kit))
+    assert "resources.conf is left from an earlier job" in text(policies.leftovers(context.kit))
 
 
 @pytest.mark.parametrize(
@@ -440,7 +432,7 @@ def test_backbones_of_several_sites(overrides, expected, make_job, tmp_path):
     (shallow / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 6}))
     sources = f"backbone.sites={{slake: {{source: {shallow}}}, vqa-rad: {{source: {TINY_FOLDER}}}}}"
     context = open_context(make_job("federation.sites=[slake, vqa-rad]", sources, *overrides))
-    assert re.search(expected, text(backbone.check(context)))
+    assert re.search(expected, text(backbone.check_backbone(context)))
     assert largest(context.job.sections, context.sites) == "vqa-rad"
 
 
@@ -531,17 +523,17 @@ def test_a_device_that_is_not_there_is_reported(make_job):
 
 
 def test_a_folder_that_is_full_or_cannot_be_written_to_is_reported(tmp_path, monkeypatch):
-    assert text(disk.writable(tmp_path / "not" / "there", GB)).startswith("pass")
-    assert "free some space" in text(disk.writable(tmp_path, 10**18))
+    assert text(machine.writable(tmp_path / "not" / "there", GB)).startswith("pass")
+    assert "free some space" in text(machine.writable(tmp_path, 10**18))
     (tmp_path / "file").touch()
-    assert "cannot be written to (Not a directory)" in text(disk.writable(tmp_path / "file", 0))
+    assert "cannot be written to (Not a directory)" in text(machine.writable(tmp_path / "file", 0))
 
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(disk.tempfile, "TemporaryFile", refuse)
-    assert text(disk.writable(tmp_path, 0)).startswith("fail: ")
-    assert "cannot be written to (Permission denied)" in text(disk.writable(tmp_path, 0))
+    monkeypatch.setattr(machine.tempfile, "TemporaryFile", refuse)
+    assert text(machine.writable(tmp_path, 0)).startswith("fail: ")
+    assert "cannot be written to (Permission denied)" in text(machine.writable(tmp_path, 0))
 
 
 @pytest.mark.parametrize(
@@ -562,23 +554,23 @@ def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_reported(
     kit, overrides, places, expected, make_job, make_kit, monkeypatch
 ):
     context = open_context(make_job(*overrides), startup_kit=make_kit("site") if kit else None)
-    monkeypatch.setattr("fedpeft.core.python_environment.tempfile.gettempdir", lambda: "/tmp/" + "x" * 110)
-    monkeypatch.setattr("fedpeft.core.python_environment.SHORT_PLACES", places)
-    assert re.match(expected or "$", text(disk.sockets(context)))
+    monkeypatch.setattr("fedpeft.core.processes.tempfile.gettempdir", lambda: "/tmp/" + "x" * 110)
+    monkeypatch.setattr("fedpeft.core.processes.SHORT_PLACES", places)
+    assert re.match(expected or "$", text(machine.sockets(context)))
 
 
 def test_a_servers_store_in_a_temporary_folder_is_warned_of(make_kit, monkeypatch, tmp_path):
     manager = {"id": "job_manager", "args": {"uri_root": str(tmp_path / "store")}}
     context = open_context(startup_kit=make_kit("server", local={"components": [manager, {"id": "other"}, 3]}))
-    assert "which is temporary" in text(disk.check(context))
-    monkeypatch.setattr(disk.tempfile, "gettempdir", lambda: "/somewhere/else")
-    assert "which is temporary" not in text(disk.check(context))
+    assert "which is temporary" in text(machine.check_disk(context))
+    monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: "/somewhere/else")
+    assert "which is temporary" not in text(machine.check_disk(context))
 
 
 def test_a_sites_own_file_is_read_and_what_it_changes_is_said(make_kit):
-    shown = text(site_file.check(open_context(startup_kit=make_kit("site", policy={"most_rounds": 3}))))
+    shown = text(policies.check_site_file(open_context(startup_kit=make_kit("site", policy={"most_rounds": 3}))))
     assert re.fullmatch("pass: .*fedpeft.json can be used; not default: most_rounds.", shown)
-    assert not list(site_file.check(open_context()))
+    assert not list(policies.check_site_file(open_context()))
 
 
 @pytest.mark.parametrize("policy", [None, {"most_rounds": 0}, {"most_roundz": 3}])
@@ -589,12 +581,12 @@ def test_a_site_without_a_usable_file_of_its_own_is_reported(make_kit, policy):
     else:
         context.policy_file.write_text(json.dumps(policy))
     with pytest.raises(FedpeftError, match=r"fedpeft\.json"):
-        list(site_file.check(context))
+        list(policies.check_site_file(context))
 
 
 def test_all_settings_that_the_site_would_refuse_are_reported(make_kit, make_job):
     folder = make_job("data.exclude=[scan]", "schedule.solver=own", "schedule.score_samples=1")
-    findings = list(site_file.check(open_context(folder, startup_kit=make_kit("site"))))
+    findings = list(policies.check_site_file(open_context(folder, startup_kit=make_kit("site"))))
     refused = [finding.sentence.split()[0] for finding in findings if finding.verdict == "fail"]
     assert refused == ["data.exclude", "schedule.score_samples"]
 
@@ -602,24 +594,24 @@ def test_all_settings_that_the_site_would_refuse_are_reported(make_kit, make_job
 def test_a_job_that_trains_too_much_is_reported_before_its_adapter_is_made(make_kit, make_job, small_policy):
     kit = make_kit("site", policy={**small_policy, "most_trained_parameters": 100})
     with pytest.raises(FedpeftError, match=r"^method.settings asks for .* most_trained_parameters is 100"):
-        list(memory.check(open_context(make_job(), startup_kit=kit)))
+        list(memory.check_memory(open_context(make_job(), startup_kit=kit)))
 
 
 def test_a_pattern_of_a_job_is_not_matched_by_the_doctor(make_kit, make_job, small_policy):
     folder = make_job("method.settings.houlsby.target_modules=.*output")
     context = open_context(folder, startup_kit=make_kit("site", policy=small_policy))
-    assert "fail: method.settings has target_modules='.*output'" in text(site_file.check(context))
+    assert "fail: method.settings has target_modules='.*output'" in text(policies.check_site_file(context))
     with pytest.raises(FedpeftError, match="which no job may set at a site"):
-        list(memory.check(context))
+        list(memory.check_memory(context))
 
 
 def test_a_job_that_asks_for_nothing_special_passes(make_kit, make_job):
     assert "this file allows all settings" in text(
-        site_file.check(open_context(make_job(), startup_kit=make_kit("site")))
+        policies.check_site_file(open_context(make_job(), startup_kit=make_kit("site")))
     )
 
 
 def test_data_are_loaded_as_the_site_would(make_kit, make_job, small_policy):
     policy = {**small_policy, "least_train_images": 1000}
     context = open_context(make_job(), startup_kit=make_kit("site", policy=policy))
-    assert "fail: site slake: least_train_images is 1000, these data have" in text(data.check(context))
+    assert "fail: site slake: least_train_images is 1000, these data have" in text(data.check_data(context))

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from kit_samples import Authority, write_kit
 
-from fedpeft.doctor import ports
+from fedpeft.doctor import machine
 from fedpeft.doctor.kit import read_kit
 
 
@@ -66,7 +66,7 @@ def speaking_http(kit):
 
 
 def text(kit):
-    return " | ".join(f"{finding.verdict}: {finding.sentence}" for finding in ports.reachable(kit))
+    return " | ".join(f"{finding.verdict}: {finding.sentence}" for finding in machine.reachable(kit))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def text(kit):
 def test_the_server_answers_where_both_certificates_are_valid(
     serve, scheme, server, client, expected, make_kit, authority, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(ports, "SECONDS_TO_LISTEN", 0.5)
+    monkeypatch.setattr(machine, "SECONDS_TO_LISTEN", 0.5)
     client = dict(client)
     with serve(read_kit(make_kit("server", **server))) as port:
         own = Authority() if client.pop("foreign", False) else authority
@@ -113,7 +113,7 @@ def test_a_server_that_closes_without_a_word_has_refused(scheme, make_kit, tmp_p
     [(0.4, "pass: this clock and"), (-59, "pass"), (90, "warn: this clock is 90 s ahead of"), (-90, "warn: .*behind")],
 )
 def test_a_clock_that_differs_from_the_servers_is_reported_with_the_seconds(seconds, expected):
-    finding = ports.skew(seconds)
+    finding = machine.skew(seconds)
     assert re.match(expected, f"{finding.verdict}: {finding.sentence}")
 
 
@@ -132,8 +132,8 @@ def test_a_kit_without_its_key(make_kit):
 def test_a_server_needs_its_port():
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        assert ports.free(port).verdict == "fail"
-    assert ports.free(port).verdict == "pass"
+        assert machine.free(port).verdict == "fail"
+    assert machine.free(port).verdict == "pass"
 
 
 def test_a_consortium_without_encryption_is_warned_of(make_kit):

@@ -12,7 +12,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.core.state_lock import StateLock
+from fedpeft.core.locks import StateLock
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import from_model, to_model
 from fedpeft.protocol.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply

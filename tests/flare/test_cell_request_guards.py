@@ -11,7 +11,7 @@ from nvflare.fuel.f3.cellnet.net_agent import NetAgent
 
 from fedpeft.flare import admission_components
 from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
-from fedpeft.flare.cell_request_guards import HANDLERS, REFUSED, guard_cell_requests
+from fedpeft.flare.request_guards import HANDLERS, NO_DIAGNOSIS, guard_cell_requests
 
 TOPICS = sorted(value for name, value in vars(net_agent).items() if name.startswith("_TOPIC_"))
 
@@ -39,7 +39,7 @@ def test_no_request_of_the_network_diagnosis_is_answered(topic, handlers):
     request.set_header(MessageHeaderKey.ORIGIN, "south")
     reply = handlers[topic](request)
     assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.INVALID_REQUEST
-    assert reply.get_header(MessageHeaderKey.ERROR) == REFUSED
+    assert reply.get_header(MessageHeaderKey.ERROR) == NO_DIAGNOSIS
     assert reply.payload is None
 
 

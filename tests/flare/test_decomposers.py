@@ -9,7 +9,7 @@ import pytest
 from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.fuel.utils.config_service import ConfigService
 
-from fedpeft.flare.tensors import DECOMPOSERS, SETTING, register_early
+from fedpeft.flare.messages import DECOMPOSERS, SETTING, register_early
 
 START = f"""
 import threading

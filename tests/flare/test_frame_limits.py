@@ -15,8 +15,8 @@ from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.flare import frame_limits
-from fedpeft.flare.frame_limits import FRAME, limit_frames
+from fedpeft.flare import message_limits
+from fedpeft.flare.message_limits import FRAME, limit_frames
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +72,6 @@ async def _read(ws, seen):
 
 
 def test_a_flare_without_the_limit_cannot_start(monkeypatch):
-    monkeypatch.setattr(frame_limits, "_NAME", "NO_SUCH_NAME")
+    monkeypatch.setattr(message_limits, "_NAME", "NO_SUCH_NAME")
     with pytest.raises(FedpeftError, match=r"aio_http_driver\.NO_SUCH_NAME: install the version"):
         limit_frames()

@@ -17,7 +17,7 @@ from nvflare.private.fed.server.server_command_agent import ServerCommandAgent
 from nvflare.private.fed.server.server_commands import ServerCommands
 from nvflare.widgets.fed_event import FedEventHeader, ServerFedEventRunner
 
-from fedpeft.flare.job_request_guards import REFUSED, guard_job_requests
+from fedpeft.flare.request_guards import NOT_FROM_A_SITE, guard_job_requests
 
 JOB = "a-job"
 ORIGINAL = {
@@ -50,7 +50,7 @@ def request(topic, origin, *, through=None):
 
 
 def is_refused(answer):
-    return answer != "done" and answer.get_header(MessageHeaderKey.ERROR) == REFUSED
+    return answer != "done" and answer.get_header(MessageHeaderKey.ERROR) == NOT_FROM_A_SITE
 
 
 OF_A_SITE = {*ServerCommands.client_request_commands_names}

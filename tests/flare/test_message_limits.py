@@ -29,7 +29,7 @@ from fedpeft.flare import message_limits
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.message_limits import limit_messages, take_refusal
 from fedpeft.flare.messages import FIELDS, from_model, to_model
-from fedpeft.protocol.limits import MB, Limit
+from fedpeft.protocol.fields import MB, Limit
 from fedpeft.protocol.types import SCORE, TOO_LARGE, TRAIN, ScoreOrder, TrainOrder, TrainReply
 from fedpeft.server.handshake import SLACK, limit_of_replies
 

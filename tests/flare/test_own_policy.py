@@ -12,7 +12,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedpeft.core.errors import LocalError
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import from_model, to_model
-from fedpeft.flare.own_policy import policy_of, simulated
+from fedpeft.flare.policy import policy_of, simulated
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.protocol.reply_policy import allowed
 from fedpeft.protocol.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply

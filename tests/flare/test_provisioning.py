@@ -13,8 +13,8 @@ from nvflare.lighter.provisioner import Provisioner
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.workspace import resources
-from fedpeft.doctor import admission
-from fedpeft.doctor.finding import PASS
+from fedpeft.doctor import policies
+from fedpeft.doctor.context import PASS
 from fedpeft.doctor.kit import read_kit
 from fedpeft.flare.job_process import RestartingLauncher
 from fedpeft.flare.job_store import JobStore
@@ -72,7 +72,7 @@ def test_every_participant_enforces_the_list_of_classes(kits, name):
 @pytest.mark.parametrize("name", ["server", *SITES])
 def test_every_participant_checks_a_job_before_flare_reads_it(kits, name):
     kit = read_kit(kits / name)
-    assert admission.component(kit.resources(), kit).verdict == PASS
+    assert policies.component(kit.resources(), kit).verdict == PASS
     ids = [entry["id"] for entry in kit.resources()["components"]]
     assert len(ids) == len(set(ids))
 

@@ -10,8 +10,8 @@ from harness import LAYERS, Harness, assigned, introduction, reply, scheduled, s
 from nvflare.apis.fl_constant import FLContextKey
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.state_lock import StateLock, is_in_use
-from fedpeft.flare.state_folder import prune, state_folder
+from fedpeft.core.locks import StateLock, is_in_use
+from fedpeft.flare.folders import prune, state_folder
 from fedpeft.server import checkpoint
 
 PIA = {"aggregation": "pia", "pia": {"gamma": 0.1}}

@@ -19,7 +19,7 @@ from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor, SysInfoProcessor
 
 from fedpeft.flare.provisioning import AUTHORIZATION
-from fedpeft.flare.site_request_guards import DELETED, KEPT, REFUSED, check_job_id, guard_requests
+from fedpeft.flare.request_guards import DELETED, KEPT, NOT_AT_A_SITE, check_job_id, guard_requests
 from fedpeft.job.admission.refusal import AdmissionError
 
 SECRET = "hospital-database-password"
@@ -72,7 +72,7 @@ def ask(tmp_path):
 @pytest.mark.parametrize("command", ["cat {}/startup/client.key", "ls {}/local", "grep -r hospital {}", "pwd"])
 def test_no_command_runs_at_a_site(command, guarded, ask, kit):
     answer = ask(SysCommandTopic.SHELL, command.format(kit))
-    assert REFUSED in answer
+    assert NOT_AT_A_SITE in answer
     assert SECRET not in answer
     assert "fedpeft.json" not in answer
 
@@ -81,7 +81,7 @@ def test_no_command_runs_at_a_site(command, guarded, ask, kit):
     "topic", [SysCommandTopic.REPORT_ENV, SysCommandTopic.SYS_INFO, InfoCollectorTopic.SHOW_ERRORS]
 )
 def test_no_path_no_error_text_and_no_fact_of_the_machine_leaves(topic, guarded, ask):
-    assert REFUSED in ask(topic)
+    assert NOT_AT_A_SITE in ask(topic)
 
 
 @pytest.mark.parametrize("job_id", ["local", "startup", "fedpeft", "../local", "", ".", None])

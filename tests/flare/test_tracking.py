@@ -15,13 +15,12 @@ from nvflare.apis.fl_context import FLContext
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build
+from fedpeft.doctor import content as doctor
 from fedpeft.doctor import open_context
-from fedpeft.doctor import tracking as doctor
 from fedpeft.flare.tracking import start_tracking
-from fedpeft.job import trackers
+from fedpeft.job import federation
 from fedpeft.job.composing import compose, usual_configs, write_job
-from fedpeft.job.federation import FederationSettings
-from fedpeft.job.trackers import TRACKERS, Tracker, reason_of
+from fedpeft.job.federation import TRACKERS, FederationSettings, Tracker, reason_of
 
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT")
 
@@ -114,7 +113,7 @@ def test_a_server_without_address_or_key_begins_no_run(name, variables, expected
 
 @pytest.mark.parametrize("found", [None, SimpleNamespace(origin=None)], ids=["nothing", "a folder of W&B's runs"])
 def test_a_library_that_is_missing_is_named_with_its_extra(found, monkeypatch, tmp_path, fl_ctx):
-    monkeypatch.setattr(trackers, "find_spec", lambda name: found)
+    monkeypatch.setattr(federation, "find_spec", lambda name: found)
     with pytest.raises(
         FedpeftError, match=r"wandb is not installed at the server: pip install 'flare-fedpeft\[wandb\]'"
     ):
@@ -256,10 +255,10 @@ def test_doctor_looks_where_the_server_will_run(setting, uri, expected, environm
     environment(MLFLOW_TRACKING_URI=uri)
     sections = compose(usual_configs(), "fedpia_task1", [f"federation.tracking={setting}"])
     write_job(tmp_path / "job", "job", sections)
-    assert not list(doctor.check(open_context(tmp_path / "job", site="slake")))
+    assert not list(doctor.check_tracking(open_context(tmp_path / "job", site="slake")))
     context = open_context(tmp_path / "job")
     if isinstance(expected, str):
         with pytest.raises(FedpeftError, match=expected):
-            list(doctor.check(context))
+            list(doctor.check_tracking(context))
     else:
-        assert [finding.sentence for finding in doctor.check(context)] == expected
+        assert [finding.sentence for finding in doctor.check_tracking(context)] == expected

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from fedpeft.importance.eigen import gram, principal_eigenvalue
+from fedpeft.importance.lntk import gram, principal_eigenvalue
 from fedpeft.importance.registry import normalized
 
 

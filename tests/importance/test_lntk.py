@@ -7,8 +7,8 @@ from nets import CLASSES, Batch, jacobian, kernel_eigenvalues, layers_of, loss, 
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.importance import adapter_layers, score
-from fedpeft.importance import directions as directions_module
 from fedpeft.importance import jacobian as jacobian_module
+from fedpeft.importance import lntk as directions_module
 from fedpeft.importance import lntk as lntk_module
 
 ADAPTERS = [
@@ -234,7 +234,7 @@ def test_hashed_rows_fit_into_what_may_be_held(monkeypatch):
     model, batch = net(), tokens()
     settings = {"target": "logits", "directions": CLASSES, "normalize": False}
     exact = score(model_fn(model), layers_of(model), [batch], loss, **settings)
-    monkeypatch.setattr(directions_module, "HELD_BYTES", 1)
+    monkeypatch.setattr(directions_module, "MAX_BYTES_OF_DIRECTIONS", 1)
     widths = []
     original = directions_module._Hash.__init__
     monkeypatch.setattr(

@@ -9,7 +9,7 @@ from nets import Batch, jacobian, layers_of, loss, model_fn, net, tokens
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.importance import score
-from fedpeft.importance.synflow import all_ones
+from fedpeft.importance.saliency import all_ones
 
 DATA = tokens(dtype=torch.float64)
 

@@ -16,7 +16,7 @@ from transformers import ViltModel
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.core.errors import FedpeftError
 from fedpeft.inference.examples import of_split
-from fedpeft.inference.export_folder import export
+from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.model import Predictor
 from fedpeft.job.composing import compose

@@ -11,7 +11,7 @@ from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.inference.examples import of_split
-from fedpeft.inference.export_folder import export
+from fedpeft.inference.export import export
 from fedpeft.inference.global_adapter import find_adapter
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.model import Predictor

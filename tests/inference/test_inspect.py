@@ -11,11 +11,11 @@ from undrawn import in_one_form
 from fedpeft.answering.answering import Scored
 from fedpeft.cli import main
 from fedpeft.data.schema import Example
-from fedpeft.inference.export_folder import export
+from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.model import Prediction
-from fedpeft.inference.site_page import feature_map
-from fedpeft.inference.site_page.tables import confusion, recognized
+from fedpeft.inference.site_page import subject as feature_map
+from fedpeft.inference.site_page.page import confusion, recognized
 
 IMAGE = np.zeros((2, 2, 3), dtype=np.uint8)
 
@@ -128,7 +128,7 @@ def test_examples_show_images_only_when_they_are_wanted(inspect):
 
 @pytest.mark.slow
 def test_without_scikit_learn_the_page_says_what_is_missing(inspect, monkeypatch):
-    for module in ("page", "feature_map"):
+    for module in ("page", "subject"):
         monkeypatch.setattr(f"fedpeft.inference.site_page.{module}.has_projection", lambda: False)
     code, printed, _, out = inspect("classes")
     assert code == 0

@@ -6,9 +6,7 @@ from trained_sites import trained
 
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
-from fedpeft.inference.export_place import check_place
-from fedpeft.inference.exported import ANSWERS, HEAD
-from fedpeft.inference.own_place import check_own_place
+from fedpeft.inference.exported import ANSWERS, HEAD, check_own_place, check_place
 from fedpeft.site.site_state import RECORD
 
 

@@ -14,7 +14,7 @@ from fedpeft.cli import main
 from fedpeft.data.images import as_array
 from fedpeft.data.window import Window
 from fedpeft.inference.examples import of_images, of_table, window_at
-from fedpeft.inference.export_folder import export
+from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 
 HUNDREDS = {"center": 500, "width": 1000}

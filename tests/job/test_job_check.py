@@ -7,8 +7,8 @@ import pytest
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.run_names import DATA_VARIABLE
-from fedpeft.job.check import check_sites
 from fedpeft.job.composing import compose
+from fedpeft.job.folder import check_sites
 from fedpeft.run.simulate import simulate
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"

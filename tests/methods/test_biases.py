@@ -10,9 +10,8 @@ import transformers as hf
 from torch import nn
 from transformers.models.layoutlmv2.modeling_layoutlmv2 import LayoutLMv2SelfAttention
 
-from fedpeft.methods.backbone_part import BIAS
-from fedpeft.methods.biases import bias_names
-from fedpeft.site.optimizer import build_optimizer
+from fedpeft.methods.backbone_part import BIAS, bias_names
+from fedpeft.site.loop import build_optimizer
 
 D, M, L = 32, 64, 2  # width, that of the feed-forward block, layers
 SIZE = {"hidden_size": D, "num_hidden_layers": L, "num_attention_heads": 2, "intermediate_size": M}

@@ -9,7 +9,7 @@ from fedpeft import adapters
 from fedpeft.alignment import neurons
 from fedpeft.core.errors import FedpeftError
 from fedpeft.methods import METHODS, TuningMethod
-from fedpeft.methods.lookup import tuning_of
+from fedpeft.methods.adapter_config import tuning_of
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import aggregate
 
@@ -23,8 +23,9 @@ def broken(request, monkeypatch):
     point = EntryPoint(name="mine", value=BROKEN[request.param] or f"{__name__}:NO_NEURONS", group=METHODS.group)
     if request.param == "neurons":
         monkeypatch.setattr(EntryPoint, "load", lambda self: NO_NEURONS)
-    monkeypatch.setattr(METHODS, "_plugins", {"mine": point})
-    monkeypatch.setattr(METHODS, "_skipped", set())
+    for kind in (METHODS, neurons._PLUGINS):
+        monkeypatch.setattr(kind, "_plugins", {"mine": point})
+        monkeypatch.setattr(kind, "_skipped", set())
     neurons._of_plugins.cache_clear()
     yield request.param
     neurons._of_plugins.cache_clear()

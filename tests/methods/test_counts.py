@@ -9,7 +9,7 @@ from peft import get_peft_model
 from transformers import ViltConfig, ViltModel
 
 from fedpeft import adapters
-from fedpeft.methods.adapter_state import adapter_parameters
+from fedpeft.methods.adapters import adapter_parameters
 
 COUNTS = [
     ("houlsby", {}, 1_789_056),

@@ -11,7 +11,7 @@ from fedpeft import adapters, methods
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel
 from fedpeft.backbones.slots import SLOTS, locate
 from fedpeft.core.errors import FedpeftError
-from fedpeft.methods.adapter_state import adapter_parameters
+from fedpeft.methods.adapters import adapter_parameters
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 TEXT = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}

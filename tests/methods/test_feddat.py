@@ -17,7 +17,7 @@ from fedpeft.answering.batches import Batch
 from fedpeft.answering.generation import Generation
 from fedpeft.answering.multilabel import Multilabel
 from fedpeft.answering.ranking import Ranking
-from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, NO_TOKEN
+from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, NO_TOKEN
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.methods import divergences

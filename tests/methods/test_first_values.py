@@ -8,9 +8,8 @@ import torch
 from scipy import stats
 
 from fedpeft import methods
-from fedpeft.answering import heads
-from fedpeft.methods.bottleneck.initialization import key_generator
-from fedpeft.methods.first_values import Bounded, Constant, Normal, Uniform, misfit
+from fedpeft.answering import classification
+from fedpeft.methods.first_values import Bounded, Constant, Normal, Uniform, key_generator, misfit
 
 SIZE = 64, 16
 DISTRIBUTIONS = [Constant(), Constant(0.1), Normal(0.02), Uniform(0.25), Uniform(0.5, known=False)]
@@ -121,6 +120,9 @@ def test_settings_change_how_lora_begins():
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_a_head_begins_as_declared(kind):
-    head = heads.build_head(kind, 16, 8, torch.Generator().manual_seed(0)).state_dict()
-    assert misfit(head, {key: heads.first_values(f"head.{key}", tuple(each.shape)) for key, each in head.items()}) == ""
-    assert heads.first_values("head.0.weight", SIZE) == Normal(heads.INITIAL_STD)
+    head = classification.build_head(kind, 16, 8, torch.Generator().manual_seed(0)).state_dict()
+    assert (
+        misfit(head, {key: classification.first_values(f"head.{key}", tuple(each.shape)) for key, each in head.items()})
+        == ""
+    )
+    assert classification.first_values("head.0.weight", SIZE) == Normal(classification.INITIAL_STD)

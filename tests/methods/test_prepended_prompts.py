@@ -13,7 +13,7 @@ from torch import nn
 
 from fedpeft import methods
 from fedpeft.backbones import BackboneSettings, build
-from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, question_of
+from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, question_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.prepended_prompts import takes_prompts
 

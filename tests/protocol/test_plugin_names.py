@@ -128,7 +128,7 @@ def imported(monkeypatch):
             loaded.append(self)
             raise ImportError("it is broken")
 
-    for kind in REGISTRIES:
+    for kind in (*REGISTRIES, neurons._PLUGINS):
         monkeypatch.setattr(kind, "_plugins", {"research": Noted()})
     monkeypatch.setattr(neurons, "_of_plugins", neurons._of_plugins.__wrapped__)
     return loaded

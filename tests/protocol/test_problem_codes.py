@@ -14,7 +14,7 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.problem_codes import CODES, is_known, sentence
 from fedpeft.protocol.reply_contract import check_introduction
 from fedpeft.protocol.types import Introduction
-from fedpeft.site.failure import Failure
+from fedpeft.site.frames import Failure
 
 SECRET = "hospital-database-password"
 UNKNOWN = "it sent an unknown problem code: install the same fedpeft version everywhere."

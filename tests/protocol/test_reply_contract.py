@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.protocol.empty_replies import empty_reply
 from fedpeft.protocol.reply_contract import check_train_reply
-from fedpeft.protocol.types import METRICS, TASKS, TrainOrder, TrainReply
+from fedpeft.protocol.types import METRICS, TASKS, TrainOrder, TrainReply, empty_reply
 
 SCHEMA = {"layer.0.output.down.weight": [2, 3], "layer.0.output.down.bias": [2]}
 ORDER = TrainOrder(lineage="job-1", round=1, base=0, version=0, layers=None, scored=False, state={})

@@ -10,8 +10,7 @@ from typing import get_args, get_origin, get_type_hints
 import pytest
 from PIL import Image
 
-from fedpeft.alignment.robust_settings import RobustSettings
-from fedpeft.alignment.settings import PIASettings
+from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings, usual_source
 from fedpeft.core.errors import FedpeftError
@@ -22,7 +21,7 @@ from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.site_check import LEAST, MOST, admitted, load_data, refusals
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.site.failure import Failure
+from fedpeft.site.frames import Failure
 from fedpeft.site.learner import Learner
 
 SECTIONS = {

@@ -15,7 +15,7 @@ from serving import serving
 from fedpeft.answering.answering import Scored
 from fedpeft.compare.outcome import Outcome, of_history
 from fedpeft.compare.page import page as comparison_page
-from fedpeft.compare.picture import picture
+from fedpeft.compare.page import picture
 from fedpeft.compare.table import compared
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.schema import Example, SiteData

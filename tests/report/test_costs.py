@@ -7,12 +7,9 @@ import pytest
 from histories import complete, gaps
 from rich.console import Console
 
-from fedpeft.report.costs import aligned, ranks, sent
-from fedpeft.report.history_reader import parse
-from fedpeft.report.json_fields import HistoryError
-from fedpeft.report.markdown import markdown
-from fedpeft.report.tables import all_tables
-from fedpeft.report.terminal import print_tables
+from fedpeft.report.history_reader import HistoryError, parse
+from fedpeft.report.outputs import markdown, print_tables
+from fedpeft.report.tables import aligned, all_tables, ranks, sent
 from fedpeft.report.wording import moved_places
 
 

@@ -9,8 +9,8 @@ from histories import record, write
 from PIL import Image
 
 from fedpeft.report import render
-from fedpeft.report.front_plot import EXACT, fronts_figure, fronts_of
 from fedpeft.report.history_reader import parse
+from fedpeft.report.pictures import EXACT, fronts_figure, fronts_of
 from fedpeft.report.plots import png
 from fedpeft.scheduling import choose, names_with_front, schedule
 

@@ -6,8 +6,7 @@ import json
 import pytest
 from histories import FIVE, gaps, record, write
 
-from fedpeft.report.history_reader import parse, read
-from fedpeft.report.json_fields import HistoryError
+from fedpeft.report.history_reader import HistoryError, parse, read
 
 
 def test_folder_and_file_read_the_same(tmp_path):

@@ -9,8 +9,8 @@ from PIL import Image
 
 from fedpeft import cli
 from fedpeft.data import Example, SiteData
-from fedpeft.report import label_picture
-from fedpeft.report.label_picture import AT_HOME, MOST_LABELS, NO_LABEL, label_counts
+from fedpeft.report import data_summary
+from fedpeft.report.data_summary import AT_HOME, MOST_LABELS, NO_LABEL, label_counts
 from fedpeft.report.palette import LIGHT
 
 PIXELS = np.zeros((2, 2, 3), np.uint8)
@@ -33,7 +33,7 @@ SITES = [
 
 
 def drawn(sites, *, procedural=False):
-    return label_picture._figure("job$a$", sites, LIGHT, procedural=procedural)
+    return data_summary._figure("job$a$", sites, LIGHT, procedural=procedural)
 
 
 def texts(figure):

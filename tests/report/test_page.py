@@ -11,8 +11,7 @@ from histories import PROCEDURAL, gaps, record
 from fedpeft.report.history_reader import parse
 from fedpeft.report.page import page
 from fedpeft.report.page_parts import Picture, laid_out
-from fedpeft.report.table import Table
-from fedpeft.report.tables import all_tables
+from fedpeft.report.tables import Table, all_tables
 
 NASTY = (
     "<script>alert(1)</script>",

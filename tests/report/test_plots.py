@@ -12,9 +12,8 @@ from histories import FIVE, PROCEDURAL, complete, gaps, record
 from PIL import Image
 
 from fedpeft.report.history_reader import parse
-from fedpeft.report.labels import shorten, spread
 from fedpeft.report.page import page
-from fedpeft.report.palette import COLORS, DISTINCT
+from fedpeft.report.palette import COLORS, DISTINCT, shorten, spread
 from fedpeft.report.pictures import draw_pictures, picture_files
 from fedpeft.report.plots import convergence, png
 from fedpeft.report.wording import caption

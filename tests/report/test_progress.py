@@ -7,11 +7,10 @@ import os
 
 import pytest
 
-from fedpeft.core import state_lock
+from fedpeft.core import locks
 from fedpeft.core.console import Console
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.state_lock import StateLock
-from fedpeft.core.workspace_lock import held
+from fedpeft.core.locks import StateLock, held
 from fedpeft.report.status import Progress, read_progress, run_folder
 from fedpeft.report.status.show import show
 
@@ -185,5 +184,5 @@ def test_a_run_that_ends_between_two_looks_is_not_called_cut_off(tmp_path, monke
         write(run, manifest={"status": "completed"})
         return False
 
-    monkeypatch.setattr(state_lock, "is_held", ends)
+    monkeypatch.setattr(locks, "is_held", ends)
     assert read_progress(run).state == "completed"

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.report import render, show
-from fedpeft.report.json_fields import HistoryError
+from fedpeft.report.history_reader import HistoryError
 
 
 @pytest.mark.slow

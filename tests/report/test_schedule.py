@@ -12,8 +12,7 @@ from PIL import Image
 from rich.console import Console
 
 from fedpeft.report import render, show
-from fedpeft.report.history_reader import parse
-from fedpeft.report.json_fields import HistoryError
+from fedpeft.report.history_reader import HistoryError, parse
 from fedpeft.report.plots import png
 from fedpeft.report.schedule_plot import layer_use, schedule_figure, shown_rounds
 from fedpeft.report.tables import trained_layers

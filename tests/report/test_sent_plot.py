@@ -6,7 +6,7 @@ import pytest
 from histories import record
 
 from fedpeft.report.history_reader import parse
-from fedpeft.report.sent_plot import sent_figure, sent_so_far, was_counted
+from fedpeft.report.pictures import sent_figure, sent_so_far, was_counted
 
 BYTES = {"a": 1_000_000, "b": 2_000_000}
 
@@ -56,8 +56,7 @@ def test_there_is_no_picture_where_nobody_counted_or_nothing_was_sent(sent):
 
 
 def test_a_line_that_ends_before_another_reaches_its_label_dotted():
-    from fedpeft.report.labels import end_labels
-    from fedpeft.report.palette import LIGHT
+    from fedpeft.report.palette import LIGHT, end_labels
 
     history = parsed(made())
     late = {label.text.split()[0]: label.late for label in end_labels(history, LIGHT, sent_so_far(history))}

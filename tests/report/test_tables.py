@@ -12,13 +12,11 @@ from rich.console import Console
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.report.history_reader import parse
-from fedpeft.report.markdown import markdown
+from fedpeft.report.outputs import markdown, print_tables, tidy_csv
 from fedpeft.report.page import page
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.series import means, series
 from fedpeft.report.tables import all_tables, best_round, by_round, last_round
-from fedpeft.report.terminal import print_tables
-from fedpeft.report.tidy_csv import tidy_csv
 
 METRICS = ("overall", "open", "closed")
 NO_BETTER = "slake: no better than its best constant answer for 3 rounds: set another training.learning_rate"

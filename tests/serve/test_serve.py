@@ -13,11 +13,11 @@ from serving import serving
 
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.workspace_lock import held
+from fedpeft.core.locks import held
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.pictures import Pictures
 from fedpeft.report.status.progress import SIMULATED
-from fedpeft.serve import comparisons
+from fedpeft.serve import pages
 from fedpeft.serve import workspace_pages as module
 from fedpeft.serve.runs import find_runs
 from fedpeft.serve.server import BUSY, Server
@@ -288,7 +288,7 @@ def completed(folder, *, method="FedPIA", seed=0, **changed):
 @pytest.fixture
 def compare_page(workspace, server, monkeypatch):
     """Function: the page that the list of runs links to, if it links to one; its picture is not drawn."""
-    monkeypatch.setattr(comparisons, "picture", lambda _: Picture(light=b"", dark=b""))
+    monkeypatch.setattr(pages, "picture", lambda _: Picture(light=b"", dark=b""))
 
     def read():
         links = re.findall(r'href="(/compare/[0-9a-f]{16})"', get(server)[2])

@@ -6,7 +6,7 @@ import pytest
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
-from fedpeft.server.early_stop import best_before_end, median_figures
+from fedpeft.server.planner import best_before_end, median_figures
 from fedpeft.server.run_recorder import RunRecorder
 from fedpeft.site.learner import Learner
 

@@ -13,8 +13,7 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server import checkpoint
 from fedpeft.server.update_check import UpdateCheck
-from fedpeft.site.lr_schedule import learning_in_round
-from fedpeft.site.optimizer import NORMALIZES, build_optimizer
+from fedpeft.site.loop import NORMALIZES, build_optimizer, learning_in_round
 
 KEY = "layer.0.output.down.weight"
 RATE, STEPS, SAMPLES = 0.01, 4, 64  # with batches of 16

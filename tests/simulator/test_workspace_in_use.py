@@ -22,7 +22,7 @@ SIMULATE = [sys.executable, "-P", "-m", "fedpeft.cli", "simulate"]
 OWN_SCRIPTS = ("random", "types", "json", "statistics", "select")  # called like modules of Python
 HOLD = """
 import pathlib, sys
-from fedpeft.core.workspace_lock import held
+from fedpeft.core.locks import held
 with held(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedpeft.alignment.settings import LEAST_BY_AGREEMENT as LEAST
-from fedpeft.site.agreement import ENOUGH, agreement, next_agreement, share_of
+from fedpeft.site.client_round import ENOUGH, agreement, next_agreement, share_of
 from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import SiteState
 from fedpeft.core.errors import FedpeftError
@@ -87,7 +87,7 @@ def learners(sections, folder):
 
 
 def test_sites_that_agree_are_averaged_as_by_fedavg(sections, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedpeft.site.agreement.ENOUGH", -1.0)
+    monkeypatch.setattr("fedpeft.site.client_round.ENOUGH", -1.0)
     rounds = "training.rounds=3"
     *_, ours = federate(learners(sections(*AGREEMENT, rounds), tmp_path / "ours"))
     *_, fedavg = federate(learners(sections("method.aggregation=fedavg", rounds), tmp_path / "fedavg"))
@@ -96,7 +96,7 @@ def test_sites_that_agree_are_averaged_as_by_fedavg(sections, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_sites_that_do_not_keep_a_part_of_their_own_and_resume_to_the_bit(sections, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedpeft.site.agreement.ENOUGH", 1.0)
+    monkeypatch.setattr("fedpeft.site.client_round.ENOUGH", 1.0)
     chosen = sections(*AGREEMENT, "training.rounds=3")
     _, second, third = federate(learners(chosen, tmp_path / "a"))
     *_, fedavg = federate(learners(sections("method.aggregation=fedavg", "training.rounds=3"), tmp_path / "b"))

@@ -9,7 +9,7 @@ from fedpeft.alignment.client_pia import align_global, start_merged
 from fedpeft.alignment.settings import SHARES
 from fedpeft.site import client_round
 from fedpeft.site.learner import Learner
-from fedpeft.site.merge_choice import accepted_global, chosen_share
+from fedpeft.site.client_round import accepted_global, chosen_share
 from fedpeft.site.site_batches import SiteBatches
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate

@@ -12,7 +12,7 @@ import pytest
 
 from fedpeft.site import fork_server
 from fedpeft.site.fork_server import ADDRESS, IMPORTED
-from fedpeft.site.forked_process import ForkedProcess, start_python
+from fedpeft.site.connection import ForkedProcess, start_python
 
 MODULE = """
 import json, os, sys, pathlib
@@ -25,7 +25,7 @@ WAITING = "import os, sys, threading; os.write(int(sys.argv[1]), b'here'); threa
 OWNER = """
 import os, sys
 from fedpeft.site import fork_server
-from fedpeft.site.forked_process import start_python
+from fedpeft.site.connection import start_python
 {start}
 read, write = os.pipe()
 child = start_python("waiting", write)

@@ -8,7 +8,7 @@ from small_models import bert, blip2, gpt2, granite, llava, paligemma, qwen_vl
 
 from fedpeft import methods
 from fedpeft.backbones import BackboneSettings, build, skeleton
-from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK
+from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK
 from fedpeft import answering
 from fedpeft.site.learner import Learner
 from fedpeft.data.answers import AnswerVocabulary

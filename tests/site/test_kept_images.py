@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedpeft.site.kept_images import KeptImages
-from fedpeft.data.errors import DataError
+from fedpeft.site.site_batches import KeptImages
+from fedpeft.core.errors import DataError
 from fedpeft.core.errors import FedpeftError
 from fedpeft.answering.training_settings import TrainingSettings
 

@@ -10,7 +10,7 @@ import pytest
 from fedpeft.site.kept_state import GIB, claim, make_room
 from fedpeft.core.errors import LocalError
 from fedpeft.core.files import set_aside
-from fedpeft.core.state_lock import StateLock
+from fedpeft.core.locks import StateLock
 
 SETTINGS = {"method": {"adapter": "houlsby"}, "training": {"rounds": 5}, "schedule": {"budget_range": (1, 2)}}
 OTHER = {**SETTINGS, "training": {"rounds": 6}}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from fedpeft.site.lr_schedule import rate_factor
+from fedpeft.site.loop import rate_factor
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 
 import pytest
 
-from fedpeft.site.memory_limit import GIB
+from fedpeft.site.training_process import GIB
 
 ASK = """
 import torch
-from fedpeft.site.memory_limit import limit_memory
-from fedpeft.site.failure import Failure
+from fedpeft.site.training_process import limit_memory
+from fedpeft.site.frames import Failure
 limit_memory(2.0)
 small = torch.zeros({small})
 try:

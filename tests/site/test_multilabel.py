@@ -14,8 +14,8 @@ from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
-from fedpeft.data.errors import DataError
-from fedpeft.data.pool import pooled
+from fedpeft.core.errors import DataError
+from fedpeft.data.sharing import pooled
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.settings import MethodSettings

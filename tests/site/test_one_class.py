@@ -9,7 +9,7 @@ import pytest
 from layouts import picture
 
 from fedpeft.site.learner import Learner
-from fedpeft.data.baseline import baseline
+from fedpeft.data.remarks import baseline
 
 SPLITS = ("train", "train", "train", "validation", "test", "test")
 QUESTIONS = "image,split,question,answer"

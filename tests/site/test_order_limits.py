@@ -3,7 +3,7 @@
 
 import pytest
 
-from fedpeft.site.order_limits import REPEATS, check_order, note_order
+from fedpeft.site.orders import REPEATS, check_order, note_order
 from fedpeft.core.errors import FedpeftError
 from fedpeft.protocol.types import Hello, ScoreOrder, TrainOrder
 from fedpeft.job.site_job import SiteJob

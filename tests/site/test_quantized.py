@@ -23,7 +23,7 @@ from fedpeft.site import compiled, computing, quantized
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
 from fedpeft.core.errors import FedpeftError
-from fedpeft.inference.export_folder import export
+from fedpeft.inference.export import export
 from fedpeft.inference.examples import of_split
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.model import Predictor

@@ -9,7 +9,7 @@ from small_albef import Reference, albef_folder, albef_tensors, pfeiffer_adapter
 
 from fedpeft import methods
 from fedpeft.backbones import BackboneSettings, build, skeleton
-from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK
+from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK
 from fedpeft import answering
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import mean_loss, parts_of

@@ -18,7 +18,7 @@ from fedpeft.core.states import digest
 from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.controller import FederationController
 from fedpeft.flare.messages import from_model, to_model
-from fedpeft.methods.bottleneck.initialization import normal
+from fedpeft.methods.first_values import normal
 from fedpeft.protocol.types import (
     HELLO,
     METRICS,

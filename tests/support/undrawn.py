@@ -5,10 +5,10 @@ from importlib import import_module
 
 UNDRAWN = "FEDPEFT_TESTS_UNDRAWN"  # environment variable: what the warm server starts draws nothing
 FIGURES = {
-    "plots": "convergence",
-    "sent_plot": "sent_figure",
-    "schedule_plot": "schedule_figure",
-    "front_plot": "fronts_figure",
+    "convergence": "plots",
+    "sent_figure": "pictures",
+    "schedule_figure": "schedule_plot",
+    "fronts_figure": "pictures",
 }
 
 
@@ -18,7 +18,7 @@ def leave_pictures_out(replace=setattr) -> None:
     Args:
         replace: called with module, name and what stands there instead; pytest's `monkeypatch.setattr`, or for good.
     """
-    for part, figure in FIGURES.items():
+    for figure, part in FIGURES.items():
         replace(import_module(f"fedpeft.report.{part}"), figure, lambda history, **look: None)
     replace(import_module("fedpeft.report.plots"), "png", lambda figure, history: b"a picture")
 

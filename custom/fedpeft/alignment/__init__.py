@@ -30,7 +30,7 @@ from fedpeft.core import lazy
 # torch and scipy cost seconds: a name is imported when it is first used
 _HOME = {
     "PIASettings": "settings",
-    "RobustSettings": "robust_settings",
+    "RobustSettings": "settings",
     "cost_matrix": "transport",
     "transport_plan": "transport",
     "Bottleneck": "neurons",

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
-from fedpeft.alignment.settings import PIASettings
+from fedpeft.alignment.settings import MEDIAN, PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import computable
 
@@ -82,3 +83,124 @@ def _normalized(weights: Sequence[float]) -> list[float]:
     if not math.isfinite(total):
         return _normalized([weight / max(weights) for weight in weights])
     return [weight / total for weight in weights]
+
+
+ITERATIONS, TOLERANCE = 200, 1e-10
+
+
+def average(
+    tables: Sequence[Mapping[str, Tensor]],
+    names: Iterable[str],
+    weights: Sequence[float],
+    settings: RobustSettings,
+) -> dict[str, Tensor]:
+    """Return the weighted mean of several tables of tensors, or their robust average, which uses no weights."""
+    if settings.weighs:
+        return {name: weighted_mean((table[name] for table in tables), weights) for name in names}
+    return robust_mean(tables, names, settings)
+
+
+def robust_mean(
+    tables: Sequence[Mapping[str, Tensor]], names: Iterable[str], settings: RobustSettings
+) -> dict[str, Tensor]:
+    """Return the robust average of several sites' tensors; all tensors of a site are treated as one vector.
+
+    Args:
+        tables: K >= 1, with equal shapes.
+        names: which tensors.
+        settings: `average` and `attackers` are used.
+
+    Returns:
+        name -> tensor, in float32 (float64 for float64 tensors).
+    """
+    names = list(names)
+    rows = torch.stack([torch.cat([computable(table[name]).flatten() for name in names]) for table in tables])  # (K, D)
+    parts = robust_row(rows, settings).split([tables[0][name].numel() for name in names])
+    return {name: part.reshape(tables[0][name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def robust_row(rows: Tensor, settings: RobustSettings) -> Tensor:
+    """Return the robust average (D,) of rows (K, D); their median if K is too small for the rule."""
+    count, attackers = len(rows), settings.attackers
+    rule, least = RULES[settings.average]
+    return (rule if count >= least(attackers) else _median)(rows, attackers)
+
+
+def nearest(
+    tables: Sequence[Mapping[str, Tensor]], center: Mapping[str, Tensor], names: Iterable[str]
+) -> Mapping[str, Tensor]:
+    """Return the table nearest to another in the named tensors, in the Frobenius norm; the first of several."""
+    names = list(names)
+
+    def gap(table: Mapping[str, Tensor]) -> float:
+        return sum(float((table[name].double() - center[name].double()).square().sum()) for name in names)
+
+    return min(tables, key=gap)
+
+
+def _median(rows: Tensor, _: int) -> Tensor:
+    """Return the median of each coordinate; of an even number the mean of the middle two."""
+    ordered, middle = rows.sort(dim=0).values, len(rows) // 2
+    return ordered[middle].clone() if len(rows) % 2 else ordered[middle - 1] / 2 + ordered[middle] / 2
+
+
+def _trimmed_mean(rows: Tensor, attackers: int) -> Tensor:
+    """Return the mean of each coordinate without the f largest and the f smallest."""
+    return rows.sort(dim=0).values[attackers : len(rows) - attackers].mean(dim=0)
+
+
+def _krum(rows: Tensor, attackers: int) -> Tensor:
+    """Return the row with the smallest sum of squared distances to its K - f - 2 nearest others."""
+    return rows[_krum_order(rows, attackers)[0]].clone()
+
+
+def _multi_krum(rows: Tensor, attackers: int) -> Tensor:
+    """Return the mean of the K - f rows that Krum ranks first."""
+    kept = sorted(_krum_order(rows, attackers)[: len(rows) - attackers])
+    return rows[kept].mean(dim=0)
+
+
+def _krum_order(rows: Tensor, attackers: int) -> list[int]:
+    squared = torch.stack([(rows - row).double().square().sum(dim=1) for row in rows])  # (K, K)
+    squared.fill_diagonal_(torch.inf)
+    scores = squared.sort(dim=1).values[:, : len(rows) - attackers - 2].sum(dim=1)
+    return scores.argsort(stable=True).tolist()
+
+
+def _geometric_median(rows: Tensor, _: int) -> Tensor:
+    """Return the point with the smallest sum of distances to all rows, by Weiszfeld's iteration from their median.
+
+    Where the point is one of the rows, its own distance of 0 would keep it there. It stays only where the others pull
+    less than the rows at that place hold; else it moves as far as their pull exceeds that.
+
+    Source: Vardi and Zhang 2000, The multivariate L1-median and associated data depth.
+    """
+    exact = rows.double()
+    point = _median(exact, 0)
+    smallest = TOLERANCE * float(torch.linalg.vector_norm(exact - point, dim=1).median())
+    for _ in range(ITERATIONS):
+        distances = torch.linalg.vector_norm(exact - point, dim=1)
+        away = distances > smallest
+        weights = torch.where(away, 1 / distances, 0.0)
+        held = len(rows) - int(away.sum())
+        if held == len(rows):
+            break
+        moved = (weights / weights.sum()) @ exact
+        if held:
+            pull = float(torch.linalg.vector_norm(weights @ (exact - point)))
+            moved = torch.lerp(moved, point, min(1.0, held / pull) if pull else 1.0)
+        step = float(torch.linalg.vector_norm(moved - point))
+        point = moved
+        if step <= smallest:
+            break
+    return point.to(rows.dtype)
+
+
+# name -> (function of rows and number of attackers, least number of rows for that number of attackers)
+RULES = {
+    MEDIAN: (_median, lambda attackers: 1),
+    "trimmed_mean": (_trimmed_mean, lambda attackers: 2 * attackers + 1),
+    "krum": (_krum, lambda attackers: 2 * attackers + 3),
+    "multi_krum": (_multi_krum, lambda attackers: 2 * attackers + 3),
+    "geometric_median": (_geometric_median, lambda attackers: 1),
+}

@@ -55,7 +55,7 @@ def check_round(
 def check_tensors(state: State, owner: str, *, check_keys: bool = True) -> None:
     """Refuse values that are not finite floating-point tensors, and wrong keys.
 
-    Without a schema (that is `fedpeft.core.state_schema`): widths may differ between sites, and whoever calls this from
+    Without a schema (that is `fedpeft.core.states`): widths may differ between sites, and whoever calls this from
     a notebook has announced nothing.
 
     Args:

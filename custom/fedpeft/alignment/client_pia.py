@@ -22,8 +22,7 @@ from torch import Tensor
 from fedpeft.alignment.averaging import weighted_mean
 from fedpeft.alignment.checks import GLOBAL, check_alike, check_tensors
 from fedpeft.alignment.neurons import Neurons, Tensors, neurons_of
-from fedpeft.alignment.permutation import align_adapter
-from fedpeft.alignment.report import Figures, report_of
+from fedpeft.alignment.permutation import Figures, align_adapter, report_of
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place

@@ -15,7 +15,7 @@ to the nearest one of one site. If then no site's neuron i is further than A_i f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +24,144 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedpeft.alignment.averaging import weighted_mean
-from fedpeft.alignment.order_search import problem_of, search
+from fedpeft.alignment.neurons import Neurons, Tensors
+from fedpeft.alignment.permutation import Aligned, reordered
+from fedpeft.alignment.settings import PIASettings
 from fedpeft.core.errors import FedpeftError
+
+ROUNDING = 1e-6  # of the sites' mean squared length: what float32 leaves uncertain in that of their mean
+AS_THEY_STAND = -1  # the start at the mean
+MOST_STARTS = 16  # sites that serve as a start, so that the time grows with the number of sites and not its square
+PROMISING = 3  # starts that go on after the first pass; more of them rarely found better orders
+
+
+class Problem(NamedTuple):
+    """Neurons of several sites that are to be matched; `problem_of` makes it.
+
+    Args:
+        supports: of K sites with n neurons each, (K, n, f).
+        weights: of the sites, with the sum 1.
+        ranking: the sites, in the order in which they are matched and serve as a start; of equally good results the
+            first counts.
+        own: inner products of each site's neurons with each other, (K, n, n).
+        least: a smaller gain counts as rounding, and a site keeps its order.
+    """
+
+    supports: Tensor
+    weights: Sequence[float]
+    ranking: Sequence[int]
+    own: Tensor
+    least: float
+
+
+class Found(NamedTuple):
+    """Orders, and the way there.
+
+    Args:
+        orders: which neuron of each site takes each index, (K, n).
+        lengths: squared length of the mean, at the start and after each pass.
+        start: the site that all were matched to first, or `AS_THEY_STAND`.
+    """
+
+    orders: np.ndarray
+    lengths: list[float]
+    start: int
+
+
+def problem_of(supports: Tensor, weights: Sequence[float], ranking: Sequence[int]) -> Problem:
+    """Return the problem of matching these sites; arguments as in `Problem`."""
+    own = torch.bmm(supports, supports.mT)
+    squared = own.diagonal(dim1=1, dim2=2).sum(dim=1).tolist()
+    return Problem(
+        supports, weights, ranking, own, ROUNDING * sum(w * s for w, s in zip(weights, squared, strict=True))
+    )
+
+
+def search(problem: Problem, passes: int) -> Found:
+    """Return the best orders: one pass from every start, then the most promising of them to the end.
+
+    Args:
+        problem: see `problem_of`.
+        passes: over all sites, from each start; at least 1.
+    """
+    first = problem.ranking[0]
+    starts = _different(_starts(problem), first)
+    tried = [climb(problem, orders, 1, start) for start, orders in starts]
+    tried.sort(key=lambda climbed: -climbed.lengths[-1])
+    promising = _different(((k, climbed.orders) for k, climbed in enumerate(tried)), first)
+    best = tried[0]
+    for k, orders in promising[:PROMISING]:
+        climbed = climb(problem, orders, passes - 1, tried[k].start)
+        if climbed.lengths[-1] > best.lengths[-1] + problem.least:
+            best = climbed._replace(lengths=tried[k].lengths[:1] + climbed.lengths)
+    return best
+
+
+def climb(problem: Problem, orders: np.ndarray, passes: int, start: int = AS_THEY_STAND) -> Found:
+    """Match one site after the other to the mean of the others, until none moves or the passes are used up.
+
+    Args:
+        problem: see `problem_of`.
+        orders: where to start, (K, n).
+        passes: over all sites.
+        start: for the result.
+    """
+    supports, weights, ranking, own, least = problem
+    orders = orders.copy()
+    indices = np.arange(orders.shape[1])
+    mean = _mean(problem, orders)
+    lengths = [_squared(mean)]
+    unmoved = 0  # sites in a row
+    for _ in range(passes):
+        for k in ranking:
+            present = torch.from_numpy(orders[k])
+            of_itself = own[k].index_select(1, present)  # part of the mean that would hold the site to its order
+            match = torch.addmm(of_itself, supports[k], mean.T, beta=-weights[k]).numpy()
+            order = linear_sum_assignment(match.T, maximize=True)[1]
+            gain = 2 * weights[k] * float((match[order, indices] - match[orders[k], indices]).sum(dtype=np.float64))
+            unmoved += 1
+            if gain > least:
+                mean.add_(supports[k].index_select(0, torch.from_numpy(order)), alpha=weights[k])
+                mean.sub_(supports[k].index_select(0, present), alpha=weights[k])
+                orders[k], unmoved = order, 0
+            if unmoved == len(ranking):
+                break
+        lengths.append(_squared(mean))
+        if unmoved == len(ranking):
+            break
+    return Found(orders, lengths, start)
+
+
+def _mean(problem: Problem, orders: np.ndarray) -> Tensor:
+    ordered = torch.stack([x[torch.from_numpy(o)] for x, o in zip(problem.supports, orders, strict=True)])
+    shares = torch.tensor(problem.weights, dtype=ordered.dtype)
+    return torch.mv(ordered.flatten(1).T, shares).view_as(ordered[0])
+
+
+def _squared(mean: Tensor) -> float:
+    return float(mean.square().sum(dtype=torch.float64))
+
+
+def _starts(problem: Problem) -> Iterator[tuple[int, np.ndarray]]:
+    supports, ranking = problem.supports, problem.ranking
+    sites, width, _ = supports.shape
+    yield AS_THEY_STAND, np.tile(np.arange(width), (sites, 1))
+    matches = {(site, site): np.arange(width) for site in ranking}
+    for site in ranking[:MOST_STARTS]:
+        for other in ranking:
+            if (site, other) not in matches:
+                match = linear_sum_assignment((supports[site] @ supports[other].T).numpy(), maximize=True)[1]
+                matches[site, other], matches[other, site] = match, np.argsort(match)
+        yield site, np.stack([matches[site, other] for other in range(sites)])
+
+
+def _different(candidates: Iterable[tuple[int, np.ndarray]], site: int) -> list[tuple[int, np.ndarray]]:
+    """Return the first of those orders that differ only in a relabeling of all sites alike, which changes nothing."""
+    different: dict[bytes, tuple[int, np.ndarray]] = {}
+    for number, orders in candidates:
+        different.setdefault(orders[:, np.argsort(orders[site])].tobytes(), (number, orders))
+    return list(different.values())
+
 
 COORDINATES = 64  # the first of each support, enough to propose an order whose proof uses all of them
 SLACK = 4e-3  # of the longest neuron of the mean: what float32 leaves uncertain in a distance near 0
@@ -149,3 +285,40 @@ def _most_in_place(orders: np.ndarray, weights: Sequence[float], hub: int) -> np
     shares[hub * width : (hub + 1) * width] += TIE
     staying = np.bincount((width * orders + stays).ravel(), shares, width * width)  # (index, label)
     return linear_sum_assignment(staying.reshape(width, width), maximize=True)[1]
+
+
+@torch.no_grad()
+def align_jointly(
+    clients: Mapping[str, Tensors], weights: Sequence[float], neurons: Neurons, settings: PIASettings
+) -> dict[str, Aligned]:
+    """Put the neurons of all adapters in one order, comparing them by their incoming weights.
+
+    Args:
+        clients: owner -> its adapter, all of one width: tensor name -> tensor.
+        weights: of the adapters in their mean, with the sum 1.
+        neurons: where the neurons lie.
+        settings: `passes` and `margin` are used.
+
+    Returns:
+        Owner -> its adapter in the common order; the figures measure distances to the mean of all.
+    """
+    supports = [neurons.hidden_support(tensors) for tensors in clients.values()]
+    best = common_order(supports, weights, settings.passes)
+    moves = (best.orders != torch.arange(best.orders.shape[1], device=best.orders.device)).sum(dim=1).tolist()
+    unmoved = in_order(supports, weights) if settings.margin and any(moves) else None
+    held = unmoved is not None and best.spread(weights) >= (1 - settings.margin) * unmoved.spread(weights)
+    chosen = unmoved if held else best
+    aligned = {}
+    for k, (owner, tensors) in enumerate(clients.items()):
+        moved = 0 if held else moves[k]
+        placed = reordered(tensors, neurons, best.orders[k]) if moved else tensors
+        after = float(chosen.distances[k].mean())
+        aligned[owner] = Aligned(
+            tensors={name: tensor for name, tensor in placed.items() if name not in neurons.shared},
+            changed=tuple(name for name in tensors if name in neurons.incoming or name in neurons.outgoing),
+            before=float(torch.linalg.vector_norm(supports[k] - chosen.mean, dim=1).mean()) if moved else after,
+            after=after,
+            moved=moved / len(chosen.mean),
+            held=held and moves[k] > 0,
+        )
+    return aligned

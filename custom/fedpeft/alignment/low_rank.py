@@ -17,14 +17,13 @@ from torch.nn import functional
 
 from fedpeft.alignment.averaging import fedavg_weights, weighted_mean
 from fedpeft.alignment.checks import check_round
-from fedpeft.alignment.factors import FACTORS, Pair, lora_pairs, product_pairs
+from fedpeft.alignment.factors import FACTORS, MOST_RANKS, Pair, factor_places, lora_pairs, product_pairs
 from fedpeft.alignment.integration import integrate_owned
-from fedpeft.alignment.report import Figures, report_of
-from fedpeft.alignment.robust_settings import RobustSettings
-from fedpeft.alignment.settings import PIASettings
+from fedpeft.alignment.permutation import Figures, report_of
+from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
-from fedpeft.core.states import State
+from fedpeft.core.states import State, computable
 
 
 def integrate_products(
@@ -219,3 +218,52 @@ def _mean_rows(downs: Sequence[Tensor], weights: Sequence[float], rank: int, bef
         parts.append(rows.to(downs[0].dtype))
         start = end
     return torch.cat([*parts, before[start:].to(parts[0])] if start < rank else parts)[:rank]
+
+
+def stack_products(
+    states: Sequence[State],
+    counts: Sequence[float],
+    settings: PIASettings | None = None,
+    *,
+    sites: Sequence[str] | None = None,
+    previous: State | None = None,
+    robust: RobustSettings | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the factors of the rounds before and, behind them, those of this round; other tensors are averaged.
+
+    Args:
+        states: the factors of each site, of any ranks; see `integrate_products`.
+        counts, settings, sites, robust: see there.
+        previous: the factors of the rounds before.
+
+    Returns:
+        The factors, and a report in which no neuron moved.
+
+    Raises:
+        FedpeftError: see `integrate_products`.
+    """
+    return products_of_round(states, counts, settings, _stacked, sites=sites, previous=previous, robust=robust)
+
+
+def product_length(state: State) -> tuple[float, int]:
+    """Return the sum of squares of all products of a state, and how many numbers they have; none is formed."""
+    total, count = 0.0, 0
+    for names in factor_places(state).values():
+        down, up = state[names["A"]].double(), state[names["B"]].double()
+        total += float(((up.T @ up) * (down @ down.T)).sum())
+        count += up.shape[0] * down.shape[1]
+    return max(total, 0.0), count
+
+
+def _stacked(states: Sequence[State], weights: Sequence[float], pair: Pair, previous: State) -> dict[str, Tensor]:
+    (up_key,) = pair.ups
+    downs = [state[pair.down] for state in states]
+    dtype = downs[0].dtype
+    ups = [(computable(state[up_key]) * weight).to(dtype) for state, weight in zip(states, weights, strict=True)]
+    if pair.down in previous:
+        downs, ups = [previous[pair.down], *downs], [previous[up_key], *ups]
+    down, up = torch.cat(downs), torch.cat(ups, dim=1)
+    largest = min(up.shape[0], down.shape[1])
+    if down.shape[0] > MOST_RANKS * largest:
+        down, up = (factor.to(dtype).contiguous() for factor in truncated(down.double(), up.double(), largest))
+    return {pair.down: down, up_key: up}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from fedpeft.core.registry import Registry
 from fedpeft.core.states import State, computable
 
 Tensors = Mapping[str, Tensor]
-_PLUGINS: Registry[Any] = Registry("method", "fedpeft.methods")  # methods of installed packages
 
 
 class Bottleneck(NamedTuple):
@@ -104,6 +103,17 @@ class Neurons:
         """Join the rows of neurons that move together, one from each block: (n r, f) -> (r, n f)."""
         blocks = self.blocks(tensors)
         return rows if blocks == 1 else rows.unflatten(0, (blocks, -1)).transpose(0, 1).flatten(1)
+
+
+@runtime_checkable
+class HasNeurons(Protocol):
+    """A method of an installed package, as far as its neurons are concerned (`fedpeft.methods.TuningMethod`)."""
+
+    def neuron_layout(self) -> Neurons | None:
+        """Return where the neurons of its adapters lie; None: it has none."""
+
+
+_PLUGINS: Registry[HasNeurons] = Registry("method", "fedpeft.methods", HasNeurons)
 
 
 def register(neurons: Neurons) -> None:

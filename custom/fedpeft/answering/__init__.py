@@ -65,7 +65,9 @@ class WayToAnswer:
 ANSWERING: Registry[WayToAnswer] = Registry("answering", "fedpeft.answering", WayToAnswer)
 ANSWERING.register(
     "classification",
-    WayToAnswer(home="fedpeft.answering.classification:build", first_head="fedpeft.answering.heads:first_values"),
+    WayToAnswer(
+        home="fedpeft.answering.classification:build", first_head="fedpeft.answering.classification:first_values"
+    ),
 )
 ANSWERING.register("generation", WayToAnswer(home="fedpeft.answering.generation:build", reads=TEXT))
 ANSWERING.register("ranking", WayToAnswer(home="fedpeft.answering.ranking:build", reads=LIKELIHOODS))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from fedpeft.answering.batches import Batch
-from fedpeft.backbones.backbone import Backbone
+from fedpeft.backbones.backbone import NO_TOKEN, Backbone
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.schema import Example
@@ -114,3 +114,26 @@ class Answering(nn.Module):
     def right(self, batch: Batch) -> Tensor:
         """Return whether the model answers each sample with an accepted answer, booleans (B,) on the CPU."""
         raise NotImplementedError
+
+
+def token_losses(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the cross-entropy of each token (B, T), 0 behind an answer's end.
+
+    Args:
+        logits: (B, T, V).
+        target: tokens (B, T), `NO_TOKEN` behind an answer's end.
+    """
+    return nn.functional.cross_entropy(logits.transpose(1, 2), target, ignore_index=NO_TOKEN, reduction="none")
+
+
+def token_logits(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the logit of each of an answer's tokens (B, T), 0 behind its end; arguments as above."""
+    chosen = logits.gather(-1, target.clamp_min(0)[..., None])[..., 0]
+    return chosen.masked_fill(target == NO_TOKEN, 0)
+
+
+def reduced(samples: Tensor, reduction: str) -> Tensor:
+    """Return the `mean` or `sum` of the samples' losses (B,), or for `none` these."""
+    if reduction == "none":
+        return samples
+    return samples.mean() if reduction == "mean" else samples.sum()

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.python_environment import no_sockets
+from fedpeft.core.processes import no_sockets
 from fedpeft.data.images import open_image
 from fedpeft.data.schema import Example
 

@@ -13,12 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpeft.answering.answering import Answering, Scored
+from fedpeft.answering.answering import Answering, Scored, reduced, token_logits, token_losses
 from fedpeft.answering.batches import Batch
-from fedpeft.answering.losses import reduced, token_logits, token_losses
 from fedpeft.answering.training_settings import TrainingSettings
-from fedpeft.backbones.answer_tokens import NO_TOKEN, question_of, targets
-from fedpeft.backbones.backbone import Backbone
+from fedpeft.backbones.backbone import NO_TOKEN, Backbone, question_of, targets
 from fedpeft.backbones.writing import Writer
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.answers import AnswerVocabulary, normalize

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpeft.answering.answering import Answering, Scored
+from fedpeft.answering.answering import Answering, Scored, reduced
 from fedpeft.answering.batches import UNKNOWN, Batch
-from fedpeft.answering.choices import best_first
-from fedpeft.answering.heads import build_head
-from fedpeft.answering.losses import reduced
+from fedpeft.answering.classification import best_first, build_head
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.metrics import MACRO_F1

@@ -15,12 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from fedpeft.answering.answering import reduced, token_logits, token_losses
 from fedpeft.answering.batches import Batch
-from fedpeft.answering.choices import Choosing, accepted
-from fedpeft.answering.losses import reduced, token_logits, token_losses
+from fedpeft.answering.classification import Choosing, accepted
 from fedpeft.answering.training_settings import TrainingSettings
-from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, NO_TOKEN, STATES, Decoder, question_of, targets
-from fedpeft.backbones.backbone import Backbone
+from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, NO_TOKEN, STATES, Backbone, Decoder, question_of, targets
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example

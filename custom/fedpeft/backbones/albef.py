@@ -7,16 +7,18 @@ The features are the first token's after the last fusion layer. Weights are the 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from fedpeft.backbones import albef_checkpoint, weights
-from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel, reset_positions
-from fedpeft.backbones.albef_text import lengths, tokens
+from fedpeft.backbones.albef_model import AlbefConfig, AlbefDecoderModel, AlbefModel, reset_positions
+from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, STATES
 from fedpeft.backbones.checkpoint import (
     check_complete,
     check_image_size,
@@ -28,12 +30,46 @@ from fedpeft.backbones.checkpoint import (
     unusable,
 )
 from fedpeft.backbones.images import Images, SquareImages
+from fedpeft.backbones.matrices import without_weights
 from fedpeft.backbones.registry import ALBEF_PICKLE, TINY_ALBEF_FOLDER
-from fedpeft.backbones.skeletons import without_weights
-from fedpeft.backbones.vit_layouts import misfits
+from fedpeft.backbones.weights import misfits
 
 if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings
+
+
+NO_PUNCTUATION = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")
+
+
+def plain(text: str) -> str:
+    """Return a text in lower case without punctuation, as ALBEF was trained."""
+    return re.sub(r"\s+", " ", text.lower().translate(NO_PUNCTUATION)).strip()
+
+
+def tokens(tokenizer: Any, texts: Sequence[str], longest: int, *, ends: bool) -> tuple[Tensor, Tensor]:
+    """Return B texts without punctuation as tokens, (B, T), and where they are, (B, T).
+
+    Args:
+        tokenizer: a BERT tokenizer.
+        texts: questions or answers; padded to the longest of them.
+        longest: tokens of one, [CLS] and [SEP] included; the words behind are cut.
+        ends: whether [SEP] stands behind each.
+    """
+    begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id] * ends
+    most = longest - len(begin) - len(end)
+    rows = [torch.tensor([*begin, *row[:most], *end]) for row in _words(tokenizer, texts)]
+    ids = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
+    return ids, pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+
+
+def lengths(tokenizer: Any, texts: Sequence[str], *, ends: bool) -> list[int]:
+    """Return how many tokens each text is before it is cut; see `tokens`."""
+    return [1 + len(row) + ends for row in _words(tokenizer, texts)]
+
+
+def _words(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    return tokenizer([plain(text) for text in texts], add_special_tokens=False, verbose=False)["input_ids"]
+
 
 NAME = "ALBEF"
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
@@ -208,3 +244,56 @@ def _config(source: str, kind: type[AlbefConfig]) -> AlbefConfig:
     known = {field.name for field in dataclasses.fields(kind)}
     unread = {"model_type", "architectures", "is_decoder", "add_cross_attention"}
     return kind(**{name: value for name, value in stored.items() if name in known - unread})
+
+
+class AlbefDecoder(Albef):
+    """An ALBEF with its answer decoder; see `Albef`."""
+
+    family = "albef_decoder"
+    answering = "ranking"
+
+    def __init__(self, model: AlbefDecoderModel, tokenizer: Any, text_length: int) -> None:
+        super().__init__(model, tokenizer, text_length)
+        self.longest_answer: int = model.config.max_position_embeddings
+
+    def answer_tokens(self, answers: Sequence[str]) -> dict[str, Tensor]:
+        """Return N answers as tokens between [CLS] and [SEP], (N, T), and where they are, (N, T)."""
+        ids, mask = tokens(self.tokenizer, answers, self.longest_answer, ends=True)
+        return {ANSWER: ids, ANSWER_MASK: mask}
+
+    def answer_lengths(self, answers: Sequence[str]) -> list[int]:
+        """Return how many tokens each answer is, with [CLS] and [SEP]."""
+        return lengths(self.tokenizer, answers, ends=True)
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        """Return the logits (B, T - 1, V) of each token of answers, those before it given; 0 behind their ends.
+
+        Args:
+            batch: of `collate` and `answer_tokens`. Without answers, the states of the questions (B, T, d) are
+                returned; given as `states` beside `attention_mask`, they take the place of question and image.
+        """
+        seen = batch["attention_mask"]
+        states = batch.get(STATES)
+        if states is None:
+            states = self.model(batch["input_ids"], seen, batch["pixel_values"])
+        if ANSWER not in batch:
+            return states
+        ids, mask = batch[ANSWER], batch[ANSWER_MASK]
+        words = cast(AlbefDecoderModel, self.model).words(ids[:, :-1], mask[:, :-1], states, seen)
+        return words * mask[:, 1:, None]
+
+
+def build_decoder(settings: BackboneSettings, *, weights: bool = True) -> AlbefDecoder:
+    """Load ALBEF with its decoder from a folder; see `fedpeft.backbones.albef.load`."""
+    return AlbefDecoder(*load(settings, AlbefDecoderModel, decodes=True, weights=weights), settings.text_length)
+
+
+def tiny_decoder_skeleton(source: str | None = None) -> AlbefDecoder:
+    """Return the tiny ALBEF with its decoder, or another one, as `decoder_skeleton` does."""
+    return decoder_skeleton(source or str(TINY_ALBEF_FOLDER))
+
+
+def decoder_skeleton(source: str | None = None) -> AlbefDecoder:
+    """Return an ALBEF with decoder, without weights and tokenizer, on torch's meta device."""
+    model = empty(AlbefDecoderModel, source)
+    return AlbefDecoder(model, None, model.config.max_position_embeddings)

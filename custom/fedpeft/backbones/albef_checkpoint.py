@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedpeft.backbones import weights
 from fedpeft.backbones.registry import ALBEF_PICKLE
-from fedpeft.backbones.vit_layouts import from_timm
+from fedpeft.backbones.weights import from_timm
 
 VISION, TEXT, WORDS = "visual_encoder.", "text_encoder.bert.", "text_encoder.cls.predictions."
 DECODER = "text_decoder."

@@ -18,9 +18,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import BertConfig, ViTConfig
 from transformers.modeling_utils import PreTrainedModel
-from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, BertModel, BertOutput, BertSelfOutput
+from transformers.models.bert.modeling_bert import (
+    BertEmbeddings,
+    BertLayer,
+    BertModel,
+    BertOutput,
+    BertPredictionHeadTransform,
+    BertSelfOutput,
+)
 from transformers.models.vit.modeling_vit import ViTLayer, ViTMLP, ViTModel
 
 VISION_EPS = 1e-6
@@ -186,3 +194,43 @@ def _text(config: AlbefConfig) -> BertModel:
         layers[number].attention.self.is_causal = False
     encoder.init_weights()
     return put_slots(encoder)
+
+
+class AlbefDecoderConfig(AlbefConfig):
+    """The sizes of an ALBEF; the decoder has as many layers as the fusion."""
+
+    model_type = "albef_decoder"
+
+
+class AlbefDecoderModel(AlbefModel):
+    """Image encoder, text encoder and answer decoder.
+
+    Args:
+        config: their sizes.
+    """
+
+    config_class = AlbefDecoderConfig
+
+    def __init__(self, config: AlbefDecoderConfig) -> None:
+        super().__init__(config)
+        sizes = bert_config(
+            config,
+            num_hidden_layers=config.num_hidden_layers - config.fusion_layer,
+            is_decoder=True,
+            add_cross_attention=True,
+            use_cache=False,
+        )
+        self.decoder = put_slots(BertModel(sizes, add_pooling_layer=False))
+        self.word_transform = BertPredictionHeadTransform(sizes)
+        self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def words(self, ids: Tensor, mask: Tensor, states: Tensor, states_mask: Tensor) -> Tensor:
+        """Return the logits (B, T, V) of the token that follows each token of an answer.
+
+        Args:
+            ids, mask: of the answers, (B, T).
+            states, states_mask: of the questions, (B, T', d) and (B, T').
+        """
+        decoded = self.decoder(ids, mask, encoder_hidden_states=states, encoder_attention_mask=states_mask)
+        hidden = self.word_transform(decoded.last_hidden_state)
+        return F.linear(hidden, self.decoder.embeddings.word_embeddings.weight, self.word_bias)

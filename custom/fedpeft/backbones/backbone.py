@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings
     from fedpeft.backbones.writing import Writer
 
+
 FEATURES, TEXT, LIKELIHOODS = "features", "text", "likelihoods"  # what answers are made of, see `Pretrained.makes`
 
 
@@ -108,7 +109,7 @@ class FirstTokenOnly(Backbone, Protocol):
 class Writes(Backbone, Protocol):
     """A backbone that writes text: `training.answering: generation`. With it `training.compile` is refused.
 
-    One that says how probable given answers are is a `fedpeft.backbones.answer_tokens.Decoder`.
+    One that says how probable given answers are is a `fedpeft.backbones.backbone.Decoder`.
     """
 
     def writer(self) -> Writer:
@@ -251,3 +252,29 @@ class Pretrained:
         """
         skeleton: Any = imported(self.skeleton) if isinstance(self.skeleton, str) else self.skeleton
         return skeleton(hub.folder(source, download=download, weights=False, inputs=False) if source else source)
+
+
+ANSWER, ANSWER_MASK = "answer_ids", "answer_mask"
+STATES = "states"  # of questions about images, in the place of both
+NO_TOKEN = -1  # in targets, behind the end of a shorter answer
+
+
+class Decoder(Backbone, Protocol):
+    """A backbone that says how probable an answer is, token by token: `training.answering: ranking`.
+
+    Its batches may have the entries above. Called with answers it returns their logits (B, T - 1, V), 0 behind an
+    answer's end; without answers the states of the questions (B, T', d).
+    """
+
+    def answer_tokens(self, answers: Sequence[str]) -> dict[str, Tensor]:
+        """Return N answers as tokens, (N, T), and where they are, (N, T)."""
+
+
+def targets(batch: dict[str, Tensor]) -> Tensor:
+    """Return the answers' tokens (B, T), `NO_TOKEN` behind an answer's end."""
+    return batch[ANSWER].masked_fill(batch[ANSWER_MASK] == 0, NO_TOKEN)
+
+
+def question_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a batch without its answers."""
+    return {name: tensor for name, tensor in batch.items() if name not in (ANSWER, ANSWER_MASK)}

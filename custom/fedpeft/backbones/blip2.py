@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fedpeft.backbones.checkpoint import check_kind, load_model, read_config, reading, unusable
-from fedpeft.backbones.features import LAST, pooled
+from fedpeft.backbones.matrices import without_weights
 from fedpeft.backbones.model_inputs import ModelInputs
-from fedpeft.backbones.skeletons import without_weights
-from fedpeft.backbones.transformers_model import TransformersModel, check_features
+from fedpeft.backbones.transformers_model import LAST, TransformersModel, check_features, pooled
 from fedpeft.core.errors import FedpeftError
 
 if TYPE_CHECKING:

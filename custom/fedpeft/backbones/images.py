@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 Images = Sequence["Image.Image | np.ndarray"]
 COLORS = 3  # red, green and blue
@@ -85,3 +86,25 @@ class ProportionalImages:
             return image
         width, height = (self.patch if side == shorter else self.longest for side in image.size)
         return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
+
+
+def patch_area(model: nn.Module) -> int:
+    """Return the pixels of a patch, height times width; 0: the model embeds no patches of images.
+
+    A patch embedding is a convolution that reads an image's colors and moves on by its own size. Where there is none,
+    because patches are cut before a linear layer, it is what the configuration declares as `patch_size`.
+
+    Args:
+        model: with or without adapters.
+    """
+    for module in model.modules():
+        if isinstance(module, CONVOLUTIONS) and module.in_channels == COLORS and module.kernel_size == module.stride:
+            return math.prod(module.kernel_size[-2:])
+    config = getattr(model, "config", None)
+    for part in (config, getattr(config, "vision_config", None)):
+        if isinstance(size := getattr(part, "patch_size", None), int):
+            return size * size
+    return 0

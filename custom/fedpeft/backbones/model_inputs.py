@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from fedpeft.backbones.checkpoint import check_text_length, check_vocabulary
-from fedpeft.backbones.config_file import check_config, check_kind, check_kinds
+from fedpeft.backbones.checkpoint import check_config, check_kinds, check_text_length, check_vocabulary, refuse_kind
 from fedpeft.backbones.images import Images, pictures
-from fedpeft.backbones.processor_limits import LARGEST_SIDE, check_image_processor, check_processor, check_scaled
-from fedpeft.backbones.tokenizer_limits import check_growth
-from fedpeft.core.bounded_files import read_json
+from fedpeft.backbones.input_limits import (
+    LARGEST_SIDE,
+    check_growth,
+    check_image_processor,
+    check_processor,
+    check_scaled,
+)
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import read_json
 
 if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings
@@ -210,7 +214,7 @@ def image_processor(source: str, image_size: int | None = None) -> Any:
     for name in (CONFIG_NAME, PROCESSOR_NAME, IMAGE_PROCESSOR_NAME):  # each may name the processor's class
         check_kinds(_content(Path(source) / name))
     processor = AutoImageProcessor.from_pretrained(source, backend="pil", **OWN_CODE)
-    check_kind(type(processor).__name__)  # of a kind of model that has the processor of another
+    refuse_kind(type(processor).__name__)  # of a kind of model that has the processor of another
     check_image_processor(processor)
     if image_size is not None:
         if image_size > LARGEST_SIDE:

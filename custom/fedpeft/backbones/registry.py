@@ -90,8 +90,8 @@ BACKBONES.register(
 BACKBONES.register(
     "tiny-albef-decoder",
     Pretrained(
-        build="fedpeft.backbones.albef_decoder:build",
-        skeleton="fedpeft.backbones.albef_decoder:tiny_skeleton",
+        build="fedpeft.backbones.albef:build_decoder",
+        skeleton="fedpeft.backbones.albef:tiny_decoder_skeleton",
         source="Li et al. 2021, Align before Fuse",
         bare=True,
         any_size=True,
@@ -119,8 +119,8 @@ BACKBONES.register(
 BACKBONES.register(
     "albef-decoder",
     Pretrained(
-        build="fedpeft.backbones.albef_decoder:build",
-        skeleton="fedpeft.backbones.albef_decoder:skeleton",
+        build="fedpeft.backbones.albef:build_decoder",
+        skeleton="fedpeft.backbones.albef:decoder_skeleton",
         source="Li et al. 2021, Align before Fuse",
         bare=True,
         any_size=True,

@@ -7,7 +7,7 @@ through tokenizer, image processor and model, so that what does not fit is said 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,71 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.checkpoint import check_kind, load_model, read_config, reading, unusable
-from fedpeft.backbones.features import LAST, pooled, token_of
 from fedpeft.backbones.images import Images
-from fedpeft.backbones.matrices import products
+from fedpeft.backbones.matrices import products, without_weights
 from fedpeft.backbones.model_inputs import ModelInputs
-from fedpeft.backbones.skeletons import without_weights
 from fedpeft.backbones.structure import layer_stacks, model_roles
 from fedpeft.backbones.writing import Writer, writer
+from fedpeft.core.errors import FedpeftError
 
 if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings
+
+
+TOWER_OUTPUTS = ("vision_model_output", "text_model_output")
+LAST, FIRST, MEAN = "last", "first", "mean"
+
+
+def pooled(output: Mapping[str, Any], mask: Tensor | None, token: str) -> Tensor:
+    """Return the features (B, d).
+
+    Args:
+        output: of a transformers model.
+        mask: 1 where a token counts, (B, T), of its text; None: all count.
+        token: "last", "first" or "mean", see `token_of`.
+
+    Raises:
+        FedpeftError: the output has none of the parts.
+    """
+    towers = [output.get(name) for name in TOWER_OUTPUTS]
+    if all(tower is not None for tower in towers):
+        vision, text = towers
+        return torch.cat((pooled(vision, None, FIRST), pooled(text, mask, token)), dim=-1)
+    if isinstance(pooler := output.get("pooler_output"), Tensor) and pooler.dim() == 2:
+        return pooler
+    hidden = output.get("last_hidden_state")
+    if not isinstance(hidden, Tensor) or hidden.dim() != 3:
+        raise FedpeftError(
+            f"the model returns {', '.join(output)}, and no pooler_output or last_hidden_state of tokens to make "
+            f"features of: name the folder of its encoder as backbone.source.",
+            code="backbone-unusable",
+        )
+    if token == FIRST:
+        return hidden[:, 0]
+    if mask is None or mask.shape != hidden.shape[:2]:
+        mask = torch.ones(hidden.shape[:2], dtype=torch.long, device=hidden.device)
+    if token == LAST:
+        places = torch.arange(mask.shape[1], device=mask.device)
+        last = (mask.bool() * places).argmax(dim=1)
+        return hidden[torch.arange(len(hidden), device=hidden.device), last]
+    weights = mask.to(hidden.dtype)[..., None]
+    return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
+
+
+def token_of(model: nn.Module, has_first: bool) -> str:
+    """Return of which token a model without pooler has its features.
+
+    Args:
+        model: of transformers.
+        has_first: whether its tokenizer begins a text with a classifying token.
+    """
+    stacks = layer_stacks(model)
+    last = list(stacks.values())[-1] if stacks else []
+    if any(getattr(module, "is_causal", None) is True for layer in last for module in layer.modules()):
+        return LAST
+    classifies = any(name.endswith(("cls_token", "class_embedding")) for name, _ in model.named_parameters())
+    return FIRST if has_first or classifies else MEAN
+
 
 NAME = "the model"
 POOLER = "pooler."
@@ -81,7 +136,7 @@ class TransformersModel(nn.Module):
         self.inputs.save(folder)
 
     def forward(self, **batch: Tensor) -> Tensor:
-        """Return the features (B, d) for a batch of `collate`; see `fedpeft.backbones.features`."""
+        """Return the features (B, d) for a batch of `collate`; see `fedpeft.backbones.transformers_model`."""
         output = self.model(**batch, **self._options)
         return pooled(output, batch.get("attention_mask"), self._token)
 

@@ -7,12 +7,15 @@ first token's after the last norm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.vit.modeling_vit import ViTAttention, ViTLayer, eager_attention_forward
 
 from fedpeft.backbones import weights
 from fedpeft.backbones.checkpoint import (
@@ -24,16 +27,131 @@ from fedpeft.backbones.checkpoint import (
     reading,
     unusable,
 )
-from fedpeft.backbones.image_scaling import USUAL, Scaling, of_timm, of_transformers
-from fedpeft.backbones.images import Images, SquareImages
+from fedpeft.backbones.images import COLORS, HALF, Images, SquareImages
+from fedpeft.backbones.matrices import without_weights
+from fedpeft.backbones.model_inputs import image_processor
 from fedpeft.backbones.registry import TINY_VIT_FOLDER
-from fedpeft.backbones.skeletons import without_weights
-from fedpeft.backbones.vit_layouts import TIMM_KEY, VILT_KEY, from_timm, from_vilt, misfits, timm_settings
+from fedpeft.backbones.weights import TIMM_KEY, VILT_KEY, from_timm, from_vilt, misfits, timm_settings
 
 if TYPE_CHECKING:
     from transformers import ViTConfig
 
     from fedpeft.backbones.settings import BackboneSettings
+
+
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+LARGEST, SMALLEST = 1e3, 1e-4  # a mean, and a deviation, of pixels from 0 to 1: beyond them pixels end at infinity
+
+
+class Scaling(NamedTuple):
+    """What makes `(x - mean) / deviation` of a pixel x of 0 to 1.
+
+    Args:
+        mean, deviation: of each color.
+    """
+
+    mean: tuple[float, ...] = HALF
+    deviation: tuple[float, ...] = HALF
+
+
+USUAL = Scaling()
+
+
+def of_timm(config: Mapping[str, Any]) -> Scaling:
+    """Return the scaling in the config.json of a folder in timm's layout.
+
+    Raises:
+        ValueError: it is not three numbers for each of the two.
+    """
+    described = config.get("pretrained_cfg") or config
+    return _checked_scaling("config.json", described.get("mean"), described.get("std"))
+
+
+def of_transformers(source: str) -> Scaling:
+    """Return the scaling of the image processor in a folder in transformers' layout.
+
+    Raises:
+        ValueError: it is not three numbers for each of the two.
+    """
+    named = [name for name in PROCESSORS if (Path(source) / name).is_file()]
+    if not named:
+        return USUAL
+    processor = image_processor(source)
+    mean, deviation = processor.image_mean, processor.image_std
+    if not processor.do_normalize:
+        mean, deviation = 0, 1
+    scaling = _checked_scaling(named[0], mean, deviation)
+    factor = processor.rescale_factor if processor.do_rescale else 1
+    if not (type(factor) in (int, float) and 0 < factor <= 1):
+        raise ValueError(f"its {named[0]} has rescale_factor = {factor!r:.40}: give a number above 0, at most 1")
+    if math.isclose(255 * factor, 1):
+        return scaling
+    return _checked(named[0], *(tuple(value / (255 * factor) for value in values) for values in scaling))
+
+
+def _checked_scaling(file: str, mean: Any, deviation: Any) -> Scaling:
+    means = USUAL.mean if mean is None else _colors(f"{file} has the mean", mean)
+    deviations = USUAL.deviation if deviation is None else _colors(f"{file} has the deviation", deviation)
+    return _checked(file, means, deviations)
+
+
+def _checked(file: str, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Scaling:
+    if min(deviation) < SMALLEST or max(map(abs, (*mean, *deviation))) > LARGEST:
+        raise ValueError(
+            f"its {file} scales colors by the mean {mean} and the deviation {deviation}: give deviations from "
+            f"{SMALLEST:g} on, and nothing beyond {LARGEST:g}"
+        )
+    return Scaling(mean, deviation)
+
+
+def _colors(what: str, value: Any) -> tuple[float, ...]:
+    values = (value,) * COLORS if type(value) in (int, float) else value
+    if not isinstance(values, list | tuple) or len(values) != COLORS or not all(map(_finite, values)):
+        raise ValueError(f"its {what} {value!r:.80} of colors: give {COLORS} numbers")
+    return tuple(map(float, values))
+
+
+def _finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+class FirstTokenAttention(ViTAttention):
+    """Attention of the first token to all: (B, T, d) -> (B, 1, d)."""
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        shape = (len(hidden_states), -1, self.num_attention_heads, self.head_dim)
+        query = self.q_proj(hidden_states[:, :1]).view(shape).transpose(1, 2)
+        key, value = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.k_proj, self.v_proj))
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        mask = None if attention_mask is None else attention_mask[..., :1, :]
+        dropout = self.attention_dropout if self.training else 0.0
+        output, weights = attend(self, query, key, value, mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        return self.o_proj(output.reshape(len(hidden_states), 1, -1)), weights
+
+
+class FirstTokenLayer(ViTLayer):
+    """A layer that computes its first token alone, from all tokens of the layer before: (B, T, d) -> (B, 1, d)."""
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
+        hidden = self.dropout(attended) + hidden_states[:, :1]
+        return self.dropout(self.mlp(self.layernorm_after(hidden))) + hidden
+
+
+def first_token_only(model: nn.Module, only: bool) -> bool:
+    """Switch the last layer of a ViTModel to its first token, or back; return whether it is as transformers made it."""
+    last = model.layers[-1]
+    attention = getattr(last.attention, "base_layer", last.attention) if isinstance(last, ViTLayer) else None
+    if not isinstance(attention, ViTAttention):
+        return False
+    last.__class__ = FirstTokenLayer if only else ViTLayer
+    attention.__class__ = FirstTokenAttention if only else ViTAttention
+    return True
+
 
 NAME = "ViT"
 TIMM_KINDS = (None, "timm_wrapper")  # `model_type` in timm's config.json, as transformers reads it
@@ -87,7 +205,6 @@ class Vit(nn.Module):
 
     def first_token_only(self, only: bool) -> bool:
         """Compute the last layer for the first token alone, or for all again; see `vit_layers.first_token_only`."""
-        from fedpeft.backbones.vit_layers import first_token_only
 
         return first_token_only(self.model, only)
 

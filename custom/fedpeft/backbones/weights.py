@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from fedpeft.core import bounded_files
+import torch
+from torch import Tensor
+
+from fedpeft.core import files as bounded_files
 
 if TYPE_CHECKING:
     from torch import nn
+
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
@@ -120,3 +125,124 @@ def _parts(index: Path) -> set[Any]:
         return set(bounded_files.read_json(index)["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its {INDEX} cannot be read ({type(error).__name__}); copy it again") from error
+
+
+TIMM_KEY, VILT_KEY = "blocks.0.attn.qkv.weight", "embeddings.text_embeddings.word_embeddings.weight"
+TIMM_HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}  # by width: their number is not in the weights
+TIMM_NOT_READ = re.compile(r"(head|head_dist|pre_logits)\..*")
+VILT_NOT_READ = re.compile(r"(embeddings\.text_embeddings|pooler)\..*|embeddings\.token_type_embeddings\.weight")
+OUTSIDE = {
+    "cls_token": "embeddings.cls_token",
+    "pos_embed": "embeddings.position_embeddings",
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "norm": "layernorm",
+}
+TIMM_LAYER = {
+    "norm1": "layernorm_before",
+    "attn.proj": "attention.o_proj",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+}
+VILT_LAYER = {
+    "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj",
+    "attention.attention.value": "attention.v_proj",
+    "attention.output.dense": "attention.o_proj",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+    "layernorm_before": "layernorm_before",
+    "layernorm_after": "layernorm_after",
+}
+
+
+def timm_settings(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `ViTConfig` that timm's weights have.
+
+    Args:
+        shapes: of the tensors.
+        stored: the content of config.json, whose `model_args` may have `num_heads`.
+
+    Raises:
+        ValueError: the tensors are not those of a plain vision transformer.
+    """
+    try:
+        width, patch = shapes["cls_token"][-1], shapes["patch_embed.proj.weight"][-1]
+        grid = math.isqrt(shapes["pos_embed"][1] - 1)
+        blocks = {name.split(".")[1] for name in shapes if name.startswith("blocks.")}
+        inner = shapes["blocks.0.mlp.fc1.weight"][0]
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"its tensors are not those of timm's vision transformer (first missing {error})") from error
+    if stray := sorted(blocks - set(map(str, range(len(blocks))))):
+        raise ValueError(f"it has {len(blocks)} blocks, and one of them has the number {stray[0]:.40}: copy it again")
+    arguments = stored.get("model_args")
+    heads = arguments.get("num_heads") if isinstance(arguments, Mapping) else None
+    heads = heads or TIMM_HEADS.get(width)
+    if not isinstance(heads, int) or heads < 1 or width % heads:
+        raise ValueError(
+            f"the number of heads of its width {width} is not known: write it into its config.json as "
+            f'"model_args": {{"num_heads": ...}}'
+        )
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": len(blocks),
+        "num_attention_heads": heads,
+        "intermediate_size": inner,
+        "patch_size": patch,
+        "image_size": grid * patch,
+        "layer_norm_eps": 1e-6,
+    }
+
+
+def from_timm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Return timm's tensors by the names of transformers' ViT, and the names of those that have no place there."""
+    renamed: dict[str, Tensor] = {}
+    unknown = []
+    for name, tensor in tensors.items():
+        if TIMM_NOT_READ.fullmatch(name):
+            continue
+        if match := re.fullmatch(r"blocks\.(\d+)\.attn\.qkv\.(weight|bias)", name):
+            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
+                renamed[f"layers.{match[1]}.attention.{part}_proj.{match[2]}"] = rows.contiguous()
+        elif new := _renamed(name, "blocks", TIMM_LAYER):
+            renamed[new] = tensor
+        else:
+            unknown.append(name)
+    return renamed, unknown
+
+
+def from_vilt(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Return a ViLT's image half by the names of transformers' ViT; what marks images is added to the positions."""
+    renamed: dict[str, Tensor] = {}
+    unknown = []
+    for name, tensor in tensors.items():
+        if VILT_NOT_READ.fullmatch(name):
+            continue
+        if new := _renamed(name, "encoder.layer", VILT_LAYER):
+            renamed[new] = tensor
+        elif name.startswith(("embeddings.", "layernorm.")):
+            renamed[name] = tensor
+        else:
+            unknown.append(name)
+    kind = tensors["embeddings.token_type_embeddings.weight"][1]
+    renamed["embeddings.position_embeddings"] = tensors["embeddings.position_embeddings"] + kind
+    return renamed, unknown
+
+
+def misfits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of expected tensors that are missing or of another shape."""
+    empty = torch.empty(0, device="meta")
+    return sorted(name for name, tensor in expected.items() if tensors.get(name, empty).shape != tensor.shape)
+
+
+def _renamed(name: str, stack: str, layer: Mapping[str, str]) -> str:
+    """Return the name in transformers' ViT; empty: it has no such tensor."""
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    path, _, kind = name.rpartition(".")
+    if path in OUTSIDE and kind in ("weight", "bias"):
+        return f"{OUTSIDE[path]}.{kind}"
+    match = re.fullmatch(rf"{re.escape(stack)}\.(\d+)\.(.+)", path)
+    if match and match[2] in layer and kind in ("weight", "bias"):
+        return f"layers.{match[1]}.{layer[match[2]]}.{kind}"
+    return ""

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fedpeft.backbones import weights
-from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, NO_TOKEN, question_of
+from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, NO_TOKEN, question_of
 from fedpeft.backbones.checkpoint import unusable
 from fedpeft.backbones.images import Images
-from fedpeft.backbones.matrices import products
-from fedpeft.backbones.skeletons import without_weights
+from fedpeft.backbones.matrices import products, without_weights
 
 if TYPE_CHECKING:
     from fedpeft.backbones.transformers_model import TransformersModel

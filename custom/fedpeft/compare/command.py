@@ -130,8 +130,7 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
 
 
 def _write(out: Path, table: Comparison, outcomes: Sequence[Outcome]) -> None:
-    from fedpeft.compare.page import page
-    from fedpeft.compare.picture import picture, picture_file
+    from fedpeft.compare.page import page, picture, picture_file
     from fedpeft.core.files import replacing
 
     out.mkdir(parents=True, exist_ok=True)

@@ -22,11 +22,11 @@ from typing import Any
 
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.variants import Variant, sections_of
-from fedpeft.core.bounded_files import parse_json, read_text
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import parse_json, read_text
 from fedpeft.core.metrics import pooled_balanced_accuracy
 from fedpeft.job.composing import changed, check_used, unused
-from fedpeft.job.trackers import NONE, SETTING
+from fedpeft.job.federation import NONE, SETTING
 from fedpeft.methods.settings import MethodSettings
 
 RUNS = "runs.jsonl"

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import TITLES
-from fedpeft.core.printable import one_line
-from fedpeft.protocol.limits import MB
+from fedpeft.core.text import one_line
+from fedpeft.protocol.fields import MB
 from fedpeft.report.history import History
 from fedpeft.report.wording import caution
 

@@ -11,7 +11,7 @@ from rich import console
 from rich.segment import Segment
 from rich.text import Text
 
-from fedpeft.core.printable import CleanedStream, one_line, printable
+from fedpeft.core.text import CleanedStream, one_line, printable
 
 
 class Console(console.Console):

@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The exceptions for wrong input, settings and data; any other exception is a bug of fedpeft."""
 
+from __future__ import annotations
+
 
 class FedpeftError(ValueError):
     """Wrong input or a wrong setting; the message is one sentence that names the value and the remedy.
@@ -36,3 +38,29 @@ class SecureSumError(FedpeftError):
     """A secure sum that this site does not take part in."""
 
     usual_code = "secure-sum-refused"
+
+
+class DataError(LocalError):
+    """A folder, file, row or setting is wrong; the message names it and the remedy, never a question or an answer."""
+
+    usual_code = "data-unusable"
+
+
+class UnreadableImage(DataError):
+    """An image of which the model can be shown no pixels, or not those that were meant.
+
+    Args:
+        sentence: see `FedpeftError`.
+        image: its path or place.
+        why: follows its name in a sentence.
+        remedy: what to do.
+    """
+
+    def __init__(self, sentence: str = "", *, image: str = "", why: str = "", remedy: str = "") -> None:
+        super().__init__(sentence)
+        self.image, self.why, self.remedy = image, why, remedy
+
+    @classmethod
+    def of(cls, image: object, why: str, remedy: str) -> UnreadableImage:
+        """Return the error whose sentence is made of an image's name, a reason and what to do."""
+        return cls(f"The image {image} {why}; {remedy}.", image=str(image), why=why, remedy=remedy)

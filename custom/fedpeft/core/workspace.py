@@ -11,9 +11,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from fedpeft.core.bounded_files import read_json
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import write_json
+from fedpeft.core.files import read_json, write_json
 
 COMPONENTS = (
     "fedpeft.flare.aggregator.PIAAggregator",

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Data sets by name. A new one is one file with a `DataSet` and one registration line below."""
 
+from fedpeft.core.errors import DataError
 from fedpeft.data.answers import AnswerVocabulary
-from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DataSet, is_procedural, load, names, register
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
@@ -21,18 +21,18 @@ __all__ = [
 ]
 
 register("phantom", "fedpeft.data.phantom:DATASET")
-register("phantom_modalities", "fedpeft.data.phantom_modalities:DATASET")
+register("phantom_modalities", "fedpeft.data.phantom:MODALITIES_DATASET")
 register("phantom_ultra", "fedpeft.data.phantom_ultra:DATASET")
 register("phantom_chest", "fedpeft.data.phantom_chest:DATASET")
-register("phantom_skin", "fedpeft.data.phantom_skin:DATASET")
-register("phantom_objects", "fedpeft.data.phantom_objects:DATASET")
-register("phantom_flowers", "fedpeft.data.phantom_objects:FLOWERS_DATASET")
+register("phantom_skin", "fedpeft.data.phantom_pictures:SKIN_DATASET")
+register("phantom_objects", "fedpeft.data.phantom_pictures:OBJECTS_DATASET")
+register("phantom_flowers", "fedpeft.data.phantom_pictures:FLOWERS_DATASET")
 register("slake", "fedpeft.data.slake:DATASET")
 register("vqa_rad", "fedpeft.data.vqa_rad:DATASET")
-register("vqa_med_2018", "fedpeft.data.vqa_med_2018:DATASET")
-register("vqa_med_2019", "fedpeft.data.vqa_med_2019:DATASET")
-register("vqa_med_2020", "fedpeft.data.vqa_med_2020:DATASET")
-register("vqa_med_2021", "fedpeft.data.vqa_med_2021:DATASET")
+register("vqa_med_2018", "fedpeft.data.vqa_med:VQA_MED_2018")
+register("vqa_med_2019", "fedpeft.data.vqa_med:VQA_MED_2019")
+register("vqa_med_2020", "fedpeft.data.vqa_med:VQA_MED_2020")
+register("vqa_med_2021", "fedpeft.data.vqa_med:VQA_MED_2021")
 register("path_vqa", "fedpeft.data.path_vqa:DATASET")
 register("omni_med_vqa", "fedpeft.data.omni_med_vqa:DATASET")
 register("ultra_med_vqa", "fedpeft.data.ultra_med_vqa:DATASET")
@@ -41,10 +41,10 @@ register("hugging_face", "fedpeft.data.hugging_face:DATASET")
 register("nih_cxr14", "fedpeft.data.nih_cxr14:DATASET")
 register("open_i", "fedpeft.data.open_i:DATASET")
 register("mimic_cxr_jpg", "fedpeft.data.mimic_cxr_jpg:DATASET")
-register("fed_isic2019", "fedpeft.data.fed_isic2019:DATASET")
-register("ham10000", "fedpeft.data.ham10000:DATASET")
-register("caltech101", "fedpeft.data.caltech101:DATASET")
-register("flowers102", "fedpeft.data.flowers102:DATASET")
+register("fed_isic2019", "fedpeft.data.skin:FED_ISIC2019")
+register("ham10000", "fedpeft.data.skin:HAM10000")
+register("caltech101", "fedpeft.data.photographs:CALTECH101")
+register("flowers102", "fedpeft.data.photographs:FLOWERS102")
 for name in (
     "pathmnist",
     "chestmnist",

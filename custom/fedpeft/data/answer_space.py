@@ -17,9 +17,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedpeft.core.errors import FedpeftError
+from fedpeft.core.errors import DataError, FedpeftError
 from fedpeft.data.answers import AnswerVocabulary, normalize
-from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.schema import added
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from fedpeft.data.errors import DataError
+from fedpeft.core.errors import DataError
 
 if TYPE_CHECKING:
     from fedpeft.data.schema import Example

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fedpeft.data.errors import DataError
+from fedpeft.core.errors import DataError
 from fedpeft.data.settings import AS_POSITIVE, IGNORED
 
 CHEXPERT = (

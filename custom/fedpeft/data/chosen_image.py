@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fedpeft.core.errors import UnreadableImage
 from fedpeft.data.dicom import dicom_pixels, is_dicom
 from fedpeft.data.dicom_grays import NO_WINDOW, SET_WINDOW
-from fedpeft.data.errors import UnreadableImage
 from fedpeft.data.folders import IMAGE_SUFFIXES, image_file
 from fedpeft.data.images import ChosenImage, Header, as_rgb, checked, is_deep, upright, with_file
 from fedpeft.data.nifti import PLANES, is_nifti, nifti_pixels

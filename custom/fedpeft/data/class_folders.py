@@ -17,11 +17,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.answers import clean_text
-from fedpeft.data.errors import DataError
-from fedpeft.data.folders import dataset_folder, files_below
-from fedpeft.data.glance import Glance, Recognized, tree
+from fedpeft.data.folders import Glance, Recognized, dataset_folder, files_below, tree
 from fedpeft.data.labelled_images import TAKES, class_example, class_folders, site_of
 from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.registry import DATASETS, DataSet

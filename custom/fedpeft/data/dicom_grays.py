@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpeft.data.errors import UnreadableImage
+from fedpeft.core.errors import UnreadableImage
 from fedpeft.data.window import Window
 
 EIGHT, SIXTEEN = 8, 16

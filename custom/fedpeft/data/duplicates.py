@@ -29,7 +29,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from fedpeft.data.errors import DataError, UnreadableImage
+from fedpeft.core.errors import DataError, UnreadableImage
 from fedpeft.data.images import ImageSource, as_array
 from fedpeft.data.readable import refusal
 from fedpeft.data.schema import SiteData

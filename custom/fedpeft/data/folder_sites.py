@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.errors import DataError
 from fedpeft.core.settings import build
-from fedpeft.data.errors import DataError
-from fedpeft.data.glance import Glance, glance
+from fedpeft.data.folders import Glance, glance
 from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.registry import DATASETS, load, require_known
 from fedpeft.data.schema import SiteData

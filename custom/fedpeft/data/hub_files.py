@@ -20,8 +20,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+from fedpeft.core.errors import DataError
 from fedpeft.data.answers import clean_values
-from fedpeft.data.errors import DataError
 from fedpeft.data.folders import files_below, inside
 from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.records import read_text

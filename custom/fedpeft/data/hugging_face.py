@@ -23,16 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.errors import DataError
 from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, normalize
-from fedpeft.data.errors import DataError
-from fedpeft.data.folders import dataset_folder, image_file, inside
-from fedpeft.data.glance import Glance, tree
+from fedpeft.data.folders import Glance, dataset_folder, image_file, inside, tree
 from fedpeft.data.hub_files import Shard, columns_of, encoded, image_bytes, rows, shards
 from fedpeft.data.images import EncodedImage
-from fedpeft.data.partition import SPELLINGS, arrange, pooled
+from fedpeft.data.partition import SPELLINGS, arrange, pooled, published
 from fedpeft.data.records import BadRows, Row, reading
 from fedpeft.data.registry import DataSet
-from fedpeft.data.repeated_rows import published
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
-from fedpeft.data.errors import DataError, UnreadableImage
+from fedpeft.core.errors import DataError, UnreadableImage
 from fedpeft.data.window import Window
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # none that runs another program

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import clean_text, normalize
-from fedpeft.data.errors import DataError
 from fedpeft.data.folders import files_below, is_hidden, is_image
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.schema import Example, SiteData

@@ -24,17 +24,52 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import MACRO_F1
-from fedpeft.data import chest_labels, mimic_reports
-from fedpeft.data.errors import DataError
-from fedpeft.data.folders import dataset_folder
-from fedpeft.data.glance import holds, tree
+from fedpeft.data import chest_labels
+from fedpeft.data.folders import dataset_folder, holds, tree
 from fedpeft.data.labelled_images import TAKES, label_example, site_of
-from fedpeft.data.large_tables import column_rows, table
-from fedpeft.data.records import Row, reading
+from fedpeft.data.records import Row, column_rows, read_text, reading, table
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
+
+MOST_BYTES = 2**18
+SECTIONS = frozenset({"FINDINGS", "FINDING", "FINDINGS AND IMPRESSION", "FINDINGS/IMPRESSION"})
+_HEADER = re.compile(r"[ \t]*([A-Z][A-Z ()/,&-]{2,80}):(.*)")
+
+
+def findings(report: str) -> str:
+    """Return the findings of a report, every run of white space one blank; empty: it has no such section."""
+    sections: list[tuple[str, list[str]]] = []
+    for line in report.splitlines():
+        if header := _HEADER.match(line):
+            sections.append((" ".join(header[1].split()), [header[2]]))
+        elif sections:
+            sections[-1][1].append(line)
+    texts = [" ".join(" ".join(lines).split()) for name, lines in sections if name in SECTIONS]
+    return next((text for text in reversed(texts) if text), "")
+
+
+def report_file(roots: tuple[Path, ...], subject: str, study: str) -> Path | None:
+    """Return the file of a study's report; None: it is not there."""
+    name = Path(folder_of(subject), f"s{study}.txt")
+    return next((path for root in roots if (path := root / name).is_file()), None)
+
+
+def folder_of(subject: str) -> Path:
+    """Return the folder of a patient, such as `p10/p10000032`."""
+    return Path(f"p{subject[:2]}", f"p{subject}")
+
+
+def read_report(path: Path) -> str:
+    """Return the text of a report.
+
+    Raises:
+        DataError: it cannot be read, is no UTF-8, or is larger than 256 KiB.
+    """
+    return read_text(path, MOST_BYTES)
+
 
 FOLDERS = ("mimic_cxr_jpg", "mimic-cxr-jpg", "MIMIC-CXR-JPG", "mimic_cxr", "MIMIC-CXR")
 TABLE = "mimic-cxr-2.0.0-{}"
@@ -65,7 +100,7 @@ def load(settings: DataSettings) -> SiteData:
     parts = _split(root, images)
     read: dict[str, list[Example]] = {name: [] for name in SPLITS.values()}
     for image, study in images.items():
-        file = root / IMAGES / mimic_reports.folder_of(study[0]) / f"s{study[1]}" / f"{image}.jpg"
+        file = root / IMAGES / folder_of(study[0]) / f"s{study[1]}" / f"{image}.jpg"
         if image not in parts:
             left_out["the owners' split does not name it"] += 1
         elif study not in labels:
@@ -168,8 +203,8 @@ def _folder(example: Example) -> Path:
 
 def _findings(roots: tuple[Path, ...], folder: Path) -> str | None:
     """Return the findings of the study whose images are in a folder; None: its report is not there."""
-    path = mimic_reports.report_file(roots, folder.parent.name[1:], folder.name[1:])
-    return None if path is None else mimic_reports.findings(mimic_reports.read(path))
+    path = report_file(roots, folder.parent.name[1:], folder.name[1:])
+    return None if path is None else findings(read_report(path))
 
 
 ORIGIN = Origin(

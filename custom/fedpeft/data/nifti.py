@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from fedpeft.core.errors import DataError, UnreadableImage
 from fedpeft.data.dicom_grays import SET_WINDOW
-from fedpeft.data.errors import DataError, UnreadableImage
 from fedpeft.data.images import MOST_PIXELS, SOUND_COPY
 from fedpeft.data.window import Window
 

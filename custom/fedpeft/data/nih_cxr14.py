@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import MACRO_F1
-from fedpeft.data.errors import DataError
-from fedpeft.data.folders import dataset_folder, images_below
-from fedpeft.data.glance import holds, tree
+from fedpeft.data.folders import dataset_folder, holds, images_below, tree
 from fedpeft.data.labelled_images import TAKES, label_example, site_of
 from fedpeft.data.records import Row, csv_rows, read_text
 from fedpeft.data.registry import DataSet, Origin

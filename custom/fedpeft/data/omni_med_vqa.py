@@ -27,11 +27,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import closed_by_answer, normalize
-from fedpeft.data.errors import DataError
-from fedpeft.data.folders import dataset_folder, find, image_file, inside
-from fedpeft.data.glance import holds, tree
+from fedpeft.data.folders import dataset_folder, find, holds, image_file, inside, tree
 from fedpeft.data.omni_med_vqa_answers import PRINTED
 from fedpeft.data.partition import pooled
 from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows, reading

@@ -19,11 +19,10 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import clean_values, closed_by_answer, normalize
-from fedpeft.data.errors import DataError
-from fedpeft.data.folders import dataset_folder, find, images_below, missing_image
-from fedpeft.data.glance import holds, tree
+from fedpeft.data.folders import dataset_folder, find, holds, images_below, missing_image, tree
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import INCOMPLETE, Row, complete, reading
 from fedpeft.data.registry import DataSet, Origin

@@ -13,15 +13,38 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpeft.data.phantom_colors import GRAY, Scale, colored
-from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
-from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, Scene, draw_look, draw_scene, render
-from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, PAIRS, PLAIN, QUESTION_TYPES, Language, dialect
+from fedpeft.core.errors import DataError
+from fedpeft.data.phantom_questions import (
+    CLINICAL,
+    CLOSED_TYPES,
+    NOTHING,
+    PAIRS,
+    PLACES,
+    PLAIN,
+    QUESTION_TYPES,
+    Language,
+    ask,
+    dialect,
+)
+from fedpeft.data.phantom_scene import (
+    GRAY,
+    KINDS,
+    MODALITIES,
+    REGIONS,
+    SCALES,
+    Scale,
+    Scene,
+    colored,
+    draw_look,
+    draw_scene,
+    render,
+)
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import Example, SiteData
 
 if TYPE_CHECKING:
     from fedpeft.data.settings import DataSettings
+
 
 SITES = ("slake", "vqa-rad", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021")
 SIZES = {"train": 300, "validation": 60, "test": 150}
@@ -230,3 +253,71 @@ def _examples(
 
 TAKES = frozenset({"train_size", "validation_size", "test_size", "dialects", "label_skew"})
 DATASET = DataSet(load=load, procedural=True, answers=all_answers, takes=TAKES)
+
+
+MODALITY_SITES = {  # OmniMedVQA's modalities, and their looks
+    "ct": "ct",
+    "ultrasound": "ultrasound",
+    "oct": "oct",
+    "fundus": "fundus",
+    "microscopy": "microscopy",
+    "histopathology": "histopathology",
+    "dermatoscopy": "dermatoscopy",
+    "x-ray": "xray",
+}
+DEFAULT_MODALITY = next(iter(MODALITY_SITES))
+STYLES = 5
+_WEIGHTS = {
+    "presence": 4,
+    "placement": 3,
+    "density": 2,
+    "location": 4,
+    "abnormality": 4,
+    "shade": 3,
+    "count": 1,
+    "organ": 1,
+    "modality": 0,  # it would have one answer at a site
+}
+
+
+def load_modalities(settings: DataSettings) -> SiteData:
+    """Make the questions of one modality; the settings are those of `phantom`, without `label_skew`.
+
+    Raises:
+        DataError: the site is none of SITES.
+    """
+    site = settings.site or DEFAULT_MODALITY
+    return site_questions(site, modality_profile(site), settings)
+
+
+def modality_profile(site: str) -> Profile:
+    """Return the profile of a modality.
+
+    Raises:
+        DataError: it is none of SITES.
+    """
+    if site not in MODALITY_SITES:
+        raise DataError(
+            f"site={site!r} is not a modality of phantom_modalities; choose one of {', '.join(MODALITY_SITES)}."
+        )
+    number, look = list(MODALITY_SITES).index(site), MODALITY_SITES[site]
+    first = number * 3 % len(KINDS)
+    total = sum(_WEIGHTS.values())
+    return Profile(
+        modality=look,
+        kinds=tuple(KINDS[(first + k) % len(KINDS)] for k in range(6)),
+        type_weights=tuple(_WEIGHTS[name] / total for name in QUESTION_TYPES),
+        wordings=(number % 3, (number + 1) % 3),
+        answers=answer_words(number % STYLES),
+        others=0.0,
+        colors=SCALES.get(look, GRAY),
+    )
+
+
+def modality_answers() -> set[str]:
+    """Return every answer that a site can have."""
+    return {word for site in MODALITY_SITES for word in modality_profile(site).answers.values()}
+
+
+_MODALITIES_TAKE = TAKES - {"label_skew"}  # all sites ask the same mix of types
+MODALITIES_DATASET = DataSet(load=load_modalities, procedural=True, answers=modality_answers, takes=_MODALITIES_TAKE)

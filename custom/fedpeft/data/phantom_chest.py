@@ -17,9 +17,8 @@ import numpy as np
 from fedpeft.data.labelled_images import label_example
 from fedpeft.data.phantom import LANGUAGES
 from fedpeft.data.phantom_pictures import NO_PIXELS, TAKES, collection, generator, number_of_images, pictured
-from fedpeft.data.phantom_questions import PLACES
+from fedpeft.data.phantom_questions import CLINICAL, PLACES
 from fedpeft.data.phantom_scene import KINDS, QUADRANTS, Scene, draw_findings, draw_look, render
-from fedpeft.data.phantom_words import CLINICAL
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import Example, SiteData
 

@@ -13,14 +13,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedpeft.core.errors import DataError
 from fedpeft.data.build_vqa import numbers
-from fedpeft.data.errors import DataError
 from fedpeft.data.phantom import SIZES
-from fedpeft.data.phantom_colors import GRAY, SCALES, colored
-from fedpeft.data.phantom_scene import KINDS, QUADRANTS, REGIONS, Scene, draw_findings, draw_look, render
+from fedpeft.data.phantom_scene import (
+    GRAY,
+    KINDS,
+    QUADRANTS,
+    REGIONS,
+    SCALES,
+    Scene,
+    colored,
+    draw_findings,
+    draw_look,
+    render,
+)
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.data.vqa_templates import NORMAL, SHARES, Subject, ask
+from fedpeft.data.ultra_med_vqa import NORMAL, SHARES, Subject, ask
 
 if TYPE_CHECKING:
     from fedpeft.data.settings import DataSettings

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedpeft.core.errors import DataError
 from fedpeft.core.registry import Registry
-from fedpeft.data.errors import DataError
 
 if TYPE_CHECKING:
-    from fedpeft.data.glance import Recognized
+    from fedpeft.data.folders import Recognized
     from fedpeft.data.schema import SiteData
     from fedpeft.data.settings import DataSettings
 
@@ -47,7 +47,7 @@ class DataSet:
             `window` and `uncertain` that it reads; others are refused.
         metric: by which its sites are measured (`fedpeft.core.metrics`); empty: what lies at a site decides.
         origin: where it is had, and under which terms; None: it is a site's own, or computed.
-        recognized: whether a folder is in its layout (`fedpeft.data.glance`); None: it has none of its own.
+        recognized: whether a folder is in its layout (`fedpeft.data.folders`); None: it has none of its own.
         layout: the expected files, as messages show them.
         folders: names of its folder under FEDPEFT_DATA; `{site}` stands for the name of the site.
         sites: names of the sites that it has by itself.
@@ -132,8 +132,7 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
 
 def _with_layout(error: DataError, data_set: DataSet, settings: DataSettings) -> DataError:
     """Return an error to which the expected files are added, where the data's folder is in another layout."""
-    from fedpeft.data.folders import dataset_folder
-    from fedpeft.data.glance import glance
+    from fedpeft.data.folders import dataset_folder, glance
 
     names = tuple(name.format(site=settings.site or ".") for name in data_set.folders)
     if data_set.recognized is None or not names:

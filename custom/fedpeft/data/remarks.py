@@ -3,11 +3,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 
-from fedpeft.backbones import BACKBONES
-from fedpeft.data.baseline import baseline
+from fedpeft import backbones
+from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings
+from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
+from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.schema import SiteData
+
+
+def baseline(data: SiteData, *, least: int = 1) -> float | None:
+    """Return the figure of the best constant answer, a fraction; None: nothing can be measured.
+
+    Accuracy and the macro-F1 of answers: the most frequent answer of training. Balanced accuracy: any one class. The
+    macro-F1 of labels: every label.
+
+    Args:
+        data: of the site.
+        least: test images that an answer, class or label must have to count in a mean over these.
+    """
+    return (_OF_LABELS if data.labels else _OF_ANSWERS)[data.metric](data, least)
+
+
+def _accuracy(data: SiteData, least: int) -> float:
+    answer = _most_frequent(data)
+    return sum(answer in answers for answers in _accepted(data)) / len(data.test)
+
+
+def _most_frequent(data: SiteData) -> str:
+    [(answer, _)] = Counter(sorted(normalize(example.answer) for example in data.train)).most_common(1)
+    return answer
+
+
+def _accepted(data: SiteData) -> list[set[str]]:
+    return [{normalize(text) for text in (e.answer, *e.alternatives)} for e in data.test]
+
+
+def _classes(data: SiteData) -> list[str]:
+    vocabulary = AnswerVocabulary.from_examples(data.train)
+    return [vocabulary.class_of(example) for example in data.test]
+
+
+def _f1_of_answers(data: SiteData, least: int) -> float | None:
+    answer, target = _most_frequent(data), _classes(data)
+    chosen = [own if answer in accepted else answer for own, accepted in zip(target, _accepted(data), strict=True)]
+    right = Counter(own for own, other in zip(target, chosen, strict=True) if own == other)
+    counts, times = _counted(target, least), Counter(chosen)
+    scores = [2 * right[own] / (count + times[own]) for own, count in counts.items()]
+    return sum(scores) / len(scores) if scores else None
+
+
+def _counted(answers: list[str], least: int) -> dict[str, int]:
+    return {answer: count for answer, count in Counter(answers).items() if count >= least}
+
+
+def _balanced_accuracy(data: SiteData, least: int) -> float | None:
+    classes = len(_counted(_classes(data), least))
+    return 1 / classes if classes else None
+
+
+def _macro_f1(data: SiteData, least: int) -> float | None:
+    scores = []
+    for label in data.labels:
+        known = [example for example in data.test if label not in example.unknown_labels]
+        count = sum(label in (example.labels or ()) for example in known)
+        if count >= least:
+            share = count / len(known)
+            scores.append(2 * share / (1 + share))
+    return sum(scores) / len(scores) if scores else None
+
+
+_Baselines = dict[str, Callable[[SiteData, int], float | None]]
+_OF_LABELS: _Baselines = {MACRO_F1: _macro_f1}
+_OF_ANSWERS: _Baselines = {ACCURACY: _accuracy, BALANCED_ACCURACY: _balanced_accuracy, MACRO_F1: _f1_of_answers}
 
 
 def remarks(data: SiteData) -> Iterator[str]:
@@ -54,3 +123,74 @@ def without_variety(data: SiteData) -> Iterator[str]:
         yield f"{absent} of {len(data.labels)} labels are on no image of training."
     if baseline(data) is None:
         yield "No image of the test split has a label: the site trains, and its figure is not measured."
+
+
+def cut_texts_of(
+    data: SiteData, settings: BackboneSettings, *, answers: bool = False, download: bool = False
+) -> Iterator[str]:
+    """Yield what `cut_texts` does, before the weights of a backbone are loaded.
+
+    Args:
+        data: of the site.
+        settings: of the backbone.
+        answers: whether answers are written or ranked word by word.
+        download: whether the tokenizer may be fetched.
+
+    Raises:
+        FedpeftError: the tokenizer is missing, unreachable or damaged, or a setting does not fit.
+    """
+    if not BACKBONES.get(settings.name).reads_questions:
+        return
+    if backbone := backbones.prepared(settings, download=download):
+        yield from cut_texts(data, backbone, answers=answers)
+
+
+def cut_texts(data: SiteData, backbone: Backbone, *, answers: bool = False) -> Iterator[str]:
+    """Yield a sentence where texts are longer than a backbone reads, or answers than it reads or writes.
+
+    Args:
+        data: of the site; no sentence shows a text.
+        backbone: with its tokenizer; weights are not needed.
+        answers: whether answers are written or ranked word by word.
+    """
+    examples = [example for split in data.splits().values() for example in split]
+    yield from cut_questions((example.question for example in examples), backbone)
+    if answers and not data.labels and (count := getattr(backbone, "answer_lengths", None)):
+        written = Counter(example.answer for example in examples)
+        lengths = dict(zip(written, count(list(written)), strict=True))
+        read = backbone.longest_answer  # type: ignore[attr-defined]
+        limit = read or max(lengths[example.answer] for example in data.train)
+        if cut := sum(written[answer] for answer, length in lengths.items() if length > limit):
+            why = (
+                "that the model reads of one"
+                if read
+                else "of the longest of training, at which the model stops writing"
+            )
+            yield f"{cut:,} of {len(examples):,} answers are longer than the {limit} tokens {why}: shorten them."
+
+
+def cut_questions(questions: Iterable[str], backbone: Backbone) -> Iterator[str]:
+    """Yield a sentence where questions, or texts in their place, are longer than a backbone reads.
+
+    Args:
+        questions: of all examples; none is shown.
+        backbone: see `cut_texts`.
+    """
+    texts = Counter(filter(None, questions))
+    if not texts or not (count := getattr(backbone, "text_tokens", None)):
+        return
+    lengths = dict(zip(texts, count(list(texts)), strict=True))
+    limit, longest = backbone.text_length, max(lengths.values())  # type: ignore[attr-defined]
+    if cut := sum(texts[text] for text, length in lengths.items() if length > limit):
+        yield (
+            f"{cut:,} of {texts.total():,} texts are longer than backbone.text_length={limit} tokens and are cut "
+            f"there, the longest has {longest:,}: {_remedy(backbone, limit, longest)}."
+        )
+
+
+def _remedy(backbone: Backbone, limit: int, longest: int) -> str:
+    most = backbone.longest_text  # type: ignore[attr-defined]
+    if most is None or longest <= most:
+        return f"set it to {longest}"
+    others = "shorten them, or choose another backbone.name"
+    return others if most == limit else f"set it to {most}, the most that this model reads, or {others}"

@@ -10,9 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY, MACRO_F1
 from fedpeft.data.answers import AnswerVocabulary, normalize
-from fedpeft.data.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import TITLES
 from fedpeft.core.settings import BY_SITE, one_of
 from fedpeft.data.answers import normalize
-from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DATASETS, require_known
 from fedpeft.data.window import window_of
 

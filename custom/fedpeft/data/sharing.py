@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 
+from fedpeft.core.errors import DataError
 from fedpeft.core.seeds import derive
-from fedpeft.data.errors import DataError
 from fedpeft.data.partition import check_units
-from fedpeft.data.schema import Example
+from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DIRICHLET, NATURAL, DataSettings
 
 LEAST_UNITS = 3  # of a part: one for each split
@@ -137,3 +137,30 @@ def _dirichlet(labels: dict[str, tuple[str, ...]], settings: DataSettings, rng: 
         parts = np.searchsorted(np.round(ends[:-1]), np.arange(len(units)), side="right")
         owner.update((units[i], int(part)) for i, part in zip(rng.permutation(len(units)), parts, strict=True))
     return owner
+
+
+def pooled(site: str, parts: Sequence[SiteData]) -> SiteData:
+    """Return the data of one site that holds those of others, split by split and in their order.
+
+    Args:
+        site: its name.
+        parts: the others' data.
+
+    Raises:
+        DataError: some have labels and some questions, or other labels.
+    """
+    train, validation, test = (
+        tuple(chain.from_iterable(getattr(part, split) for part in parts)) for split in ("train", "validation", "test")
+    )
+    sources = dict.fromkeys(part.source for part in parts)
+    kinds = {(part.labels, part.metric) for part in parts}
+    if len(kinds) > 1:
+        raise DataError(
+            f"Site {site!r} pools {', '.join(repr(part.site) for part in parts)}, which have other labels or another "
+            f"metric; pool sites of one kind."
+        )
+    labels, metric = kinds.pop()
+    left_out = added(*(part.left_out for part in parts))
+    notes = tuple(dict.fromkeys(chain.from_iterable(part.notes for part in parts)))
+    own_ids = any(part.own_ids for part in parts)
+    return SiteData(site, train, validation, test, "; ".join(sources), labels, metric, left_out, notes, own_ids)

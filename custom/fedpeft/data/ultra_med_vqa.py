@@ -8,15 +8,156 @@ These folders lie below FEDPEFT_DATA; `root` is that of one site.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+import numpy as np
+
+from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data import manifest, medmnist
-from fedpeft.data.errors import DataError
-from fedpeft.data.glance import tree
+from fedpeft.data.folders import tree
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import DataSettings
+
+SHARES = {
+    "modality recognition": 0.10,
+    "anatomy identification": 0.20,
+    "disease diagnosis": 0.39,
+    "disease grading": 0.01,
+    "tissue identification": 0.20,
+    "other biological attributes": 0.10,
+}
+MODALITY, ANATOMY, DISEASE, GRADING, TISSUE, OTHER = SHARES
+OF_CLASSES = {"disease": DISEASE, "grade": GRADING, "tissue": TISSUE, "anatomy": ANATOMY, "other": OTHER}
+NORMAL = ("normal", "no finding", "healthy")
+CLOSED_SHARE = 0.25
+
+OPEN = {
+    MODALITY: (
+        "What is the modality of the image?",
+        "Which imaging modality was used here?",
+        "How was this image acquired?",
+        "With which imaging technique was this picture made?",
+        "What kind of image is this?",
+    ),
+    ANATOMY: (
+        "Which part of the body is shown?",
+        "What anatomy does the image show?",
+        "Which organ or region is in the picture?",
+        "What region of the body was imaged?",
+        "Which anatomical structure is seen here?",
+    ),
+    DISEASE: (
+        "What is the specific diagnosis{in_anatomy} in this image?",
+        "Which disease{in_anatomy} does the image show?",
+        "What finding{in_anatomy} is present?",
+        "What is the most likely diagnosis{in_anatomy}?",
+        "Which condition{in_anatomy} is seen here?",
+    ),
+    GRADING: (
+        "What is the grade of the disease{in_anatomy}?",
+        "How severe is the disease{in_anatomy} in this image?",
+        "Which grade does this image{in_anatomy} have?",
+        "To which stage does the finding{in_anatomy} belong?",
+    ),
+    TISSUE: (
+        "What is the tissue in the picture?",
+        "Which tissue{in_anatomy} is shown?",
+        "What type of tissue{in_anatomy} does the image show?",
+        "Which tissue or structure{in_anatomy} is seen here?",
+        "To which tissue{in_anatomy} does this sample belong?",
+    ),
+    OTHER: (
+        "What kind of cell is shown?",
+        "Which cell type is in the image?",
+        "What is the type of this cell?",
+        "To which type does the cell in the picture belong?",
+    ),
+}
+CLOSED = {
+    ANATOMY: ("Does the image show the {name}?", "Is the {name} seen here?", "Is this an image of the {name}?"),
+    DISEASE: ("Is there {name} in this image?", "Does the image show {name}?", "Is {name} present{in_anatomy}?"),
+    GRADING: ("Is the grade of the disease {name}?", "Does this image have {name}?", "Is this {name}?"),
+    TISSUE: ("Is the tissue {name}?", "Does the image show {name}?", "Is {name} seen here?"),
+    OTHER: ("Does the picture show {name}?", "Is the cell of the type {name}?", "Is this {name}?"),
+}
+IS_NORMAL = (
+    "Is this image normal or abnormal?",
+    "Does the image{in_anatomy} look normal or abnormal?",
+    "Normal or abnormal: which is this image?",
+    "Is what is seen{in_anatomy} normal or abnormal?",
+)
+
+
+class Subject(NamedTuple):
+    """What is known of all images of one set.
+
+    Args:
+        modality, anatomy: as answers have them; empty: not known, and not asked for.
+        classes: all of the set.
+        classes_are: a key of `OF_CLASSES`.
+    """
+
+    modality: str
+    anatomy: str
+    classes: tuple[str, ...]
+    classes_are: str
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types of questions that can be asked about every image of the set."""
+        asked = {OF_CLASSES[self.classes_are]}
+        asked |= {MODALITY} if self.modality else set()
+        asked |= {ANATOMY} if self.anatomy else set()
+        asked |= {OTHER} if self._names_normal else set()
+        return tuple(kind for kind in SHARES if kind in asked)
+
+    @property
+    def _names_normal(self) -> bool:
+        return self.classes_are == "disease" and any(name in NORMAL for name in self.classes)
+
+
+class Question(NamedTuple):
+    """A question, its answer, and whether it offers its answers."""
+
+    text: str
+    answer: str
+    closed: bool
+
+
+def ask(kind: str, subject: Subject, names: Sequence[str], rng: np.random.Generator) -> Question:
+    """Return a question of a type about one image.
+
+    Args:
+        kind: one of the subject's types.
+        subject: what is known of the set.
+        names: the image's classes, at least one.
+        rng: chooses wording, and whether the question is closed.
+    """
+    of_class = OF_CLASSES[subject.classes_are]
+    if kind == MODALITY:
+        return Question(_worded(OPEN[kind], subject, rng), subject.modality, closed=False)
+    if kind == ANATOMY and of_class != ANATOMY:
+        return Question(_worded(OPEN[kind], subject, rng), subject.anatomy, closed=False)
+    if kind == OTHER and of_class != OTHER:
+        answer = "normal" if all(name in NORMAL for name in names) else "abnormal"
+        return Question(_worded(IS_NORMAL, subject, rng), answer, closed=True)
+    here = [name for name in names if name not in NORMAL]
+    others = [name for name in subject.classes if name not in names and name not in NORMAL]
+    if not (here or others) or (len(names) == 1 and rng.random() >= CLOSED_SHARE):
+        return Question(_worded(OPEN[kind], subject, rng), names[0], closed=False)
+    holds = not others or (bool(here) and bool(rng.integers(2)))
+    about = here if holds else others
+    name = about[int(rng.integers(len(about)))]
+    return Question(_worded(CLOSED[kind], subject, rng, name=name), "yes" if holds else "no", closed=True)
+
+
+def _worded(wordings: Sequence[str], subject: Subject, rng: np.random.Generator, *, name: str = "") -> str:
+    in_anatomy = f" of the {subject.anatomy}" if subject.anatomy else ""
+    return wordings[int(rng.integers(len(wordings)))].format(name=name, in_anatomy=in_anatomy)
 
 
 def load(settings: DataSettings) -> SiteData:

@@ -13,11 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedpeft.core.errors import DataError
+from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import closed_by_answer, is_missing, normalize
-from fedpeft.data.errors import DataError
-from fedpeft.data.folders import find, images_below, missing_image
+from fedpeft.data.folders import contains, dataset_folder, find, holds, images_below, missing_image, tree
+from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.records import INCOMPLETE, Row, bar_rows, complete, reading
-from fedpeft.data.schema import Example
+from fedpeft.data.registry import DataSet, Origin
+from fedpeft.data.schema import Example, SiteData, added
+from fedpeft.data.settings import DataSettings
 
 Parts = tuple[Example | None, ...]  # None: an incomplete row
 
@@ -106,3 +110,231 @@ def _once(rows: Sequence[Row]) -> dict[str, Row]:
             )
         by_id[row.text("id")] = row
     return by_id
+
+
+FOLDERS_2018 = ("vqa_med_2018", "VQA-Med-2018")
+_WITH_ANSWERS_2018 = "VQAMed2018Test-QA-Eval.csv"
+_FIELDS_2018 = ("number", "id", "question")
+
+
+def load_2018(settings: DataSettings) -> SiteData:
+    """Load VQA-Med 2018 as one site.
+
+    Raises:
+        DataError: missing folder, file or image, a line that is not a pair, no test answers, or an empty split.
+    """
+    if settings.split == "paper":
+        raise DataError("split='paper' has no meaning for VQA-Med 2018; choose published or image_disjoint.")
+    root = dataset_folder(settings, FOLDERS_2018)
+    tested = _WITH_ANSWERS_2018 if contains(root, _WITH_ANSWERS_2018) else "VQAMed2018Test-QA.csv"
+    files = {"Train": "VQAMed2018Train-QA.csv", "Valid": "VQAMed2018Valid-QA.csv", "Test": tested}
+    read = {part: _pairs_2018(find(root, file), root, f"VQAMed2018{part}-images") for part, file in files.items()}
+    test, _ = read["Test"]
+    if not test and settings.split == "published":
+        raise DataError(
+            f"{find(root, tested)} has no answers; put the organizers' {_WITH_ANSWERS_2018!r} there, or set "
+            f"split='image_disjoint' to cut a test set out of the pairs that have one."
+        )
+    splits = arrange(settings, train=read["Train"][0], validation=read["Valid"][0], test=test)
+    split = "split by image" if settings.split == "image_disjoint" else "published split"
+    left_out = added([("the question has no published answer", sum(without for _, without in read.values()))])
+    source = f"VQA-Med 2018 (ImageCLEF), real data, {split}"
+    return SiteData(settings.site or "vqa-med-2018", *splits, source, left_out=left_out)
+
+
+def _pairs_2018(file: Path, root: Path, images: str) -> tuple[tuple[Example, ...], int]:
+    """Return the questions of a file that have an answer, and the number of the others."""
+    rows = bar_rows(file, _FIELDS_2018, alternatives=True, separator="\t")
+    if long := [row for row in rows if len(row.values["alternatives"]) > 1]:
+        raise DataError(f"{long[0].where}: it has more than four fields; correct that row.")
+    answered = [row for row in rows if row.values["alternatives"]]
+    folder = find(root, images, folder=True)
+    known = images_below(folder)
+    examples = (
+        example(row, row.values["alternatives"][:1], folder=folder, images=known, question_type="") for row in answered
+    )
+    [whole], _ = without_incomplete(tuple(examples))
+    return whole, len(rows) - len(whole)
+
+
+ORIGIN_2018 = Origin(
+    title="VQA-Med 2018", address="ImageCLEF, after registration", terms="the images are those of PubMed Central"
+)
+VQA_MED_2018 = DataSet(
+    load=load_2018,
+    metric=ACCURACY,
+    origin=ORIGIN_2018,
+    recognized=holds(("*/VQAMed2018Train-QA.csv", "*/VQAMed2018Valid-QA.csv")),
+    layout=tree(__doc__),
+    folders=FOLDERS_2018,
+)
+
+
+FOLDERS_2019 = ("vqa_med_2019", "VQA-Med-2019")
+CATEGORIES = {"C1_Modality": "modality", "C2_Plane": "plane", "C3_Organ": "organ", "C4_Abnormality": "abnormality"}
+_PAIR = ("id", "question", "answer")
+
+
+def load_2019(settings: DataSettings) -> SiteData:
+    """Load VQA-Med 2019 as one site.
+
+    Raises:
+        DataError: missing folder, file or image, a line that is not a pair, or an empty split.
+    """
+    root = dataset_folder(settings, FOLDERS_2019)
+    (train, validation, test), incomplete = without_incomplete(
+        _pairs_2019(root, "train", "Train_images"), _pairs_2019(root, "val", "Val_images"), _test(root)
+    )
+    if settings.split == "paper":
+        train, validation = (*train, *validation), None
+    train, validation, test = arrange(settings, train=train, validation=validation, test=test)
+    split = {
+        "published": "published split",
+        "image_disjoint": "split by image",
+        "paper": "train with validation against test",
+    }[settings.split]
+    source = f"VQA-Med 2019 (ImageCLEF), real data, {split}"
+    return SiteData(settings.site or "vqa-med-2019", train, validation, test, source, left_out=added(incomplete))
+
+
+def _pairs_2019(root: Path, split: str, images: str) -> Parts:
+    by_category = {
+        category: bar_rows(find(root, f"{stem}_{split}.txt"), _PAIR)
+        for stem, category in CATEGORIES.items()
+        if contains(root, f"{stem}_{split}.txt")
+    }
+    everything = f"All_QA_Pairs_{split}.txt"
+    if contains(root, everything) or not by_category:
+        category_of = {_key(row): category for category, rows in by_category.items() for row in rows}
+        rows = [(row, category_of.get(_key(row), "")) for row in bar_rows(find(root, everything), _PAIR)]
+    else:
+        rows = [(row, category) for category, rows in by_category.items() for row in rows]
+    folder = find(root, images, folder=True)
+    known = images_below(folder)
+    return tuple(
+        example(row, [row.values["answer"]], folder=folder, images=known, question_type=category)
+        for row, category in rows
+    )
+
+
+def _key(row: Row) -> tuple[str, ...]:
+    return tuple(row.text(field) for field in _PAIR)
+
+
+def _test(root: Path) -> Parts:
+    rows = bar_rows(find(root, "VQAMed2019_Test_Questions_w_Ref_Answers.txt"), ("id", "category", "question", "answer"))
+    folder = find(root, "VQAMed2019_Test_Images", folder=True)
+    known = images_below(folder)
+    return tuple(
+        example(
+            row,
+            [answer for answer in row.text("answer").split("#") if answer.strip()],
+            folder=folder,
+            images=known,
+            question_type=row.text("category").lower(),
+        )
+        for row in rows
+    )
+
+
+ORIGIN_2019 = Origin(
+    title="VQA-Med 2019", address="the organizers, github.com/abachaa", terms="the images are those of MedPix"
+)
+VQA_MED_2019 = DataSet(
+    load=load_2019,
+    metric=ACCURACY,
+    origin=ORIGIN_2019,
+    recognized=holds(("*/Train_images/", "*/VQAMed2019_Test_Images/")),
+    layout=tree(__doc__),
+    folders=FOLDERS_2019,
+)
+
+
+FOLDERS_2020 = ("vqa_med_2020", "VQA-Med-2020")
+
+
+def load_2020(settings: DataSettings) -> SiteData:
+    """Load VQA-Med 2020 as one site.
+
+    Raises:
+        DataError: missing folder, file or image, a line that is not a pair, or an empty split.
+    """
+    root = dataset_folder(settings, FOLDERS_2020)
+    validation = pairs(root, "VQAnswering_2020_Val_QA_Pairs.txt", "VQAnswering_2020_Val_images")
+    test = questions_with_references(
+        root,
+        "VQAMed2020-Task1-VQAnswering-Test-Questions.txt",
+        "VQAMed2020-Task1-VQAnswering-Test-ReferenceAnswers.txt",
+        "Task1-2020-VQAnswering-Test-Images",
+    )
+    if settings.split == "paper":
+        (validation, test), incomplete = without_incomplete(validation, test)
+        splits = pooled((*validation, *test), settings)
+        split = "validation and test pooled and split by image, as in the papers"
+    else:
+        train = pairs(root, "VQAnswering_2020_Train_QA_pairs.txt", "VQAnswering_2020_Train_images")
+        (train, validation, test), incomplete = without_incomplete(train, validation, test)
+        splits = arrange(settings, train=train, validation=validation, test=test)
+        split = "split by image" if settings.split == "image_disjoint" else "published split"
+    source = f"VQA-Med 2020 (ImageCLEF), real data, {split}"
+    return SiteData(settings.site or "vqa-med-2020", *splits, source, left_out=added(incomplete))
+
+
+ORIGIN_2020 = Origin(
+    title="VQA-Med 2020", address="the organizers, github.com/abachaa", terms="the images are those of MedPix"
+)
+VQA_MED_2020 = DataSet(
+    load=load_2020,
+    metric=ACCURACY,
+    origin=ORIGIN_2020,
+    recognized=holds(("*/VQAnswering_2020_Val_QA_Pairs.txt", "*/VQAMed2020-Task1-VQAnswering-Test-Questions.txt")),
+    layout=tree(__doc__),
+    folders=FOLDERS_2020,
+)
+
+
+FOLDERS_2021 = ("vqa_med_2021", "VQA-Med-2021")
+
+
+def load_2021(settings: DataSettings) -> SiteData:
+    """Load VQA-Med 2021 as one site.
+
+    Raises:
+        DataError: missing folder, file or image, a line that is not a pair, or an empty split.
+    """
+    root = dataset_folder(settings, FOLDERS_2021)
+    train = pairs(
+        root,
+        "VQA-Med-2021-VQAnswering-Task1-New-ValidationSet.txt",
+        "ImageCLEF-2021-VQA-Med-New-Validation-Images",
+    )
+    test = questions_with_references(
+        root,
+        "Task1-VQA-2021-TestSet-Questions.txt",
+        "Task1-VQA-2021-TestSet-ReferenceAnswers.txt",
+        "VQA-500-Images",
+    )
+    (train, test), incomplete = without_incomplete(train, test)
+    if settings.split == "paper":
+        splits = pooled((*train, *test), settings)
+        split = "validation and test pooled and split by image, as in the papers"
+    else:
+        splits = arrange(settings, train=train, test=test)
+        split = "split by image" if settings.split == "image_disjoint" else "published split"
+    source = f"VQA-Med 2021 (ImageCLEF), real data, {split}"
+    return SiteData(settings.site or "vqa-med-2021", *splits, source, left_out=added(incomplete))
+
+
+ORIGIN_2021 = Origin(
+    title="VQA-Med 2021", address="the organizers, github.com/abachaa", terms="the images are those of MedPix"
+)
+VQA_MED_2021 = DataSet(
+    load=load_2021,
+    metric=ACCURACY,
+    origin=ORIGIN_2021,
+    recognized=holds(
+        ("*/VQA-Med-2021-VQAnswering-Task1-New-ValidationSet.txt", "*/Task1-VQA-2021-TestSet-Questions.txt")
+    ),
+    layout=tree(__doc__),
+    folders=FOLDERS_2021,
+)

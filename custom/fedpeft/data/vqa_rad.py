@@ -22,11 +22,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import closed_by_type, normalize
-from fedpeft.data.errors import DataError
-from fedpeft.data.folders import dataset_folder, image_file
-from fedpeft.data.glance import holds, tree
+from fedpeft.data.folders import dataset_folder, holds, image_file, tree
 from fedpeft.data.partition import arrange, halves
 from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows, reading
 from fedpeft.data.registry import DataSet, Origin

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedpeft.data.errors import DataError
+from fedpeft.core.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np

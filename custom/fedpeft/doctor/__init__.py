@@ -4,22 +4,21 @@
 A group of checks is one file with `check(context) -> Iterator[Finding]` and one line below.
 """
 
-from fedpeft.doctor.context import Context, open_context
-from fedpeft.doctor.finding import Finding
+from fedpeft.doctor.context import Context, Finding, open_context
 from fedpeft.doctor.registry import examine, register
 
 __all__ = ["Context", "Finding", "examine", "open_context", "register"]
 
-register("versions", "fedpeft.doctor.versions:check")
-register("job", "fedpeft.doctor.job:check")
-register("admission", "fedpeft.doctor.admission:check")
-register("tracking", "fedpeft.doctor.tracking:check")
-register("allow-list", "fedpeft.doctor.allow_list:check")
-register("privacy", "fedpeft.doctor.privacy:check")
-register("clock", "fedpeft.doctor.clock:check")
-register("ports", "fedpeft.doctor.ports:check")
-register("site-file", "fedpeft.doctor.site_file:check")
-register("data", "fedpeft.doctor.data:check")
-register("backbone", "fedpeft.doctor.backbone:check")
-register("memory", "fedpeft.doctor.memory:check")
-register("disk", "fedpeft.doctor.disk:check")
+register("versions", "fedpeft.doctor.machine:check_versions")
+register("job", "fedpeft.doctor.context:check_job")
+register("admission", "fedpeft.doctor.policies:check_admission")
+register("tracking", "fedpeft.doctor.content:check_tracking")
+register("allow-list", "fedpeft.doctor.policies:check_allow_list")
+register("privacy", "fedpeft.doctor.policies:check_privacy")
+register("clock", "fedpeft.doctor.machine:check_clock")
+register("ports", "fedpeft.doctor.machine:check_ports")
+register("site-file", "fedpeft.doctor.policies:check_site_file")
+register("data", "fedpeft.doctor.content:check_data")
+register("backbone", "fedpeft.doctor.content:check_backbone")
+register("memory", "fedpeft.doctor.memory:check_memory")
+register("disk", "fedpeft.doctor.machine:check_disk")

@@ -37,7 +37,7 @@ from fedpeft.methods.trainable import Trainable
 from fedpeft.protocol.site_check import admitted
 from fedpeft.site import computing
 from fedpeft.site.kept_features import MIB
-from fedpeft.site.optimizer import KEPT_TENSORS
+from fedpeft.site.loop import KEPT_TENSORS
 from fedpeft.site.site_model import SiteModel
 from fedpeft.site.site_state import KEPT_ROUNDS
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpeft.core.bounded_files import read_json
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import read_json
 
 SERVER, SITE, ADMIN = "server", "site", "admin"
 CONFIGURATIONS = {SERVER: "fed_server.json", SITE: "fed_client.json", ADMIN: "fed_admin.json"}

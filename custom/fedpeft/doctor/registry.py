@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
+from rich.table import Table
+from rich.text import Text
+
+from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
-from fedpeft.doctor.context import Context
-from fedpeft.doctor.finding import Finding, failed
+from fedpeft.core.text import one_line
+from fedpeft.doctor.context import FAIL, PASS, WARN, Context, Finding, failed
 
 Check = Callable[[Context], Iterator[Finding]]
 CHECKS: Registry[Check] = Registry("group of checks", "fedpeft.checks", Callable)
@@ -37,3 +42,44 @@ def examine(
                     failed(f"this check itself failed ({type(error).__name__}: {error}): please report it.")
                 )
         yield from ((name, finding) for finding in findings)
+
+
+STYLES = {PASS: "green", WARN: "yellow", FAIL: "bold red"}
+WIDTH = 10
+
+
+def print_findings(context: Context, *, console: Console | None = None) -> None:
+    """Run all checks and print every finding.
+
+    Raises:
+        FedpeftError: a check failed.
+    """
+    console = console or Console()
+    counts: Counter[str] = Counter()
+    for group, finding in examine(context, during=lambda name: _busy(console, name)):
+        counts[finding.verdict] += 1
+        _print(console, group, finding)
+    if context.job is None:
+        console.print(Text("Name a job's folder to check its data, backbone and memory too."), soft_wrap=True)
+    console.print(Text(f"{counts[PASS]} passed, {counts[WARN]} warnings, {counts[FAIL]} failed"), soft_wrap=True)
+    if counts[FAIL]:
+        raise FedpeftError(
+            f"{counts[FAIL]} of {counts.total()} checks failed: follow the lines above, then run doctor again."
+        )
+
+
+def _busy(console: Console, name: str) -> AbstractContextManager:
+    return console.status(f"checking {name}")
+
+
+def _print(console: Console, group: str, finding: Finding) -> None:
+    verdict = Text(finding.verdict, style=STYLES[finding.verdict])
+    if not console.is_terminal:
+        console.print(Text(f"{finding.verdict}  {group:{WIDTH}}  {one_line(finding.sentence)}"), soft_wrap=True)
+        return
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=4)
+    grid.add_column(width=WIDTH)
+    grid.add_column(overflow="fold")
+    grid.add_row(verdict, Text(group), cell(finding.sentence))
+    console.print(grid)

@@ -13,14 +13,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
-from fedpeft.flare.cell_request_guards import guard_cell_requests
 from fedpeft.flare.flare_guards import guard_configurations, guard_deployments, guard_submissions
-from fedpeft.flare.frame_limits import limit_frames
 from fedpeft.flare.job_failures import guard_job_failures
-from fedpeft.flare.job_request_guards import guard_job_requests
 from fedpeft.flare.local_connections import guard_local_connections
-from fedpeft.flare.message_limits import limit_messages
-from fedpeft.flare.site_request_guards import check_job_id, guard_requests
+from fedpeft.flare.message_limits import limit_frames, limit_messages
+from fedpeft.flare.request_guards import check_job_id, guard_cell_requests, guard_job_requests, guard_requests
 from fedpeft.job.admission.job import admit_app
 from fedpeft.job.admission.refusal import AdmissionError
 

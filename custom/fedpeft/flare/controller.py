@@ -21,21 +21,25 @@ from nvflare.app_common.workflows.model_controller import ModelController
 import fedpeft
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import layers_of
-from fedpeft.core.state_lock import StateLock
+from fedpeft.core.locks import StateLock
 from fedpeft.core.states import of_keys
 from fedpeft.flare.aggregator import REPORT
+from fedpeft.flare.folders import (
+    is_simulated,
+    lineages_folder,
+    prune,
+    run_folder,
+    state_folder,
+    submitter_of,
+    take_workspace,
+)
 from fedpeft.flare.function_guard import replace_function
 from fedpeft.flare.inbox import Inbox
 from fedpeft.flare.local_connections import guard_local_connections
 from fedpeft.flare.message_limits import limit_messages, take_refusal
-from fedpeft.flare.messages import from_model, note_kind, to_model
+from fedpeft.flare.messages import from_model, note_kind, register_early, register_tensors, to_model
 from fedpeft.flare.progress import report_progress
 from fedpeft.flare.returning_sites import AwaySites
-from fedpeft.flare.run_folder import run_folder
-from fedpeft.flare.simulator_workspace import is_simulated, take_workspace
-from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
-from fedpeft.flare.submitter import submitter_of
-from fedpeft.flare.tensors import register_early, register_tensors
 from fedpeft.flare.tracking import start_tracking
 from fedpeft.job.federation import LATEST
 from fedpeft.job.settings import ServerJob
@@ -53,14 +57,12 @@ from fedpeft.protocol.types import (
 )
 from fedpeft.server import checkpoint, first_adapter, handshake
 from fedpeft.server.aggregation import State, check_global, parts_of
-from fedpeft.server.assignment import Assignment
+from fedpeft.server.broadcast import DeltaBroadcast, StackedBroadcast
 from fedpeft.server.checkpoint import Checkpoint
-from fedpeft.server.delta_broadcast import DeltaBroadcast
 from fedpeft.server.export import export_adapter, export_head, import_peft
 from fedpeft.server.first_adapter import Sender
-from fedpeft.server.planner import RoundPlanner
+from fedpeft.server.planner import Assignment, RoundPlanner
 from fedpeft.server.run_recorder import RunRecorder
-from fedpeft.server.stacked_broadcast import StackedBroadcast
 from fedpeft.server.update_check import UpdateCheck
 from fedpeft.site import fork_server
 

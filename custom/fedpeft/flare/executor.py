@@ -18,19 +18,17 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.locks import StateLock
 from fedpeft.core.registry import only_plugins
-from fedpeft.core.state_lock import StateLock
+from fedpeft.flare.folders import lineages_folder, note_problem, prune, run_folder, state_folder, submitter_of
 from fedpeft.flare.message_limits import limit_messages
-from fedpeft.flare.own_policy import SIMULATED, policy_of
-from fedpeft.flare.run_folder import note_problem, run_folder
-from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
-from fedpeft.flare.submitter import submitter_of
+from fedpeft.flare.policy import SIMULATED, policy_of
 from fedpeft.flare.task_check import TaskCheck
 from fedpeft.job.plugin_names import keep_to
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.protocol.limits import LARGEST_MB, MB, Limit
+from fedpeft.protocol.fields import LARGEST_MB, MB, Limit
 from fedpeft.site.connection import WORKER, Aborted
-from fedpeft.site.failure import Failure
+from fedpeft.site.frames import Failure
 from fedpeft.site.kept_state import claim, make_room
 from fedpeft.site.supervisor import RequestFailed, WorkerSupervisor
 
@@ -96,10 +94,9 @@ class SiteExecutor(Executor):
 
         from fedpeft.flare.messages import from_model, model_of, to_model
         from fedpeft.job.site_job import SiteJob
-        from fedpeft.protocol.empty_replies import empty_reply
         from fedpeft.protocol.reply_policy import allowed
         from fedpeft.protocol.site_check import admitted
-        from fedpeft.protocol.types import HELLO, TASKS
+        from fedpeft.protocol.types import HELLO, TASKS, empty_reply
         from fedpeft.site.site_tasks import WORK, SiteContext
 
         # if another component called this one, the reply would bypass the site's filters
@@ -182,8 +179,7 @@ def _own_file(fl_ctx: FLContext) -> SitePolicy | None:
 def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: StateLock, order: Order) -> Path:
     """Check an order, claim the state of its lineage for the job, and return the state folder."""
     from fedpeft.protocol.types import Hello
-    from fedpeft.site.accepted import check_accepted
-    from fedpeft.site.order_limits import check_order, note_order
+    from fedpeft.site.orders import check_accepted, check_order, note_order
 
     check_order(order, job)
     folder, lineages, run = state_folder(fl_ctx, order.lineage), lineages_folder(fl_ctx), run_folder(fl_ctx)
@@ -227,6 +223,6 @@ def _lasting(job: SiteJob) -> dict[str, Any]:
 
 def _import_tensors() -> None:
     """Import torch, which takes seconds, while FLARE still connects."""
-    from fedpeft.flare.tensors import register_tensors
+    from fedpeft.flare.messages import register_tensors
 
     register_tensors()

@@ -27,18 +27,33 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import DISK_FULL
 from fedpeft.core.settings import build
-from fedpeft.flare.messages import FIELDS, from_model, model_of, to_model
-from fedpeft.flare.own_policy import policy_of, simulated
-from fedpeft.flare.run_folder import note_problem, run_folder
-from fedpeft.flare.state_folder import lineages_folder
-from fedpeft.flare.tensors import register_tensors
+from fedpeft.flare.folders import lineages_folder, note_problem, run_folder
+from fedpeft.flare.messages import FIELDS, from_model, model_of, register_tensors, to_model
+from fedpeft.flare.policy import policy_of, simulated
 from fedpeft.protocol import PrivacySettings, epsilon
-from fedpeft.protocol.announced import FOLDER, AnnouncementStore
-from fedpeft.protocol.dp_release import release_reply
-from fedpeft.protocol.empty_replies import empty_reply
 from fedpeft.protocol.ledger import BOOK
-from fedpeft.protocol.reply_policy import BLOCKED, allowed, check_known, has_head, only, permitted
-from fedpeft.protocol.types import TASKS, TOO_LARGE, Hello, Introduction, Order, Reply, ScoreOrder, TrainOrder
+from fedpeft.protocol.release import release_reply
+from fedpeft.protocol.reply_policy import (
+    BLOCKED,
+    FOLDER,
+    AnnouncementStore,
+    allowed,
+    check_known,
+    has_head,
+    only,
+    permitted,
+)
+from fedpeft.protocol.types import (
+    TASKS,
+    TOO_LARGE,
+    Hello,
+    Introduction,
+    Order,
+    Reply,
+    ScoreOrder,
+    TrainOrder,
+    empty_reply,
+)
 from fedpeft.site.global_cache import apply_delta
 
 OFF = "off"

@@ -24,11 +24,9 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed_json_config import FedJsonConfigurator
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.flare.cell_request_guards import guard_cell_requests
 from fedpeft.flare.function_guard import replace_function
 from fedpeft.flare.job_failures import guard_job_failures
-from fedpeft.flare.job_request_guards import guard_job_requests
-from fedpeft.flare.site_request_guards import guard_requests
+from fedpeft.flare.request_guards import guard_cell_requests, guard_job_requests, guard_requests
 from fedpeft.job.admission.archive import MAX_ARCHIVE, check_archive
 from fedpeft.job.admission.job import admit_configuration, admit_submission
 from fedpeft.job.admission.refusal import AdmissionError

@@ -15,8 +15,8 @@ from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.run_names import MANIFEST
+from fedpeft.flare.folders import NAME
 from fedpeft.flare.progress import GROUP
-from fedpeft.flare.run_folder import NAME
 from fedpeft.report.status.progress import FAILED, Progress, read_progress
 
 LONGEST = 2000  # characters of a reason in the job's metadata, which every list of jobs includes

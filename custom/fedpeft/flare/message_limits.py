@@ -18,6 +18,7 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet import cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.drivers import aio_conn, aio_http_driver, socket_conn
 from nvflare.fuel.f3.streaming.blob_streamer import BlobTask
 from nvflare.fuel.f3.streaming.cacheable import ItemConsumer
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
@@ -25,8 +26,25 @@ from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
 from nvflare.fuel.utils.fobs import FOBSContextKey
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
+from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.function_guard import replace_function
-from fedpeft.protocol.limits import MB, Limit, Unread
+from fedpeft.protocol.fields import MB, Limit, Unread
+
+FRAME = 64 * 2**20
+_NAME = "MAX_FRAME_SIZE"
+
+
+def limit_frames() -> None:
+    """Close connections of this process that receive a larger frame.
+
+    Raises:
+        FedpeftError: this version of FLARE does not have the constants.
+    """
+    for driver in (aio_http_driver, aio_conn, socket_conn):
+        if not hasattr(driver, _NAME):
+            raise FedpeftError(f"FLARE has no {driver.__name__}.{_NAME}: install the version in constraints.txt.")
+        setattr(driver, _NAME, FRAME)
+
 
 MOST_NOTED = 100  # senders whose refused messages are recorded
 LONGEST_NAME = 1000  # characters of a recorded name, which comes with the message

@@ -3,16 +3,35 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from nvflare.apis.dxo import DataKind
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.utils import fobs
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.flare.message_limits import limit_messages
 from fedpeft.protocol.fields import REFUSED, shown
 from fedpeft.protocol.types import M, Order, Reply, fields_of, message_from
+
+DECOMPOSERS = "fedpeft.flare.decomposers"
+SETTING = "NVFLARE_NVFLARE_DECOMPOSERS"  # the environment variable for FLARE's setting `nvflare_decomposers`
+
+
+def register_tensors() -> None:
+    """Register the decomposer of torch tensors in this process, and limit messages."""
+    fobs.register(TensorDecomposer)
+    limit_messages()
+
+
+def register_early() -> None:
+    """Let the sites' processes that this one starts later register the decomposer before anything else."""
+    os.environ.setdefault(SETTING, DECOMPOSERS)
+
 
 FIELDS, KIND = "fedpeft", "fedpeft_kind"
 

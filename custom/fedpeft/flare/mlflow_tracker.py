@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import fedpeft
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.trackers import LEAVE_OUT, SETTING, Tracker
+from fedpeft.job.federation import LEAVE_OUT, SETTING, Tracker
 
 if TYPE_CHECKING:
     from nvflare.app_common.widgets.streaming import AnalyticsReceiver

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from fedpeft.core.files import replacing
 from fedpeft.core.run_names import GLOBAL_ADAPTER
-from fedpeft.flare.run_folder import run_folder
+from fedpeft.flare.folders import run_folder
 
 
 class SafetensorsPersistor(LearnablePersistor):

@@ -18,10 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpeft.core.bounded_files import read_json
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import read_json
 from fedpeft.core.settings import build
 from fedpeft.job.privacy_settings import PrivacySettings
+from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 
 SCOPE = "fedpeft"
 
@@ -110,6 +114,35 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, float(value)
     except ValueError:
         return name, value
+
+
+KIT = "fed_client.json"
+SIMULATED = (
+    "the simulator uses the job's values; in a consortium the site's own file local/fedpeft.json decides about data, "
+    "backbones and limits"
+)
+
+
+def simulated(fl_ctx: FLContext) -> bool:
+    """Whether FLARE's simulator runs this site.
+
+    Only the simulator's processes set FLARE's flag; it is private, so that no message can set it. A site with a
+    start-up kit is never one of the simulator, whatever the flag.
+    """
+    if not fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False):
+        return False
+    return not (Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir()) / KIT).exists()
+
+
+def policy_of(fl_ctx: FLContext) -> SitePolicy | None:
+    """The site's own file; None in the simulator.
+
+    Raises:
+        LocalError: a site of a consortium has none, or it cannot be used.
+    """
+    if simulated(fl_ctx):
+        return None
+    return read_policy(Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()) / FILE)
 
 
 if __name__ == "__main__":

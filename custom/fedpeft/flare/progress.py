@@ -11,7 +11,7 @@ from dataclasses import asdict
 from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import InfoCollector
 
-from fedpeft.flare.run_folder import run_folder
+from fedpeft.flare.folders import run_folder
 from fedpeft.report.status.progress import read_progress
 
 GROUP = "fedpeft"

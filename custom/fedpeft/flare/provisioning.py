@@ -14,7 +14,7 @@ from nvflare.lighter.spec import Builder, ProvisionContext
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import write_json
-from fedpeft.core.python_environment import SAFE_PATH
+from fedpeft.core.processes import SAFE_PATH
 from fedpeft.core.settings import at_least, build
 from fedpeft.core.workspace import GUARDS, PRIVACY, resources
 from fedpeft.flare.policy import default_scope

@@ -16,7 +16,7 @@ from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.job_def import RunStatus
 
 from fedpeft.core.errors import LocalError
-from fedpeft.core.state_lock import IN_USE, StateLock
+from fedpeft.core.locks import IN_USE, StateLock
 
 
 class StaleJobs(FLComponent):

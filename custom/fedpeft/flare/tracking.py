@@ -21,7 +21,7 @@ from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 
-from fedpeft.job.trackers import LEAVE_OUT, NONE, Tracker, reason_of, unusable, usable
+from fedpeft.job.federation import LEAVE_OUT, NONE, Tracker, reason_of, unusable, usable
 from fedpeft.report.tensorboard import SERVER, scalars
 
 MOST_AT_ONCE = 500  # MLflow takes at most 1000 metrics in one request

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.trackers import LEAVE_OUT, SETTING, Tracker, unusable
+from fedpeft.job.federation import LEAVE_OUT, SETTING, Tracker, unusable
 
 if TYPE_CHECKING:
     from nvflare.app_common.widgets.streaming import AnalyticsReceiver

@@ -29,7 +29,7 @@ _HOME = {
     "names": "registry",
     "register": "registry",
     "method_settings": "registry",
-    "adapter_layers": "layers",
+    "adapter_layers": "scoring_task",
     "MemorySettings": "settings",
     "layer_budget": "memory_budget",
     "layer_memory": "memory_budget",

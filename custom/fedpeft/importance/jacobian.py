@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.importance.capture import Tape, Use
-from fedpeft.importance.operations import wide
+from fedpeft.importance.capture import Tape, Use, wide
 
 Receive = Callable[[Tensor, int, Tensor], None]
 

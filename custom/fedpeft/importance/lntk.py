@@ -16,15 +16,107 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from fedpeft.importance.directions import leading_directions
-from fedpeft.importance.eigen import gram, principal_eigenvalue
+from fedpeft.importance.capture import wide
 from fedpeft.importance.jacobian import jacobian_rows
-from fedpeft.importance.operations import wide
+from fedpeft.importance.saliency import squared_gradients
 from fedpeft.importance.scoring_task import ScoringTask
-from fedpeft.importance.settings import LNTKSettings
+from fedpeft.importance.settings import LayerSum, LNTKSettings
+
+SAFE = 1e-25, 1e35  # squared lengths beyond these leave the range of single precision
+
+
+def principal_eigenvalue(gram: Tensor) -> float:
+    """Return the largest eigenvalue of a symmetric positive semidefinite matrix (n, n), by Lanczos iteration.
+
+    NaN if the matrix is not finite.
+
+    Source: F3OCUS, supplement, section E.4 (`scipy.sparse.linalg.eigsh`).
+    """
+    matrix = gram.detach().double().cpu().numpy()
+    with np.errstate(over="ignore"):
+        scale = float(np.trace(matrix))
+    if np.isinf(scale) and np.isfinite(matrix).all():
+        return len(matrix) * principal_eigenvalue(gram / len(matrix))
+    if len(matrix) == 1 or scale == 0 or not np.isfinite(matrix).all():
+        return scale if np.isfinite(matrix).all() else float("nan")
+    start = np.random.default_rng(0).standard_normal(len(matrix))  # eigsh would draw it from numpy's global generator
+    return scale * float(eigsh(matrix / scale, k=1, which="LA", v0=start, return_eigenvectors=False)[0])
+
+
+def principal_eigenvalue_of_rows(rows: Tensor) -> float:
+    """Return the largest eigenvalue of `rows rows^T`, rows (m, p), from the smaller of its two Gram matrices."""
+    rows = rows.double()
+    return principal_eigenvalue(rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """Return `rows rows^T` of (n, ...) as (n, n) float64 on the CPU."""
+    flat = rows.flatten(1)
+    product = (flat @ flat.T).to("cpu", torch.float64)
+    if SAFE[0] < float(product.diagonal().max()) < SAFE[1]:
+        return product
+    largest = float(flat.abs().max())
+    if not 0 < largest < np.inf:
+        return product
+    scaled = flat / largest
+    return (scaled @ scaled.T).to("cpu", torch.float64) * largest**2
+
+
+HASHED = 1024
+MAX_BYTES_OF_DIRECTIONS = 2**29
+
+
+def leading_directions(task: ScoringTask, batch: Any, count: int) -> Tensor:
+    """Return orthonormal combinations of every sample's logits (n, C, min(q, C)), in single precision or wider.
+
+    Args:
+        task: its last layer is the one that is differentiated, once for each class.
+        batch: of n samples and C classes.
+        count: q.
+
+    Raises:
+        FedpeftError: the last layer does not influence the logits.
+    """
+    last = list({id(p): p for p in list(task.layers.values())[-1]}.values())
+    hashes: dict[int, _Hash] = {}
+    hashed = torch.empty(0)
+
+    def logits() -> Tensor:
+        nonlocal hashed
+        values = task.logits(batch)
+        width = max(1, min(HASHED, MAX_BYTES_OF_DIRECTIONS // (4 * values.numel())))
+        hashes.update({id(p): _Hash(p, width, seed) for seed, p in enumerate(last)})
+        hashed = torch.zeros(*values.shape, width, device=values.device)
+        return values
+
+    def receive(parameter: Tensor, column: int, rows: Tensor) -> None:
+        hashed[:, column] += hashes[id(parameter)](rows.flatten(1))
+
+    jacobian_rows(logits, last, receive, gradients=task.gradients)
+    kept = min(count, hashed.shape[1])
+    # of one sample at a time, because C x C for all of them may not fit; a NaN is found in the kernel, by its layer
+    return torch.stack([torch.linalg.eigh(rows @ rows.T)[1][:, -kept:] for rows in hashed.nan_to_num()])
+
+
+class _Hash:
+    """Adds every number of a row, with a random sign, to one of `width` places."""
+
+    def __init__(self, parameter: Tensor, width: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        count, device = parameter.numel(), parameter.device
+        self.width = width
+        self.places = torch.randint(width, (count,), generator=generator).to(device)
+        self.signs = (torch.randint(2, (count,), generator=generator) * 2 - 1).to(device)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return (n, width) of rows (n, p)."""
+        return rows.new_zeros(len(rows), self.width).index_add_(1, self.places, rows * self.signs)
+
 
 HELD_BYTES = 2**30
 
@@ -127,3 +219,16 @@ def _stacked(parts: dict[int, Tensor], sizes: Sequence[int]) -> Tensor:
 
 def _once(group: Sequence[Tensor]) -> list[Tensor]:
     return list({id(p): p for p in group}.values())
+
+
+def lntk_squared(task: ScoringTask, settings: LayerSum) -> Tensor:
+    """Return the sum (or mean) over the layer's tensors of lambda_1(G G^T), (L,) float64."""
+    squares, _ = squared_gradients(task, target="logits")
+    values = {
+        id(p): principal_eigenvalue_of_rows(squares[id(p)].reshape(len(p) if p.ndim else 1, -1))
+        for p in task.parameters
+    }
+    scores = torch.tensor([sum(values[id(p)] for p in group) for group in task.layers.values()], dtype=torch.float64)
+    if settings.reduce == "mean":
+        scores = scores / torch.tensor([len(group) for group in task.layers.values()])
+    return scores

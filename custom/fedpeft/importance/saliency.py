@@ -10,14 +10,19 @@ summed or averaged over a layer. g is the gradient of the mean loss over all sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.jacobian import jacobian_rows
 from fedpeft.importance.scoring_task import ScoringTask
-from fedpeft.importance.settings import LayerSum
+from fedpeft.importance.settings import FedSelectSettings, LayerMean, LayerSum, RGNSettings, SPTSettings
 
 Values = Mapping[int, Tensor]  # id of a parameter -> a tensor of its shape
 
@@ -92,3 +97,150 @@ def squared_gradients(task: ScoringTask, *, target: str) -> tuple[dict[int, Tens
         samples, _ = jacobian_rows(outputs, task.parameters, receive, gradients=task.gradients)
         count += samples
     return total, count
+
+
+def fd(task: ScoringTask) -> Tensor:
+    """Return uniform random scores, so that the best layers are a random subset (federated dropout); (L,) float64.
+
+    Raises:
+        FedpeftError: `generator` is missing.
+
+    Source: Wen et al. 2022, Federated Dropout; Caldas et al. 2018, Expanding the Reach of Federated Learning by
+    Reducing Client Resource Requirements.
+    """
+    if task.generator is None:
+        raise FedpeftError("fd draws its scores at random: pass generator=torch.Generator().manual_seed(number).")
+    return torch.rand(len(task.layers), generator=task.generator, dtype=torch.float64)
+
+
+def last_k(task: ScoringTask) -> Tensor:
+    """Return `S^l = l + 1`, so that the K best layers are the last K; (L,) float64."""
+    return torch.arange(1, len(task.layers) + 1, dtype=torch.float64)
+
+
+def first_k(task: ScoringTask) -> Tensor:
+    """Return `S^l = L - l`, so that the K best layers are the first K; (L,) float64."""
+    return torch.arange(len(task.layers), 0, -1, dtype=torch.float64)
+
+
+def rgn(task: ScoringTask, settings: RGNSettings) -> Tensor:
+    """Return the relative gradient norm of every layer, (L,) float64.
+
+    Raises:
+        FedpeftError: a layer's parameters are all zero.
+    """
+    gradients = mean_gradients(task)
+    squares = {
+        id(p): (float(gradients[id(p)].double().square().sum()), float(p.detach().double().square().sum()))
+        for p in task.parameters
+    }
+    scores = []
+    for number, group in enumerate(task.layers.values()):
+        pairs = [squares[id(p)] for p in group]
+        if settings.norms == "layer":
+            pairs = [(sum(g for g, _ in pairs), sum(theta for _, theta in pairs))]
+        ratios = [(g / theta) ** 0.5 for g, theta in pairs if theta > 0]
+        if not ratios:
+            raise FedpeftError(
+                f"{task.name(number)} has only zeros, so its gradient has no relative norm: use another method."
+            )
+        scores.append(sum(ratios) / len(ratios))
+    return torch.tensor(scores, dtype=torch.float64)
+
+
+def fedselect(task: ScoringTask, settings: FedSelectSettings) -> Tensor:
+    """Return the mean change of every layer's parameters, (L,) float64; uses no data.
+
+    Raises:
+        FedpeftError: the previous parameters are missing or of other layers.
+    """
+    if task.previous is None:
+        raise FedpeftError("fedselect compares with the parameters before the last training: pass previous=.")
+    values: dict[int, Tensor] = {}
+    for number, (layer, group) in enumerate(task.layers.items()):
+        before = task.previous.get(layer, ())
+        if [tuple(t.shape) for t in before] != [tuple(p.shape) for p in group]:
+            raise FedpeftError(
+                f"the previous parameters of {task.name(number)} have other shapes or are missing: give one "
+                f"tensor for each of its {len(group)} parameters, in the same order."
+            )
+        values |= {id(p): (p.detach() - old.to(p)).abs() for p, old in zip(group, before, strict=True)}
+    return over_layers(task, values, settings.reduce)
+
+
+def grasp(task: ScoringTask, settings: LayerSum) -> Tensor:
+    """Return `sum theta * (H g)` by double backward, (L,) float64."""
+    batches = task.needs_batches()
+    total = {id(p): torch.zeros_like(p) for p in task.parameters}
+    samples = 0
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be differentiated twice
+        fixed = list(mean_gradients(task).values()) if len(batches) > 1 else None
+        for batch in batches:
+            losses = task.losses(batch)
+            samples += len(losses)
+            own = gradients(losses.sum(), task, create_graph=True)
+            held = [g.detach() / len(losses) for g in own] if fixed is None else fixed
+            product = sum((g * h).sum() for g, h in zip(own, held, strict=True))
+            for p, second in zip(task.parameters, gradients(product, task), strict=True):
+                total[id(p)] += second
+    values = {id(p): p.detach() * total[id(p)] / samples for p in task.parameters}
+    return over_layers(task, values, settings.reduce)
+
+
+def spt(task: ScoringTask, settings: SPTSettings) -> Tensor:
+    """Return the count (or, for the mean, share) of sensitive parameters in every layer, (L,) float64."""
+    squares, _ = squared_gradients(task, target="loss")
+    sensitivities = torch.cat([squares[id(p)].flatten() for p in task.parameters])
+    count = max(1, round(settings.tau * len(sensitivities)))
+    sensitive = torch.zeros_like(sensitivities)
+    sensitive[sensitivities.topk(count).indices] = 1
+    # topk treats a NaN as the largest value: keep it visible instead
+    sensitive = torch.where(torch.isfinite(sensitivities), sensitive, torch.nan)
+    parts = sensitive.split([p.numel() for p in task.parameters])
+    return over_layers(task, dict(zip(map(id, task.parameters), parts, strict=True)), settings.reduce)
+
+
+def synflow(task: ScoringTask, settings: LayerMean) -> Tensor:
+    """Return `|theta dR/dtheta|` over the layer, (L,) float64; the first batch gives the inputs' shapes.
+
+    Raises:
+        FedpeftError: `model` is missing.
+    """
+    if task.model is None:
+        raise FedpeftError("synflow takes all of the model's weights in absolute value: pass model=, the whole module.")
+    batch = all_ones(task.needs_batches()[0])
+    with absolute(task.model):
+        slopes = gradients(task.logits(batch).sum(), task)
+        values = {id(p): (p.detach() * g).abs() for p, g in zip(task.parameters, slopes, strict=True)}
+    return over_layers(task, values, settings.reduce)
+
+
+def all_ones(batch: Any) -> Any:
+    """Return a batch with ones in every floating-point tensor; token numbers, masks and targets are unchanged."""
+    if isinstance(batch, Tensor):
+        return torch.ones_like(batch) if batch.is_floating_point() else batch
+    if isinstance(batch, Mapping):
+        return {key: all_ones(value) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(all_ones(value) for value in batch)
+    if dataclasses.is_dataclass(batch):
+        return dataclasses.replace(
+            batch, **{field.name: all_ones(getattr(batch, field.name)) for field in dataclasses.fields(batch)}
+        )
+    return batch
+
+
+@contextmanager
+def absolute(model: nn.Module) -> Iterator[None]:
+    """Take every weight and buffer in absolute value in this block; afterwards restore the same bits."""
+    tensors = list({t.data_ptr(): t for t in model.state_dict().values() if t.is_floating_point()}.values())
+    negative = [tensor.signbit() for tensor in tensors]
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.abs_()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, signs in zip(tensors, negative, strict=True):
+                tensor.copy_(torch.where(signs, -tensor, tensor))

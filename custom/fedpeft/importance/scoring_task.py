@@ -15,7 +15,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import parse_key
 from fedpeft.core.settings import one_of
+from fedpeft.methods.adapters import adapter_parameters
 
 GRADIENTS = ("captured", "rows")
 DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
@@ -198,3 +200,23 @@ def _dropped(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> float:
 
 def _described(value: Any) -> str:
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def adapter_layers(model: nn.Module, adapter_name: str = "default") -> dict[int, list[nn.Parameter]]:
+    """Return layer number -> parameters of its adapters, including frozen ones, in the order of the layers.
+
+    Parameters shared between layers (Compacter's rule) belong to none of them: they train as soon as any layer does.
+
+    Args:
+        model: PEFT model with one of `fedpeft.adapters.names()`.
+        adapter_name: which adapter.
+
+    Raises:
+        FedpeftError: the model has no such adapter.
+    """
+    layers: dict[int, list[nn.Parameter]] = {}
+    for key, parameter in adapter_parameters(model, adapter_name).items():
+        parts = parse_key(key)
+        if parts is not None:
+            layers.setdefault(parts.layer, []).append(parameter)
+    return dict(sorted(layers.items()))

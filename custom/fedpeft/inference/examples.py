@@ -11,23 +11,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedpeft.core.errors import FedpeftError
+from fedpeft.core.errors import DataError, FedpeftError
 from fedpeft.data.answers import AnswerVocabulary, clean_text, is_missing, normalize
 from fedpeft.data.chosen_image import image_of
-from fedpeft.data.errors import DataError
 from fedpeft.data.folders import files_below, inside, is_image
 from fedpeft.data.images import ChosenImage
 from fedpeft.data.labelled_images import label_example
-from fedpeft.data.manifest import KINDS, optional
-from fedpeft.data.manifest_table import FILES, table
+from fedpeft.data.manifest import FILES, KINDS, optional, table
 from fedpeft.data.records import Row, of_rows, reading
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.window import Window, window_of
 from fedpeft.inference.kept_model import KeptModel
 from fedpeft.job.site_job import SiteJob
 from fedpeft.protocol.site_check import admitted, load_data
-from fedpeft.site.data_facts import examples_digest
-from fedpeft.site.model_record import ModelRecord
+from fedpeft.site.site_record import examples_digest
+from fedpeft.site.site_state import ModelRecord
 
 CHANGED = "The data of this site are not those that the model was trained with."
 

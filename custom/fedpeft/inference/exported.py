@@ -5,7 +5,7 @@ adapter_config.json, adapter_model.safetensors    the trained adapter as PEFT re
 beside/                                           the same of what was frozen beside it, where there was something
 model/                                            full weights, where they were merged
 head.safetensors, answers.json                    what tells the answers apart, and the answers in its order
-model.json                                        what the model is (`fedpeft.site.model_record`)
+model.json                                        what the model is (`fedpeft.site.site_state`)
 README.md, tokenizer and preparation of images
 
 It may come from a stranger: it leads to no other folder or hub name than the backbone's usual one, and sets nothing of
@@ -22,13 +22,45 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedpeft.backbones import BackboneSettings, usual_source
-from fedpeft.core.bounded_files import check_folder, read_json
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import check_folder, read_json
+from fedpeft.core.locks import SERVER
+from fedpeft.core.run_names import HISTORY, MANIFEST
 from fedpeft.core.settings import build
 from fedpeft.job.federation import site_backbone
-from fedpeft.report.json_fields import as_count, as_mapping, as_sentence, need
-from fedpeft.site.model_record import ModelRecord
-from fedpeft.site.site_state import RECORD, SiteState
+from fedpeft.report.history_reader import as_count, as_mapping, as_sentence, need
+from fedpeft.report.status.progress import SIMULATED
+from fedpeft.site.site_state import RECORD, ModelRecord, SiteState
+
+SERVERS_KIT = Path("startup") / "fed_server.json"
+
+
+def check_own_place(path: Path, *, holds: str) -> None:
+    """Refuse a file or folder that lies in a folder of the server.
+
+    Args:
+        path: need not exist.
+        holds: what must stay at the site, a clause for the error.
+
+    Raises:
+        FedpeftError: it does.
+    """
+    path = path.resolve()
+    for folder in (path, *path.parents):
+        if reason := _servers(folder):
+            raise FedpeftError(f"{path} lies in {folder}, {reason}, and {holds}: name a place of the site's own.")
+
+
+def _servers(folder: Path) -> str:
+    """Return why a folder is the server's; empty: it is not."""
+    if (folder / SERVERS_KIT).exists():
+        return "the server's workspace"
+    if folder.name == SERVER or any((folder / name).is_file() for name in (HISTORY, MANIFEST)):
+        return "which holds what the server keeps of a run"
+    if (folder / SIMULATED).is_dir():
+        return "a simulator's workspace, which the next run deletes"
+    return ""
+
 
 HEAD, ANSWERS, BESIDE, WEIGHTS, CARD = "head.safetensors", "answers.json", "beside", "model", "README.md"
 ADAPTER = "adapter_config.json"
@@ -111,3 +143,23 @@ def _with(record: ModelRecord, backbone: Mapping[str, Any], **sections: Any) -> 
 def vars_of(record: ModelRecord) -> dict[str, Any]:
     """Return the fields of a record by name, without those that are None."""
     return {name: value for name, value in vars(record).items() if value is not None}
+
+
+def check_place(out: Path, *, force: bool) -> None:
+    """Refuse a folder that an export must not be written to.
+
+    Args:
+        out: need not exist.
+        force: whether an earlier export may be replaced.
+
+    Raises:
+        FedpeftError: says why and what to name instead.
+    """
+    out = out.resolve()
+    check_own_place(out, holds="an export holds the site's head and answers")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not is_exported(out):
+        raise FedpeftError(f"{out} is there and is no export, so that nothing in it is replaced: name a new folder.")
+    if not force:
+        raise FedpeftError(f"{out} is an earlier export: name a new folder, or replace it with --force.")

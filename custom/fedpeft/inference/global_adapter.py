@@ -16,17 +16,15 @@ from safetensors.torch import load_file
 
 from fedpeft.alignment.factors import is_factor
 from fedpeft.alignment.low_rank import fitted
-from fedpeft.core.bounded_files import check_regular
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import check_regular
 from fedpeft.core.layer_matching import LayerNumbers
 from fedpeft.core.run_names import GLOBAL_ADAPTER
-from fedpeft.core.state_schema import first_misfit
-from fedpeft.core.states import State, of_keys
+from fedpeft.core.states import State, first_misfit, of_keys
 from fedpeft.methods.products import fresh_factors
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.report.status.progress import SIMULATED
-from fedpeft.report.status.runs import PLACES
-from fedpeft.site.federated_head import only_head, without_head
+from fedpeft.report.status.progress import PLACES, SIMULATED
+from fedpeft.site.round_values import only_head, without_head
 from fedpeft.site.site_model import SiteModel
 from fedpeft.site.site_state import SiteState
 

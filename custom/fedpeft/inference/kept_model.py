@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpeft.answering.training_settings import BEST, LAST
-from fedpeft.core.bounded_files import MOST_DIGITS
 from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.files import MOST_DIGITS
+from fedpeft.core.locks import kept_folders
 from fedpeft.core.run_names import MANIFEST, STATE_VARIABLE
-from fedpeft.core.workspace_lock import kept_folders
 from fedpeft.inference import exported
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.report.status.progress import FAILED, SIMULATED, read_progress
 from fedpeft.report.verify import read_manifest
 from fedpeft.site import site_state
-from fedpeft.site.model_record import ModelRecord, best_round
-from fedpeft.site.site_state import SiteState
+from fedpeft.site.site_state import ModelRecord, SiteState, best_round
 
 
 @dataclass(frozen=True, kw_only=True)

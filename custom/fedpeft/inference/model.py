@@ -15,8 +15,8 @@ from fedpeft.backbones import BACKBONES, BackboneSettings, skeleton
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build
 from fedpeft.data.answers import AnswerVocabulary
-from fedpeft.data.cut_texts import cut_questions
-from fedpeft.data.image_sizes import misfits
+from fedpeft.data.readable import misfits
+from fedpeft.data.remarks import cut_questions
 from fedpeft.data.schema import Example
 from fedpeft.inference.global_adapter import load_with_head
 from fedpeft.inference.kept_model import KeptModel
@@ -26,8 +26,8 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
 from fedpeft.site import computing
 from fedpeft.site.metrics import THRESHOLD, Measure, new_measure
-from fedpeft.site.model_record import ModelRecord
 from fedpeft.site.site_model import SiteModel
+from fedpeft.site.site_state import ModelRecord
 
 
 @dataclass(frozen=True, kw_only=True)

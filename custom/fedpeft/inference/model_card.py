@@ -12,7 +12,7 @@ from fedpeft.backbones import BACKBONES
 from fedpeft.core.metrics import TITLES, VALIDATION
 from fedpeft.inference.exported import BESIDE, WEIGHTS
 from fedpeft.report.wording import caution, percent
-from fedpeft.site.model_record import ModelRecord
+from fedpeft.site.site_state import ModelRecord
 
 OWNERSHIP = "It tells what the answers of the site's data are. Handing it over is the site's decision."
 SPLITS = ("train", "validation", "test")
@@ -104,9 +104,9 @@ def _loading(record: ModelRecord, *, adapter: bool, beside: bool) -> str:
         *["from peft import PeftModel"] * adapter,
         "from safetensors.torch import load_file",
         "from fedpeft.backbones import BackboneSettings, build",
-        "from fedpeft.answering.heads import build_head",
+        "from fedpeft.answering.classification import build_head",
         "from fedpeft.data.images import open_image",
-        *["from fedpeft.methods.lookup import tuning_of"] * beside,
+        *["from fedpeft.methods.adapter_config import tuning_of"] * beside,
     ]
     code = "\n".join([*imports, "", 'image = "scan.png"', *lines])
     precision = record.sections["training"].get("precision", "float32")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedpeft.inference.examples import Wanted
     from fedpeft.inference.model import Prediction, Predictor
     from fedpeft.site.metrics import Measured
-    from fedpeft.site.model_record import ModelRecord
+    from fedpeft.site.site_state import ModelRecord
 
 SPLITS = ("train", "validation", "test")
 
@@ -110,7 +110,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise FedpeftError("--question belongs to --image; a table and a split have questions of their own.")
     if arguments.out and arguments.out.suffix.lower() != ".csv":
         raise FedpeftError(f"--out is {str(arguments.out)!r}, it must end in .csv.")
-    from fedpeft.inference.own_place import check_own_place
+    from fedpeft.inference.exported import check_own_place
 
     for file in filter(None, (arguments.out, arguments.heatmap)):
         check_own_place(file, holds="predictions show the site's answers and images")

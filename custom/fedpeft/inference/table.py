@@ -12,8 +12,8 @@ from rich.table import Table
 
 from fedpeft.answering.answering import Scored
 from fedpeft.core.console import cell
-from fedpeft.core.csv_cells import csv_cell
 from fedpeft.core.files import replacing
+from fedpeft.core.text import csv_cell
 from fedpeft.inference.model import Prediction
 
 SHOWN = 20  # rows of a table on the terminal

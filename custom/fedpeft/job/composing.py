@@ -11,11 +11,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from fedpeft.core.bounded_files import read_text
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import read_text
 from fedpeft.core.settings import MAX_SECONDS, between, build, suggestion, without_former
-from fedpeft.job.tasks import TASKS
-from fedpeft.job.yaml_values import MOST_LEVELS, parse
+from fedpeft.job.yaml_values import MOST_LEVELS, TASKS, parse
 
 RECIPES = "jobs.yml"
 CONFIGS = Path("app_configs")

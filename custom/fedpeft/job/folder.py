@@ -3,11 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from fedpeft import data
+from fedpeft.answering import ANSWERING
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import suggestion
+from fedpeft.core.metrics import ACCURACY
+from fedpeft.core.settings import build, suggestion
+from fedpeft.data.folders import dataset_folder
+from fedpeft.data.readable import fitting
+from fedpeft.data.registry import DATASETS
+from fedpeft.data.remarks import cut_texts_of
+from fedpeft.data.settings import DataSettings
 from fedpeft.job.composing import (
     RECIPES,
     check_used,
@@ -18,6 +31,8 @@ from fedpeft.job.composing import (
     usual_configs,
     write_job,
 )
+from fedpeft.job.federation import site_backbone, site_data
+from fedpeft.job.site_job import SiteJob
 
 
 def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
@@ -45,3 +60,149 @@ def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
     folder = scratch / "job" / job.name
     write_job(folder, name, sections)
     return folder
+
+
+def check_sites(sections: Mapping[str, Any], sites: Iterable[str]) -> None:
+    """Refuse a job whose data folders are missing here, or whose method does not fit in a site's backbone.
+
+    The backbones are built without their weights.
+
+    Args:
+        sections: of the job, those that a site receives.
+        sites: its sites.
+
+    Raises:
+        FedpeftError: it names the first site that is concerned, or none where it is all of them.
+    """
+    jobs = [SiteJob.from_sections(sections, site=site) for site in sites]
+    for job in jobs:
+        for part in job.pooled or (job.data,):
+            _named(_check_data, job, part)
+    pairs: dict[str, SiteJob] = {}
+    for job in jobs:
+        pairs.setdefault(_pair(job), job)
+    for job in pairs.values():
+        if len(pairs) > 1:
+            _named(_check_method, job)
+        else:
+            _check_method(job)
+
+
+def _named(check: Any, job: SiteJob, *arguments: Any) -> None:
+    """Name the site in what a check refuses."""
+    try:
+        check(job, *arguments)
+    except FedpeftError as error:
+        raise FedpeftError(f"site {job.site}: {error}") from error
+
+
+def _pair(job: SiteJob) -> str:
+    """Return backbone and method of a site as a text that is equal where they are."""
+    return json.dumps((job.backbone.name, job.backbone.source, _own(job)), default=str)
+
+
+def _own(job: SiteJob) -> dict[str, Any]:
+    """Return the settings of the method at a site, by method."""
+    return {job.method.name: job.method.settings_of(job.site)}
+
+
+def _check_data(job: SiteJob, data: DataSettings) -> None:
+    names = tuple(name.format(site=data.site or job.site) for name in DATASETS.get(data.dataset).folders)
+    if names:
+        _check_path("data.root", data.root)
+        dataset_folder(data, names)
+
+
+def _check_method(job: SiteJob) -> None:
+    from fedpeft import backbones
+    from fedpeft.job.method_catalog import entry
+
+    source = job.backbone.source
+    if source and Path(source).is_dir():
+        _check_path("backbone.source", source)
+    chosen = DATASETS.get(job.data.dataset).metric == ACCURACY  # labels are answered in a way of their own
+    backbone = backbones.skeleton(job.backbone.name, source)
+    found = entry(backbone, job.method.name, _own(job), way=job.training.answering if chosen else "")
+    if found.misfit:
+        raise FedpeftError(f"method {job.method.name!r} does not fit backbone {job.backbone.name!r}: {found.misfit}")
+
+
+def _check_path(setting: str, path: Path | str | None) -> None:
+    """Refuse a path that means another folder to the sites, which run below the workspace."""
+    if path is not None and not Path(path).is_absolute():
+        raise FedpeftError(
+            f"{setting} is {str(path)!r}, and the sites run in other folders: write {Path(path).resolve()}."
+        )
+
+
+def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
+    """Return the `app_configs` folder and the job that are meant by a job's name or folder; "" for a folder of data.
+
+    Args:
+        what: as it was typed; `./NAME` is the folder, also where a job has that name, and `jobs/NAME` the job.
+        configs: the folder that was typed; None: the usual one.
+
+    Raises:
+        FedpeftError: it is neither, or both.
+    """
+    folder = Path(what)
+    if configs is None and (folder / "meta.json").is_file():
+        return configs_of(folder)
+    configs = configs or usual_configs()
+    name, known = name_of(what), known_jobs(configs)
+    if name in known and not what.startswith(("./", "../", "/")):
+        if name == what and folder.is_dir():
+            raise FedpeftError(f"{what!r} is a job and a folder here: write jobs/{what} or ./{what}.")
+        return configs, name
+    if folder.is_dir():
+        return configs, ""
+    raise FedpeftError(f"{what!r} is neither a job of {configs / RECIPES} nor a folder: {suggestion(name, known)}.")
+
+
+def of_job(
+    configs: Path, job: str, overrides: Iterable[str], *, only: str | None
+) -> list[tuple[data.DataSettings, data.SiteData]]:
+    """Return the section `data` of each site of a job, and the site's data as its backbone reads them.
+
+    Args:
+        configs: the `app_configs` folder.
+        job: a name in `jobs.yml`.
+        overrides: settings as `section.name=value`.
+        only: this site; None: all.
+
+    Raises:
+        FedpeftError: unknown job or site, a wrong setting, or data that cannot be read.
+    """
+    sections = compose(configs, job, overrides)
+    sites = sections["federation"]["sites"]
+    if only is not None and only not in sites:
+        raise FedpeftError(f"{only!r} is not a site of {job}: {suggestion(only, sites)}.")
+    chosen = [only] if only is not None else sites
+    settings = {site: build(data.DataSettings, site_data(sections["data"], site), section="data") for site in chosen}
+    return [(own, as_read(data.load(own), sections, site, share=own.unreadable)) for site, own in settings.items()]
+
+
+def as_read(loaded: data.SiteData, sections: Mapping[str, Any], site: str, *, share: float = 0.0) -> data.SiteData:
+    """Return a site's data without images that its backbone cannot take, with notes on texts that it cuts.
+
+    Nothing is downloaded for it; where the backbone is not here, a note says so.
+
+    Args:
+        loaded: data of the site.
+        sections: of its job.
+        site: the name that it has there.
+        share: of its images that may be left out.
+
+    Raises:
+        DataError: there are more.
+    """
+    backbone = build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
+    way = (sections.get("training") or {}).get("answering", TrainingSettings.answering)
+    try:
+        notes = tuple(cut_texts_of(loaded, backbone, answers=not ANSWERING.get(way).head))
+        loaded = fitting(loaded, backbone, share, download=False)
+    except data.DataError:
+        raise
+    except FedpeftError as error:
+        notes = (f"Whether the backbone takes every image and reads all of each text cannot be said: {error}",)
+    return replace(loaded, notes=(*loaded.notes, *notes))

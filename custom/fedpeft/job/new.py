@@ -17,9 +17,8 @@ from fedpeft.data import DataSettings
 from fedpeft.data.folder_sites import FolderSites, sites_in
 from fedpeft.job.admission.job import admit_folder
 from fedpeft.job.composing import CONFIGS, PACKAGED, RECIPES, changed, composed, merged, part_of, recipes, write_job
-from fedpeft.job.data_section import as_read
-from fedpeft.job.tasks import TASKS
-from fedpeft.job.yaml_values import parse, write
+from fedpeft.job.folder import as_read
+from fedpeft.job.yaml_values import TASKS, parse, write
 
 TRAINING = {
     "rounds": 10,
@@ -56,7 +55,7 @@ class NewJob:
 
 
 def look(folder: Path, overrides: Iterable[str] = (), *, out: Path = Path(), backbone: str = "") -> FolderSites:
-    """Return what a folder holds, as a backbone reads it; see `fedpeft.job.data_section.as_read`.
+    """Return what a folder holds, as a backbone reads it; see `fedpeft.job.folder.as_read`.
 
     Args:
         folder: of the data.

@@ -10,8 +10,7 @@ from functools import cache
 @cache
 def names() -> frozenset[str]:
     """Return every section and every setting in it that a dataclass declares."""
-    from fedpeft.alignment.robust_settings import RobustSettings
-    from fedpeft.alignment.settings import PIASettings
+    from fedpeft.alignment.settings import PIASettings, RobustSettings
     from fedpeft.answering.training_settings import TrainingSettings
     from fedpeft.backbones import BackboneSettings
     from fedpeft.data import DataSettings

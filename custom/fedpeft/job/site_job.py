@@ -20,7 +20,7 @@ from fedpeft.job.plugin_names import check_plugins
 from fedpeft.job.settings import CommonSettings
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.methods.several_backbones import check_backbones
+from fedpeft.methods.site_settings import check_backbones
 from fedpeft.scheduling.settings import ScheduleSettings
 
 SECTIONS = ("backbone", "method", "training", "data", "schedule")

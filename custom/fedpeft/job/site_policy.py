@@ -17,8 +17,8 @@ from typing import Any
 
 from fedpeft.answering import ANSWERING
 from fedpeft.backbones import BACKBONES
-from fedpeft.core.bounded_files import read_json
 from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.files import read_json
 from fedpeft.core.settings import at_least, build, one_of
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import SPLITS, check_columns, check_share, listed_answers

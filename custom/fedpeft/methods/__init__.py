@@ -15,7 +15,7 @@ VIT_PAPER = "Alkhunaizi et al. 2024, arXiv:2407.11573"
 register(
     "houlsby",
     bottleneck_adapter(
-        "fedpeft.methods.houlsby:TUNING",
+        "fedpeft.methods.bottleneck.adapters:HOULSBY",
         label="houlsby adapters",
         source="Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP",
     ),
@@ -23,7 +23,7 @@ register(
 register(
     "pfeiffer",
     bottleneck_adapter(
-        "fedpeft.methods.pfeiffer:TUNING",
+        "fedpeft.methods.bottleneck.adapters:PFEIFFER",
         label="pfeiffer adapters",
         source="Pfeiffer et al. 2021, AdapterFusion",
     ),
@@ -31,7 +31,7 @@ register(
 register(
     "parallel",
     bottleneck_adapter(
-        "fedpeft.methods.parallel:TUNING",
+        "fedpeft.methods.bottleneck.adapters:PARALLEL",
         label="parallel adapters",
         source="He et al. 2022, Towards a Unified View of Parameter-Efficient Transfer Learning",
         limits=setting_limits.PARALLEL,
@@ -60,7 +60,7 @@ register(
         four_bits=True,
         neurons="fedpeft.alignment.neurons:LORA",
         products=True,
-        factors="fedpeft.methods.factor_scale:of_lora",
+        factors="fedpeft.methods.lora:of_lora",
         exports=True,
         unequal_backbones=True,
         limits=setting_limits.LORA,
@@ -69,7 +69,7 @@ register(
 register(
     "classifier",
     TuningMethod(
-        home="fedpeft.methods.classifier:TUNING",
+        home="fedpeft.methods.backbone_part:TUNING",
         label="classifier only",
         source="the lower bound of FedPIA",
         leaves_matrices=True,
@@ -117,7 +117,7 @@ register(
 register(
     "dora",
     TuningMethod(
-        home="fedpeft.methods.dora:TUNING",
+        home="fedpeft.methods.lora:DORA",
         label="dora adapters",
         source="Liu et al. 2024, DoRA",
         four_bits=True,
@@ -261,7 +261,7 @@ register(
         leaves_matrices=True,
         four_bits=True,
         products=True,
-        factors="fedpeft.methods.factor_scale:of_part",
+        factors="fedpeft.methods.lora:of_part",
         unequal_backbones=True,
         limits={"lora": setting_limits.each(setting_limits.LORA), "vpt": setting_limits.each(setting_limits.PROMPTS)},
     ),
@@ -276,7 +276,7 @@ register(
         leaves_matrices=True,
         four_bits=True,
         products=True,
-        factors="fedpeft.methods.factor_scale:of_part",
+        factors="fedpeft.methods.lora:of_part",
         unequal_backbones=True,
         limits={
             "lora": setting_limits.each(setting_limits.LORA),

@@ -12,15 +12,15 @@ from torch import nn
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import State
-from fedpeft.methods.adapter_placing import attach
-from fedpeft.methods.adapter_state import (
+from fedpeft.methods.adapter_config import tuning_of
+from fedpeft.methods.adapters import (
     adapter_parameters,
     adapter_slots,
     adapter_state,
+    attach,
     load_adapter_state,
     set_trainable_layers,
 )
-from fedpeft.methods.lookup import tuning_of
 from fedpeft.methods.products import Product
 from fedpeft.methods.trainable import Beside, Trainable
 

@@ -24,10 +24,9 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.keys import PRIVATE
 from fedpeft.core.states import State
 from fedpeft.methods.bottleneck.branches import Branches
-from fedpeft.methods.bottleneck.initialization import normal
 from fedpeft.methods.bottleneck.module import Projection
 from fedpeft.methods.bottleneck.tuning import BottleneckTuning
-from fedpeft.methods.first_values import FirstValues
+from fedpeft.methods.first_values import FirstValues, normal
 from fedpeft.methods.trainable import Beside, Trainable, Tuning
 
 OWN, RECEIVED = "own", "received"

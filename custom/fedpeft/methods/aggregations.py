@@ -79,7 +79,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
     ),
     "stack": Aggregation(
         label="FLoRA",
-        home="fedpeft.alignment.stacking:stack_products",
+        home="fedpeft.alignment.low_rank:stack_products",
         averages=False,
         unequal_ranks=True,
         stacks=True,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import locate
@@ -14,8 +14,48 @@ from fedpeft.backbones.structure import templates_in
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import BACKBONE
 from fedpeft.core.settings import no_settings
-from fedpeft.methods.biases import bias_names
 from fedpeft.methods.trainable import Trainable, Tuning
+
+WORD, SUFFIX, IN_PROJ = "bias", "_bias", "in_proj_bias"
+JOINED = ("q", "k", "v", "dt")  # among the outputs of one map: attention's three, and a state space model's step
+
+
+def bias_names(model: nn.Module) -> list[str]:
+    """Return the names of the biases in a model, in its order.
+
+    Args:
+        model: without adapters.
+    """
+    return [name for name, _ in model.named_parameters() if _is_bias(model, name)]
+
+
+def _is_bias(model: nn.Module, name: str) -> bool:
+    path, _, own = name.rpartition(".")
+    if own == WORD or WORD not in own:
+        return own == WORD
+    module, bias = model.get_submodule(path), model.get_parameter(name)
+    if isinstance(module, nn.MultiheadAttention):
+        return own == IN_PROJ  # its weights are three if keys or values have another width
+    maps = [getattr(module, other, None) for other in (own.replace(WORD, "weight"), own.removesuffix(SUFFIX))]
+    if any(isinstance(weight, nn.Parameter) and weight is not bias and _fits(bias, weight) for weight in maps):
+        return True
+    if not own.endswith(SUFFIX) or bias.numel() != bias.shape[-1:].numel():
+        return False
+    what, linear = own.removesuffix(SUFFIX), {child: _outputs(inner) for child, inner in module.named_children()}
+    if what in JOINED:
+        return any(outputs >= bias.numel() for outputs in linear.values())
+    return any(outputs and outputs % bias.numel() == 0 for outputs in map(linear.get, (what, f"{what}_proj")))
+
+
+def _fits(bias: Tensor, weight: Tensor) -> bool:
+    """Return whether a bias has one value for each output of a matrix, as it is or turned, or of each of a stack."""
+    *stack, rows, columns = weight.shape if weight.dim() > 1 else (0, 0)
+    return tuple(bias.shape) in ((*stack, rows), (*stack, columns))
+
+
+def _outputs(module: nn.Module) -> int:
+    """Return the outputs of a linear layer, 0 for any other module."""
+    return module.out_features if isinstance(module, nn.Linear) else 0
 
 
 class BackbonePart(Trainable):
@@ -77,3 +117,31 @@ def _attention(model: nn.Module) -> list[str]:
 FULL = PartTuning("full", _all)
 BIAS = PartTuning("bias", bias_names)
 ATTENTION = PartTuning("attention", _attention)
+
+
+class HeadOnly(Trainable):
+    """A frozen backbone: no parameter besides the head is trained."""
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Return no parameters."""
+        return {}
+
+    def merge(self) -> None:
+        """Do nothing: the backbone is as it was."""
+
+
+class ClassifierTuning(Tuning):
+    """The tuning method `classifier`."""
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Refuse any settings."""
+        no_settings("classifier", settings)
+
+    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+        """Freeze the backbone."""
+        self.check(settings)
+        backbone.requires_grad_(False)
+        return HeadOnly()
+
+
+TUNING = ClassifierTuning()

@@ -13,6 +13,7 @@ Source: Massart 1990, The Tight Constant in the Dvoretzky-Kiefer-Wolfowitz Inequ
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -180,3 +181,14 @@ def _unlike(values: Tensor, function: Callable[[Tensor], Tensor], name: str, *, 
         return None
     rms = float(values.double().square().mean().sqrt())
     return Misfit(f"values of root mean square {rms:.3g}", f"values from {name}")
+
+
+def key_generator(seed: int, key: str) -> torch.Generator:
+    """Return the CPU generator of one tensor, for instance ``key_generator(0, "layer.3.output.down.weight")``."""
+    digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+def normal(shape: tuple[int, ...], std: float, seed: int, key: str) -> torch.Tensor:
+    """Draw from N(0, std^2), float32 on the CPU."""
+    return torch.empty(shape, device="cpu", dtype=torch.float32).normal_(0.0, std, generator=key_generator(seed, key))

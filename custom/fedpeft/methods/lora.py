@@ -18,16 +18,40 @@ from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import SLOTS, chosen, locate, module_path, slot_templates
-from fedpeft.backbones.structure import family_of, model_roles
-from fedpeft.backbones.targets import check_targets, known_roles, pattern_of, roles_of, templates_of
+from fedpeft.backbones.structure import (
+    check_targets,
+    family_of,
+    known_roles,
+    model_roles,
+    pattern_of,
+    roles_of,
+    templates_of,
+)
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
 from fedpeft.core.settings import hints_of
 from fedpeft.methods.adapter_trainable import AdapterTrainable
-from fedpeft.methods.factor_scale import RANK, SCALE, of_lora
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Normal, Uniform
 from fedpeft.methods.products import Product, first_factor
 from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers, check_types
+
+RANK, SCALE = 4, 2  # where a job sets neither r nor lora_alpha
+
+
+def of_lora(settings: Mapping[str, Any]) -> float | None:
+    """Return the scale, lora_alpha / r; None where the settings are not numbers, which their own check refuses."""
+    rank = settings.get("r", RANK)
+    alpha = settings.get("lora_alpha", SCALE * rank if type(rank) is int else None)
+    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
+        return None
+    return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def of_part(settings: Mapping[str, Any]) -> float | None:
+    """Return the scale of the part `lora` of a method that trains several."""
+    part = settings.get("lora", {})
+    return of_lora(part) if isinstance(part, Mapping) else None
+
 
 DEFAULTS = {"target_modules": ["query", "value"], "r": RANK}
 START_STD = "start_std"
@@ -236,3 +260,49 @@ def _rank(config: LoraConfig, path: str) -> int:
 
 
 TUNING = LoraTuning(LoraConfig)
+
+
+MAGNITUDE, PEFT_MAGNITUDE = "magnitude", "lora_magnitude_vector"
+
+
+class DoraTuning(LoraTuning):
+    """LoRA with `use_dora`."""
+
+    name = "dora"
+
+    def matches(self, config: Any) -> bool:
+        """Whether the configuration is DoRA's."""
+        return type(config) is LoraConfig and config.use_dora
+
+    def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return LoRA's settings with `use_dora`."""
+        return {**super().completed(settings), "use_dora": True}
+
+    def shapes(self, config: LoraConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
+        """Return key -> shape; every adapted projection is assumed to be (d, d)."""
+        shapes = super().shapes(config, family, num_layers, hidden_size)
+        places = {key.removesuffix(".B"): shape[0] for key, shape in shapes.items() if key.endswith(".B")}
+        return shapes | {f"{place}.{MAGNITUDE}": (outputs,) for place, outputs in places.items()}
+
+    def parameters(self, model: nn.Module, config: LoraConfig, adapter_name: str) -> dict[str, Parameters]:
+        """Return A (r, d_in), B (d_out, r) and the magnitude (d_out,) of every projection."""
+        places = super().parameters(model, config, adapter_name)
+        templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
+        for path, module in model.named_modules():
+            if isinstance(module, LoraLayer) and adapter_name in module.lora_magnitude_vector:
+                slot, layer, _ = locate(path, templates)
+                places[place_of(layer, slot)][MAGNITUDE] = module.lora_magnitude_vector[adapter_name].weight
+        return places
+
+    def peft_name(self, tensor: str) -> str:
+        """Return for instance `lora_A.weight`; PEFT's files have the magnitude without `.weight`."""
+        return PEFT_MAGNITUDE if tensor == MAGNITUDE else super().peft_name(tensor)
+
+    def split_peft_name(self, name: str) -> tuple[str, str] | None:
+        """Split a name at `lora_A`, `lora_B` or the magnitude."""
+        if name.endswith(f".{PEFT_MAGNITUDE}"):
+            return name.removesuffix(f".{PEFT_MAGNITUDE}"), MAGNITUDE
+        return super().split_peft_name(name)
+
+
+DORA = DoraTuning(LoraConfig)

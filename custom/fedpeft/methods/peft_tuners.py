@@ -11,7 +11,9 @@ Sources: `layernorm` Zhao et al. 2024; `ia3` Liu et al. 2022; `oft` Qiu et al. 2
 from __future__ import annotations
 
 import math
-from typing import Any
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from peft import (
     FourierFTConfig,
@@ -22,11 +24,141 @@ from peft import (
     OFTConfig,
     VeraConfig,
 )
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from fedpeft.backbones.targets import pattern_of
+from fedpeft.backbones.slots import locate, slot_templates
+from fedpeft.backbones.structure import check_targets, pattern_of, roles_of, templates_in, templates_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import place_of
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Uniform
-from fedpeft.methods.peft_tuner import PeftTuning
+from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_types
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+
+class PeftTuning(SlotTuning):
+    """A tuner of PEFT.
+
+    Args:
+        config_cls: its PEFT configuration.
+        name: of its registration.
+        roles: of the modules that it adapts, where a job names none (`fedpeft.backbones.slots`).
+        tensors: names of its containers of tensors in PEFT's layers, such as `ia3_l`.
+        defaults: settings in place of PEFT's own defaults, and of null in a job.
+        fixed: settings that a job cannot change: with other values the tensors could not be averaged.
+        joint: whether a joint projection to query, key and value stands for each of them.
+        least: what `SlotTuning.least` has besides.
+        first: from its configuration, a tensor's name and its shape to its first values; None: see `Tuning`.
+    """
+
+    def __init__(
+        self,
+        config_cls: type[PeftConfig],
+        *,
+        name: str,
+        roles: Iterable[str],
+        tensors: Iterable[str],
+        defaults: Mapping[str, Any] | None = None,
+        fixed: Mapping[str, Any] | None = None,
+        joint: bool = False,
+        least: Mapping[str, int] | None = None,
+        first: Callable[[Any, str, tuple[int, ...]], FirstValues] | None = None,
+    ) -> None:
+        super().__init__(config_cls)
+        self.least = {**SlotTuning.least, **(least or {})}
+        self._name, self.roles, self.tensors = name, tuple(roles), tuple(tensors)
+        self._first = first
+        self.defaults, self.fixed, self.joint = dict(defaults or {}), dict(fixed or {}), joint
+
+    @property
+    def name(self) -> str:
+        """The name of its registration."""
+        return self._name
+
+    def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings with defaults, and `target_modules` as a pattern where it maps roles to paths."""
+        chosen = {name: value for name, value in settings.items() if value is not None or name not in self.defaults}
+        check_types(self.name, chosen, typing.get_type_hints(self.config_cls))
+        for name, value in self.fixed.items():
+            if chosen.get(name, value) != value:
+                raise FedpeftError(f"adapter {self.name!r} has {name}={chosen[name]!r}, it must be {value!r}.")
+        settings = {**self.defaults, **self.fixed, **chosen}
+        targets = settings.get("target_modules")
+        if targets is not None:
+            check_targets(targets, self.name)
+        if isinstance(targets, Mapping):
+            settings["target_modules"] = pattern_of(targets)
+        return settings
+
+    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
+        """Return what PEFT begins with; see `Tuning.first_values`."""
+        if self._first is None:
+            return super().first_values(settings, key, shape)
+        return self._first(self.config(self.of_peft(settings)), key.rpartition(".")[2], shape)
+
+    def fit(self, model: nn.Module, config: Any) -> None:
+        """Write the modules of the model's family, or those that a list or pattern selects, into the configuration."""
+        targets = config.target_modules
+        if not targets:
+            templates = templates_in(model, self.roles, joint=self.joint)
+        elif isinstance(targets, str) and roles_of(targets):
+            templates = roles_of(targets)
+        else:
+            templates = templates_of(targets, model)
+        config.target_modules = pattern_of(templates)
+
+    def templates(self, config: Any, family: str | None) -> dict[str, str]:
+        """Return role -> module path of the modules that the configuration adapts."""
+        targets = config.target_modules
+        if isinstance(targets, str) and (templates := roles_of(targets)):
+            return templates
+        if targets or family is None:
+            raise FedpeftError(
+                f"{self.name}: target_modules={targets!r} has no roles: attach the adapter with "
+                "fedpeft.adapters.attach, or make the configuration with target_modules={role: path}."
+            )
+        return slot_templates(family, self.roles, joint=self.joint)
+
+    def shapes(self, config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
+        """Refuse: PEFT decides the shapes when it sees the model."""
+        raise FedpeftError(f"{self.name} has no shapes without a model: take them from adapter_state(model).")
+
+    def parameters(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> dict[str, Parameters]:
+        """Return the tensors of one adapter in every module that it adapts."""
+        templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
+        places: dict[str, Parameters] = {}
+        for path, module in model.named_modules():
+            if isinstance(module, BaseTunerLayer) and (tensors := self._tensors(module, adapter_name)):
+                if (located := locate(path, templates)) is None:
+                    raise FedpeftError(f"{self.name}: module {path} is not one of {', '.join(templates.values())}.")
+                places[place_of(located[1], located[0])] = tensors
+        return places
+
+    def _tensors(self, module: BaseTunerLayer, adapter_name: str) -> Parameters:
+        """Return tensor name -> parameter of one adapter in one of PEFT's layers."""
+        tensors: Parameters = {}
+        for name in self.tensors:
+            part = dict(getattr(module, name, {})).get(adapter_name)
+            if isinstance(part, nn.Parameter):
+                tensors[name] = part
+            elif isinstance(part, nn.Module):
+                tensors |= {f"{name}.{inner}": parameter for inner, parameter in part.named_parameters()}
+        return tensors
+
+    def peft_name(self, tensor: str) -> str:
+        """Return the same name: the keys have PEFT's."""
+        return tensor
+
+    def split_peft_name(self, name: str) -> tuple[str, str] | None:
+        """Split PEFT's name before the first of the method's tensors."""
+        parts = name.split(".")
+        for index, part in enumerate(parts):
+            if part in self.tensors:
+                return ".".join(parts[:index]), ".".join(parts[index:])
+        return None
+
 
 QUERY_VALUE = ("query", "value")
 SCALED_INPUT = "second_linear"  # its input is scaled; of key and value the output

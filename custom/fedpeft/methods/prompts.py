@@ -28,15 +28,13 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.backbones.images import COLORS
-from fedpeft.backbones.patches import patch_area
+from fedpeft.backbones.images import COLORS, patch_area
 from fedpeft.backbones.slots import module_path, two_towers
 from fedpeft.backbones.structure import TEXT, VISION, family_of, stream_width, templates_in
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import SHARED, place_of
 from fedpeft.core.settings import at_least, build, one_of
-from fedpeft.methods.bottleneck.initialization import key_generator
-from fedpeft.methods.first_values import Bounded, FirstValues, Normal, Uniform
+from fedpeft.methods.first_values import Bounded, FirstValues, Normal, Uniform, key_generator
 from fedpeft.methods.prepended_prompts import arguments_beside_tokens, check_room, prepend, takes_prompts
 from fedpeft.methods.trainable import Trainable, Tuning
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from fedpeft import methods
-from fedpeft.alignment.robust_settings import RobustSettings
-from fedpeft.alignment.settings import PIASettings
+from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import BY_SITE, about, between, nested, one_of, suggestion
 from fedpeft.methods.aggregations import AGGREGATIONS, USUAL, Aggregation, admitted, chosen
-from fedpeft.methods.several_backbones import check_depths
-from fedpeft.methods.site_settings import check_site_settings, replaced
+from fedpeft.methods.site_settings import check_depths, check_site_settings, replaced
 
 PRIVATE, FEDERATED = "private", "federated"
 MAX_PROBE_SAMPLES = 1_000_000

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedpeft import methods
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.layer_matching import SETTING
 from fedpeft.methods.aggregations import AGGREGATIONS
+from fedpeft.methods.setting_limits import MOST_LAYERS
 
 if TYPE_CHECKING:
     from fedpeft.alignment.settings import PIASettings
     from fedpeft.methods.settings import MethodSettings
 
-SETTING = "site_settings"
+
+SITE_SETTINGS = "site_settings"
 
 
 def replaced(settings: Iterable[Mapping[str, Any]], parts: Collection[str] = ()) -> dict[str, Any]:
@@ -54,7 +57,7 @@ def _check_ranks(method: MethodSettings) -> None:
         raise FedpeftError(
             f"aggregation={method.aggregation!r} averages factors of one shape: sites of unequal rank "
             f'(site_settings) need aggregation={able}; --set "method.site_settings={{}}" makes all equal.',
-            setting=SETTING,
+            setting=SITE_SETTINGS,
         )
     scales = {site: method.method.product_scale(method.settings_of(site)) for site in ("", *method.site_settings)}
     for site, scale in scales.items():
@@ -62,7 +65,7 @@ def _check_ranks(method: MethodSettings) -> None:
             raise FedpeftError(
                 f"products of {site} count {scale:g} times and those of the others {usual:g} times (lora_alpha / "
                 f"r): set lora_alpha in site_settings so that the ratio is the same.",
-                setting=SETTING,
+                setting=SITE_SETTINGS,
             )
 
 
@@ -74,7 +77,7 @@ def _check_parts(method: MethodSettings) -> None:
                 raise FedpeftError(
                     f"unequal widths are not supported for the part {part!r} of name={method.name!r}: leave "
                     f"method.site_settings.{site}.{part} out.",
-                    setting=SETTING,
+                    setting=SITE_SETTINGS,
                 )
 
 
@@ -84,7 +87,7 @@ def _check_widths(method: MethodSettings) -> None:
         raise FedpeftError(
             f"unequal widths are not supported for name={method.name!r}: leave method.site_settings out, or add --set "
             f'"method.site_settings={{}}".',
-            setting=SETTING,
+            setting=SITE_SETTINGS,
         )
     if not method.aligns or not (pia.aligns_on_server and pia.client) or pia.solver == "identity":
         raise FedpeftError("unequal widths (site_settings) need alignment both at the server and at the sites.")
@@ -98,3 +101,49 @@ def _check_widths(method: MethodSettings) -> None:
             "pia.share='agreement' compares adapters of one width, which unequal widths (site_settings) are not: "
             "give a number as share."
         )
+
+
+def check_backbones(method: MethodSettings) -> None:
+    """Refuse several backbones where what is averaged means something else in another one.
+
+    Raises:
+        FedpeftError: naming the method.
+    """
+    if method.exchanges and not method.method.unequal_backbones:
+        able = ", ".join(name for name in methods.METHODS.own_names() if methods.get(name).unequal_backbones)
+        raise FedpeftError(
+            f"method.name is {method.name!r}, which exchanges values that belong to one backbone: use the same at all "
+            f"sites, or one of {able}.",
+            setting="method.name",
+        )
+
+
+def check_depths(method: MethodSettings) -> None:
+    """Refuse backbones of different depth where layers cannot be matched.
+
+    Raises:
+        FedpeftError: naming the setting.
+    """
+    deepest = method.matched_layers
+    if deepest is None:
+        return
+    if not 1 <= deepest <= MOST_LAYERS:
+        raise FedpeftError(
+            f"matched_layers is {deepest}, it must be from 1 to {MOST_LAYERS}: give those of the deepest backbone.",
+            setting=SETTING,
+        )
+    if not method.exchanges:
+        return
+    check_backbones(method)
+    remedy = "leave out one of them"
+    if not method.method.layers:
+        reason = f"name={method.name!r} trains nothing layer by layer"
+    elif method.secure_sum:
+        reason = "secure_sum adds up the same tensors of all sites"
+    elif method.initialization == "own":
+        reason = "all sites start from the adapter of one that has all layers, not with initialization='own'"
+    elif method.aligns and method.pia.follows_agreement:
+        reason, remedy = "pia.share='agreement' compares whole adapters", "give a number as pia.share (the paper: 0.5)"
+    else:
+        return
+    raise FedpeftError(f"matched_layers is {deepest}, and {reason}: {remedy}.", setting=SETTING)

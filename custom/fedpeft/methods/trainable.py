@@ -18,7 +18,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import PRIVATE, belongs
 from fedpeft.core.states import State
 from fedpeft.methods import divergences
-from fedpeft.methods.adapter_state import check_state
+from fedpeft.methods.adapters import check_state
 from fedpeft.methods.first_values import Bounded, FirstValues
 from fedpeft.methods.products import Product
 

@@ -8,10 +8,10 @@ from fedpeft.core import lazy
 # importing torch takes seconds, and a site's executor needs only the codes: a name is imported on first use
 _HOME = {
     "PrivacySettings": "fedpeft.job.privacy_settings",
-    "clipped_scores": "clipping",
-    "clipped_update": "clipping",
-    "epsilon": "accountant",
-    "gaussian": "noise",
+    "clipped_scores": "release",
+    "clipped_update": "release",
+    "epsilon": "ledger",
+    "gaussian": "release",
     "release_adapter": "release",
     "release_scores": "release",
 }

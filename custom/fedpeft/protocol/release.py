@@ -11,15 +11,103 @@ not model the finite precision of float64 in the sum itself.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from scipy.special import ndtri
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.privacy_settings import PrivacySettings
-from fedpeft.protocol.clipping import State, clipped_scores, clipped_update
-from fedpeft.protocol.noise import Source, gaussian
+from fedpeft.core.files import replacing, write_json
+from fedpeft.core.states import State
+from fedpeft.job.privacy_settings import RECEIVED, WITHHOLD, PrivacySettings
+from fedpeft.protocol.ledger import enter
+from fedpeft.protocol.types import ACCURACIES, METRICS, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+
+Source = Callable[[int], bytes]
+
+
+def gaussian(shape: tuple[int, ...], deviation: float, source: Source = os.urandom) -> torch.Tensor:
+    """Draw independent samples of N(0, deviation^2), in float64.
+
+    A job's seed is known to the server, and so is the state of a seeded generator once enough of its output is seen.
+    The noise is therefore drawn from the operating system's cryptographic generator: 52 random bits u give
+    deviation * Phi^-1((u + 1/2) / 2^52). Draws beyond 8.2 standard deviations, of probability 1e-16, cannot occur.
+
+    Args:
+        shape: of the result.
+        deviation: standard deviation, not negative.
+        source: from a number of bytes to that many random bytes; tests pass a seeded one.
+    """
+    count = int(np.prod(shape, dtype=np.int64))
+    bits = np.frombuffer(source(8 * count), dtype=np.uint64) >> np.uint64(12)
+    draws = ndtri((bits.astype(np.float64) + 0.5) * 2.0**-52)
+    return torch.from_numpy(draws * deviation).reshape(shape)
+
+
+def clipped_update(sent: State, reference: State | None, bound: float) -> tuple[dict[str, torch.Tensor], float]:
+    """Clip the difference between an adapter and a reference to an L2 ball; return it and its norm before.
+
+        u = sent - reference,    clipped = u * min(1, bound / |u|)
+
+    The norm is the L2 norm over all tensors together. Two clipped updates u, v of any two data sets are at most
+    |u - v| <= |u| + |v| <= 2 * bound apart: that is the sensitivity, without assumptions on the data, the training or
+    the order of the neurons. The reference may depend on the site's data only through earlier releases.
+
+    Args:
+        sent: the adapter that would leave, any shapes.
+        reference: holds every key of `sent` in the same shape; None: zero.
+        bound: the radius, above 0.
+
+    Returns:
+        the clipped update in float64, and |u|, which is private.
+
+    Raises:
+        FedpeftError: NaN, infinity, or a key that the reference lacks or has in another shape.
+    """
+    update = {}
+    for key, tensor in sent.items():
+        update[key] = tensor.detach().to("cpu", torch.float64)
+        if reference is not None:
+            if key not in reference or reference[key].shape != tensor.shape:
+                expected = tuple(reference[key].shape) if key in reference else "missing"
+                raise FedpeftError(
+                    f"{key} has shape {tuple(tensor.shape)}, {expected} in the global adapter that the site received: "
+                    f"with adapters of several widths, use reference='zero'."
+                )
+            update[key] = update[key] - reference[key].to("cpu", torch.float64)
+    norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in update.values()))
+    if not math.isfinite(norm):
+        raise FedpeftError("the adapter's update has NaN or infinity: the site's training diverged.")
+    factor = min(1.0, bound / norm) if norm else 1.0
+    return {key: tensor * factor for key, tensor in update.items()}, norm
+
+
+def clipped_scores(scores: Sequence[float], bound: float) -> list[float]:
+    """Clip non-negative layer scores to an L2 ball.
+
+    Two such vectors s, t have a non-negative inner product, so |s - t|^2 = |s|^2 + |t|^2 - 2 <s, t> <= 2 * bound^2: the
+    sensitivity is sqrt(2) * bound.
+
+    Raises:
+        FedpeftError: a score is negative, NaN or infinite.
+    """
+    if not all(math.isfinite(score) and score >= 0 for score in scores):
+        raise FedpeftError("the layer scores must be finite and not negative: the site's gradients diverged.")
+    norm = math.hypot(*scores)
+    if not math.isfinite(norm):
+        raise FedpeftError("the layer scores are too large to be clipped: the site's gradients diverged.")
+    factor = min(1.0, bound / norm) if norm else 1.0
+    return [score * factor for score in scores]
 
 
 def release_adapter(
@@ -56,3 +144,121 @@ def release_scores(scores: Sequence[float], settings: PrivacySettings, source: S
     if settings.score_noise:
         values = values + gaussian((len(values),), settings.score_deviation, source)
     return values.clamp(min=0).tolist()
+
+
+SPENT = "spent.json"
+SCORES = "scores"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Release:
+    """The reply that leaves the site, and a one-line summary for the site's own log."""
+
+    reply: ScoreReply | TrainReply
+    summary: str
+
+
+def release_reply(
+    reply: ScoreReply | TrainReply,
+    order: ScoreOrder | TrainOrder,
+    reference: State,
+    settings: PrivacySettings,
+    *,
+    folder: Path,
+    book: Path,
+) -> Release:
+    """Clip and noise one reply, or return the earlier release if the order is repeated.
+
+    Args:
+        reply: already checked by the reply policy, without a problem.
+        order: the order that it answers.
+        reference: the global adapter that came with the order.
+        settings: the site's privacy settings.
+        folder: where the last releases are kept.
+        book: the ledger file, see `ledger.enter`; a release is recorded under the lineage of its order.
+
+    Raises:
+        FedpeftError: the reply must not leave; the message says why.
+    """
+    trained = isinstance(reply, TrainReply)
+    if isinstance(reply, TrainReply) and reply.sum_key:
+        raise FedpeftError(
+            "an adapter under the masks of a secure sum cannot be clipped or noised: switch off privacy in the site's "
+            "privacy.json, and set sum_noise in its fedpeft.json."
+        )
+    kind = "train" if trained else "score"
+    digest = _digest(kind, order, reference, settings)
+    stored = folder / f"release_{kind}.safetensors"
+    state, scores = _previous_release(stored, digest)
+    if state is None:
+        base = reference if settings.reference == RECEIVED else None
+        state, norm = release_adapter(reply.state, base, settings) if trained and reply.state else ({}, None)
+        scores = release_scores(reply.scores, settings) if reply.scores else []
+        summary = _account(settings, order, state, scores, folder=folder, book=book)
+        summary += f"; norm before clipping {norm:.3g}, clip {settings.clip:g}" if norm is not None else ""
+        kept = {f"adapter.{key}": tensor.contiguous() for key, tensor in state.items()}
+        with replacing(stored) as draft:
+            save_file({**kept, SCORES: torch.tensor(scores, dtype=torch.float64)}, draft, metadata={"order": digest})
+    else:
+        summary = "the same order as before: the same release again, which costs nothing"
+    changes: dict[str, Any] = {"scores": scores}
+    if trained:
+        changes |= {"state": state}
+        if settings.metrics == WITHHOLD:
+            changes |= {"metrics": dict.fromkeys(METRICS)}
+    return Release(dataclasses.replace(reply, **changes), f"round {order.round}: {summary}")
+
+
+def _account(
+    settings: PrivacySettings,
+    order: ScoreOrder | TrainOrder,
+    state: State,
+    scores: list[float],
+    *,
+    folder: Path,
+    book: Path,
+) -> str:
+    releases = [
+        {"round": order.round, "what": what, "noise": noise, "bound": bound}
+        for what, present, noise, bound in (
+            ("adapter", state, settings.noise, settings.clip),
+            ("scores", scores, settings.score_noise, settings.score_clip),
+        )
+        if present
+    ]
+    if not releases:
+        return "neither adapter nor scores left"
+    if not settings.noise:
+        return "clipped, without noise: no differential privacy"
+    spent = enter(book, order.lineage, releases, delta=settings.delta, limit=settings.limit)
+    covers = "adapter and scores; sample counts and times are not covered"
+    if settings.metrics != WITHHOLD:
+        covers += f", nor are {', '.join(ACCURACIES)} and losses"
+    facts = {**dataclasses.asdict(spent), "delta": settings.delta, "covers": covers, "book": str(book)}
+    write_json(folder.parent / SPENT, facts)
+    return (
+        f"epsilon {spent.epsilon_of_job:.3g} at delta {settings.delta:g} after {spent.releases_of_job} releases of "
+        f"this job, {spent.epsilon:.3g} after {spent.releases} of all jobs ({covers})"
+    )
+
+
+def _digest(kind: str, order: ScoreOrder | TrainOrder, reference: State, settings: PrivacySettings) -> str:
+    requested = {"layers": order.layers, "scored": order.scored} if isinstance(order, TrainOrder) else {}
+    facts = {"kind": kind, "lineage": order.lineage, "round": order.round, **requested, **dataclasses.asdict(settings)}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for key in sorted(reference):
+        tensor = reference[key].detach().cpu().contiguous()
+        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _previous_release(file: Path, digest: str) -> tuple[dict[str, torch.Tensor] | None, list[float]]:
+    if not file.is_file():
+        return None, []
+    with safe_open(file, framework="pt") as stored:
+        if (stored.metadata() or {}).get("order") != digest:
+            return None, []
+        kept = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+    scores = kept.pop(SCORES).tolist()
+    return {key.removeprefix("adapter."): tensor for key, tensor in kept.items()}, scores

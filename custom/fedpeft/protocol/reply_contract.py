@@ -18,11 +18,10 @@ from fedpeft.backbones.slots import SLOTS
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import BACKBONE, SLOT, belongs, is_key, layers_of, parse_key
 from fedpeft.core.metrics import BELOW_CONSTANT, TITLES
-from fedpeft.core.state_schema import first_misfit
+from fedpeft.core.states import first_misfit
 from fedpeft.data.registry import DATASETS
 from fedpeft.protocol import signed_keys
-from fedpeft.protocol.fields import LARGEST_WHOLE_NUMBER, shown, some
-from fedpeft.protocol.limits import MOST_ATTEMPTS
+from fedpeft.protocol.fields import LARGEST_WHOLE_NUMBER, MOST_ATTEMPTS, shown, some
 from fedpeft.protocol.problem_codes import sentence
 from fedpeft.protocol.types import FRACTIONS, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
 

@@ -17,16 +17,101 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedpeft.core.errors import SecureSumError
 from fedpeft.core.files import replacing
 from fedpeft.core.states import State
 from fedpeft.job.site_policy import LEAST_MEMBERS
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol import fixed_point
-from fedpeft.protocol.pairwise_masks import context_of, masked, new_secret, public_key
+from fedpeft.protocol.fixed_point import encode, to_wire
 from fedpeft.protocol.secret_seed import private
 from fedpeft.protocol.signed_keys import Kit, Offer, SignedKey, signed, verified
+
+LABEL = b"fedpeft pairwise mask 1"
+KEY_BYTES = 32
+
+
+def new_secret() -> bytes:
+    """Generate an X25519 private key."""
+    return X25519PrivateKey.generate().private_bytes_raw()
+
+
+def public_key(secret: bytes) -> bytes:
+    """Return the public key of a private key."""
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def context_of(
+    *, job: str, settings: str, round: int, keys: Mapping[str, bytes], shapes: Mapping[str, list[int]], received: str
+) -> bytes:
+    """Digest of what all sites of a sum must agree on; with different digests their masks do not cancel.
+
+    Args:
+        job: the job's lineage.
+        settings: digest of the job as deployed, of `fedpeft.job.site_job.digest_of`: a server could have all sites but
+            one train with a learning rate of zero, and read the update of that one from the sum.
+        round: counted from 1.
+        keys: public key of every site of the sum, by name.
+        shapes: of the tensors to be summed, by wire key.
+        received: digest of the global adapter that the round starts from: with different ones a server could cancel
+            all updates but one, and read that one from the sum.
+    """
+    facts = {
+        "job": job,
+        "settings": settings,
+        "round": round,
+        "keys": {site: key.hex() for site, key in keys.items()},
+        "shapes": {key: list(shape) for key, shape in shapes.items()},
+        "received": received,
+    }
+    return hashlib.sha256(LABEL + json.dumps(facts, sort_keys=True).encode()).digest()
+
+
+def masked(
+    numbers: Mapping[str, np.ndarray], *, site: str, secret: bytes, keys: Mapping[str, bytes], context: bytes
+) -> dict[str, torch.Tensor]:
+    """Add a site's masks to its encoded tensors; return int64 tensors of the same shapes.
+
+    Args:
+        numbers: uint64 arrays by wire key.
+        site: name of the site.
+        secret: the site's private key, for this upload only.
+        keys: public key of every site of the sum, including its own.
+        context: result of `context_of`.
+
+    Raises:
+        SecureSumError: a site's public key is invalid; names the site.
+    """
+    totals = {key: numbers[key].copy() for key in sorted(numbers)}
+    for peer in sorted(keys.keys() - {site}):
+        stream = _stream(secret, site, peer, keys[peer], context)
+        for total in totals.values():
+            mask = np.frombuffer(stream.update(bytes(total.nbytes)), dtype="<u8").reshape(total.shape)
+            if site < peer:
+                total += mask
+            else:
+                total -= mask
+    return {key: to_wire(totals[key]) for key in numbers}
+
+
+def _stream(secret: bytes, site: str, peer: str, key: bytes, context: bytes):
+    try:
+        shared = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError as error:
+        raise SecureSumError(
+            f"the public key of site {peer} is not an X25519 key ({error}): start the job again."
+        ) from error
+    info = LABEL + json.dumps(sorted((site, peer))).encode()
+    seed = HKDF(SHA256(), length=KEY_BYTES, salt=context, info=info).derive(shared)
+    return Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
+
 
 FILE = "secure_sum.json"
 
@@ -162,3 +247,20 @@ def _take(file: Path, *, job: str, round: int) -> bytes:
             f"this site offered a key for round {kept['round']} of {kept['job']}, not for round {round}."
         )
     return bytes.fromhex(kept["secret"])
+
+
+def weight_of(samples: int, method: MethodSettings) -> int:
+    """The integer weight of a site: its training samples, or 1 for a plain mean."""
+    return 1 if method.pia.weighting == "uniform" else samples
+
+
+def without_masks(state: State, samples: int, method: MethodSettings, *, sites: int) -> State:
+    """Encode an adapter as a site would, without masks: for a federation in one process, with the same result."""
+    return {key: to_wire(numbers) for key, numbers in encode(state, weight_of(samples, method), sites).items()}
+
+
+def secure_mean(replies: Mapping[str, tuple[State, int]], method: MethodSettings, *, previous: State) -> State:
+    """The new global adapter from masked uploads and sample counts by site, in the dtypes of `previous`."""
+    uploads, counts = zip(*(replies[site] for site in sorted(replies)), strict=True)
+    dtypes = {key: tensor.dtype for key, tensor in previous.items()}
+    return mean(uploads, [weight_of(count, method) for count in counts], dtypes)

@@ -16,9 +16,9 @@ from fedpeft.backbones import usual_source
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.answer_space import with_answers
-from fedpeft.data.pool import pooled
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import NATURAL
+from fedpeft.data.sharing import pooled
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.setting_limits import refused_settings
 from fedpeft.protocol.released_metrics import rounded_count
@@ -222,7 +222,7 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
         DataError: the data cannot be read.
         LocalError: there are fewer than the site's file requires.
     """
-    from fedpeft.data.image_sizes import fitting  # it imports Pillow, which a site's FLARE process does not need
+    from fedpeft.data.readable import fitting  # it imports Pillow, which a site's FLARE process does not need
 
     without = policy.exclude if policy else ()
     parts = [data.load(part, without=without) for part in job.pooled or (job.data,)]

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 import torch
 
+import fedpeft
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, VALIDATION
-from fedpeft.protocol.fields import REFUSED, check_fields, shown, some
-from fedpeft.protocol.limits import Unread
+from fedpeft.protocol.fields import REFUSED, Unread, check_fields, shown, some
 
 HELLO, SCORE, TRAIN = "hello", "score", "train"
 TOO_LARGE = "message-too-large"
@@ -258,3 +258,33 @@ def _declared(kind: type[_Message]) -> dict[str, Any]:
     """The type of every field but the tensors."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.name != "state"}
+
+
+def empty_reply(
+    kind: type[Reply], *, round: int, problem: str, setting: str = "", seconds: float = 0.0, attempts: int = 1
+) -> Reply:
+    """A reply without a result.
+
+    Args:
+        kind: the message that answers the task.
+        round: of the order; an introduction has none.
+        problem: why there is no result, a code of `fedpeft.protocol.problem_codes`.
+        setting: the name of the job's setting that the problem is about, if it is about one.
+        seconds: wall time that was lost; an introduction has none.
+        attempts: how often the site began the round, where it was to train.
+    """
+    if kind is Introduction:
+        return Introduction(version=fedpeft.__version__, problem=problem, setting=setting)
+    if kind is ScoreReply:
+        return ScoreReply(round=round, scores=[], seconds=seconds, problem=problem, setting=setting)
+    return TrainReply(
+        round=round,
+        samples=0,
+        metrics=dict.fromkeys(METRICS),
+        scores=[],
+        seconds=seconds,
+        problem=problem,
+        setting=setting,
+        attempts=attempts,
+        state={},
+    )

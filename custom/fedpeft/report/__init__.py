@@ -30,10 +30,9 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
     """
     from fedpeft.core.errors import FedpeftError
     from fedpeft.report.history_reader import read
-    from fedpeft.report.markdown import markdown
+    from fedpeft.report.outputs import markdown, tidy_csv
     from fedpeft.report.page import page, state_line
     from fedpeft.report.pictures import draw_pictures, picture_files
-    from fedpeft.report.tidy_csv import tidy_csv
 
     history = read(source)
     files = picture_files(history)
@@ -69,6 +68,6 @@ def show(source: str | Path, *, console: Console | None = None, metrics: Sequenc
         FedpeftError: an unknown metric.
     """
     from fedpeft.report.history_reader import read
-    from fedpeft.report.terminal import print_tables
+    from fedpeft.report.outputs import print_tables
 
     print_tables(read(source), console=console, metrics=metrics)

@@ -3,18 +3,130 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
-from fedpeft.core.printable import one_line
+from fedpeft.core.text import one_line
 from fedpeft.data import SiteData
 from fedpeft.data.answer_space import vocabulary_of
-from fedpeft.data.baseline import baseline
-from fedpeft.data.remarks import without_variety
-from fedpeft.report.wording import percent
+from fedpeft.data.remarks import baseline, without_variety
+from fedpeft.data.schema import Example
+from fedpeft.report.palette import COLORS, Theme, shorten, text_width
+from fedpeft.report.plots import DPI, Frame, Head, described_png, under_style
+from fedpeft.report.wording import NOTHING_MEDICAL, percent
+
+AT_HOME = "Counts of labels must not leave a site: this picture is for one person who holds all the data."
+NO_LABEL = "no label"
+MOST_LABELS = 24  # further ones are one row
+MOST_NUMBERS = 12  # sites with which the counts are written beside the circles
+LEAST_AREA = 3.0  # square points: one example still shows
+# inches
+ROW, COLUMN, LEAST_COLUMN, LEAST_WIDTH = 0.24, 0.62, 0.12, 4.6
+TOP, BOTTOM, LINE, EDGE = 0.5, 0.14, 0.15, 0.2
+SIZE = 7  # points
+LONGEST = 30  # letters of a label
+
+
+def label_counts(sites: Sequence[SiteData]) -> dict[str, np.ndarray]:
+    """Return, by label, how many examples of each site have it, (n,), in all splits; the most frequent first.
+
+    Args:
+        sites: data of each; an image without any label counts as "no label", a question by its answer.
+    """
+    counts = []
+    for data in sites:
+        own: Counter[str] = Counter()
+        for examples in data.splits().values():
+            for example in examples:
+                own.update(counted_as(example))
+        counts.append(own)
+    table = {label: np.array([own[label] for own in counts]) for own in counts for label in own}
+    return dict(sorted(table.items(), key=lambda item: (-int(item[1].sum()), item[0])))
+
+
+def counted_as(example: Example) -> Sequence[str]:
+    """Return an example's labels, "no label" where it has none, or its answer."""
+    return [example.answer] if example.labels is None else example.labels or [NO_LABEL]
+
+
+def label_picture(title: str, sites: Sequence[SiteData], *, procedural: bool) -> bytes:
+    """Return the picture as PNG: a circle for each label and site, its area in proportion to the count.
+
+    Args:
+        title: the job's or the folder's name.
+        sites: data of each.
+        procedural: the data are computed, which the picture then says.
+    """
+    figure = under_style(lambda theme: _figure(title, sites, theme, procedural=procedural), dark=False)
+    return described_png(figure, f"{title}: examples with each label at each site. {AT_HOME}")
+
+
+def _figure(title: str, sites: Sequence[SiteData], theme: Theme, *, procedural: bool) -> Figure:
+    counts = _shown(label_counts(sites))
+    names = [shorten(data.site, LONGEST) for data in sites]
+    labels = [shorten(label, LONGEST) for label in counts]
+    wide = len(sites) * max(LEAST_COLUMN, min(COLUMN, 9 / len(sites)))
+    high = len(labels) * ROW
+    left = EDGE + max(text_width(label, SIZE) for label in labels)
+    names_high = EDGE + max(text_width(name, SIZE) for name in names)
+    width = max(left + wide + EDGE, LEAST_WIDTH)
+    head: Head = []
+    if procedural:
+        head += [(line, "warning", "bold") for line in _wrapped(f"Procedural data: {NOTHING_MEDICAL}.", width)]
+    foot = _wrapped(f"Examples of all splits; the area of a circle is their number. {AT_HOME}", width)
+    top, bottom = TOP + LINE * len(head), BOTTOM + LINE * len(foot) + names_high
+    total = top + high + bottom
+    figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
+    axes = figure.add_axes((left / width, bottom / total, wide / width, high / total))
+    _circles(axes, np.array(list(counts.values())), theme, wide / len(sites))
+    axes.set_yticks(range(len(labels)), labels, fontsize=SIZE)
+    step = -(-len(names) // max(1, int(wide / LEAST_COLUMN)))
+    axes.set_xticks(range(0, len(names), step), names[::step], fontsize=SIZE, rotation=90)
+    Frame(title=title, head=head, foot=foot).write(figure, theme)
+    return figure
+
+
+def _circles(axes: Axes, table: np.ndarray, theme: Theme, column: float) -> None:
+    """Draw a circle for each cell of a table, (labels, sites); ``column`` is the width of a column in inches."""
+    largest = 72 * min(ROW, column) * 0.95
+    y, x = np.nonzero(table)
+    sizes = np.maximum((largest**2) * table[y, x] / table.max(), LEAST_AREA)
+    axes.scatter(x, y, s=sizes, color=COLORS[0], linewidth=0, zorder=3)
+    numbers = table.shape[1] <= MOST_NUMBERS
+    if numbers:
+        behind = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0.8}
+        for row, place in zip(y.tolist(), x.tolist(), strict=True):
+            text, right = f"{table[row, place]:,}", place + 0.66
+            axes.text(right, row, text, fontsize=SIZE - 1, color=theme.soft, ha="right", va="center", bbox=behind)
+    edge = 0.3 if numbers else 0.5
+    axes.set_xlim(-edge, table.shape[1] - edge)
+    axes.set_ylim(table.shape[0] - 0.5, -0.5)
+    axes.grid(color=theme.grid, linewidth=0.4)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _shown(counts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Put labels beyond the most frequent ones into one row."""
+    if len(counts) <= MOST_LABELS:
+        return counts
+    names = list(counts)
+    others = names[MOST_LABELS - 1 :]
+    shown = {name: counts[name] for name in names[: MOST_LABELS - 1]}
+    return shown | {f"{len(others):,} others": np.sum([counts[name] for name in others], axis=0)}
+
+
+def _wrapped(text: str, width: float) -> list[str]:
+    return textwrap.wrap(text, int((width - 0.24) * 20))
+
 
 FREQUENT, EVERY_LABEL = "the most frequent answer of training", "every label"
 CONSTANT = {ACCURACY: FREQUENT, BALANCED_ACCURACY: "any one class", MACRO_F1: FREQUENT}

@@ -3,7 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+from scipy.optimize import isotonic_regression
+
+from fedpeft.report.history import History
+from fedpeft.report.series import Places, means, series
+from fedpeft.report.wording import percent
 
 # Okabe and Ito's set for color-blind readers (https://jfly.uni-koeln.de/color/) but its black, which is the mean's,
 # and yellow, which does not show on white
@@ -39,3 +52,134 @@ def line_style(index: int, count: int, theme: Theme) -> dict:
     if count > DISTINCT:
         return {"color": theme.soft, "linestyle": "solid", "linewidth": 0.6, "alpha": 0.45}
     return {"color": COLORS[index % len(COLORS)], "linestyle": DASHES[index // len(COLORS)], "linewidth": 1.3}
+
+
+GAP = 0.155  # inches between the middles of two labels
+LEADER = 0.3  # inches from the axes to the labels
+SIZE = 7.5  # points
+LONGEST = 26  # letters of a site's name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """A line's last figure: its round, or other place from left to right, whether the run or the other lines go on
+    behind it, the value in percent, the text, the look."""
+
+    place: float
+    late: bool
+    value: float
+    text: str
+    style: dict
+    weight: str = "normal"
+
+
+def end_labels(history: History, theme: Theme, places: Places | None = None) -> list[Label]:
+    """Return one label for every site's last accuracy and the mean's; with more sites than styles best, worst, mean.
+
+    Args:
+        history: the run.
+        theme: colors.
+        places: where the figures stand from left to right; None: at their rounds.
+    """
+    lines = series(history, "overall")
+    rounds = [one.round for one in history.rounds]
+    farthest = max(line[-1] for line in places.sites.values()) if places else rounds[-1]
+    labels: list[Label] = []
+
+    def add(
+        name: str,
+        line: Sequence[float | None],
+        at: Sequence[float] | np.ndarray,
+        style: dict,
+        weight: str = "normal",
+    ) -> None:
+        known = [index for index, value in enumerate(line) if value is not None]
+        if not known:
+            return
+        last = known[-1]
+        ended = "" if last == len(rounds) - 1 else f" (round {rounds[last]})"
+        text = f"{name}  {percent(line[last])}{ended}"
+        late, value = bool(ended) or at[last] < farthest, 100 * line[last]
+        labels.append(Label(place=at[last], late=late, value=value, text=text, style=style, weight=weight))
+
+    for index, (site, line) in enumerate(lines.items()):
+        at = places.sites[site] if places else rounds
+        add(shorten(site, LONGEST), line, at, line_style(index, len(lines), theme))
+    if len(lines) > DISTINCT:
+        ranked = sorted(labels, key=lambda label: label.value)
+        labels = [ranked[-1], ranked[0]] if len(ranked) > 1 else ranked
+    if len(lines) > 1:
+        name = "mean" if len(lines) <= DISTINCT else f"mean of {len(lines)} sites"
+        average = [mean.value for mean in means(history, "overall")]
+        add(name, average, places.mean if places else rounds, {"color": theme.ink, "linewidth": 2.2}, weight="bold")
+    return labels
+
+
+def label_width(labels: Sequence[Label]) -> float:
+    """Return the width of the labels beside the axes in inches, leaders included."""
+    return LEADER + max(text_width(label.text, SIZE) for label in labels) if labels else 0.0
+
+
+@lru_cache(maxsize=4096)  # the same labels stand in every form of a picture
+def text_width(text: str, size: float) -> float:
+    """Return the width of a text in bold letters in inches; `size` is in points."""
+    font = FontProperties(family="DejaVu Sans", weight="bold")
+    return TextPath((0, 0), text, size=size, prop=font).get_extents().width / 72
+
+
+def write_labels(axes: Axes, labels: Sequence[Label], theme: Theme) -> None:
+    """Write the labels to the right of the axes, each connected to the end of its line.
+
+    Args:
+        axes: the accuracy panel, with its size and limits set.
+        labels: from ``end_labels``.
+        theme: colors.
+    """
+    (low, high), (first, last) = axes.get_ylim(), axes.get_xlim()
+    across = (last - first) / (axes.bbox.width / axes.figure.dpi)  # rounds per inch
+    gap = GAP * (high - low) / (axes.bbox.height / axes.figure.dpi)
+    places = spread([label.value for label in labels], gap=gap, low=low, high=high)
+    for label, place in zip(labels, places, strict=True):
+        # dotted where the site has no figure in the last round, since a solid leader there would read as one
+        leader = {"color": label.style["color"], "linewidth": 0.7, "clip_on": False, "zorder": 1}
+        leader |= {"linestyle": BRIDGE} if label.late else {}
+        bend, end = last + 0.04 * across, last + (LEADER - 0.05) * across
+        axes.plot([label.place, bend, end], [label.value, label.value, place], **leader)
+        look: dict[str, Any] = {"color": theme.ink, "fontsize": SIZE, "fontweight": label.weight}
+        axes.text(last + LEADER * across, place, label.text, va="center_baseline", **look)
+
+
+def shorten(name: str, longest: int) -> str:
+    """Shorten a name to at most `longest` letters in its middle, since names often differ at their ends."""
+    if len(name) <= longest:
+        return name
+    tail = (longest - 1) // 2
+    return f"{name[: longest - 1 - tail]}…{name[len(name) - tail :]}"
+
+
+def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -> np.ndarray:
+    """Move labels apart by as little as possible, in order.
+
+    Minimizes sum_i (y_i - x_i)^2 subject to y_(i+1) >= y_i + gap and low <= y_i <= high over the sorted positions x.
+    With z_i = y_i - i*gap this is isotonic regression, and its bounded form is the unbounded one, clipped.
+
+    Args:
+        positions: (n,) where the labels belong.
+        gap: least distance between neighbors, in the unit of the positions; smaller where n labels do not fit.
+        low: lowest place.
+        high: highest place.
+
+    Returns:
+        (n,) places, in the order of the positions.
+
+    Source: Barlow, Bartholomew, Bremner and Brunk, Statistical Inference under Order Restrictions, 1972.
+    """
+    targets = np.asarray(positions, dtype=float)
+    count = len(targets)
+    if count == 0:
+        return targets
+    steps = np.arange(count) * min(gap, (high - low) / max(count - 1, 1))
+    order = np.argsort(targets, kind="stable")
+    places = np.empty(count)
+    places[order] = np.clip(isotonic_regression(targets[order] - steps).x, low, high - steps[-1]) + steps
+    return places

@@ -14,8 +14,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from fedpeft.report.history import History, Round
-from fedpeft.report.labels import shorten, text_width
-from fedpeft.report.palette import COLORS, Theme
+from fedpeft.report.palette import COLORS, Theme, shorten, text_width
 from fedpeft.report.plots import BOTTOM, DPI, Frame, under_style
 
 MOST_PANELS = 6

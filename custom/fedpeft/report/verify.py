@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedpeft.core.bounded_files import digest, read_json
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import digest, read_json
 from fedpeft.core.run_names import MANIFEST
-from fedpeft.report.json_fields import as_count, as_mapping, as_name, as_sentence, need
+from fedpeft.report.history_reader import as_count, as_mapping, as_name, as_sentence, need
 
 
 def verify(run: Path) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
-from fedpeft.core.processes import end_all
-from fedpeft.core.python_environment import python_environment
+from fedpeft.core.processes import end_all, python_environment
 
 MARK = "FEDPEFT_FAMILY"
 ATTEMPTS = 5  # a member can start another one while it is being ended

@@ -8,6 +8,7 @@ writes last.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,18 +19,81 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpeft.core.bounded_files import read_json
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.python_environment import python_environment, with_sockets
+from fedpeft.core.files import read_json, write_json
+from fedpeft.core.locks import SERVER, held, kept_folder, runs_folder
+from fedpeft.core.processes import python_environment, with_sockets
 from fedpeft.core.run_names import DATA_VARIABLE, HISTORY, MANIFEST, OF_SIMULATOR, PROBLEM, STATE_VARIABLE
 from fedpeft.core.workspace import LOG_CONFIG, PRIVACY, check_place, listed_classes, seed
-from fedpeft.core.workspace_lock import SERVER, held, kept_folder
 from fedpeft.flare.policy import with_site_filters
 from fedpeft.job.admission.job import admit_folder
-from fedpeft.job.check import check_sites
-from fedpeft.job.folder import job_folder
-from fedpeft.run.earlier_runs import set_aside
+from fedpeft.job.folder import check_sites, job_folder
+from fedpeft.report.status.progress import CUT_OFF, FAILED, SIMULATED
 from fedpeft.run.family import family
+
+STAYS = ("local", "startup")  # what FLARE does not delete
+
+
+def set_aside(workspace: Path) -> Path | None:
+    """Move the run in a workspace to `<workspace>_runs/<when it last wrote>-<job>`, in the workspace's own layout.
+
+    Returns:
+        the run's new folder; None if the workspace held no run.
+
+    Raises:
+        FedpeftError: it cannot be moved.
+    """
+    written = [file for name in (MANIFEST, HISTORY) if (file := workspace / SIMULATED / name).is_file()]
+    if not written:
+        return None
+    when = time.strftime("%Y%m%d-%H%M%S", time.localtime(max(file.stat().st_mtime for file in written)))
+    folder = _unused(runs_folder(workspace) / f"{when}-{_job(written[0])}")
+    try:
+        if MANIFEST not in [file.name for file in written]:
+            write_json(workspace / SIMULATED / MANIFEST, _cut_off(written[0]))
+        folder.mkdir(parents=True)
+        for entry in sorted(workspace.iterdir(), key=lambda path: path.name == SIMULATED.parts[0]):  # the results last
+            if entry.name not in STAYS:
+                entry.rename(folder / entry.name)
+    except OSError as error:
+        raise FedpeftError(
+            f"the run in {workspace} cannot be moved to {folder} ({error.strerror}): move it elsewhere, or name "
+            f"another folder with -w."
+        ) from error
+    return folder
+
+
+def _cut_off(history: Path) -> dict[str, Any]:
+    """Return a manifest for a run that ended without writing one."""
+    record = _content(history)
+    rounds = record.get("rounds")
+    return {
+        "job": record.get("job", ""),
+        "status": FAILED,
+        "reason": CUT_OFF,
+        "rounds": len(rounds) if isinstance(rounds, list) else 0,
+        "files": {},
+    }
+
+
+def _job(file: Path) -> str:
+    name = str(_content(file).get("job", "")).lower()
+    return re.sub(r"[^a-z0-9_]+", "-", name).strip("-")[:60] or "job"
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        return dict(read_json(file))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _unused(folder: Path) -> Path:
+    number = 1
+    while (free := folder if number == 1 else folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    return free
+
 
 SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
 SECONDS_TO_END = 60
@@ -78,7 +142,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
 
 def _that_fit(job: Path, workspace: Path, threads: int) -> int:
     """Return how many sites may run at once, by the memory of the GPU that they train on, if they do."""
-    from fedpeft.doctor.card import sites_at_once
+    from fedpeft.doctor.memory import sites_at_once
 
     count, sentence = sites_at_once(job, threads, workspace=workspace)
     if count < threads:

@@ -5,17 +5,129 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
+import scipy.sparse as sparse
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, linprog, milp
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import one_of
 from fedpeft.scheduling.front import Archive, Front
-from fedpeft.scheduling.linear_program import LinearProgram
-from fedpeft.scheduling.paths import supported
-from fedpeft.scheduling.problem import Problem, problem
+from fedpeft.scheduling.problem import Problem, greedy, problem
+
+
+def supported(task: Problem) -> Iterator[np.ndarray]:
+    """Yield optimal assignments (N, L) for lambda from 0 to infinity, from the most important to the most balanced.
+
+    Some may lie on an edge of the hull, and the first few may be equally important; the caller removes these.
+    """
+    mask = greedy(task)
+    while True:
+        yield mask.copy()
+        best, giver = _exchanges(task.scores, mask)
+        loss, following = _shortest_paths(best)
+        counts = mask.sum(axis=0)
+        relief = 2 * (counts[:, None] - counts[None, :] - 1)
+        rate = np.divide(loss, relief, out=np.full(loss.shape, np.inf), where=relief > 0)
+        layer, last = np.unravel_index(rate.argmin(), rate.shape)
+        if not np.isfinite(rate[layer, last]):
+            return
+        while layer != last:
+            target = following[layer, last]
+            mask[giver[layer, target], [layer, target]] = False, True
+            layer = target
+
+
+def _exchanges(scores: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least loss (L, L) of importance at which a client exchanges layer a for b, and that client (L, L)."""
+    gives = np.where(mask, scores, np.inf)
+    takes = np.where(mask, -np.inf, scores)
+    losses = gives[:, :, None] - takes[:, None, :]  # (N, L, L)
+    giver = losses.argmin(axis=0)
+    return np.take_along_axis(losses, giver[None], axis=0)[0], giver
+
+
+def _shortest_paths(length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return distances (L, L), and the step after a on the way to b (L, L), by Floyd and Warshall's algorithm."""
+    distance = length.copy()
+    following = np.tile(np.arange(len(length)), (len(length), 1))
+    # an optimal assignment has no profitable cycle: one that exists only by rounding must not become a path
+    noise = 1e-14 * np.abs(length[np.isfinite(length)]).max(initial=0.0)
+    for middle in range(len(length)):
+        detour = distance[:, middle, None] + distance[None, middle, :]
+        shorter = detour < distance - noise
+        distance[shorter] = detour[shorter]
+        following = np.where(shorter, following[:, middle, None], following)
+    return distance, following
+
+
+class LinearProgram:
+    """Objectives and constraints of one problem, built once for all values of lambda."""
+
+    def __init__(self, task: Problem) -> None:
+        self.task = task
+        self.clients, self.layers = task.scores.shape
+        # HiGHS stops within an absolute 1e-6 of the optimum: with scores up to 1e4 no real difference is that small
+        self.unit = (float(np.abs(task.scores).max()) or 1.0) / 1e4
+        self.loss = np.concatenate([-task.scores.ravel() / self.unit, np.zeros(self.clients * self.layers)])
+        price = np.tile(2.0 * np.arange(self.clients) + 1, self.layers)
+        self.squares = np.concatenate([np.zeros(self.clients * self.layers), price])
+
+    @cached_property
+    def matrix(self) -> sparse.csc_array:
+        """(N + L, 2 N L): the budgets of the clients, and the counts of the layers."""
+        n, layers = self.clients, self.layers
+        per_client = sparse.kron(sparse.eye_array(n), np.ones((1, layers)))
+        per_layer = sparse.kron(np.ones((1, n)), sparse.eye_array(layers))
+        slots = -sparse.kron(sparse.eye_array(layers), np.ones((1, n)))
+        return sparse.csc_array(sparse.block_array([[per_client, None], [per_layer, slots]]))
+
+    @cached_property
+    def right_side(self) -> np.ndarray:
+        return np.concatenate([self.task.budgets, np.zeros(self.layers)])
+
+    def weighted(self, price: float) -> np.ndarray:
+        """Return the assignment (N, L) of the largest importance - price * sum_l n_l^2."""
+        return self._assignment(self._relaxed(price))
+
+    def undecided(self, price: float, slack: float) -> Bounds:
+        """Return bounds that exclude what is worse than the optimum of ``weighted(price)`` by more than ``slack``.
+
+        The marginal of a variable at its bound says how much the optimum worsens at least when the variable leaves it.
+        """
+        solution = self._relaxed(price)
+        slack = slack / self.unit + 1e-6
+        return Bounds(
+            np.where(solution.upper.marginals < -slack, 1.0, 0.0), np.where(solution.lower.marginals > slack, 0.0, 1.0)
+        )
+
+    def within(self, squares: int, bounds: Bounds) -> np.ndarray:
+        """Return the most important assignment (N, L) with sum_l n_l^2 <= squares, within bounds from ``undecided``."""
+        solution = milp(
+            self.loss,
+            constraints=[
+                LinearConstraint(self.matrix, self.right_side, self.right_side),
+                LinearConstraint(self.squares[None], -np.inf, squares + 0.5),
+            ],
+            # with whole m the cheapest y is whole by itself, because each further client on a layer costs more
+            integrality=np.repeat([1, 0], self.clients * self.layers),
+            bounds=bounds,
+            options={"mip_rel_gap": 0},
+        )
+        return self._assignment(solution)
+
+    def _relaxed(self, price: float) -> OptimizeResult:
+        objective = self.loss + price / self.unit * self.squares
+        # the dual simplex method ends in a vertex; an interior point would be a mixture of assignments
+        return linprog(objective, A_eq=self.matrix, b_eq=self.right_side, bounds=(0, 1), method="highs-ds")
+
+    def _assignment(self, solution: OptimizeResult) -> np.ndarray:
+        if solution.x is None:
+            raise FedpeftError(f"HiGHS found no schedule ({solution.message}): choose another solver for these scores.")
+        return solution.x[: self.clients * self.layers].reshape(self.clients, self.layers) > 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

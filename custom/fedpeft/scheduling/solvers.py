@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
 from fedpeft.core.settings import build, hints_of
-from fedpeft.scheduling.problem import problem
+from fedpeft.scheduling.front import Archive, Front
+from fedpeft.scheduling.problem import Problem, problem, take_top
 
 if TYPE_CHECKING:
     from fedpeft.scheduling.front import Front
+
 
 Search = Callable[..., "Front"]  # (problem, rng, settings), the annotation of settings names their dataclass
 SOLVERS: Registry[Search] = Registry("solver", "fedpeft.solvers", Callable)
@@ -74,9 +77,27 @@ def _settings_class(solver: str) -> type:
 
 
 register("nsga2", "fedpeft.scheduling.nsga2:search")
-register("mopso", "fedpeft.scheduling.mopso:search")
-register("annealing", "fedpeft.scheduling.annealing:search")
-register("ant_colony", "fedpeft.scheduling.ant_colony:search")
-register("bee_colony", "fedpeft.scheduling.bee_colony:search")
+register("mopso", "fedpeft.scheduling.swarms:mopso")
+register("annealing", "fedpeft.scheduling.population:search")
+register("ant_colony", "fedpeft.scheduling.swarms:ant_colony")
+register("bee_colony", "fedpeft.scheduling.swarms:bee_colony")
 register("exact", "fedpeft.scheduling.exact:search")
-register("drawn", "fedpeft.scheduling.drawn:search")
+register("drawn", "fedpeft.scheduling.solvers:search")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnSettings:
+    """``drawn`` has no settings: how many layers are drawn is the budget."""
+
+    scored: ClassVar[bool] = False  # no client computes scores for it
+
+
+def search(task: Problem, rng: np.random.Generator, settings: DrawnSettings) -> Front:
+    """Draw an order of the layers; every client trains the first of it, as many as its budget.
+
+    Source: the federated parameter-efficient tuning of vision transformers, stochastic block attention (SBA).
+    """
+    archive = Archive(task)
+    lots = np.broadcast_to(rng.random(task.scores.shape[1]), task.scores.shape)
+    archive.evaluate(take_top(lots, task.budgets)[None])
+    return archive.front()

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.locks import runs_folder
 from fedpeft.core.run_names import HISTORY, MANIFEST
-from fedpeft.core.workspace_lock import runs_folder
-from fedpeft.report.status.progress import SIMULATED
-from fedpeft.report.status.runs import PLACES
+from fedpeft.report.status.progress import PLACES, SIMULATED
 
 
 @dataclass(frozen=True, kw_only=True)

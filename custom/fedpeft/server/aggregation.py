@@ -13,7 +13,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import imported
 from fedpeft.core.states import State
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.secure_round import secure_mean
+from fedpeft.protocol.secure_sum import secure_mean
 
 GLOBAL = "the new global adapter"
 LARGEST_GLOBAL = 1e7  # a site may send values up to 1e6

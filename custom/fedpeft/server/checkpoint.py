@@ -25,9 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedpeft.answering.training_settings import TrainingSettings
-from fedpeft.core.bounded_files import check_regular, read_json
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import drop, replacing, set_aside
+from fedpeft.core.files import check_regular, drop, read_json, replacing, set_aside
 from fedpeft.job.federation import LATEST, checkpoint_of
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings

@@ -3,11 +3,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+
+from fedpeft.core.metrics import VALIDATION
 from fedpeft.core.seeds import derive
-from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.server.assignment import Assignment, assign
+from fedpeft.protocol.reply_contract import check_scores
+from fedpeft.scheduling import choose, schedule
+from fedpeft.scheduling.settings import OWN, ScheduleSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """The layers that each site trains in a round, with the scores of the layers `numbers` that led to it, if any."""
+
+    numbers: list[int]
+    layers: dict[str, list[int]]
+    scores: dict[str, list[float]]
+    importance: float | None
+    variance: float
+
+
+def assign(
+    scores: Mapping[str, Sequence[float]],
+    budgets: Mapping[str, int],
+    layers: Sequence[int],
+    settings: ScheduleSettings,
+    *,
+    seed: int,
+) -> Assignment:
+    """Schedule the layers of a round.
+
+    Args:
+        scores: by site, one non-negative score for each of `layers`; none where the solver weighs none.
+        budgets: by site, how many layers it may train.
+        layers: numbers of the transformer layers with trainable parameters.
+        settings: solver, its settings, and the two weights.
+        seed: of the solver.
+
+    Raises:
+        FedpeftError: a site's scores are not finite, negative or of the wrong number; names the site.
+    """
+    sites = sorted(scores)
+    for site in sites:
+        check_scores(scores[site], len(layers) if settings.scored else 0, site)
+    none = np.zeros((len(sites), len(layers)))
+    table = np.array([scores[site] for site in sites], dtype=np.float64) if settings.scored else none  # (N, L)
+    counts = np.array([min(budgets[site], len(layers)) for site in sites])
+    if settings.solver == OWN:
+        mask = np.zeros(table.shape, dtype=bool)
+        for row, (values, count) in enumerate(zip(table, counts, strict=True)):
+            mask[row, np.argsort(-values, kind="stable")[:count]] = True
+    else:
+        front = schedule(table, counts, solver=settings.solver, seed=seed, **settings.solver_settings)
+        mask = choose(front, settings.weight_importance, settings.weight_diversity)
+    return Assignment(
+        numbers=list(layers),
+        layers={site: [layers[int(i)] for i in np.flatnonzero(row)] for site, row in zip(sites, mask, strict=True)},
+        scores={site: [float(value) for value in scores[site]] for site in sites if scores[site]},
+        importance=float((table * mask).sum()) if settings.scored else None,
+        variance=float(mask.sum(axis=0).var()),
+    )
+
 
 Scores = dict[str, list[float]]
 
@@ -64,3 +124,60 @@ class RoundPlanner:
             self._schedule,
             seed=derive(self._seed, "schedule", round),
         )
+
+
+Sites = Mapping[str, Mapping[str, float | None]]
+
+
+def median_figures(rounds: Iterable[Sites]) -> list[float | None]:
+    """Return for each round the median over all sites so far of their latest figure on the validation split.
+
+    A site that takes no part in a round counts with what it reached before; one that never reports a figure does not
+    count. None: no site has reported one yet.
+
+    Args:
+        rounds: by site, the metrics of each round.
+    """
+    latest: dict[str, float] = {}
+    medians: list[float | None] = []
+    for sites in rounds:
+        latest |= _reported(sites)
+        medians.append(statistics.median(latest.values()) if latest else None)
+    return medians
+
+
+def best_before_end(rounds: Sequence[Sites], patience: int) -> int | None:
+    """Return the number of the best round if as many rounds as `patience` have brought nothing better; else None.
+
+    The median must not have risen, and fewer than half of the sites may have a figure above all of their own earlier
+    ones. A single site can move the median between the figures of the others, so the median alone does not decide.
+
+    Args:
+        rounds: by site, the metrics of each round so far, from round 1.
+        patience: 0: a job never ends early.
+    """
+    measured = {number: median for number, median in enumerate(median_figures(rounds), 1) if median is not None}
+    if not patience or not measured:
+        return None
+    best = max(measured, key=lambda number: (measured[number], -number))
+    if len(rounds) - best < patience:
+        return None
+    improved = _improved(rounds[:-patience], rounds[-patience:])
+    return best if not improved or 2 * sum(improved) < len(improved) else None
+
+
+def _improved(before: Iterable[Sites], since: Iterable[Sites]) -> list[bool]:
+    """Whether each site that reported in both has reached more since than ever before."""
+    earlier, later = _best(before), _best(since)
+    return [later[site] > figure for site, figure in earlier.items() if site in later]
+
+
+def _best(rounds: Iterable[Sites]) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for sites in rounds:
+        best |= {site: max(value, best.get(site, value)) for site, value in _reported(sites).items()}
+    return best
+
+
+def _reported(sites: Sites) -> dict[str, float]:
+    return {site: value for site, one in sites.items() if (value := one.get(VALIDATION)) is not None}

@@ -16,21 +16,20 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import LocalError
 from fedpeft.core.files import write_json
 from fedpeft.core.keys import layers_of
+from fedpeft.core.locks import FILE as LOCK
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, title_of
 from fedpeft.core.pace import RECENT, duration
 from fedpeft.core.run_names import HISTORY, MANIFEST
-from fedpeft.core.state_lock import FILE as LOCK
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.types import ACCURACIES, Introduction, TrainReply
 from fedpeft.report.tensorboard import Board
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
-from fedpeft.server.early_stop import best_before_end
 from fedpeft.server.first_adapter import Sender
+from fedpeft.server.planner import Assignment, best_before_end
 
 if TYPE_CHECKING:
-    from fedpeft.job.trackers import RunTracking
+    from fedpeft.job.federation import RunTracking
 
 
 def origin(datasets: Iterable[str], backbones: Iterable[str], *, procedural: bool) -> str:

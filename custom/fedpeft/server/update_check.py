@@ -9,16 +9,15 @@ from collections.abc import Mapping
 
 import torch
 
+from fedpeft.alignment.averaging import robust_row
 from fedpeft.alignment.factors import factor_places
-from fedpeft.alignment.robust_mean import robust_row
-from fedpeft.alignment.robust_settings import MEDIAN, RobustSettings
-from fedpeft.alignment.stacking import product_length
+from fedpeft.alignment.low_rank import product_length
+from fedpeft.alignment.settings import MEDIAN, RobustSettings
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.states import State
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.site.lr_schedule import learning_in_round
-from fedpeft.site.optimizer import NORMALIZES
+from fedpeft.site.loop import NORMALIZES, learning_in_round
 
 MEDIAN_RULE = RobustSettings(average=MEDIAN)
 MIN_REPLIES = 5  # of fewer, two that agree may be the median

@@ -3,17 +3,124 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+import torch
+from fedpeft.alignment.client_pia import start_merged
+from fedpeft.alignment.settings import SHARES
+from fedpeft.core.keys import by_place
+from fedpeft.core.states import State
+import torch
+from fedpeft.alignment.settings import LEAST_BY_AGREEMENT
+from fedpeft.site.site_state import SiteState
+from fedpeft.core.states import State
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
-
 from fedpeft.alignment.client_pia import align_global, align_upload, finish_round, start_merged
 from fedpeft.alignment.settings import PLACES, PIASettings
 from fedpeft.answering.batches import Batch
-from fedpeft.site.merge_choice import accepted_global, chosen_share, moved_places
 from fedpeft.methods.trainable import Trainable
 from fedpeft.core.states import State
+
+
+Loss = Callable[[State], float]
+
+
+def accepted_global(
+    own: State, received: State, aligned: State, *, share: float, loss: Loss, each_place: bool
+) -> State:
+    """The global adapter with only those of its neurons moved that lower the loss of the merged adapter.
+
+    Args:
+        own: the site's adapter.
+        received: the global adapter as it came.
+        aligned: the same with its neurons in the order of the own one's.
+        share: of the global adapter in the merged one.
+        loss: of an adapter, on the probe samples.
+        each_place: decide place by place, each after the ones before, instead of once for all.
+    """
+    if not each_place:
+        moved, kept = (loss(start_merged(own, state, share)) for state in (aligned, received))
+        return aligned if moved < kept else received
+    chosen, lowest = dict(received), loss(start_merged(own, received, share))
+    places = by_place(received)
+    for place in moved_places(received, aligned):
+        candidate = chosen | {key: aligned[key] for key in places[place].values()}
+        if (value := loss(start_merged(own, candidate, share))) < lowest:
+            chosen, lowest = candidate, value
+    return chosen
+
+
+def moved_places(received: State, aligned: State) -> list[str]:
+    """The places of the global adapter whose neurons stand in another order in `aligned`."""
+    return [
+        place
+        for place, names in by_place(received).items()
+        if any(not torch.equal(received[key], aligned[key]) for key in names.values())
+    ]
+
+
+def chosen_share(accepted: Callable[[float], State], loss: Callable[[float, State], float]) -> tuple[float, State]:
+    """The share of `SHARES` with the lowest loss (the larger of equals), and the global adapter it goes with.
+
+    Args:
+        accepted: from a share to the global adapter that the site takes at that share.
+        loss: of the model that training would start from, from a share and that adapter, on the validation questions.
+    """
+    candidates = [(share, accepted(share)) for share in reversed(SHARES)]
+    return min(candidates, key=lambda candidate: loss(*candidate))
+
+
+# chosen on seeds 100 to 102 of the embedded federation, whose sites agree or contradict each other (docs/fedpia.md)
+MEMORY = 0.5  # weight of the rounds before in the mean over rounds
+ENOUGH = 0.06  # agreement from which on a site takes nothing but the global adapter
+SLOPE = 5.0  # of the share, per agreement that is lacking
+
+
+def next_agreement(own: SiteState | None, received: State, *, round: int, part: float) -> float | None:
+    """The mean agreement over the rounds so far, the last one counting most; None: there is nothing to compare yet.
+
+    Args:
+        own: the site's state after its last round.
+        received: the global adapter, by key.
+        round: that begins.
+        part: of the site in the mean that the received adapter is.
+    """
+    if own is None:
+        return None
+    comparable = own.round == round - 1 and own.received.keys() == received.keys() == own.started.keys()
+    if not comparable or not received:
+        return own.agreement
+    now = agreement(own.adapter, own.started, before=own.received, after=received, part=part)
+    return now if own.agreement is None else MEMORY * own.agreement + (1 - MEMORY) * now
+
+
+def agreement(trained: State, started: State, *, before: State, after: State, part: float) -> float:
+    """Cosine between what a site's training changed and what the others' did, over all tensors; from -1 to 1.
+
+    Args:
+        trained: the site's adapter after training.
+        started: that it trained from.
+        before: the global adapter before the round.
+        after: the global adapter after it.
+        part: of the site in the mean.
+    """
+    mine = _flat(trained) - _flat({key: started[key] for key in trained})
+    change = _flat({key: after[key] for key in trained}) - _flat({key: before[key] for key in trained})
+    return float(torch.nn.functional.cosine_similarity(mine, change - part * mine, dim=0))
+
+
+def share_of(agreement: float | None) -> float:
+    """The share of the global adapter that a site with this agreement merges with its own one; None: all of it."""
+    if agreement is None:
+        return 1.0
+    return max(LEAST_BY_AGREEMENT, 1.0 - SLOPE * max(0.0, ENOUGH - agreement))
+
+
+def _flat(state: State) -> torch.Tensor:
+    return torch.cat([tensor.float().flatten() for tensor in state.values()])
+
 
 Finish = Callable[[State], tuple[State, State]]
 

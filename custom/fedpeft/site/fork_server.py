@@ -27,13 +27,13 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from fedpeft.core.python_environment import python_environment
+from fedpeft.core.processes import python_environment
 
 ADDRESS = "FEDPEFT_FORK_SERVER"  # environment variable with the server's name
 IMPORTED = (
     "fedpeft.site.learner",
     "fedpeft.alignment.client_pia",
-    "fedpeft.methods.adapter_placing",
+    "fedpeft.methods.adapters",
     "fedpeft.data.phantom",
     "transformers.models.vilt.modeling_vilt",
     "transformers.models.bert.tokenization_bert",

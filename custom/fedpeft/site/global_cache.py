@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import replacing
 from fedpeft.alignment.factors import MOST_RANKS, extended
-from fedpeft.core.state_schema import first_misfit
+from fedpeft.core.states import first_misfit
 
 FILE = "received.safetensors"
 OUTDATED, REFUSED = "adapter-outdated", "order-refused"

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedpeft.core.errors import LocalError
 from fedpeft.core.files import SET_ASIDE, drop, write_json
-from fedpeft.core.state_lock import is_in_use
+from fedpeft.core.locks import is_in_use
 
 OWNER = "job.json"
 OTHER, FULL = "state-of-another-job", "state-full"

@@ -17,23 +17,23 @@ import torch
 
 from fedpeft.backbones import BackboneSettings
 from fedpeft.site import client_round, computing, site_state
-from fedpeft.site.agreement import next_agreement, share_of
+from fedpeft.site.client_round import next_agreement, share_of
 from fedpeft.answering.batches import Batch
-from fedpeft.site.data_facts import Facts
+from fedpeft.site.site_record import Facts
 from fedpeft.site.evaluation import Evaluation
-from fedpeft.site.federated_head import head_state, without_head
+from fedpeft.site.round_values import head_state, without_head
 from fedpeft.site.loop import OnStep, mean_loss, no_step, train_epochs
-from fedpeft.site.lr_schedule import rate_factor
+from fedpeft.site.loop import rate_factor
 from fedpeft.site.metrics import Measure, Measured
-from fedpeft.site.model_record import below_constant, best_round, with_round
-from fedpeft.site.optimizer import build_optimizer, moments, restore_moments
+from fedpeft.site.site_state import below_constant, best_round, with_round
+from fedpeft.site.loop import build_optimizer, moments, restore_moments
 from fedpeft.site.round_values import RoundValues
 from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
 from fedpeft.site.site_batches import SiteBatches
 from fedpeft.site.site_model import SiteModel
 from fedpeft.site.site_record import SiteRecord
 from fedpeft.data.answer_space import vocabulary_of
-from fedpeft.data.baseline import baseline
+from fedpeft.data.remarks import baseline
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.core.errors import LocalError
 from fedpeft.core.keys import belongs, layers_of
@@ -385,7 +385,7 @@ class Learner:
             round: counted from 1.
             own: the site's adapter of its last round, by key; None: it has none yet.
             received: the global adapter, by key; empty: there is none.
-            agreement: of the site's training with that of the others (`fedpeft.site.agreement`).
+            agreement: of the site's training with that of the others (`fedpeft.site.client_round`).
         """
         return client_round.start(
             self.trainable,

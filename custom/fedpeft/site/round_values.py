@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from torch import Tensor
+from fedpeft.core.keys import HEAD
+from fedpeft.core.states import State
 from pathlib import Path
-
 from fedpeft.alignment.low_rank import fitted
-from fedpeft.site.federated_head import only_head, without_head
 from fedpeft.site.site_model import SiteModel
 from fedpeft.site.site_state import SiteState
 from fedpeft.core.errors import FedpeftError, LocalError
@@ -15,6 +17,21 @@ from fedpeft.methods.products import fresh_factors
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.core.seeds import derive
 from fedpeft.core.states import State
+
+
+def head_state(head: Mapping[str, Tensor]) -> State:
+    """Return copies of a head's tensors on the CPU, under their keys in messages."""
+    return {f"{HEAD}{name}": tensor.detach().cpu().clone() for name, tensor in head.items()}
+
+
+def without_head(state: State) -> State:
+    """Return what of a state belongs to the adapter."""
+    return {key: tensor for key, tensor in state.items() if not key.startswith(HEAD)}
+
+
+def only_head(state: State) -> State:
+    """Return the head of a state by its own names, empty if it has none."""
+    return {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}
 
 
 class RoundValues:

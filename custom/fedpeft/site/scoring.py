@@ -11,7 +11,7 @@ from torch import nn
 
 from fedpeft.answering.answering import Answering
 from fedpeft.answering.batches import Batch
-from fedpeft.site.optimizer import KEPT_TENSORS
+from fedpeft.site.loop import KEPT_TENSORS
 from fedpeft.importance import layer_budget, method_settings, score
 from fedpeft.importance.registry import normalized
 from fedpeft.importance.settings import MemorySettings

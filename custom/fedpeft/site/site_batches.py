@@ -3,16 +3,45 @@
 
 from __future__ import annotations
 
+import numpy as np
+from PIL import Image
+from fedpeft.data.images import ImageSource, open_image
 from collections.abc import Callable, Sequence
 from typing import Any
-
 import torch
-
 from fedpeft.answering.batches import Batch, Batches
-from fedpeft.site.kept_images import KeptImages
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.core.errors import FedpeftError
 from fedpeft.answering.training_settings import TrainingSettings
+
+
+MIB = 2**20
+
+
+class KeptImages:
+    """Open images; the first ones that fit are kept as 8-bit RGB.
+
+    Args:
+        mib: the most that is kept.
+    """
+
+    def __init__(self, mib: float) -> None:
+        self._limit, self._held = mib * MIB, 0
+        self._images: dict[str, np.ndarray] = {}
+
+    def open(self, image: ImageSource) -> Image.Image:
+        """Open an image; see `fedpeft.data.images.open_image`."""
+        if isinstance(image, np.ndarray):
+            return open_image(image)
+        name = str(image)
+        if name in self._images:
+            return Image.fromarray(self._images[name])
+        opened = open_image(image)
+        size = 3 * opened.width * opened.height
+        if self._held + size <= self._limit:
+            self._images[name] = np.asarray(opened)
+            self._held += size
+        return opened
 
 
 class SiteBatches:

@@ -3,17 +3,50 @@
 
 from __future__ import annotations
 
+import hashlib
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example, SiteData
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
 import fedpeft
 from fedpeft import backbones
-from fedpeft.site.data_facts import Facts, facts_of
-from fedpeft.site.model_record import Figures, ModelRecord
+from fedpeft.site.site_state import Figures, ModelRecord
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.registry import is_procedural
 from fedpeft.data.schema import SiteData
+
+
+Facts = dict[str, str | int]
+
+
+def facts_of(site: str, data: SiteData, vocabulary: AnswerVocabulary, *, backbone: str, seed: int) -> Facts:
+    """Return what a state belongs to.
+
+    Args:
+        site: the site's name.
+        data: of the site.
+        vocabulary: its answers.
+        backbone: name of the backbone.
+        seed: of the training.
+    """
+    answers = hashlib.sha256("\n".join(vocabulary.answers).encode()).hexdigest()
+    facts: Facts = {"site": site, "answers": answers, "examples": examples_digest(data), "backbone": backbone}
+    return facts | {"train": len(data.train), "seed": seed}
+
+
+def examples_digest(data: SiteData) -> str:
+    """Return a digest of all examples without their images."""
+    rows = [
+        f"{split} {e.image_id} {e.question} {_target(e)}" for split, examples in data.splits().items() for e in examples
+    ]
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def _target(example: Example) -> str:
+    if example.labels is None:
+        return example.answer
+    return f"{'|'.join(example.labels)} not {'|'.join(example.unknown_labels)}"
 
 
 @dataclass(frozen=True, kw_only=True)

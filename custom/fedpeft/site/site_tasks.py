@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fedpeft
-from fedpeft.site.accepted import accept
+from fedpeft.site.orders import accept
 from fedpeft.site.global_cache import apply_delta
 from fedpeft.site.sum_member import SumMember
 from fedpeft.protocol.types import HELLO, Hello, Introduction, METRICS, Order, Reply, SCORE, ScoreOrder, ScoreReply, TRAIN, TrainOrder, TrainReply

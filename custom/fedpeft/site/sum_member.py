@@ -13,7 +13,7 @@ from fedpeft.core.errors import SecureSumError
 from fedpeft.protocol.types import TrainOrder
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol import secret_seed, secure_sum
-from fedpeft.protocol.secure_round import weight_of
+from fedpeft.protocol.secure_sum import weight_of
 from fedpeft.job.privacy_settings import PrivacySettings, RECEIVED
 from fedpeft.protocol.signed_keys import Kit, SignedKey
 from fedpeft.job.site_policy import SitePolicy

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedpeft.protocol.limits import MOST_ATTEMPTS
+from fedpeft.protocol.fields import MOST_ATTEMPTS
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.site.connection import Aborted, Lost, WORKER, WorkerProcess
-from fedpeft.site.failure import Failure
+from fedpeft.site.frames import Failure
 from fedpeft.site.training_process import OPEN
 
 LOG = "training.log"

@@ -6,6 +6,7 @@ It ends when the pipe closes, so that it never outlives the executor, however th
 
 from __future__ import annotations
 
+import resource
 import contextlib
 import faulthandler
 import os
@@ -17,25 +18,45 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
 from fedpeft.backbones import is_tiny
 from fedpeft.answering import ANSWERING
-from fedpeft.site.memory_limit import limit_memory
-from fedpeft.data.cut_texts import cut_texts
+from fedpeft.data.remarks import cut_texts
 from fedpeft.data.registry import is_procedural
 from fedpeft.data.remarks import remarks, unread_questions
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.pace import StepLines
-from fedpeft.core.printable import CleanedStream, one_line
+from fedpeft.core.text import CleanedStream, one_line
 from fedpeft.job.plugin_names import keep_to
 from fedpeft.job.site_policy import FILE, SitePolicy
 from fedpeft.core.registry import only_plugins
 from fedpeft.core.settings import build
-from fedpeft.site.failure import Failure
+from fedpeft.site.frames import Failure
 from fedpeft.site.frames import Frame, receive, send, unpack
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner
+
+
+GIB = 2**30
+
+
+def limit_memory(gib: float) -> None:
+    """Limit this process's main memory and its share of each GPU; the limit cannot be raised again.
+
+    RLIMIT_DATA counts private writable memory. RLIMIT_AS (address space) would also count what CUDA reserves and never
+    uses.
+
+    Args:
+        gib: above 0, in GiB.
+    """
+    most = int(gib * GIB)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    import torch
+
+    for number in range(torch.cuda.device_count()):
+        whole = torch.cuda.get_device_properties(number).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most / whole), number)
+
 
 OPEN, INTRODUCE, SCORE, TRAIN = "open", "introduce", "score", "train"
 State = dict[str, Any]
@@ -184,6 +205,7 @@ def _train(
 
 
 HANDLERS: dict[str, Callable[..., Answer]] = {INTRODUCE: _introduce, SCORE: _score, TRAIN: _train}
+
 
 if __name__ == "__main__":
     main()

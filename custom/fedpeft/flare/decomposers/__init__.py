@@ -9,7 +9,7 @@ import threading
 
 
 def _register() -> None:
-    from fedpeft.flare.tensors import register_tensors
+    from fedpeft.flare.messages import register_tensors
 
     register_tensors()
 

@@ -31,9 +31,8 @@ def _run(arguments: argparse.Namespace) -> None:
     from fedpeft.inference.exported import is_exported
     from fedpeft.inference.kept_model import find
     from fedpeft.inference.predict_command import lines
-    from fedpeft.inference.site_page.feature_map import has_projection
     from fedpeft.inference.site_page.page import write_page
-    from fedpeft.inference.site_page.subject import subject_of
+    from fedpeft.inference.site_page.subject import has_projection, subject_of
 
     if is_exported(arguments.run):
         raise FedpeftError(
@@ -59,6 +58,6 @@ def _check(arguments: argparse.Namespace) -> None:
         raise FedpeftError(f"--examples is {arguments.examples}, it must be from 0 to {MOST_EXAMPLES}.")
     if arguments.out.exists():
         raise FedpeftError(f"{arguments.out} is there already, and nothing is replaced: name a new file.")
-    from fedpeft.inference.own_place import check_own_place
+    from fedpeft.inference.exported import check_own_place
 
     check_own_place(arguments.out, holds="the page shows the site's answers")

@@ -11,9 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedpeft.data.schema import Example
-from fedpeft.report.label_picture import counted_as
-from fedpeft.report.labels import shorten, text_width
-from fedpeft.report.palette import COLORS, Theme
+from fedpeft.report.data_summary import counted_as
+from fedpeft.report.palette import COLORS, Theme, shorten, text_width
 from fedpeft.report.plots import DPI, NARROW
 
 MOST_BARS = 20

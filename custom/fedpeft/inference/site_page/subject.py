@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from fedpeft.core.seeds import derive
 from fedpeft.data.schema import Example, SiteData
@@ -14,11 +17,56 @@ from fedpeft.inference.examples import own_data, split_of
 from fedpeft.inference.kept_model import KeptModel
 from fedpeft.inference.model import Prediction, Predictor
 from fedpeft.inference.predict_command import answered
-from fedpeft.inference.site_page.feature_map import features
+from fedpeft.site import computing
 from fedpeft.site.metrics import Measured
 
 if TYPE_CHECKING:
     from fedpeft.core.console import Console
+
+
+LEAST = 8  # examples of which a map says something
+PERPLEXITY = 30.0
+COMPONENTS = 50  # principal ones, of which the neighbors are found, as the authors do
+SEED = 0
+
+
+@torch.inference_mode()
+def features(predictor: Predictor, examples: Sequence[Example]) -> np.ndarray | None:
+    """Return one vector for each example, (n, d), of which its answer is made; None: there is no such vector."""
+    model, rows = predictor.model, []
+    with computing.as_trained(model.backbone, model.training, model.features):
+        for batch in predictor.batches(examples):
+            pooled = model.answering.eval().pooled(batch.to(model.device).inputs)
+            if pooled is None:
+                return None
+            rows.append(pooled.float().cpu())
+    return torch.cat(rows).numpy()
+
+
+def has_projection() -> bool:
+    """Return whether scikit-learn is installed."""
+    return importlib.util.find_spec("sklearn") is not None
+
+
+def differ(vectors: np.ndarray) -> bool:
+    """Return whether vectors are finite and not all equal; scikit-learn's t-SNE ends the process where they are."""
+    return bool(np.isfinite(vectors).all() and (vectors != vectors[0]).any())
+
+
+def projected(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors (n, d) as points of a plane, (n, 2); the same on one machine every time.
+
+    Args:
+        vectors: at least LEAST, which `differ`.
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    count, width = vectors.shape
+    main = PCA(min(COMPONENTS, count, width), random_state=SEED).fit_transform(vectors.astype(np.float64))
+    perplexity = min(PERPLEXITY, (count - 1) / 3)
+    return TSNE(2, perplexity=perplexity, init="pca", random_state=SEED).fit_transform(main)
+
 
 MOST_POINTS = 1000
 

@@ -8,19 +8,171 @@ several of them read files or variables of the machine.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.registry import Registry
+from fedpeft.core.settings import about, build
 from fedpeft.job.admission.archive import read_archive, read_folder
-from fedpeft.job.admission.meta import APP, BOOKKEEPING, META, admit_meta
 from fedpeft.job.admission.refusal import AdmissionError
-from fedpeft.job.admission.shape import check_keys, check_list, is_whole, wrong
-from fedpeft.job.admission.strict_json import check_texts, parse, short
-from fedpeft.job.admission.values import check_flare, check_values
-from fedpeft.job.composing import AGGREGATOR, ARGUMENTS, CONTROLLER, EXECUTOR, ORDERS, PERSISTOR, FlareSettings
+from fedpeft.job.admission.strict_json import (
+    check_keys,
+    check_list,
+    check_texts,
+    is_count,
+    is_whole,
+    parse,
+    short,
+    wrong,
+)
+from fedpeft.job.composing import (
+    AGGREGATOR,
+    ARGUMENTS,
+    CONTROLLER,
+    EXECUTOR,
+    ORDERS,
+    PERSISTOR,
+    SECTIONS,
+    FlareSettings,
+)
+
+META = "meta.json"
+APP = "app"
+META_KEYS = ("name", "resource_spec", "min_clients", "deploy_map")
+# fields that the server adds to meta.json before it sends it to a site; none selects a program or a container
+BOOKKEEPING = (
+    "approvals",
+    "cloned_from",
+    "content_location",
+    "data_storage_format",
+    "duration",
+    "job_clients",
+    "job_deploy_detail",
+    "job_folder_name",
+    "job_id",
+    "last_schedule_time",
+    "result_location",
+    "schedule_count",
+    "schedule_history",
+    "start_time",
+    "status",
+    "study",
+    "submit_time",
+    "submit_time_iso",
+    "submitter_name",
+    "submitter_org",
+    "submitter_role",
+)
+MAX_SITES = 1000
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_GPUS = {"num_of_gpus": 1024, "mem_per_gpu_in_GiB": 10_000}  # the largest that a job may ask for
+
+
+def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
+    """Check the content of meta.json: the app is deployed to the server and to sites by name, and may request GPUs.
+
+    A launcher, a container image, a privacy scope, a job id or statistics are refused.
+    """
+    check_keys(meta, META_KEYS, file, required=("name", "min_clients", "deploy_map"), reason="meta")
+    check_texts(meta, file)
+    deployed = meta["deploy_map"]
+    participants = deployed.get(APP) if isinstance(deployed, dict) and len(deployed) == 1 else None
+    if not isinstance(participants, list) or not 2 <= len(participants) <= MAX_SITES:
+        raise wrong(file, "deploy_map", deployed, 'an object like {"app": ["server", "site"]}')
+    for name in participants:
+        if not isinstance(name, str) or not _SITE.fullmatch(name) or participants.count(name) > 1:
+            raise wrong(file, "deploy_map", name, "the server and each site once, by name")
+    if "server" not in participants:
+        raise wrong(file, "deploy_map", participants, "the server and each site once, by name")
+    if not isinstance(meta["name"], str) or not 0 < len(meta["name"]) <= 200:
+        raise wrong(file, "name", meta["name"], "a short text")
+    if not is_whole(meta["min_clients"]) or not 1 <= meta["min_clients"] < len(participants):
+        raise wrong(file, "min_clients", meta["min_clients"], f"a number from 1 to {len(participants) - 1}")
+    resources = meta.get("resource_spec", {})
+    if not isinstance(resources, dict) or not set(resources) <= set(participants):
+        raise wrong(file, "resource_spec", resources, "an object with names of sites")
+    for spec in resources.values():
+        known = isinstance(spec, dict) and set(spec) <= set(_GPUS)
+        if not known or not all(is_count(value, _GPUS[name]) for name, value in spec.items()):
+            raise wrong(file, "resource_spec", spec, f"an object of {' and '.join(_GPUS)}, each a number")
+
+
+ALLOWED = 1.0  # in place of an interval or timeout that a file does not have
+
+
+def check_flare(configuration: Mapping[str, Any], file: str) -> None:
+    """Refuse FLARE's intervals and timeouts that no job may have.
+
+    Args:
+        configuration: a file's, with them at its top.
+        file: its name, for messages.
+
+    Raises:
+        AdmissionError: naming file and setting.
+    """
+    names = [field.name for field in fields(FlareSettings)]
+    try:
+        build(FlareSettings, {name: configuration.get(name, ALLOWED) for name in names}, section="flare", source=file)
+    except FedpeftError as error:
+        raise AdmissionError(f"{file}: {error}", reason="setting", setting=error.setting) from error
+
+
+def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) -> None:
+    """Refuse settings that the server itself would refuse, or of which its components and the sites get other ones.
+
+    Args:
+        parts: the arguments of each of the job's components, by section.
+        deployed: the participants of the deploy map.
+
+    Raises:
+        AdmissionError: naming the setting.
+    """
+    from fedpeft.backbones.registry import BACKBONES
+    from fedpeft.backbones.settings import BackboneSettings
+    from fedpeft.data.registry import DATASETS
+    from fedpeft.data.settings import DataSettings
+    from fedpeft.job.federation import site_backbone, site_data
+    from fedpeft.job.settings import ServerJob
+
+    sections: dict[str, Any] = {}
+    for part in parts:
+        for name in [name for name in part if name in SECTIONS]:
+            if sections.setdefault(name, part[name]) != part[name]:
+                raise AdmissionError(
+                    f"the section {name} is not the same in all places of the job: write it again with `fedpeft jobs`.",
+                    reason="setting",
+                    setting=name,
+                )
+    if not set(ARGUMENTS[CONTROLLER]) & set(sections):
+        return
+    try:
+        job = ServerJob.from_sections(sections)
+        with about("federation.sites"):
+            _check_sites(job.federation.sites, deployed)
+        for site in job.federation.sites:
+            _check_own(DataSettings, "data", site_data(sections.get("data"), site), "dataset", DATASETS)
+            _check_own(BackboneSettings, "backbone", site_backbone(sections.get("backbone"), site), "name", BACKBONES)
+    except FedpeftError as error:
+        raise AdmissionError(str(error), reason="setting", setting=error.setting) from error
+
+
+def _check_own(kind: type, section: str, values: Mapping[str, Any], key: str, registry: Registry) -> None:
+    """Check what one site gets; a plugin, which may be installed there alone, is left to the site."""
+    name = values.get(key)
+    if not isinstance(name, str) or (name in registry.names() and not registry.is_plugin(name)):
+        build(kind, values, section=section)
+
+
+def _check_sites(sites: Iterable[str], deployed: Iterable[str]) -> None:
+    if others := set(sites) ^ (set(deployed) - {"server"}):
+        raise FedpeftError(
+            f"{min(others)!r:.80} is in one of federation.sites and the deploy_map of meta.json, and not in the other: "
+            f"write the job again with `fedpeft jobs`."
+        )
+
 
 CONFIGURATIONS = {"server": "config/config_fed_server.json", "client": "config/config_fed_client.json"}
 FILES = (META, *(f"{APP}/{name}" for name in CONFIGURATIONS.values()))

@@ -10,8 +10,7 @@ from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.states import State
-from fedpeft.methods.adapter_placing import attach
-from fedpeft.methods.adapter_state import adapter_parameters, adapter_slots, adapter_state, load_adapter_state
+from fedpeft.methods.adapters import adapter_parameters, adapter_slots, adapter_state, attach, load_adapter_state
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from peft import PeftConfig
 from peft.utils.peft_types import PeftType
 
 from fedpeft.backbones.slots import slot_templates
-from fedpeft.backbones.targets import check_targets
+from fedpeft.backbones.structure import check_targets
 from fedpeft.core.errors import FedpeftError
-from fedpeft.methods.bottleneck.initialization import key_generator
 from fedpeft.methods.bottleneck.module import ACTIVATIONS
-from fedpeft.methods.first_values import Constant, Drawn, Normal
+from fedpeft.methods.first_values import Constant, Drawn, Normal, key_generator
 
 
 @dataclass(kw_only=True)

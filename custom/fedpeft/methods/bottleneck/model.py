@@ -12,8 +12,7 @@ from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
 from fedpeft.backbones.slots import locate
-from fedpeft.backbones.structure import templates_in
-from fedpeft.backbones.targets import templates_of
+from fedpeft.backbones.structure import templates_in, templates_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.methods.bottleneck.layer import BottleneckLayer, raise_cannot_merge

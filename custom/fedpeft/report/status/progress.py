@@ -7,19 +7,20 @@ A run whose process was killed leaves no manifest. The process holds a lock, whi
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedpeft.core import state_lock
-from fedpeft.core.bounded_files import read_json
+from fedpeft.core import locks
+from fedpeft.core.console import Console
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import read_json
+from fedpeft.core.locks import lock_file
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, title_of
 from fedpeft.core.pace import RECENT
 from fedpeft.core.run_names import HISTORY, MANIFEST, OF_SIMULATOR
-from fedpeft.core.workspace_lock import lock_file
-from fedpeft.report.json_fields import (
+from fedpeft.report.history_reader import (
     MOST_SECONDS,
     as_count,
     as_mapping,
@@ -169,8 +170,8 @@ def _is_written(folder: Path) -> bool | None:
     """Return whether the process that writes a run lives; None: this machine cannot say."""
     folder = folder.resolve()
     if folder.parts[-len(SIMULATED.parts) :] == SIMULATED.parts:
-        return state_lock.is_held(lock_file(folder.parents[len(SIMULATED.parts) - 1]))
-    return state_lock.is_held(folder / state_lock.FILE)
+        return locks.is_held(lock_file(folder.parents[len(SIMULATED.parts) - 1]))
+    return locks.is_held(folder / locks.FILE)
 
 
 def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: float | None, where: str) -> Progress:
@@ -285,3 +286,52 @@ _KINDS = {
     "reason": as_sentence,
     "not_learning": _sentences,
 }
+
+
+PLACES = (Path(), Path("fedpeft"), SIMULATED, Path("workspace/fedpeft"))
+
+
+def run_folder(named: Path) -> Path:
+    """Return the run's folder: the named one, or one in a simulator workspace, run directory or downloaded job.
+
+    A simulator workspace may hold no run yet.
+
+    Raises:
+        FedpeftError: there is no such folder, or nothing in it is a run.
+    """
+    if not named.is_dir():
+        raise FedpeftError(
+            f"{named} is not a folder: name a run's folder or a workspace, or for a job in a consortium its id "
+            f"and --startup-kit."
+        )
+    for place in PLACES:
+        if any((named / place / name).is_file() for name in (HISTORY, MANIFEST)):
+            return named / place
+    if (named / "local" / "resources.json").is_file():
+        return named / SIMULATED
+    if earlier := [path for path in sorted(named.iterdir()) if (path / SIMULATED).is_dir()]:
+        raise FedpeftError(f"{named} holds {len(earlier)} earlier runs, the newest is {earlier[-1]}: name one of them.")
+    raise FedpeftError(f"{named} holds no run, neither {HISTORY} nor {MANIFEST}: name a run's folder or workspace.")
+
+
+def wait_for_run(
+    named: Path, *, console: Console | None = None, pause: Callable[[], None] = lambda: time.sleep(1)
+) -> Path:
+    """Wait until there is a run and return its folder.
+
+    Args:
+        named: as in `run_folder`.
+        console: where to print that it waits.
+        pause: called between two checks.
+    """
+    waiting = False
+    while True:
+        try:
+            return run_folder(named)
+        except FedpeftError:
+            if not waiting:
+                (console or Console()).print(
+                    f"waiting for a run in {named}; Ctrl-C ends this", markup=False, soft_wrap=True
+                )
+            waiting = True
+            pause()

@@ -1,0 +1,272 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A lock on a lineage's folder, so that one job at a time uses it.
+
+The operating system releases the lock when its process ends, so that no stale lock remains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.files import code_of
+
+FILE = "in-use.lock"
+IN_USE = "state-in-use"
+SECONDS_TO_END = 30.0  # granted to the process of an aborted or killed job
+POLL_SECONDS = 0.2
+
+
+class StateLock:
+    """The lineages that this process has locked."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, int] = {}
+
+    def take(self, folder: Path, job: str, *, patience: float = SECONDS_TO_END) -> None:
+        """Lock a lineage until `release` or the end of this process.
+
+        Args:
+            folder: of the lineage; created if it is missing.
+            job: FLARE's job id, named in the error that another job gets.
+            patience: seconds to wait for a process that holds it.
+
+        Raises:
+            LocalError: another process holds it, or the lock file cannot be created.
+        """
+        if folder in self._held:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                _wait(descriptor, folder, patience)
+                os.ftruncate(descriptor, 0)
+                os.pwrite(
+                    descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "job": job}).encode(), 0
+                )
+            except BaseException:
+                os.close(descriptor)
+                raise
+        except OSError as error:
+            raise LocalError(
+                f"{folder / FILE} cannot be locked ({error.strerror}): let this user write there, on a file system "
+                f"with locks and room.",
+                code=code_of(error),
+            ) from error
+        self._held[folder] = descriptor
+
+    def release(self) -> None:
+        """Release all locks."""
+        while self._held:
+            os.close(self._held.popitem()[1])
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a process holds the lock of a lineage's folder."""
+    try:
+        descriptor = os.open(folder / FILE, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def is_held(file: Path) -> bool | None:
+    """Whether a process holds a lock file; None: there is none, or this machine cannot say.
+
+    Args:
+        file: of this lock or of a workspace's, which names the machine of whoever took it last.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None if _host(descriptor) not in ("", socket.gethostname()) else False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _host(descriptor: int) -> str:
+    """Return the machine of whoever took the lock last; empty: its owner ended in order, or the lock is older."""
+    try:
+        return str(json.loads(os.pread(descriptor, 1000, 0)).get("host", ""))
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+
+
+def _wait(descriptor: int, folder: Path, patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise LocalError(
+                    f"the state in {folder} is used by {_owner(descriptor)}: wait for the end of that job, or abort "
+                    f"it.",
+                    code=IN_USE,
+                ) from None
+            time.sleep(POLL_SECONDS)
+
+
+def _owner(descriptor: int) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        owner = json.loads(os.pread(descriptor, 1000, 0))
+        return f"job {owner['job']!s:.80} in process {int(owner['pid'])}"
+    return "another process"
+
+
+SECONDS_FOR_KILLED_RUN = 30  # for the processes of a run that was killed
+RUNS = "_runs"
+SERVER = "simulator_server"  # the simulator's name for its server, and so of the folder of the server's state
+
+
+def runs_folder(workspace: Path) -> Path:
+    """Return the folder of a workspace's earlier runs and its lock."""
+    return workspace.with_name(f"{workspace.name}{RUNS}")
+
+
+def kept_folder(workspace: Path) -> Path:
+    """Return the folder of what server and sites keep from run to run, where no variable names another."""
+    return workspace.with_name(f"{workspace.name}_state")
+
+
+def kept_folders(run: Path) -> list[Path]:
+    """Return where a run's state may be: a workspace's, and for an earlier run that of the workspace it ran in."""
+    runs = run.parent.name
+    earlier = [run.parent.with_name(runs.removesuffix(RUNS))] if runs.endswith(RUNS) and runs != RUNS else []
+    return [kept_folder(workspace) for workspace in (*earlier, run)]
+
+
+def lock_file(workspace: Path) -> Path:
+    """Return the file that a run in a workspace locks."""
+    return runs_folder(workspace) / ".lock"
+
+
+@contextlib.contextmanager
+def held(workspace: Path) -> Iterator[int]:
+    """Lock the workspace in this block; yields the lock's file descriptor, for child processes that hold it as well.
+
+    Raises:
+        FedpeftError: another run uses it, or the file cannot be made.
+    """
+    descriptor = take(workspace)
+    try:
+        yield descriptor
+    finally:
+        os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+
+
+def take(workspace: Path) -> int:
+    """Lock the workspace until this process ends or the file descriptor is closed.
+
+    Raises:
+        FedpeftError: another run uses it, or the file cannot be made.
+    """
+    file = lock_file(workspace)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise FedpeftError(
+            f"the workspace {workspace} cannot be used ({error.strerror}: {file}): name another folder with -w."
+        ) from error
+    try:
+        _wait_for_workspace(descriptor, workspace)
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+        return descriptor
+    except OSError as error:
+        os.close(descriptor)
+        raise FedpeftError(
+            f"{file} cannot be locked ({error.strerror}): name a folder on a disk of this machine with -w."
+        ) from error
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def is_held_by_a_parent(workspace: Path) -> bool:
+    """Return whether a parent of this process holds the workspace."""
+    import psutil
+
+    try:
+        descriptor = os.open(lock_file(workspace), os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        owner = _run_of(descriptor)
+    finally:
+        os.close(descriptor)
+    return owner.get("host") == socket.gethostname() and owner.get("pid") in {
+        process.pid for process in psutil.Process().parents()
+    }
+
+
+def _wait_for_workspace(descriptor: int, workspace: Path) -> None:
+    """Take the lock; if a run's main process is dead, wait until its other processes have ended."""
+    deadline = time.monotonic() + SECONDS_FOR_KILLED_RUN
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = _run_of(descriptor)
+            if _lives(owner):
+                elsewhere = f" on {owner['host']}" if owner["host"] != socket.gethostname() else ""
+                raise FedpeftError(
+                    f"another run uses the workspace {workspace}, process {owner['pid']}{elsewhere} since "
+                    f"{owner['since']}: wait for its end, end it (kill {owner['pid']}), or name another folder with -w."
+                ) from None
+            if time.monotonic() > deadline:
+                raise FedpeftError(
+                    f"processes of a run that was killed still use the workspace {workspace}: end them, or name "
+                    f"another folder with -w."
+                ) from None
+            time.sleep(POLL_SECONDS)
+
+
+def _run_of(descriptor: int) -> dict[str, Any]:
+    """Return who holds the lock; empty while it is being written."""
+    try:
+        owner = json.loads(os.pread(descriptor, 1000, 0))
+        return {"pid": int(owner["pid"]), "host": str(owner["host"])[:80], "since": str(owner["since"])[:19]}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _lives(owner: dict[str, Any]) -> bool:
+    import psutil
+
+    if not owner or owner["host"] != socket.gethostname():
+        return bool(owner)
+    try:
+        return psutil.Process(owner["pid"]).status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError):
+        return False

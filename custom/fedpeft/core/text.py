@@ -1,0 +1,111 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Text from outside on a terminal: names, answers and reasons of others must not move its cursor, hide or turn words.
+
+`fedpeft` writes everything through `cleaned_output`, so that no command can forget it; tables are printed by
+`fedpeft.core.console`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+MARK = "\N{REPLACEMENT CHARACTER}"
+MOST = 10_000  # characters of a line
+# letters and marks to Unicode, but nothing is seen of them
+UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+_USUAL = re.compile(r"[\n\x20-\x7e]*")
+
+
+def printable(text: str, *, most: int = MOST) -> str:
+    """Return a text in which a mark stands for each character that a terminal would obey, hide or turn around.
+
+    These are control characters, those that change the direction of writing, and those without width. Line breaks stay.
+
+    Args:
+        text: from anywhere.
+        most: characters of a line; the rest of a longer one is left out, with its length.
+    """
+    if not _USUAL.fullmatch(text):
+        text = "".join(one if one == "\n" or _is_seen(one) else " " if one == "\t" else MARK for one in text)
+    if len(text) <= most:
+        return text
+    return "\n".join(line if len(line) <= most else _cut(line, most) for line in text.split("\n"))
+
+
+def one_line(text: str, *, most: int = MOST) -> str:
+    """Return a printable text on one line, for a table's cell or a part of a sentence.
+
+    Args:
+        text: from anywhere.
+        most: its characters, as in `printable`.
+    """
+    return printable(" ".join(text.split()), most=most)
+
+
+def shortened(text: str, *, max_start: int = 3000, max_end: int = 600) -> str:
+    """Return an error's text; of one that a stranger's file made too long, the start, and the end with its remedy.
+
+    Args:
+        text: from anywhere.
+        max_start, max_end: characters that stay of a longer one.
+    """
+    left_out = len(text) - max_start - max_end
+    return text if left_out <= 0 else f"{text[:max_start]}... ({left_out:,} more characters) ...{text[-max_end:]}"
+
+
+class CleanedStream:
+    """A text stream that writes what is printable.
+
+    Args:
+        stream: where to.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text; where the stream's encoding lacks a character its number stands."""
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        # progress bars of libraries go back to the start of their line, at which each of their texts begins
+        back = "\r" * text.startswith("\r")
+        cleaned = back + printable(text.removeprefix("\r"))
+        self.stream.write(cleaned.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def cleaned_output() -> Iterator[None]:
+    """In this block all that is printed or logged in this process is printable."""
+    output: Any = CleanedStream(sys.stdout)
+    errors: Any = CleanedStream(sys.stderr)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        yield
+
+
+def _is_seen(character: str) -> bool:
+    return (character.isprintable() and character not in UNSEEN) or unicodedata.category(character) == "Zs"
+
+
+def _cut(line: str, most: int) -> str:
+    return f"{line[:most]}... ({len(line) - most:,} more characters)"
+
+
+COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute
+
+
+def csv_cell(value: Any) -> Any:
+    """Return a value as it is, a text that a spreadsheet would compute with an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(COMPUTED) else value

@@ -1,0 +1,150 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Caltech101 (Fei-Fei et al., 2004): photographs of 101 kinds of objects.
+
+    101_ObjectCategories/<class>/image_0001.jpg
+
+The folder BACKGROUND_Google is no class and is left out. The owners publish no split: images are split here, in
+the federated tuning of vision transformers 50:50 (`test_fraction=0.5`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedpeft.core.errors import DataError
+from fedpeft.core.metrics import BALANCED_ACCURACY
+from fedpeft.data.folders import dataset_folder, find, holds, image_file, tree
+from fedpeft.data.labelled_images import TAKES, class_example, class_folders, site_of
+from fedpeft.data.registry import DataSet, Origin
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import DataSettings
+
+CALTECH_FOLDERS = ("caltech101", "caltech-101", "Caltech101")
+BACKGROUND = "BACKGROUND_Google"
+CALTECH_CLASSES = """
+accordion airplanes anchor ant barrel bass beaver binocular bonsai brain brontosaurus buddha butterfly camera
+cannon car_side ceiling_fan cellphone chair chandelier cougar_body cougar_face crab crayfish crocodile
+crocodile_head cup dalmatian dollar_bill dolphin dragonfly electric_guitar elephant emu euphonium ewer faces
+faces_easy ferry flamingo flamingo_head garfield gerenuk gramophone grand_piano hawksbill headphone hedgehog
+helicopter ibis inline_skate joshua_tree kangaroo ketch lamp laptop leopards llama lobster lotus mandolin mayfly
+menorah metronome minaret motorbikes nautilus octopus okapi pagoda panda pigeon pizza platypus pyramid revolver
+rhino rooster saxophone schooner scissors scorpion sea_horse snoopy soccer_ball stapler starfish stegosaurus
+stop_sign strawberry sunflower tick trilobite umbrella watch water_lilly wheelchair wild_cat windsor_chair
+wrench yin_yang
+"""
+
+
+def caltech101_answers() -> tuple[str, ...]:
+    """Return the 101 classes."""
+    return tuple(name.replace("_", " ") for name in CALTECH_CLASSES.split())
+
+
+def load_caltech101(settings: DataSettings) -> SiteData:
+    """Load the data set, or one site's part of it.
+
+    Raises:
+        DataError: missing folder, a folder that is none of the classes, or an empty split.
+    """
+    root = find(dataset_folder(settings, CALTECH_FOLDERS), "101_ObjectCategories", folder=True)
+    folders = class_folders(root)
+    background = folders.pop(BACKGROUND, [])
+    if unknown := [name for name in folders if name.lower() not in CALTECH_CLASSES.split()]:
+        raise DataError(f"{root} holds the folder {unknown[0]!r:.80}, which is no class of Caltech101; remove it.")
+    examples = [
+        class_example(file, name.replace("_", " "), image_id=f"{name}/{file.stem}")
+        for name, files in folders.items()
+        for file in files
+    ]
+    return site_of(
+        settings,
+        "caltech101",
+        "Caltech101 (Fei-Fei et al., 2004), real data, split by image",
+        train=examples,
+        left_out=[(f"the folder {BACKGROUND} is no class", len(background))],
+    )
+
+
+CALTECH_ORIGIN = Origin(
+    title="Caltech101", address="data.caltech.edu/records/mzrjq-6wc02", terms="CC BY 4.0 in that record"
+)
+CALTECH101 = DataSet(
+    load=load_caltech101,
+    answers=caltech101_answers,
+    takes=TAKES,
+    metric=BALANCED_ACCURACY,
+    origin=CALTECH_ORIGIN,
+    recognized=holds("*/101_ObjectCategories/"),
+    layout=tree(__doc__),
+    folders=CALTECH_FOLDERS,
+)
+
+
+FLOWERS_FOLDERS = ("flowers-102", "flowers102", "Flowers102")
+FLOWERS_CLASSES = 102
+
+
+def flowers102_answers() -> tuple[str, ...]:
+    """Return the numbers of the 102 classes."""
+    return tuple(str(number) for number in range(1, FLOWERS_CLASSES + 1))
+
+
+def load_flowers102(settings: DataSettings) -> SiteData:
+    """Load the data set, or one site's part of it.
+
+    Raises:
+        DataError: missing folder, file or image, or a file without the owners' entries.
+    """
+    root = dataset_folder(settings, FLOWERS_FOLDERS)
+    labels = _entry(find(root, "imagelabels.mat"), "labels")
+    split, folder = find(root, "setid.mat"), find(root, "jpg", folder=True)
+    if labels and not 1 <= min(labels) <= max(labels) <= FLOWERS_CLASSES:
+        raise DataError(
+            f"{root}/imagelabels.mat has a class that is not from 1 to {FLOWERS_CLASSES}; download it again."
+        )
+
+    def examples(entry: str) -> list[Example]:
+        return [_example(number, labels, folder, where=str(split)) for number in _entry(split, entry)]
+
+    train, validation, test = examples("trnid"), examples("valid"), examples("tstid")
+    source = "Flowers102 (Nilsback and Zisserman, 2008), real data"
+    if settings.split == "paper":
+        whole, source = replace(settings, split="published"), f"{source}, train with validation against test"
+        return site_of(whole, "flowers102", source, train=[*train, *validation], test=test)
+    return site_of(settings, "flowers102", source, train=train, validation=validation, test=test)
+
+
+def _example(number: int, labels: list[int], folder: Path, *, where: str) -> Example:
+    if not 1 <= number <= len(labels):
+        raise DataError(f"{where} names image {number}, imagelabels.mat has {len(labels)}; download both again.")
+    name = f"image_{number:05}"
+    file = image_file(folder, f"{name}.jpg", where=where)
+    return class_example(file, str(labels[number - 1]), image_id=name)
+
+
+def _entry(file: Path, name: str) -> list[int]:
+    """Return the whole numbers of one entry of a MATLAB file."""
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    try:
+        content: dict[str, Any] = loadmat(file, variable_names=[name])
+        return [int(value) for value in content[name].ravel()]
+    except (LookupError, OSError, TypeError, ValueError, NotImplementedError, MatReadError) as error:
+        raise DataError(f"{file} has no entry {name!r} with whole numbers; download it again.") from error
+
+
+FLOWERS_ORIGIN = Origin(
+    title="Flowers102", address="robots.ox.ac.uk/~vgg/data/flowers/102", terms="the owners name none; images of the web"
+)
+FLOWERS102 = DataSet(
+    load=load_flowers102,
+    answers=flowers102_answers,
+    takes=TAKES,
+    metric=BALANCED_ACCURACY,
+    origin=FLOWERS_ORIGIN,
+    recognized=holds(("*/imagelabels.mat", "*/setid.mat", "*/jpg/")),
+    layout=tree(__doc__),
+    folders=FLOWERS_FOLDERS,
+)

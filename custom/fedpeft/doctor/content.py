@@ -1,0 +1,216 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Check the backbones' files (in a folder, in the package, in the hub's cache), and that the backbones fit together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedpeft.answering import ANSWERING
+from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, hub, skeleton, usual_source, weights
+from fedpeft.backbones.checkpoint import check_config
+from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.files import read_json
+from fedpeft.core.run_names import DATA_VARIABLE
+from fedpeft.core.settings import build
+from fedpeft.data.answer_space import UNLISTED, vocabulary_of
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.duplicates import fingerprints
+from fedpeft.data.readable import images_of, refusal, unreadable
+from fedpeft.data.remarks import cut_texts_of, remarks, unread_questions, without_variety
+from fedpeft.data.schema import SiteData
+from fedpeft.doctor.context import PASS, Context, Finding, failed, passed, warned
+from fedpeft.doctor.kit import SERVER
+from fedpeft.job.federation import NONE, SETTING, several_backbones, site_backbone, usable
+from fedpeft.job.site_job import SiteJob
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.protocol.site_check import admitted, load_data
+from fedpeft.report.overlap import Overlap
+
+CONFIG, WEIGHTS = "config.json", (weights.WEIGHTS, weights.INDEX)
+TOKENIZER = ("tokenizer.json", "vocab.txt")
+FILES = ((CONFIG,), WEIGHTS, TOKENIZER)
+
+
+def check_backbone(context: Context) -> Iterator[Finding]:
+    """Check that the backbones of the sites here can be loaded without a network, and averaged."""
+    if not context.sites:
+        return
+    sections = context.job.sections
+    of_sites = {
+        site: build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
+        for site in context.sites
+    }
+    chosen = dict.fromkeys((settings.name, settings.source) for settings in of_sites.values())
+    found = [files(name, source, download=context.downloads) for name, source in chosen]
+    yield from found
+    method = build(MethodSettings, sections["method"], section="method")
+    if method.exchanges and several_backbones(sections["backbone"]) and all(f.verdict == PASS for f in found):
+        backbones = {site: skeleton(s.name, s.source, download=False) for site, s in of_sites.items()}
+        yield compared(backbones, method.matched_layers, all_here=set(backbones) == set(context.job.sites))
+
+
+def compared(backbones: Mapping[str, Backbone], deepest: int | None, *, all_here: bool) -> Finding:
+    """Check that adapters in the backbones of several sites can be averaged.
+
+    Args:
+        backbones: by site.
+        deepest: layers of the deepest, as the job has it; None: the same at all sites.
+        all_here: whether these are all sites of the job.
+    """
+    facts = {site: (backbone.family, backbone.hidden_size) for site, backbone in backbones.items()}
+    layers = {site: backbone.num_layers for site, backbone in backbones.items()}
+    listed = ", ".join(
+        f"{site} {layers[site]} layers of {family}, {width} wide" for site, (family, width) in facts.items()
+    )
+    if len(set(facts.values())) > 1:
+        return failed(f"{listed}: name backbones of one family and one width in backbone.sites.")
+    if max(layers.values()) > (deepest or min(layers.values())) or (
+        all_here and deepest not in (None, *layers.values())
+    ):
+        return failed(f"{listed}: set method.matched_layers to the layers of the deepest.")
+    return passed(f"{listed}.")
+
+
+def files(name: str, named: str | None, *, download: bool) -> Finding:
+    """Check the files of one backbone, in a folder or in the hub's cache.
+
+    Args:
+        name: registered name.
+        named: source of the job; None: the usual one.
+        download: whether the job may fetch what the cache lacks.
+    """
+    source, pretrained = named or usual_source(name), BACKBONES.get(name)
+    needed = FILES if pretrained.tokenizer else FILES[:-1]
+    try:
+        found = hub.folder(source, download=False)
+    except hub.NotInCacheError as error:
+        if hub.reachable(download=download):
+            return warned(f"{source} is not in the hub's cache, or only a part of it: the job begins with a download.")
+        return failed(str(error))
+    except LocalError as error:
+        return failed(str(error))
+    return folder(Path(found), needed, pickle=pretrained.pickle)
+
+
+def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES, *, pickle: str = "") -> Finding:
+    """Check a local folder in the hub's layout.
+
+    Args:
+        path: of the folder.
+        needed: kinds of files; of each kind one of the names must be there.
+        pickle: name of the file that may be there instead of safetensors.
+    """
+    present = [file.name for file in path.iterdir()]
+    try:
+        config = read_json(path / CONFIG) if CONFIG in present else {"model_type": None}
+        kind = config.get("model_type") or config.get("architecture") or config["model_type"]  # timm's have the second
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return failed(f"{path / CONFIG} names no model_type ({error!r}): copy the file again.")
+    try:
+        check_config(config)
+        weights.check_folder(path, config, pickle=pickle)
+    except ValueError as error:
+        return failed(f"{path} cannot be used: {error}.")
+    present += list(WEIGHTS) if pickle in present else []
+    if missing := [kinds[0] for kinds in needed if not set(kinds) & set(present)]:
+        return failed(f"{path} lacks {', '.join(missing)}: copy the whole folder of the checkpoint.")
+    size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    return passed(f"{path}: {kind}, {size / 1e6:.0f} MB.")
+
+
+MOST_OPENED = 2000  # images of all sites together, and
+MOST_BYTES = 2**30  # of them, so that it takes about a minute at most; `fedpeft data` opens all
+
+
+def check_data(context: Context) -> Iterator[Finding]:
+    """Count the samples of every site, decode its images, of many a part, and compare those of all sites."""
+    folder = os.environ.get(DATA_VARIABLE, "")
+    if context.kit and context.sites and folder and not Path(folder).is_absolute():
+        yield warned(
+            f"{DATA_VARIABLE} is {folder!r}, and FLARE runs in another folder: use an absolute path when you start the "
+            f"site."
+        )
+    whole: list[SiteData] = []
+    for site in context.sites:
+        try:
+            job = SiteJob.from_sections(context.job.sections, site=site, policy=context.policy)
+            job = admitted(context.policy, job) if context.policy else job
+            loaded = load_data(context.policy, job)
+            opened = _open(loaded, decoded=job.data.unreadable > 0, sites=len(context.sites))
+            answers = vocabulary_of(loaded, job.answers)
+        except FedpeftError as error:
+            yield failed(f"site {site}: {error}")
+            continue
+        counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
+        yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
+        whole += [loaded] * opened.startswith("all")
+        serious = set(without_variety(loaded))
+        for remark in (*unread_questions(loaded, job.backbone.name), *_cut_texts(loaded, job, context.downloads)):
+            yield warned(f"site {site}: {remark}")
+        for remark in remarks(loaded):
+            yield (warned if remark in serious or UNLISTED in remark else passed)(f"site {site}: {remark}")
+    if len(whole) == len(context.sites) and any(map(images_of, whole)):
+        for remark in Overlap([mark for loaded in whole for mark in fingerprints(loaded)]).remarks():
+            yield warned(remark)
+
+
+def _cut_texts(loaded: SiteData, job: SiteJob, download: bool) -> list[str]:
+    answers = not ANSWERING.get(job.training.answering).head
+    try:
+        return list(cut_texts_of(loaded, job.backbone, answers=answers, download=download))
+    except FedpeftError as error:
+        return [f"Whether the backbone reads all of each text cannot be said: {error}"]
+
+
+def _answers(loaded: SiteData, vocabulary: AnswerVocabulary) -> str:
+    if loaded.labels:
+        return f"{loaded.answers_in_training} of {len(vocabulary)} labels in training"
+    return f"{len(vocabulary)} answers, {loaded.unseen(vocabulary)} test questions with none of them"
+
+
+def _open(loaded: SiteData, *, decoded: bool, sites: int = 1) -> str:
+    """Decode the images, of many some that are spread evenly over all splits.
+
+    Args:
+        loaded: data of the site.
+        decoded: all of them have been, when the data were loaded.
+        sites: that share the number of images that are opened.
+
+    Raises:
+        DataError: some cannot be.
+    """
+    images = images_of(loaded)
+    if not images:
+        return "all images drawn by program"
+    if decoded:
+        return f"all {len(images):,} images opened"
+    chosen = dict(list(images.items())[:: _step(list(images.values()), sites)])
+    if problems := unreadable(chosen):
+        raise refusal(loaded.site, problems.values(), of=len(chosen))
+    if len(chosen) == len(images):
+        return f"all {len(images):,} images opened"
+    return f"{len(chosen):,} of {len(images):,} images opened, `fedpeft data` opens the others"
+
+
+def _step(images: list[Any], sites: int) -> int:
+    step = -(-len(images) * sites // MOST_OPENED)
+    files = (getattr(image, "file", image) for image in images[::step])
+    size = sum(file.stat().st_size for file in files if isinstance(file, Path))
+    return step * max(1, -(-size * sites // MOST_BYTES))
+
+
+def check_tracking(context: Context) -> Iterator[Finding]:
+    """Check `federation.tracking` with a server's kit, or where all sites are on this machine.
+
+    Raises:
+        FedpeftError: the tracker cannot be used; the message has the remedy.
+    """
+    here = context.kit.role == SERVER if context.kit else context.job and context.sites == context.job.sites
+    if context.job is None or not here:
+        return
+    name = context.job.server["federation"].get("tracking", NONE)
+    if name != NONE:
+        yield passed(f"{SETTING}: {usable(name).title} is installed and configured.")

@@ -1,0 +1,222 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Check that nothing of a job, or of the folder of the start, is read before this participant has checked it."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.processes import SAFE_PATH, python_environment
+from fedpeft.core.settings import build
+from fedpeft.core.workspace import COMPONENTS, GUARDS, KEY, PRIVACY, RESOURCES
+from fedpeft.doctor.context import Context, Finding, failed, passed, warned
+from fedpeft.doctor.kit import ADMIN, SITE, Kit, read_object
+from fedpeft.job.admission.job import FILES
+from fedpeft.job.privacy_settings import PrivacySettings
+from fedpeft.job.site_job import SiteJob
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.protocol.site_check import refusals
+
+PROBE = "fedpeft.flare.flare_guards"
+_APP_FILES = {name.rpartition("/")[2] for name in FILES}
+
+
+def check_admission(context: Context) -> Iterator[Finding]:
+    """Check the kit's scripts, the component in its resources.json, its hooks in FLARE, and files of earlier jobs."""
+    if context.kit is None:
+        return
+    yield from scripts(context.kit)
+    if context.kit.role == ADMIN:
+        return
+    yield component(context.kit.resources(), context.kit)
+    yield probe()
+    yield from leftovers(context.kit)
+
+
+def scripts(kit: Kit) -> Iterator[Finding]:
+    """Find a script of a kit that was provisioned before its Pythons were kept from importing where it is called."""
+    for file in sorted((kit.folder / "startup").glob("*.sh")):
+        if f"export {SAFE_PATH}=1" not in file.read_text():
+            yield warned(
+                f"{file} has Python import from the folder in which it is called: insert `export {SAFE_PATH}=1` as its "
+                f"second line, or have the kit provisioned again."
+            )
+            return
+
+
+def component(resources: Mapping[str, Any], kit: Kit) -> Finding:
+    """Check that the kit names the component that checks jobs."""
+    guard = GUARDS[kit.role]
+    present = [entry for entry in resources.get("components", []) if isinstance(entry, Mapping)]
+    if any(entry.get("id") == guard["id"] and entry.get("path") == guard["path"] for entry in present):
+        return passed(f"this {kit.role} checks a job before FLARE reads it.")
+    others = [entry.get("path") for entry in present if entry.get("id") == guard["id"]]
+    change = f"replace {others[0]!r}" if others else "append an entry"
+    return failed(
+        f"nothing checks a job before FLARE reads it: {change} in components of {kit.resources_file}, with id "
+        f"{guard['id']!r}, path {guard['path']!r} and no args."
+    )
+
+
+def probe() -> Finding:
+    """Check the hooks in the installed FLARE; in a separate process, because they replace FLARE's functions."""
+    command = [sys.executable, "-m", PROBE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=python_environment())
+    if done.returncode == 0:
+        return passed("HOCON, YAML and variables are refused by the installed FLARE.")
+    reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return failed(
+        f"the check of jobs does not work in the installed FLARE ({reason}): install the versions in constraints.txt."
+    )
+
+
+def leftovers(kit: Kit) -> Iterator[Finding]:
+    """Find files of earlier jobs: FLARE searches their run folders for its own configuration too."""
+    for file in sorted(kit.folder.glob("*/app_*/**/*")):
+        if file.is_file() and file.name not in _APP_FILES and not file.name.startswith(".__nvfl_"):
+            yield failed(f"{file} is left from an earlier job, and FLARE may read it: remove {file.parents[1]}.")
+            return
+
+
+MODE = "class_list_enforcement_mode"
+STREAMING, STREAMERS = "allow_log_streaming", ("SiteLogStreamer", "JobLogStreamer")
+EVERYTHING, ANY_OF_OURS = "*", "fedpeft.anything"
+
+
+def check_allow_list(context: Context) -> Iterator[Finding]:
+    """Check the list that FLARE will read: the kit's, or the simulator workspace's."""
+    classes = context.job.classes if context.job else COMPONENTS
+    if context.kit is None:
+        file = context.workspace / "local" / RESOURCES
+        if not file.is_file():
+            yield warned(f"{file} is not there: `fedpeft simulate` writes it, `nvflare simulator` needs a clone's.")
+            return
+        yield from listed(read_object(file), classes, file)
+    elif context.kit.role != ADMIN:
+        content = context.kit.resources()
+        yield from listed(content, classes, context.kit.resources_file)
+        if context.kit.role == SITE:
+            yield from streaming(content, context.kit.resources_file)
+
+
+def listed(resources: Mapping[str, Any], classes: Iterable[str], file: Path) -> Iterator[Finding]:
+    """Check that a resources.json lists every class by name, and that the list is enforced."""
+    from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+
+    entries = resources.get(KEY, list(DEFAULT_CLASS_ALLOW_LIST))
+    if not isinstance(entries, list) or not all(isinstance(entry, str) and entry for entry in entries):
+        yield failed(f"{KEY} in {file} must be a list of class names: correct it.")
+        return
+    missing = sorted(name for name in classes if not any(_admits(entry, name) for entry in entries))
+    if missing:
+        yield failed(f"FLARE may not load {', '.join(missing)}: append to {KEY} in {file}.")
+    else:
+        yield passed(f"FLARE may load {', '.join(name.rpartition('.')[2] for name in classes)} ({file}).")
+    if wide := [entry for entry in entries if _admits(entry, ANY_OF_OURS)]:
+        yield warned(f"{wide[0]!r} in {KEY} of {file} lets a job call any function below it: name each class instead.")
+    if (mode := resources.get(MODE, "enforce")) != "enforce":
+        yield warned(f"{MODE} is {mode!r} in {file}, so that any class is loaded: set it to 'enforce'.")
+
+
+def streaming(resources: Mapping[str, Any], file: Path) -> Iterator[Finding]:
+    """Check that a site's error log, which may name files of the site, is not sent to the server."""
+    components = resources.get("components", [])
+    streams = any(str(c.get("path", "")).endswith(STREAMERS) for c in components if isinstance(c, Mapping))
+    if resources.get(STREAMING, True) and streams:
+        yield warned(
+            f"this site's error log goes to the server, and it may name the site's files: set {STREAMING} to false "
+            f"in {file}."
+        )
+    elif resources.get(STREAMING, True):
+        yield warned(f"a job may request this site's log: set {STREAMING} to false in {file}.")
+    else:
+        yield passed("this site's logs stay here.")
+
+
+def _admits(entry: str, name: str) -> bool:
+    return entry == EVERYTHING or name == entry or name.startswith(entry if entry.endswith(".") else f"{entry}.")
+
+
+def check_site_file(context: Context) -> Iterator[Finding]:
+    """Check the file in a site's kit, and every setting of the job that it does not allow; nothing in the simulator."""
+    if context.policy_file is None:
+        return
+    policy = context.policy
+    differing = [f.name for f in dataclasses.fields(policy) if getattr(policy, f.name) != getattr(SitePolicy(), f.name)]
+    changed = f"not default: {', '.join(differing)}" if differing else "all values are defaults"
+    yield passed(f"{context.policy_file} can be used; {changed}.")
+    for site in context.sites:
+        refused = list(refusals(policy, SiteJob.from_sections(context.job.sections, site=site, policy=policy)))
+        for setting, why in refused:
+            yield failed(f"{setting} {why}: change the job, or {context.policy_file}.")
+        if not refused:
+            yield passed("this file allows all settings of the job.")
+
+
+FILTERS = {
+    "task_data_filters": ("fedpeft.flare.filters.RememberOrder", "in"),
+    "task_result_filters": ("fedpeft.flare.filters.AdapterOnly", "out"),
+}
+ACCOUNTANT, OFF = "opacus", "off"
+WRITE = "python -m fedpeft.flare.policy > local/privacy.json"
+
+
+def check_privacy(context: Context) -> Iterator[Finding]:
+    """Check the file in a site's kit; the simulator does not need one."""
+    if context.kit is None or context.kit.role != SITE:
+        return
+    file = context.kit.folder / "local" / PRIVACY
+    if not file.is_file():
+        yield failed(f"there is no {file}, so nothing checks what leaves this site: {WRITE}")
+        return
+    yield from policy(read_object(file), file)
+
+
+def policy(content: Mapping[str, Any], file: Path) -> Iterator[Finding]:
+    """Check the default scope's two filters, and the privacy settings of `AdapterOnly`."""
+    scopes = content.get("scopes")
+    named = [scope for scope in scopes if isinstance(scope, Mapping)] if isinstance(scopes, list) else []
+    scope = next((scope for scope in named if scope.get("name") == content.get("default_scope")), None)
+    if scope is None:
+        yield failed(f"{file} has no default scope, so that no job is admitted: {WRITE}")
+        return
+    if len(named) > 1:
+        yield failed(f"{file} has {len(named)} scopes, and the author of a job can choose one: keep only one.")
+    filters = {chain: _filter(scope.get(chain), path, way) for chain, (path, way) in FILTERS.items()}
+    missing = [path for chain, (path, _) in FILTERS.items() if filters[chain] is None]
+    if len(missing) == len(FILTERS):
+        yield failed(f"{file} names none of fedpeft's filters, so nothing checks what leaves this site: {WRITE}")
+    elif missing:
+        yield failed(f"{file} lacks {missing[0]}, without which every reply is blocked: {WRITE}")
+    else:
+        yield _settings(filters["task_result_filters"].get("args") or {}, file)
+
+
+def _filter(chain: Any, path: str, direction: str) -> Mapping[str, Any] | None:
+    entries = [one for one in chain if isinstance(one, Mapping)] if isinstance(chain, list) else []
+    return next(
+        (one for one in entries if one.get("path") == path and one.get("direction", direction) == direction), None
+    )
+
+
+def _settings(arguments: Mapping[str, Any], file: Path) -> Finding:
+    chosen = arguments.get("privacy", OFF)
+    if chosen == OFF:
+        return passed("what leaves this site is checked, neither clipped nor noised.")
+    try:
+        settings = build(PrivacySettings, chosen, section="privacy")
+    except FedpeftError as error:
+        return failed(f"{file} is wrong, so that every reply is blocked: {error}")
+    if not settings.noise:
+        return passed(f"what leaves this site is checked and clipped at {settings.clip}, not noised.")
+    if find_spec(ACCOUNTANT) is None:
+        return failed(
+            f"{file} sets noise, and the privacy accountant is missing: pip install 'flare-fedpeft[privacy]'."
+        )
+    return passed(f"what leaves this site is checked, clipped at {settings.clip} and noised ({settings.noise}).")

@@ -1,0 +1,107 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The folder of one job at one participant; it outlives the simulator's processes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import time
+from pathlib import Path
+
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
+
+from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.files import drop, write_json
+from fedpeft.core.locks import is_held_by_a_parent, is_in_use, take
+from fedpeft.core.run_names import PROBLEM, STATE_VARIABLE
+
+NAME = "fedpeft"
+
+
+def run_folder(fl_ctx: FLContext) -> Path:
+    """Return `<run directory>/fedpeft`, created if it is missing."""
+    workspace = fl_ctx.get_engine().get_workspace()
+    folder = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / NAME
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def note_problem(folder: Path, site: str, problem: str) -> None:
+    """Write the full message of a site's problem into its `problem.json`; a full disk must not keep back the reply."""
+    try:
+        write_json(folder / PROBLEM, {"site": site, "problem": problem})
+    except LocalError as error:
+        logging.getLogger(__name__).error("%s", error)
+
+
+KEPT = 3
+SECONDS_IN_USE = 24 * 3600  # a lineage with a round in this time may belong to a running job
+LINEAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+
+
+def state_folder(fl_ctx: FLContext, lineage: str) -> Path:
+    """`<participant's workspace>/fedpeft/<lineage>`, or `$FEDPEFT_STATE/<participant>/<lineage>` where that is set.
+
+    Args:
+        fl_ctx: of the participant.
+        lineage: name that a job shares with those that resume it.
+
+    Raises:
+        FedpeftError: the lineage is not a plain name; it comes from another participant and must not leave the folder.
+    """
+    if not LINEAGE.fullmatch(lineage):
+        raise FedpeftError(
+            f"the lineage {lineage!r:.60} is not a plain name: install the same fedpeft version everywhere."
+        )
+    return lineages_folder(fl_ctx) / lineage
+
+
+def lineages_folder(fl_ctx: FLContext) -> Path:
+    """The parent folder of all lineages."""
+    if chosen := os.environ.get(STATE_VARIABLE):
+        return Path(chosen).expanduser() / fl_ctx.get_identity_name()
+    return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / NAME
+
+
+def prune(lineages: Path, current: str) -> None:
+    """Remove unused lineages of the same job as `current`, older than a day and not among the newest `KEPT`."""
+    job = _job(current)
+    own = sorted(path for path in lineages.glob("*") if path.name != current and _job(path.name) == job)
+    for old in own[: -(KEPT - 1)]:
+        with contextlib.suppress(FileNotFoundError):  # another job may remove it too
+            if time.time() - old.stat().st_mtime > SECONDS_IN_USE and not is_in_use(old):
+                drop(old)
+
+
+def _job(lineage: str) -> str:
+    return lineage.rsplit("-", 3)[0]
+
+
+def is_simulated(fl_ctx: FLContext) -> bool:
+    """Whether FLARE's simulator runs this server; elsewhere every job has its own id."""
+    return fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME
+
+
+def take_workspace(fl_ctx: FLContext) -> None:
+    """Lock the simulator's workspace until this process ends; does nothing outside the simulator.
+
+    Raises:
+        FedpeftError: another run uses it.
+    """
+    if not is_simulated(fl_ctx):
+        return
+    workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).parent
+    if not is_held_by_a_parent(workspace):
+        take(workspace)
+
+
+def submitter_of(fl_ctx: FLContext) -> str:
+    """The name and organization that FLARE's server took from the submitter's certificate; empty in the simulator."""
+    meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+    name, organization = (meta.get(key.value) or "" for key in (JobMetaKey.SUBMITTER_NAME, JobMetaKey.SUBMITTER_ORG))
+    return f"{name} ({organization})" if name or organization else ""

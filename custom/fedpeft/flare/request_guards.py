@@ -1,0 +1,183 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""No process of a site or server answers FLARE's network diagnosis.
+
+FLARE registers it in every process, without an authorization: with one small request the receiver allocates as much
+memory as the sender names (`speed`), sends messages to others (`stress`, `bulk_test`, `change_root`), or says what its
+process and connections are (`process_info`, `config_vars`, `conns`). fedpeft needs none of it: subnet heartbeats have
+no monitor here, and `stop` is for relays, which are processes of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_constant import ReturnCode as TaskReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import make_reply as make_shareable_reply
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.net_agent import NetAgent
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.private.admin_defs import Message as AdminMessage
+from nvflare.private.admin_defs import error_reply
+from nvflare.private.defs import CellMessageHeaderKeys, InfoCollectorTopic
+from nvflare.private.fed.client.client_engine import ClientEngine
+from nvflare.private.fed.client.info_coll_cmd import ClientInfoProcessor
+from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
+from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor, SysInfoProcessor
+from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.server.server_command_agent import ServerCommandAgent
+from nvflare.private.fed.server.server_commands import ServerCommands
+from nvflare.widgets.fed_event import ServerFedEventRunner
+
+from fedpeft.flare.folders import NAME
+from fedpeft.flare.function_guard import replace_function
+from fedpeft.job.admission.refusal import AdmissionError
+
+logger = logging.getLogger(__name__)
+NO_DIAGNOSIS = "this process does not answer such requests."
+HANDLERS = tuple(sorted(name for name in vars(NetAgent) if name.startswith("_do_")))
+
+
+def guard_cell_requests() -> None:
+    """Refuse all requests of FLARE's network diagnosis; to be called before the process has its network agent."""
+    for name in HANDLERS:
+        replace_function(NetAgent, name, _refuse_diagnosis)
+
+
+def _refuse_diagnosis(handler: Callable) -> Callable:
+    def refuse(self: NetAgent, request: Message) -> Message:
+        topic, sender = (request.get_header(key) for key in (MessageHeaderKey.TOPIC, MessageHeaderKey.ORIGIN))
+        logger.warning("a request %.40r of %.80r is refused", topic, sender)
+        return make_reply(ReturnCode.INVALID_REQUEST, NO_DIAGNOSIS)
+
+    return refuse
+
+
+NOT_FROM_A_SITE = "only the server's own processes may request this."
+
+
+def guard_job_requests() -> None:
+    """In the server's own process and in each job's: refuse what a site has no reason to send."""
+    replace_function(FederatedServer, "_validate_auth_headers", _without_the_servers_name)
+    replace_function(FederatedServer, "_listen_command", _of_the_jobs_own_process)
+    replace_function(ServerCommandAgent, "_execute_command", _of_the_server_or_a_task)
+    replace_function(ServerFedEventRunner, "_receive", _no_event)
+
+
+def _refusal(request: Message, return_code: str) -> Message:
+    topic, sender = (request.get_header(key) for key in (MessageHeaderKey.TOPIC, MessageHeaderKey.ORIGIN))
+    logger.warning("a request %.40r of %.80r is refused", topic, sender)
+    return make_reply(return_code, NOT_FROM_A_SITE)
+
+
+def _without_the_servers_name(validate: Callable) -> Callable:
+    def validate_auth_headers(self: FederatedServer, message: Message) -> Message | None:
+        connected = message.get_prop(MessagePropKey.ENDPOINT)
+        if _at_server(message.get_header(MessageHeaderKey.ORIGIN)) and not (connected and _at_server(connected.name)):
+            return _refusal(message, ReturnCode.UNAUTHENTICATED)
+        return validate(self, message)
+
+    return validate_auth_headers
+
+
+def _at_server(cell: Any) -> bool:
+    return isinstance(cell, str) and FQCN.split(cell)[0] == FQCN.ROOT_SERVER
+
+
+def _of_the_jobs_own_process(listen: Callable) -> Callable:
+    def listen_command(self: FederatedServer, request: Message) -> Message:
+        own = FQCN.join([FQCN.ROOT_SERVER, str(request.get_header(CellMessageHeaderKeys.JOB_ID))])
+        if request.get_header(MessageHeaderKey.ORIGIN) != own:
+            return _refusal(request, ReturnCode.UNAUTHENTICATED)
+        return listen(self, request)
+
+    return listen_command
+
+
+def _of_the_server_or_a_task(execute: Callable) -> Callable:
+    def execute_command(self: ServerCommandAgent, request: Message) -> Message:
+        of_a_site = request.get_header(MessageHeaderKey.TOPIC) in ServerCommands.client_request_commands_names
+        if not of_a_site and request.get_header(MessageHeaderKey.ORIGIN) != FQCN.ROOT_SERVER:
+            return _refusal(request, ReturnCode.UNAUTHENTICATED)
+        return execute(self, request)
+
+    return execute_command
+
+
+def _no_event(receive: Callable) -> Callable:
+    def refuse(self: ServerFedEventRunner, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        logger.warning("an event that a site sent is refused: fedpeft uses none")
+        return make_shareable_reply(TaskReturnCode.BAD_REQUEST_DATA)
+
+    return refuse
+
+
+NOT_AT_A_SITE = "this site does not answer such requests."
+KEPT = "this site keeps that folder."
+DELETED = "the folder of the job is removed."
+
+
+def guard_requests() -> None:
+    """At a site: refuse requests that read its machine, and protect every folder that is not a finished job's."""
+    replace_function(ShellCommandProcessor, "process", _refused)
+    replace_function(ReportEnvProcessor, "process", _refused)
+    replace_function(SysInfoProcessor, "process", _refused)
+    replace_function(ClientInfoProcessor, "process", _without_errors)
+    replace_function(ClientEngine, "delete_run", _of_finished_jobs)
+
+
+def check_job_id(job_id: object, workspace: Workspace) -> None:
+    """Refuse a job whose id names an existing folder.
+
+    Raises:
+        AdmissionError: the id is not a UUID, or a job with it has run here.
+    """
+    if not _is_uuid(job_id):
+        raise AdmissionError(
+            f"the job id {job_id!r:.60} is not a UUID, it could name a folder of the site", reason="meta"
+        )
+    if (Path(workspace.get_run_dir(job_id)) / NAME).exists():
+        raise AdmissionError(f"a job {job_id} has run here, and its folder is kept", reason="meta")
+
+
+def _is_uuid(text: object) -> bool:
+    try:
+        return isinstance(text, str) and str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
+
+
+def _refused(process: Callable) -> Callable:
+    def refuse(self: Any, req: AdminMessage, app_ctx: Any) -> AdminMessage:
+        logger.warning("a request %s of the server is refused", req.topic)
+        return error_reply(NOT_AT_A_SITE)
+
+    return refuse
+
+
+def _without_errors(process: Callable) -> Callable:
+    def answer(self: ClientInfoProcessor, req: AdminMessage, app_ctx: Any) -> AdminMessage:
+        if req.topic == InfoCollectorTopic.SHOW_ERRORS:
+            return error_reply(NOT_AT_A_SITE)
+        return process(self, req, app_ctx)
+
+    return answer
+
+
+def _of_finished_jobs(delete: Callable) -> Callable:
+    def delete_run(self: ClientEngine, job_id: str) -> str:
+        if not _is_uuid(job_id) or job_id in self.client_executor.run_processes:
+            logger.warning("the server requests to remove %r, which is not the folder of a finished job", job_id)
+            return KEPT
+        delete(self, job_id)
+        return DELETED
+
+    return delete_run

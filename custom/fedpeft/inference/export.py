@@ -1,0 +1,223 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What of a job's settings an exported model needs: those of its own site, without data and other sites' names."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedpeft.answering.training_settings import NF4
+from fedpeft.backbones import BackboneSettings
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import replacing
+from fedpeft.core.seeds import derive
+from fedpeft.core.settings import build
+from fedpeft.data.schema import Example
+from fedpeft.inference.exported import ANSWERS, BESIDE, CARD, HEAD, OF_MACHINE, WEIGHTS, check_place
+from fedpeft.inference.kept_model import KeptModel
+from fedpeft.inference.model import model_of
+from fedpeft.inference.model_card import card
+from fedpeft.job.federation import site_backbone
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.site.quantized import quantized_layers
+from fedpeft.site.site_model import SiteModel
+from fedpeft.site.site_state import RECORD, ModelRecord, SiteState, as_json
+
+
+def exported_sections(record: ModelRecord) -> dict[str, Any]:
+    """Return the sections of an exported folder."""
+    sections = record.sections
+    method = build(MethodSettings, sections["method"], section="method")
+    own = site_backbone(sections["backbone"], record.site)
+    backbone = build(BackboneSettings, own, section="backbone")
+    kept = {name: value for name, value in sections["method"].items() if name not in ("settings", "site_settings")}
+    return {
+        "backbone": {"name": backbone.name, **own},
+        "method": {**kept, "name": method.name, "settings": {method.name: method.settings_of(record.site)}},
+        "training": {name: value for name, value in sections["training"].items() if name not in OF_MACHINE},
+        "schedule": {},
+    }
+
+
+TOLERANCE = 1e-2  # of the largest logit; bfloat16 keeps two digits
+
+PROBES = ("why ?", "where is the nodule in this image ?", "is there a nodule ?")
+
+
+def export(
+    kept: KeptModel, out: Path, *, force: bool = False, merged: bool = False, onnx: bool = False
+) -> dict[str, float]:
+    """Write a site's model.
+
+    Args:
+        kept: what the site kept.
+        out: the folder; it appears when everything in it is written.
+        force: whether an earlier export is replaced.
+        merged: write full weights too, with what was trained in them.
+        onnx: write the model for ONNX too.
+
+    Returns:
+        the largest difference of a logit from those of the run, for each of the forms `merged` and `onnx`.
+
+    Raises:
+        FedpeftError: the folder cannot be used, or the method has no such form.
+    """
+    check_place(out, force=force)
+    model, record = model_of(kept), replace(kept.record, sections=exported_sections(kept.record))
+    config = model.trainable.peft_config() if model.products is None else None
+    if config is None and not merged:
+        raise FedpeftError(_no_folder(kept, stacks=model.products is not None))
+    if (merged or onnx) and any(quantized_layers(model.backbone.model)):
+        raise FedpeftError(
+            f"the frozen layers of this model are in four bits (training.frozen_precision {NF4!r}), which neither full "
+            f"weights nor ONNX can hold: leave --merged and --onnx out."
+        )
+    done: dict[str, float] = {}
+    with replacing(out) as draft:
+        draft.mkdir(mode=0o700)
+        if config is not None:
+            _write_adapters(draft, model, kept.state, config)
+        values = {key: value for key, value in as_json(record).items() if key != "answers"}
+        _write(draft / RECORD, {"round": kept.state.round, "family": model.backbone.family, "record": values})
+        _write(draft / ANSWERS, list(record.answers))
+        save_file({key: tensor.contiguous() for key, tensor in kept.state.head.items()}, draft / HEAD)
+        _write_inputs(draft, model)
+        if onnx:
+            from fedpeft.inference.onnx_file import write_onnx
+
+            done["onnx"] = write_onnx(draft, model, probes(model))
+        if merged:
+            done["merged"] = _write_merged(draft / WEIGHTS, model)
+        beside = bool(kept.state.beside) and config is not None
+        text = card(record, kept.state.round, done, adapter=config is not None, beside=beside)
+        (draft / CARD).write_text(text, encoding="utf-8")
+    return done
+
+
+def probes(model: SiteModel) -> list[dict[str, Tensor]]:
+    """Return inputs of a model to compare its forms with: images of noise and questions of several lengths."""
+    size, answer = model.backbone.image_size or 32, model.vocabulary.answers[0]
+    batches = []
+    for number, question in enumerate(PROBES):
+        image = np.random.default_rng(derive(0, "probe", number)).integers(0, 256, (size, size, 3), dtype=np.uint8)
+        example = Example(image, question, answer, closed=False, image_id="")
+        batches.append(model.answering.collate([image], [example]).to(model.device).inputs)
+    return batches
+
+
+@torch.no_grad()
+def _logits(model: SiteModel) -> list[Tensor]:
+    return [model.answering.eval()(inputs) for inputs in probes(model)]
+
+
+def _write_adapters(folder: Path, model: SiteModel, state: SiteState, config: Any) -> None:
+    from fedpeft.methods.adapter_folder import save_adapter
+
+    family, config = model.backbone.family, copy.deepcopy(config)
+    config.base_model_name_or_path = None  # PEFT has the folder on this machine there; model.json names the backbone
+    save_adapter(folder, state.trained or state.adapter, config, family)
+    if state.beside:
+        save_adapter(folder / BESIDE, state.beside, config, family)
+
+
+def _write_inputs(folder: Path, model: SiteModel) -> None:
+    if save := getattr(model.backbone, "save_inputs", None):
+        save(folder)
+
+
+def _write_merged(folder: Path, model: SiteModel) -> float:
+    """Write full weights, and return the largest difference that merging makes to a logit."""
+    save = getattr(model.backbone.model, "save_pretrained", None)
+    if save is None:
+        raise FedpeftError(
+            f"a backbone of family {model.backbone.family!r} is not one of transformers', which could read merged "
+            f"weights: leave --merged out."
+        )
+    before = _logits(model)
+    try:
+        model.trainable.merge()
+    except FedpeftError as error:
+        raise FedpeftError(f"{str(error).partition(':')[0]}: leave --merged out.") from error
+    difference = max((a - b).abs().max().item() for a, b in zip(before, _logits(model), strict=True))
+    largest = TOLERANCE * max(1.0, *(logits.abs().max().item() for logits in before))
+    if not difference <= largest:
+        raise FedpeftError(
+            f"the logits of the merged weights differ by {difference:.1e}, more than {largest:.1e}: leave --merged out."
+        )
+    with _without_bars():
+        save(folder)
+    _write_inputs(folder, model)
+    return difference
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep transformers' progress bar of the files that it writes from the terminal."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _write(file: Path, value: Any) -> None:
+    file.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _no_folder(kept: KeptModel, *, stacks: bool) -> str:
+    name = kept.record.sections["method"].get("name", "houlsby")
+    if stacks:
+        return (
+            "the frozen weights of this site hold the products of all rounds' factors, which a PEFT folder does not: "
+            "export full weights with --merged."
+        )
+    return (
+        f"what method {name!r} trains is no adapter that PEFT loads: use what the site kept with fedpeft predict, or "
+        f"try --merged."
+    )
+
+
+def add(commands: Any) -> None:
+    """Add the command to the command line."""
+    export = commands.add_parser("export", help="write a site's own model as a folder that PEFT loads, at the site")
+    export.add_argument("run", type=Path, help="a workspace of fedpeft simulate, or a site's workspace")
+    export.add_argument("--site", metavar="NAME", help="whose model; needed where a workspace has several sites")
+    export.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    export.add_argument("--round", default="last", metavar="N", help="last (default), best by validation, or a number")
+    export.add_argument("--merged", action="store_true", help="full weights too, with what was trained in them")
+    export.add_argument("--onnx", action="store_true", help="the model for ONNX too, compared with PyTorch")
+    export.add_argument("--force", action="store_true", help="replace an earlier export in that folder")
+    export.set_defaults(command=_run)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+
+    from fedpeft.inference.exported import check_place
+    from fedpeft.inference.kept_model import find
+    from fedpeft.inference.model_card import OWNERSHIP
+
+    check_place(arguments.out, force=arguments.force)
+    if arguments.onnx:
+        from fedpeft.inference.onnx_file import check_installed
+
+        check_installed()
+    kept = find(arguments.run, site=arguments.site, round=arguments.round)
+    differences = export(kept, arguments.out, force=arguments.force, merged=arguments.merged, onnx=arguments.onnx)
+    for form, difference in differences.items():
+        print(f"{form:8s} logits differ by at most {difference:.1e} from the run's")
+    print(f"folder   {arguments.out}: site {kept.record.site}, round {kept.state.round}. {OWNERSHIP}")

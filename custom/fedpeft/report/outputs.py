@@ -1,0 +1,156 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Print the tables on the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.table import Table as Grid
+from rich.text import Text
+
+from fedpeft.core.console import Console, cell
+from fedpeft.core.text import csv_cell
+from fedpeft.report.history import History
+from fedpeft.report.series import ACCURACIES
+from fedpeft.report.tables import AVERAGED, Table, all_tables, by_round, last_and_best, trained_layers
+from fedpeft.report.wording import DASH, REJECTED, TITLES, caption, moved_places, not_learning, parts, rejections
+from fedpeft.report.wording import note as note_of
+
+LONGEST = 20  # letters of a name before it is folded
+ASCII = str.maketrans({DASH: "-", REJECTED: "x", "·": "-"})
+FRAME = 3  # letters that rich puts around a column
+
+
+def print_tables(history: History, *, console: Console | None = None, metrics: Sequence[str] = ("overall",)) -> None:
+    """Print the last round, the best one, each metric round by round, the layers trained, and the rejected replies.
+
+    A table that is wider than the console is cut into blocks of columns; none of its figures is left out.
+
+    Args:
+        history: the run.
+        console: where to print; default: the terminal.
+        metrics: which of "overall", "open", "closed" to print round by round, of those that the run has.
+
+    Raises:
+        FedpeftError: an unknown metric.
+    """
+    console = console or Console()
+    shown = [name for name in metrics if name not in TITLES or name in parts(history)]
+    scheduled = (trained_layers(history),) if history.scheduled else ()
+    for table in (
+        *last_and_best(history),
+        *(by_round(history, name) for name in shown),
+        *scheduled,
+    ):
+        table = _printable_table(table, console)
+        console.print(Text(table.title, style="bold"))
+        for block in _blocks(table, console.width):
+            console.print(_grid(table, block))
+        for line in filter(None, (caption(history), table.marks)):
+            console.print(Text(_printable(line, console)), soft_wrap=True)
+        console.print()
+    for line in filter(None, (moved_places(history), *not_learning(history), *rejections(history))):
+        console.print(Text(_printable(line, console)), soft_wrap=True)
+
+
+def _printable(text: str, console: Console) -> str:
+    """Replace what the terminal's encoding cannot show: a run must not fail at its last line because of a dash."""
+    if console.encoding.lower().startswith("utf"):
+        return text
+    return text.translate(ASCII).encode(console.encoding, "replace").decode(console.encoding)
+
+
+def _printable_table(table: Table, console: Console) -> Table:
+    return replace(
+        table,
+        title=_printable(table.title, console),
+        columns=tuple(_printable(cell, console) for cell in table.columns),
+        rows=tuple(tuple(_printable(cell, console) for cell in row) for row in table.rows),
+        marks=_printable(table.marks, console),
+    )
+
+
+def _least_width(table: Table, index: int) -> int:
+    """Return the least width of a column, that of its longest figure or word; longer names are folded."""
+    words = [word for cell in (table.columns[index], *(row[index] for row in table.rows)) for word in cell.split()]
+    return min(max(cell_len(word) for word in words), LONGEST)
+
+
+def _blocks(table: Table, width: int) -> list[list[int]]:
+    """Return the column indices of each block; the first column, which names the rows, is in every block."""
+    blocks = [[0]]
+    for index in range(1, len(table.columns)):
+        needed = sum(_least_width(table, i) + FRAME for i in [*blocks[-1], index])
+        if len(blocks[-1]) > 1 and needed >= width:
+            blocks.append([0])
+        blocks[-1].append(index)
+    return blocks
+
+
+def _grid(table: Table, block: list[int]) -> Grid:
+    grid = Grid(box=box.SIMPLE_HEAD)
+    for index in block:
+        look: dict[str, Any] = {"justify": "left" if index == 0 else "right", "vertical": "bottom", "overflow": "fold"}
+        grid.add_column(cell(table.columns[index]), **look)
+    for row in table.rows:
+        style = "bold" if row[0] in AVERAGED and row in table.rows[-table.averages :] else None
+        grid.add_row(*(cell(row[index]) for index in block), style=style)
+    return grid
+
+
+def markdown(history: History) -> str:
+    """Return all tables with captions: the last round, three accuracies by round; same history, same text."""
+    parts = [_markdown_table(table, caption(history)) for table in all_tables(history)]
+    if history.scheduled:
+        parts.append("![Layer scores, chosen layers and layer use](schedule.png)")
+    remarks = [*not_learning(history), *rejections(history)]
+    if remarks:
+        parts.append("\n".join(f"- {_escape(line)}" for line in remarks))
+    return f"# {_escape(history.job)}\n\n" + "\n\n".join(parts) + f"\n\n{_escape(history.source)}\n"
+
+
+def _markdown_table(table: Table, line: str) -> str:
+    rule = [":---"] + ["---:"] * (len(table.columns) - 1)
+    rows = [[_escape(cell) for cell in row] for row in (table.columns, *table.rows)]
+    rows.insert(1, rule)
+    body = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    below = "  \n".join(f"*{_escape(text)}*" for text in (line, table.marks) if text)
+    return f"## {_escape(table.title)}\n\n{body}\n\n{below}"
+
+
+def _escape(text: str) -> str:
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*\[\]|~$])", r"\\\1", text)
+    # an underscore inside a word is not emphasis, and site_1 reads better than site\_1
+    return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)
+
+
+COLUMNS = ("job", "method", "round", "site", "status", *ACCURACIES, "loss", "samples", "alignment", "reason", "note")
+
+
+def tidy_csv(history: History) -> str:
+    """Return one row for each round and site: fractions in full precision, an empty cell for none.
+
+    ``status`` is "replied", "rejected" or "absent". ``note`` stands in every row, not in a comment above the head, so
+    that it survives any reader and any filter. The same history gives the same text.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(COLUMNS)
+    note = note_of(history)
+    for one in history.rounds:
+        for site in history.sites:
+            result = one.sites.get(site)
+            status = "rejected" if site in one.rejected else "absent" if result is None else "replied"
+            row = [history.job, history.method, one.round, site, status]
+            row += [getattr(result, name, None) for name in (*ACCURACIES, "loss", "samples")]
+            row += [one.alignment.get(site), one.rejected.get(site), note]
+            rows.writerow(map(csv_cell, row))
+    return text.getvalue()
