@@ -18,8 +18,8 @@ from pathlib import Path
 from measured import ROOT, machine, python, show, timed
 
 from fedpeft.core.metrics import title_of
+from fedpeft.job.catalog import paper_tasks
 from fedpeft.job.composing import compose
-from fedpeft.job.paper_tasks import paper_tasks
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import read
 from fedpeft.report.status import run_folder

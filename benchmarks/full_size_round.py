@@ -30,7 +30,7 @@ from fedpeft import backbones
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.backbone import Backbone, Pretrained
 from fedpeft.backbones.matrices import made_in_bfloat16
-from fedpeft.backbones.settings import BackboneSettings
+from fedpeft.backbones.registry import BackboneSettings
 from fedpeft.site.computing import device_of
 from fedpeft.site.learner import Learner
 

@@ -24,7 +24,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.core.run_names import PROBLEM
+from fedpeft.core.workspace import PROBLEM
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import FIELDS, to_model
 from fedpeft.protocol.problem_codes import sentence

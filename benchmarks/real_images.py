@@ -28,8 +28,8 @@ from measured import ROOT, WIDTH, machine
 from result_table import ResultTable
 from rich.console import Console
 
+from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.compare.table import paired, signed
-from fedpeft.compare.variants import Variant, sections_of
 
 RESULTS = Path(__file__).parent / "results" / "real_images.jsonl"
 TASKS = {"vqa_rad": "accuracy %", "fed_isic2019": "balanced accuracy %", "nih_cxr14": "macro-F1 %"}

@@ -29,9 +29,9 @@ from fedpeft.core.settings import hints_of
 from fedpeft.data import DataSettings
 from fedpeft.data.registry import DATASETS
 from fedpeft.importance.registry import SCORES
+from fedpeft.job.catalog import entries, entry
 from fedpeft.job.composing import PACKAGED, FlareSettings, read_yaml
 from fedpeft.job.federation import FederationSettings
-from fedpeft.job.method_catalog import entries, entry
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.aggregations import usual
 from fedpeft.methods.bottleneck.config import BottleneckConfig

@@ -18,7 +18,7 @@ from fedpeft.compare import page as picture
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.report.page_parts import Picture
-from fedpeft.serve.runs import find_runs
+from fedpeft.serve.pages import find_runs
 from fedpeft.serve.workspace_pages import WorkspacePages
 
 CODES = "\x1b\x07\r\u202e\u200b\x9b"

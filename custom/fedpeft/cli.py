@@ -14,11 +14,11 @@ from fedpeft.compare import command as compare
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import suggestion
 from fedpeft.core.text import cleaned_output, shortened
-from fedpeft.inference import export
+from fedpeft.inference import export_command as export
 from fedpeft.inference import predict_command as predict
 from fedpeft.inference.site_page import command as inspect
-from fedpeft.job.argument import JOB_HELP
-from fedpeft.serve import server as serve
+from fedpeft.job import JOB_HELP
+from fedpeft.serve import command as serve
 
 if TYPE_CHECKING:
     from fedpeft.data import SiteData
@@ -189,8 +189,8 @@ def _jobs(arguments: argparse.Namespace) -> None:
 
 def _tasks(arguments: argparse.Namespace) -> None:
     from fedpeft.core.console import Console
+    from fedpeft.job.catalog import paper_tasks
     from fedpeft.job.composing import usual_configs
-    from fedpeft.job.paper_tasks import paper_tasks
     from fedpeft.report.catalogs import task_tables
 
     Console().print(*task_tables(list(paper_tasks(arguments.configs or usual_configs()))), sep="\n\n")
@@ -235,8 +235,7 @@ def _print_found(found: FolderSites) -> None:
 def _print_data(sites: Sequence[SiteData]) -> None:
     from fedpeft.core.console import Console
     from fedpeft.data.duplicates import fingerprints
-    from fedpeft.report.data_summary import data_summary, remarks
-    from fedpeft.report.overlap import NONE, Overlap
+    from fedpeft.report.data_summary import NONE, Overlap, data_summary, remarks
 
     console = Console()
     console.print(data_summary(sites))

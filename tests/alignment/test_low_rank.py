@@ -8,7 +8,7 @@ from fedpeft import methods
 from fedpeft.alignment.low_rank import integrate_products, stack_products
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import layer_of, layers_of
-from fedpeft.job.method_catalog import MethodEntry
+from fedpeft.job.catalog import MethodEntry
 from fedpeft.methods.aggregations import admitted
 from fedpeft.methods.prompts import tokens_of
 from fedpeft.methods.settings import MethodSettings

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedpeft.compare.variants import Variant, sections_of
+from fedpeft.compare.runs import Variant, sections_of
 
 
 @pytest.fixture

@@ -17,9 +17,8 @@ from fedpeft.backbones import is_tiny
 from fedpeft.cli import main
 from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
-from fedpeft.compare.runs import outcomes
+from fedpeft.compare.runs import Variant, outcomes, sections_of, variants
 from fedpeft.compare.table import compared
-from fedpeft.compare.variants import Variant, sections_of, variants
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build
 from fedpeft.data import is_procedural

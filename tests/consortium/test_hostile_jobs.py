@@ -12,7 +12,7 @@ import pytest
 from kits import LEAD, ROOT, SCRATCH, SECRET, SITES, wait_until
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 
-from fedpeft.job.admission.refusal import REASONS, AdmissionError
+from fedpeft.job.admission.strict_json import REASONS, AdmissionError
 from fedpeft.job.setting_names import names
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -15,7 +15,7 @@ from fedpeft.core.errors import LocalError
 from fedpeft.core.files import drop, replacing, write_json
 from fedpeft.server import checkpoint
 from fedpeft.server.checkpoint import Checkpoint
-from fedpeft.site import global_cache, site_state
+from fedpeft.site import orders, site_state
 from fedpeft.site.site_state import SiteState
 
 TENSORS = {"layer.0.output.up.weight": torch.ones(2, 3)}
@@ -52,9 +52,9 @@ CASES = {
         lambda folder: site_state.save(folder, SiteState(round=3, adapter=TENSORS, head=TENSORS, optimizer={})),
     ),
     "received adapter": (
-        "fedpeft.site.global_cache",
+        "fedpeft.site.orders",
         "module.apply_delta(folder, tensors, base=0, version=2)",
-        lambda folder: global_cache.apply_delta(folder, TENSORS, base=0, version=3),
+        lambda folder: orders.apply_delta(folder, TENSORS, base=0, version=3),
     ),
 }
 

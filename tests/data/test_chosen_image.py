@@ -14,7 +14,7 @@ from fedpeft.core.errors import UnreadableImage
 from fedpeft.data import DataError
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.images import as_array, check_header, open_image
-from fedpeft.data.window import Window
+from fedpeft.data.settings import Window
 
 DEEP = np.arange(12, dtype=np.uint16).reshape(3, 4) * 1000
 

@@ -18,7 +18,7 @@ from fedpeft.data import DataError, DataSettings, dicom_grays, load
 from fedpeft.data import dicom as dicom_file
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.images import as_array, check_header
-from fedpeft.data.window import Window
+from fedpeft.data.settings import Window
 
 pydicom = pytest.importorskip("pydicom")
 encapsulate = pydicom.encaps.encapsulate

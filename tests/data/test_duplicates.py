@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedpeft.data import DataError, DataSettings, Example, SiteData, load
 from fedpeft.data.duplicates import content_digest, duplicates, fingerprints
-from fedpeft.report.overlap import Overlap
+from fedpeft.report.data_summary import Overlap
 
 SALT = bytes(range(16))
 

@@ -16,7 +16,7 @@ from fedpeft.core.errors import UnreadableImage
 from fedpeft.data import DataError
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.images import Header, as_array, check_header, open_image
-from fedpeft.data.window import Window
+from fedpeft.data.settings import Window
 
 
 def _saved(path, pixels, mode=None):

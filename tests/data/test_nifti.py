@@ -14,7 +14,7 @@ from fedpeft.data import DataError
 from fedpeft.data import nifti as nifti_file
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.images import as_array, check_header
-from fedpeft.data.window import Window
+from fedpeft.data.settings import Window
 
 nibabel = pytest.importorskip("nibabel")
 SHAPE = (4, 5, 6)  # to the right, anterior, superior

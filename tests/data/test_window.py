@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedpeft.data import DataError, DataSettings
-from fedpeft.data.window import Window, window_of
+from fedpeft.data.settings import Window, window_of
 
 
 def test_a_center_and_a_width_show_the_part_around_it():

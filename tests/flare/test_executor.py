@@ -16,9 +16,9 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.core.run_names import PROBLEM
+from fedpeft.core.workspace import PROBLEM
+from fedpeft.flare import executor as executor_module
 from fedpeft.flare import executor as module
-from fedpeft.flare import task_check
 from fedpeft.flare.messages import from_model, to_model
 from fedpeft.protocol.types import METRICS, SCORE, TRAIN, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.site.connection import Aborted, Lost
@@ -217,8 +217,8 @@ def test_the_executor_asks_the_server_at_intervals_whether_it_still_waits(monkey
     context.set_prop(FLContextKey.RUNNER, runner, private=True, sticky=False)
     context.set_prop(FLContextKey.TASK_ID, "task 7", private=True, sticky=False)
     clock = iter([0.0, 1.0, 9.0, 9.0, 10.0])
-    monkeypatch.setattr(task_check.time, "monotonic", lambda: next(clock))
-    check = task_check.TaskCheck(context, Signal())
+    monkeypatch.setattr(executor_module.time, "monotonic", lambda: next(clock))
+    check = executor_module.TaskCheck(context, Signal())
     assert [check(), check(), check()] == [False, given_up, given_up]
     assert requests == ["task 7"]
 

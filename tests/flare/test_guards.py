@@ -28,7 +28,7 @@ from nvflare.private.fed_json_config import FedJsonConfigurator
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.admission_components import NOT_DEPLOYED, AdmittedAppDeployer, SubmissionGuard
 from fedpeft.job.admission.job import BOOKKEEPING, META_KEYS
-from fedpeft.job.admission.refusal import REASONS, AdmissionError
+from fedpeft.job.admission.strict_json import REASONS, AdmissionError
 from fedpeft.job.setting_names import names
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from trained_sites import trained
 
 from fedpeft.cli import main
 from fedpeft.data.images import as_array
-from fedpeft.data.window import Window
+from fedpeft.data.settings import Window
 from fedpeft.inference.examples import of_images, of_table, window_at
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find

@@ -20,8 +20,7 @@ from nvflare.fuel.utils.components_utils import create_classes_table_static
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.job.admission.job import BOOKKEEPING, FILES, admit_app, admit_configuration, admit_folder, admit_submission
-from fedpeft.job.admission.refusal import REASONS, AdmissionError
-from fedpeft.job.admission.strict_json import MAX_BYTES, parse
+from fedpeft.job.admission.strict_json import MAX_BYTES, REASONS, AdmissionError, parse
 from fedpeft.job.composing import EXECUTOR, job_files, write_job
 
 ROOT = Path(__file__).parents[2]

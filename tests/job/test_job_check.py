@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.run_names import DATA_VARIABLE
+from fedpeft.core.workspace import DATA_VARIABLE
 from fedpeft.job.composing import compose
 from fedpeft.job.folder import check_sites
 from fedpeft.run.simulate import simulate

@@ -8,10 +8,10 @@ import pytest
 from fedpeft import cli, data
 from fedpeft.core.metrics import TITLES
 from fedpeft.data.registry import DATASETS
+from fedpeft.job.catalog import paper_tasks
 from fedpeft.job.composing import CONFIGS, PACKAGED, compose, configs_of, recipes, usual_configs
 from fedpeft.job.federation import site_data
 from fedpeft.job.folder import job_folder
-from fedpeft.job.paper_tasks import paper_tasks
 from fedpeft.report.catalogs import task_tables
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from small_models import MODELS
 from fedpeft import backbones, methods
 from fedpeft.backbones import BACKBONES
 from fedpeft.cli import main
-from fedpeft.job.method_catalog import entries
+from fedpeft.job.catalog import entries
 from fedpeft.methods.trainable import parameter_counts
 from fedpeft.site.learner import Learner
 

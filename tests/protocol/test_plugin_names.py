@@ -20,8 +20,7 @@ from fedpeft.data import class_folders
 from fedpeft.data.registry import DATASETS
 from fedpeft.flare import executor
 from fedpeft.importance.registry import SCORES
-from fedpeft.job.plugin_names import check_plugins, keep_to
-from fedpeft.job.site_policy import SitePolicy
+from fedpeft.job.site_policy import SitePolicy, check_plugins, keep_to
 from fedpeft.methods import METHODS
 from fedpeft.methods.method import adapter_names
 from fedpeft.methods.peft_types import register_all
@@ -54,7 +53,7 @@ def setting(request, monkeypatch):
     """A setting that names a plugin of its kind."""
     monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
     name, _ = KINDS[request.param]
-    monkeypatch.setattr(f"fedpeft.job.plugin_names.{name}", Registry("thing", "fedpeft.things"))
+    monkeypatch.setattr(f"fedpeft.job.site_policy.{name}", Registry("thing", "fedpeft.things"))
     return request.param
 
 
@@ -71,7 +70,7 @@ def test_a_plugin_that_is_not_listed_is_answered_as_an_unknown_name(setting):
 
 def test_what_a_job_names_for_a_single_site_is_looked_at_too(monkeypatch):
     monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
-    monkeypatch.setattr("fedpeft.job.plugin_names.BACKBONES", Registry("thing", "fedpeft.things"))
+    monkeypatch.setattr("fedpeft.job.site_policy.BACKBONES", Registry("thing", "fedpeft.things"))
     with pytest.raises(FedpeftError, match=r"not in local/fedpeft\.json"):
         check_plugins(SitePolicy(), {"backbone": {"name": "tiny-vilt", "sites": {"south": {"name": "research"}}}})
 
@@ -87,7 +86,7 @@ def test_a_value_that_names_no_plugin_is_not_refused_here(setting, value):
 
 def test_the_data_of_other_sites_are_looked_at_too(monkeypatch):
     monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
-    monkeypatch.setattr("fedpeft.job.plugin_names.DATASETS", Registry("data set", "fedpeft.datasets"))
+    monkeypatch.setattr("fedpeft.job.site_policy.DATASETS", Registry("data set", "fedpeft.datasets"))
     for data in ({"sites": {"south": {"dataset": "research"}}}, {"dataset": "research"}):
         with pytest.raises(FedpeftError, match="research"):
             check_plugins(SitePolicy(), {"data": data})

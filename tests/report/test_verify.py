@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.run_names import MANIFEST
+from fedpeft.core.workspace import MANIFEST
 from fedpeft.report.verify import verify
 
 

@@ -19,7 +19,7 @@ from fedpeft.report.pictures import Pictures
 from fedpeft.report.status.progress import SIMULATED
 from fedpeft.serve import pages
 from fedpeft.serve import workspace_pages as module
-from fedpeft.serve.runs import find_runs
+from fedpeft.serve.pages import find_runs
 from fedpeft.serve.server import BUSY, Server
 from fedpeft.serve.workspace_pages import WorkspacePages
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpeft.site import compiled, computing
+from fedpeft.site import computing
 from fedpeft.site.learner import Learner
 from fedpeft.core.errors import FedpeftError
 
@@ -23,7 +23,7 @@ COMPILE = "training.compile=true"
 @pytest.fixture
 def traced(monkeypatch):
     """Without the step from traced operations to machine code."""
-    monkeypatch.setattr(compiled, "COMPILE", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(computing, "COMPILE", partial(torch.compile, backend="aot_eager"))
     yield
     torch.compiler.reset()
 
@@ -60,7 +60,7 @@ def test_a_round_ends_near_the_usual_one(learner, traced, job):
 
 def test_outside_training_and_evaluation_modules_are_called_as_ever(learner, traced):
     site = learner(COMPILE)
-    layers = compiled._layers(site.backbone)
+    layers = computing._layers(site.backbone)
     assert layers
     with computing.as_trained(site.backbone, site.training):
         assert all("forward" in vars(layer) for layer in layers)
@@ -83,26 +83,26 @@ def no_compiler(function):
     ],
 )
 def test_what_cannot_be_compiled_here_is_refused(learner, monkeypatch, members, compiler, sentence):
-    monkeypatch.setattr(compiled, "COMPILE", compiler)
+    monkeypatch.setattr(computing, "COMPILE", compiler)
     backbone = learner().backbone
     for name, value in members.items():
         setattr(backbone, name, value)
     with pytest.raises(FedpeftError, match=sentence) as refused:
-        compiled.check(backbone)
+        computing.check(backbone)
     assert refused.value.setting == "training.compile"
 
 
 @pytest.mark.usefixtures("traced")
 def test_compiled_code_is_kept_in_a_folder_of_this_process_alone(learner, monkeypatch):
     shared = "/tmp/torchinductor_everybody"
-    monkeypatch.setenv(compiled.FOLDER, shared)  # as torch sets it when it is imported
+    monkeypatch.setenv(computing.FOLDER, shared)  # as torch sets it when it is imported
     learner(COMPILE)
-    folder = Path(os.environ[compiled.FOLDER])
+    folder = Path(os.environ[computing.FOLDER])
     assert str(folder) != shared
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_torch_has_the_settings_by_which_no_pickle_of_another_process_is_read():
-    for name in compiled.OPTIONS:
+    for name in computing.OPTIONS:
         assert hasattr(torch._inductor.config, name)
-    assert hasattr(compiled.functorch, "enable_autograd_cache")
+    assert hasattr(computing.functorch, "enable_autograd_cache")

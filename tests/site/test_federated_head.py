@@ -19,7 +19,7 @@ from fedpeft.data.settings import DataSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.core.keys import HEAD
-from fedpeft.job.method_catalog import entry
+from fedpeft.job.catalog import entry
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.export import export_head
 from fedpeft.server.handshake import agree

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from fedpeft.site.global_cache import AdapterSchema, check_received
+from fedpeft.site.orders import AdapterSchema, check_received
 from fedpeft.core.errors import FedpeftError
 
 DOWN, UP = "layer.0.output.down.weight", "layer.0.output.up.weight"

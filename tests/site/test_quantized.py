@@ -19,7 +19,7 @@ from trained_sites import trained
 from transformers import BertTokenizerFast
 
 from fedpeft import backbones, methods
-from fedpeft.site import compiled, computing, quantized
+from fedpeft.site import computing, quantized
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
 from fedpeft.core.errors import FedpeftError
@@ -197,7 +197,7 @@ def test_rounds_end_near_those_in_bfloat16(learner, backbone, job):
 @needs_bitsandbytes
 @pytest.mark.slow
 def test_layers_can_be_compiled(learner, monkeypatch):
-    monkeypatch.setattr(compiled, "COMPILE", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(computing, "COMPILE", partial(torch.compile, backend="aot_eager"))
     losses = [overfit(learner("tiny-vilt", HALF, NF4, *also)) for also in ([], ["training.compile=true"])]
     torch.compiler.reset()
     assert losses[1] == pytest.approx(losses[0], rel=0.02)

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterable
 
 from fedpeft import backbones, methods
-from fedpeft.job.method_catalog import MethodEntry, entry
+from fedpeft.job.catalog import MethodEntry, entry
 
 
 def counted(backbone: str, names: Iterable[str] | None = None) -> tuple[MethodEntry, ...]:

@@ -38,7 +38,7 @@ _HOME = {
     "register": "neurons",
     "materialize": "neurons",
     "integrate": "integration",
-    "barycenter": "single",
+    "barycenter": "integration",
     "align_global": "client_pia",
     "align_upload": "client_pia",
     "start_merged": "client_pia",

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from fedpeft.backbones.backbone import Backbone, Pretrained
-from fedpeft.backbones.registry import BACKBONES
-from fedpeft.backbones.settings import BackboneSettings
+from fedpeft.backbones.registry import BACKBONES, BackboneSettings
 from fedpeft.core.errors import FedpeftError
 
 __all__ = [

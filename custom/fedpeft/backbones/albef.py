@@ -35,7 +35,7 @@ from fedpeft.backbones.registry import ALBEF_PICKLE, TINY_ALBEF_FOLDER
 from fedpeft.backbones.weights import misfits
 
 if TYPE_CHECKING:
-    from fedpeft.backbones.settings import BackboneSettings
+    from fedpeft.backbones.registry import BackboneSettings
 
 
 NO_PUNCTUATION = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")

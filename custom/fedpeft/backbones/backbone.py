@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor, nn
 
-    from fedpeft.backbones.settings import BackboneSettings
+    from fedpeft.backbones.registry import BackboneSettings
     from fedpeft.backbones.writing import Writer
 
 

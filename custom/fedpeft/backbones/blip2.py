@@ -19,7 +19,7 @@ from fedpeft.backbones.transformers_model import LAST, TransformersModel, check_
 from fedpeft.core.errors import FedpeftError
 
 if TYPE_CHECKING:
-    from fedpeft.backbones.settings import BackboneSettings
+    from fedpeft.backbones.registry import BackboneSettings
 
 NAME = "BLIP-2"
 PROMPT = "{image}Question: {question} Answer:"  # of the paper's question answering

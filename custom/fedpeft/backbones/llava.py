@@ -16,7 +16,7 @@ from fedpeft.backbones.checkpoint import reading
 from fedpeft.backbones.transformers_model import TransformersModel
 
 if TYPE_CHECKING:
-    from fedpeft.backbones.settings import BackboneSettings
+    from fedpeft.backbones.registry import BackboneSettings
 
 PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or phrase. ASSISTANT:"  # of its training
 

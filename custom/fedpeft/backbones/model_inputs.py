@@ -28,7 +28,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
 
 if TYPE_CHECKING:
-    from fedpeft.backbones.settings import BackboneSettings
+    from fedpeft.backbones.registry import BackboneSettings
 
 USUAL_SIDE, LARGEST_USUAL_SIDE = 224, 1024
 OWN_CODE = {"trust_remote_code": False}

@@ -24,7 +24,7 @@ from fedpeft.backbones.writing import Writer, writer
 from fedpeft.core.errors import FedpeftError
 
 if TYPE_CHECKING:
-    from fedpeft.backbones.settings import BackboneSettings
+    from fedpeft.backbones.registry import BackboneSettings
 
 
 TOWER_OUTPUTS = ("vision_model_output", "text_model_output")

@@ -31,7 +31,7 @@ from fedpeft.backbones.matrices import without_weights
 from fedpeft.backbones.registry import TINY_FOLDER
 
 if TYPE_CHECKING:
-    from fedpeft.backbones.settings import BackboneSettings
+    from fedpeft.backbones.registry import BackboneSettings
 
 
 class FusedAttention(ViltSelfAttention):

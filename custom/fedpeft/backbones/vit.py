@@ -36,7 +36,7 @@ from fedpeft.backbones.weights import TIMM_KEY, VILT_KEY, from_timm, from_vilt, 
 if TYPE_CHECKING:
     from transformers import ViTConfig
 
-    from fedpeft.backbones.settings import BackboneSettings
+    from fedpeft.backbones.registry import BackboneSettings
 
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")

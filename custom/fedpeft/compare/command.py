@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.argument import JOB_HELP
+from fedpeft.job import JOB_HELP
 
 if TYPE_CHECKING:
-    from fedpeft.compare.forms import Comparison
     from fedpeft.compare.outcome import Outcome
+    from fedpeft.compare.table import Comparison
 
 OUT = "comparison"
 NAME = "comparison"  # of the files
@@ -98,7 +98,7 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from fedpeft.compare.experiment import earlier, plan, run_missing
-    from fedpeft.compare.variants import variants
+    from fedpeft.compare.runs import variants
     from fedpeft.core.console import Console
     from fedpeft.job.composing import name_of, usual_configs
 

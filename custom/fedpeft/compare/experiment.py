@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.compare.outcome import Outcome, from_json
-from fedpeft.compare.variants import Variant, sections_of
+from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import parse_json, read_text
 from fedpeft.core.metrics import pooled_balanced_accuracy

@@ -12,12 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedpeft.compare.forms import Comparison
 from fedpeft.compare.outcome import Outcome, caution_of
+from fedpeft.compare.table import Comparison
 from fedpeft.core.metrics import TITLES, title_of
-from fedpeft.report.coinciding import SIDE_BY_SIDE, set_apart
 from fedpeft.report.page_parts import Picture, document, figure, laid_out, section, warning
-from fedpeft.report.palette import DISTINCT, Theme, line_style, shorten
+from fedpeft.report.palette import DISTINCT, SIDE_BY_SIDE, Theme, line_style, set_apart, shorten
 from fedpeft.report.plots import NARROW, described_png, in_all_forms, under_style
 from fedpeft.report.tables import Table
 

@@ -14,6 +14,14 @@ from typing import Any
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json, write_json
 
+MANIFEST = "manifest.json"  # the server writes it last
+HISTORY = "history.json"
+GLOBAL_ADAPTER = "global.safetensors"
+PROBLEM = "problem.json"  # of a site
+OF_SIMULATOR = Path("simulate_job") / "fedpeft"  # the run's folder at the server or a site of a simulator's workspace
+DATA_VARIABLE, STATE_VARIABLE = "FEDPEFT_DATA", "FEDPEFT_STATE"
+
+
 COMPONENTS = (
     "fedpeft.flare.aggregator.PIAAggregator",
     "fedpeft.flare.controller.FederationController",

@@ -26,7 +26,7 @@ from fedpeft.data.dicom_grays import NO_WINDOW, SET_WINDOW
 from fedpeft.data.folders import IMAGE_SUFFIXES, image_file
 from fedpeft.data.images import ChosenImage, Header, as_rgb, checked, is_deep, upright, with_file
 from fedpeft.data.nifti import PLANES, is_nifti, nifti_pixels
-from fedpeft.data.window import Window
+from fedpeft.data.settings import Window
 
 AXIAL = "axial"
 TIFF_INTERPRETATION = 262  # the tag PhotometricInterpretation

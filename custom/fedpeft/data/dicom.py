@@ -21,7 +21,7 @@ from fedpeft.core.errors import DataError, UnreadableImage
 from fedpeft.data import dicom_grays
 from fedpeft.data.dicom_grays import PALETTE, check_bits, colors_of_palette, grays_of, stored_values
 from fedpeft.data.images import MOST_PIXELS, SOUND_COPY
-from fedpeft.data.window import Window
+from fedpeft.data.settings import Window
 
 RLE_HEADER = struct.Struct("<16I")  # number of segments, their offsets
 JPEG, JPEG_2000 = b"\xff\xd8", b"\xff\x4f\xff\x51"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedpeft.core.errors import UnreadableImage
-from fedpeft.data.window import Window
+from fedpeft.data.settings import Window
 
 EIGHT, SIXTEEN = 8, 16
 WHITE = 255

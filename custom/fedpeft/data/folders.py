@@ -12,8 +12,8 @@ from itertools import dropwhile, takewhile
 from pathlib import Path, PurePosixPath
 
 from fedpeft.core.errors import DataError
-from fedpeft.core.run_names import DATA_VARIABLE
 from fedpeft.core.text import shortened
+from fedpeft.core.workspace import DATA_VARIABLE
 from fedpeft.data.answers import clean_text
 from fedpeft.data.settings import DataSettings
 

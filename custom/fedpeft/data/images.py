@@ -23,7 +23,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from fedpeft.core.errors import DataError, UnreadableImage
-from fedpeft.data.window import Window
+from fedpeft.data.settings import Window
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # none that runs another program
 ONE_FRAME = "save one frame as a file of its own, or list it in a manifest with #0 after its name"

@@ -33,8 +33,7 @@ from fedpeft.data.partition import SPELLINGS, Placed, Splits, across_splits, arr
 from fedpeft.data.records import SEPARATORS, BadRows, Row, csv_rows, header, jsonl_rows, of_rows, read_text, reading
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import Example, SiteData, added
-from fedpeft.data.settings import DataSettings
-from fedpeft.data.window import Window, window_of
+from fedpeft.data.settings import DataSettings, Window, window_of
 
 FILES = ("manifest.csv", "manifest.jsonl")
 _SHOWN = 300

@@ -19,7 +19,7 @@ import numpy as np
 from fedpeft.core.errors import DataError, UnreadableImage
 from fedpeft.data.dicom_grays import SET_WINDOW
 from fedpeft.data.images import MOST_PIXELS, SOUND_COPY
-from fedpeft.data.window import Window
+from fedpeft.data.settings import Window
 
 SUFFIXES = (".nii", ".nii.gz")
 PLANES = {"sagittal": 0, "coronal": 1, "axial": 2}  # the axis across the slices, of right, anterior, superior

@@ -13,8 +13,8 @@ from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, hub, skelet
 from fedpeft.backbones.checkpoint import check_config
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import read_json
-from fedpeft.core.run_names import DATA_VARIABLE
 from fedpeft.core.settings import build
+from fedpeft.core.workspace import DATA_VARIABLE
 from fedpeft.data.answer_space import UNLISTED, vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.duplicates import fingerprints
@@ -27,7 +27,7 @@ from fedpeft.job.federation import NONE, SETTING, several_backbones, site_backbo
 from fedpeft.job.site_job import SiteJob
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.site_check import admitted, load_data
-from fedpeft.report.overlap import Overlap
+from fedpeft.report.data_summary import Overlap
 
 CONFIG, WEIGHTS = "config.json", (weights.WEIGHTS, weights.INDEX)
 TOKENIZER = ("tokenizer.json", "vocab.txt")

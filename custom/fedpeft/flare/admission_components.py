@@ -15,11 +15,16 @@ from nvflare.private.fed.utils.app_deployer import AppDeployer
 
 from fedpeft.flare.flare_guards import guard_configurations, guard_deployments, guard_submissions
 from fedpeft.flare.job_failures import guard_job_failures
-from fedpeft.flare.local_connections import guard_local_connections
 from fedpeft.flare.message_limits import limit_frames, limit_messages
-from fedpeft.flare.request_guards import check_job_id, guard_cell_requests, guard_job_requests, guard_requests
+from fedpeft.flare.request_guards import (
+    check_job_id,
+    guard_cell_requests,
+    guard_job_requests,
+    guard_local_connections,
+    guard_requests,
+)
 from fedpeft.job.admission.job import admit_app
-from fedpeft.job.admission.refusal import AdmissionError
+from fedpeft.job.admission.strict_json import AdmissionError
 
 logger = logging.getLogger(__name__)
 NOT_DEPLOYED = "the job could not be deployed; this site's log says why."

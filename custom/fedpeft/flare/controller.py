@@ -35,10 +35,10 @@ from fedpeft.flare.folders import (
 )
 from fedpeft.flare.function_guard import replace_function
 from fedpeft.flare.inbox import Inbox
-from fedpeft.flare.local_connections import guard_local_connections
+from fedpeft.flare.job_store import report_progress
 from fedpeft.flare.message_limits import limit_messages, take_refusal
 from fedpeft.flare.messages import from_model, note_kind, register_early, register_tensors, to_model
-from fedpeft.flare.progress import report_progress
+from fedpeft.flare.request_guards import guard_local_connections
 from fedpeft.flare.returning_sites import AwaySites
 from fedpeft.flare.tracking import start_tracking
 from fedpeft.job.federation import LATEST

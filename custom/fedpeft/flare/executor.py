@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReservedTopic, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
@@ -23,9 +24,7 @@ from fedpeft.core.registry import only_plugins
 from fedpeft.flare.folders import lineages_folder, note_problem, prune, run_folder, state_folder, submitter_of
 from fedpeft.flare.message_limits import limit_messages
 from fedpeft.flare.policy import SIMULATED, policy_of
-from fedpeft.flare.task_check import TaskCheck
-from fedpeft.job.plugin_names import keep_to
-from fedpeft.job.site_policy import SitePolicy
+from fedpeft.job.site_policy import SitePolicy, keep_to
 from fedpeft.protocol.fields import LARGEST_MB, MB, Limit
 from fedpeft.site.connection import WORKER, Aborted
 from fedpeft.site.frames import Failure
@@ -36,6 +35,47 @@ if TYPE_CHECKING:
     from fedpeft.job.site_job import SiteJob
     from fedpeft.protocol.types import Order
     from fedpeft.site.sum_member import SumMember
+
+
+SECONDS_BETWEEN = 5.0
+SECONDS_TO_ANSWER = 5.0
+
+
+class TaskCheck:
+    """A callable that returns True once the task is aborted here or canceled by the server; called repeatedly.
+
+    Without it a site whose training hangs or is too slow would miss every later round too.
+    """
+
+    def __init__(self, fl_ctx: FLContext, abort_signal: Signal) -> None:
+        self._fl_ctx, self._signal = fl_ctx, abort_signal
+        self._last = time.monotonic()
+        self._gone = False
+
+    def __call__(self) -> bool:
+        """Check the signal at every call and the server every few seconds; if it does not answer, the task goes on."""
+        if time.monotonic() - self._last >= SECONDS_BETWEEN:
+            self._gone = self._gone or self._server_gave_up()
+            self._last = time.monotonic()
+        return self._gone or self._signal.triggered
+
+    def _server_gave_up(self) -> bool:
+        runner, task = self._fl_ctx.get_prop(FLContextKey.RUNNER), self._fl_ctx.get_prop(FLContextKey.TASK_ID)
+        if runner is None or not task:
+            return False
+        query = Shareable()
+        query.set_header(ReservedKey.TASK_ID, task)
+        answers = self._fl_ctx.get_engine().send_aux_request(
+            targets=[runner.parent_target],
+            topic=ReservedTopic.TASK_CHECK,
+            request=query,
+            timeout=SECONDS_TO_ANSWER,
+            fl_ctx=self._fl_ctx,
+            optional=True,
+        )
+        answer = (answers or {}).get(runner.parent_target)
+        return isinstance(answer, Shareable) and answer.get_return_code() == ReturnCode.TASK_UNKNOWN
+
 
 LARGER = "raise most_message_mb in local/fedpeft.json if the server's messages are so large."
 

@@ -54,7 +54,7 @@ from fedpeft.protocol.types import (
     TrainOrder,
     empty_reply,
 )
-from fedpeft.site.global_cache import apply_delta
+from fedpeft.site.orders import apply_delta
 
 OFF = "off"
 ORDER = "fedpeft.order"

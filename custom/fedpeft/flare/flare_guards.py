@@ -29,7 +29,7 @@ from fedpeft.flare.job_failures import guard_job_failures
 from fedpeft.flare.request_guards import guard_cell_requests, guard_job_requests, guard_requests
 from fedpeft.job.admission.archive import MAX_ARCHIVE, check_archive
 from fedpeft.job.admission.job import admit_configuration, admit_submission
-from fedpeft.job.admission.refusal import AdmissionError
+from fedpeft.job.admission.strict_json import AdmissionError
 
 logger = logging.getLogger(__name__)
 NOT_CHECKED = "the job could not be checked; the server's log says why."

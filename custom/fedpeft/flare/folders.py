@@ -18,7 +18,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import drop, write_json
 from fedpeft.core.locks import is_held_by_a_parent, is_in_use, take
-from fedpeft.core.run_names import PROBLEM, STATE_VARIABLE
+from fedpeft.core.workspace import PROBLEM, STATE_VARIABLE
 
 NAME = "fedpeft"
 

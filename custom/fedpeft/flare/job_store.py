@@ -12,12 +12,23 @@ from typing import Any
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
+from nvflare.widgets.info_collector import InfoCollector
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.run_names import MANIFEST
-from fedpeft.flare.folders import NAME
-from fedpeft.flare.progress import GROUP
+from fedpeft.core.workspace import MANIFEST
+from fedpeft.flare.folders import NAME, run_folder
 from fedpeft.report.status.progress import FAILED, Progress, read_progress
+
+GROUP = "fedpeft"
+
+
+def report_progress(event_type: str, fl_ctx: FLContext) -> None:
+    """Add the progress from history.json to FLARE's statistics."""
+    if event_type != InfoCollector.EVENT_TYPE_GET_STATS:
+        return
+    if collector := fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR):
+        collector.set_info(GROUP, asdict(read_progress(run_folder(fl_ctx))))
+
 
 LONGEST = 2000  # characters of a reason in the job's metadata, which every list of jobs includes
 MOST = 20  # rejected replies in the metadata

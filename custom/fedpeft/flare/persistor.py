@@ -11,7 +11,7 @@ from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey,
 from safetensors.torch import load_file, save_file
 
 from fedpeft.core.files import replacing
-from fedpeft.core.run_names import GLOBAL_ADAPTER
+from fedpeft.core.workspace import GLOBAL_ADAPTER
 from fedpeft.flare.folders import run_folder
 
 

@@ -4,14 +4,28 @@
 from __future__ import annotations
 
 import os
+import threading
+from multiprocessing import Queue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
+
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.processes import end_with
 from fedpeft.job.federation import LEAVE_OUT, SETTING, Tracker, unusable
 
 if TYPE_CHECKING:
     from nvflare.app_common.widgets.streaming import AnalyticsReceiver
+
+
+class BoundReceiver(WandBReceiver):
+    """See the module."""
+
+    def _process_queue_tasks(self, queue: Queue) -> None:
+        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+        super()._process_queue_tasks(queue)
+
 
 MODE, PROJECT, FOLDER = "WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR"
 ONLINE, OFFLINE = "online", "offline"
@@ -58,7 +72,6 @@ def _check() -> None:
 
 def _receiver(job: str, folder: Path) -> AnalyticsReceiver:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    from fedpeft.flare.wandb_receiver import BoundReceiver
 
     run: dict[str, Any] = {
         "project": os.environ.get(PROJECT) or "fedpeft",

@@ -20,12 +20,11 @@ from fedpeft.data.labelled_images import label_example
 from fedpeft.data.manifest import FILES, KINDS, optional, table
 from fedpeft.data.records import Row, of_rows, reading
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.data.window import Window, window_of
+from fedpeft.data.settings import Window, window_of
 from fedpeft.inference.kept_model import KeptModel
 from fedpeft.job.site_job import SiteJob
 from fedpeft.protocol.site_check import admitted, load_data
-from fedpeft.site.site_record import examples_digest
-from fedpeft.site.site_state import ModelRecord
+from fedpeft.site.site_state import ModelRecord, examples_digest
 
 CHANGED = "The data of this site are not those that the model was trained with."
 

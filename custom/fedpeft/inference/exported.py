@@ -25,8 +25,8 @@ from fedpeft.backbones import BackboneSettings, usual_source
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_folder, read_json
 from fedpeft.core.locks import SERVER
-from fedpeft.core.run_names import HISTORY, MANIFEST
 from fedpeft.core.settings import build
+from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.job.federation import site_backbone
 from fedpeft.report.history_reader import as_count, as_mapping, as_sentence, need
 from fedpeft.report.status.progress import SIMULATED

@@ -19,8 +19,8 @@ from fedpeft.alignment.low_rank import fitted
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_regular
 from fedpeft.core.layer_matching import LayerNumbers
-from fedpeft.core.run_names import GLOBAL_ADAPTER
 from fedpeft.core.states import State, first_misfit, of_keys
+from fedpeft.core.workspace import GLOBAL_ADAPTER
 from fedpeft.methods.products import fresh_factors
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.report.status.progress import PLACES, SIMULATED

@@ -17,7 +17,7 @@ from fedpeft.answering.training_settings import BEST, LAST
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import MOST_DIGITS
 from fedpeft.core.locks import kept_folders
-from fedpeft.core.run_names import MANIFEST, STATE_VARIABLE
+from fedpeft.core.workspace import MANIFEST, STATE_VARIABLE
 from fedpeft.inference import exported
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.report.status.progress import FAILED, SIMULATED, read_progress

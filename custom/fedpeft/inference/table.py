@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
@@ -15,6 +16,10 @@ from fedpeft.core.console import cell
 from fedpeft.core.files import replacing
 from fedpeft.core.text import csv_cell
 from fedpeft.inference.model import Prediction
+
+if TYPE_CHECKING:
+    from fedpeft.inference.model import Prediction
+
 
 SHOWN = 20  # rows of a table on the terminal
 

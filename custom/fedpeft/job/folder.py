@@ -115,7 +115,7 @@ def _check_data(job: SiteJob, data: DataSettings) -> None:
 
 def _check_method(job: SiteJob) -> None:
     from fedpeft import backbones
-    from fedpeft.job.method_catalog import entry
+    from fedpeft.job.catalog import entry
 
     source = job.backbone.source
     if source and Path(source).is_dir():

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from fedpeft.answering import ANSWERING
 from fedpeft.backbones import BACKBONES
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import read_json
+from fedpeft.core.registry import Registry, only_plugins
 from fedpeft.core.settings import at_least, build, one_of
 from fedpeft.data.registry import DATASETS
-from fedpeft.data.settings import SPLITS, check_columns, check_share, listed_answers
-from fedpeft.data.window import window_of
+from fedpeft.data.settings import SPLITS, check_columns, check_share, listed_answers, window_of
 from fedpeft.importance.registry import SCORES
 from fedpeft.job.privacy_settings import PrivacySettings
 from fedpeft.methods import METHODS
@@ -261,6 +261,64 @@ def main() -> int:
     """Print the default values as JSON."""
     print(json.dumps(dataclasses.asdict(SitePolicy()), indent=2))
     return 0
+
+
+def keep_to(policy: SitePolicy | None) -> None:
+    """Have this process look up no other plugins than those of a site's own file.
+
+    Args:
+        policy: the file; None in the simulator, where all that are installed can be used.
+    """
+    only_plugins(None if policy is None else {kind.group: allowed for _, kind, allowed in _listed(policy)})
+
+
+def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
+    """Answer for a plugin that is not listed as for a name that is unknown: what is installed is the site's business.
+
+    Args:
+        policy: the site's own file.
+        sections: of the job, as they arrived.
+
+    Raises:
+        FedpeftError: naming the setting.
+    """
+    for setting, registry, allowed in _listed(policy):
+        for name in _named(sections, setting):
+            if name not in allowed and _is_plugin(registry, name):
+                raise FedpeftError(
+                    f"{setting} is {name!r:.60}, a plugin that is installed here and not in local/fedpeft.json: list "
+                    f"it there, or change the job.",
+                    setting=setting,
+                )
+
+
+def _listed(policy: SitePolicy) -> tuple[tuple[str, Registry[Any], tuple[str, ...]], ...]:
+    """Return each setting that names a plugin, the registry of its kind, and the names that the file lists."""
+    return (
+        ("method.name", METHODS, policy.methods),
+        ("backbone.name", BACKBONES, policy.backbones),
+        ("data.dataset", DATASETS, policy.datasets),
+        ("schedule.score", SCORES, policy.score_methods),
+        ("schedule.solver", SOLVERS, policy.solvers),
+        ("training.answering", ANSWERING, policy.answering),
+    )
+
+
+def _named(sections: Mapping[str, Any], setting: str) -> Iterator[Any]:
+    """What a job writes there, for this site or for any other."""
+    section, name = setting.split(".")
+    values = sections.get(section)
+    if not isinstance(values, Mapping):
+        return
+    yield values.get(name)
+    if section == "method" and isinstance(values.get("settings"), Mapping):
+        yield from values["settings"]
+    if section in ("backbone", "data") and isinstance(values.get("sites"), Mapping):
+        yield from (own.get(name) for own in values["sites"].values() if isinstance(own, Mapping))
+
+
+def _is_plugin(registry: Registry[Any], name: Any) -> bool:
+    return isinstance(name, str) and registry.is_plugin(name)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.keys import PRIVATE
 from fedpeft.core.states import State
 from fedpeft.methods.bottleneck.branches import Branches
-from fedpeft.methods.bottleneck.module import Projection
+from fedpeft.methods.bottleneck.config import Projection
 from fedpeft.methods.bottleneck.tuning import BottleneckTuning
 from fedpeft.methods.first_values import FirstValues, normal
 from fedpeft.methods.trainable import Beside, Trainable, Tuning

@@ -19,10 +19,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.methods.bottleneck.config import BottleneckConfig, is_number
+from fedpeft.methods.bottleneck.config import Bottleneck, BottleneckConfig, is_number
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.bottleneck.model import BottleneckModel
-from fedpeft.methods.bottleneck.module import Bottleneck
 from fedpeft.methods.bottleneck.tuning import BottleneckTuning
 from fedpeft.methods.first_values import Drawn, Normal, Uniform
 from fedpeft.methods.peft_types import register

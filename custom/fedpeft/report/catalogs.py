@@ -14,8 +14,7 @@ from fedpeft import backbones
 from fedpeft.backbones.structure import family_of, layer_stacks, model_roles, stream_width
 from fedpeft.core.console import cell
 from fedpeft.core.metrics import title_of
-from fedpeft.job.method_catalog import entries
-from fedpeft.job.paper_tasks import PaperTask
+from fedpeft.job.catalog import PaperTask, entries
 from fedpeft.methods.aggregations import usual
 
 JOBS = "The first job of a task is embedded and runs anywhere; jobs/paper/ has the published recipe, on real data."
@@ -112,7 +111,7 @@ def task_tables(tasks: Sequence[PaperTask]) -> list[RenderableType]:
     """Return one row for each task of the papers, and one for each data set that they need.
 
     Args:
-        tasks: of `fedpeft.job.paper_tasks`.
+        tasks: of `fedpeft.job.catalog`.
     """
     table = Table(title="tasks of the papers", title_justify="left", box=None, caption_justify="left", caption=JOBS)
     table.add_column("task", no_wrap=True)

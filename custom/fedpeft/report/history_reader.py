@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
 from fedpeft.core.metrics import BELOW_CONSTANT, TITLES
-from fedpeft.core.run_names import HISTORY
 from fedpeft.core.text import one_line, printable
+from fedpeft.core.workspace import HISTORY
 from fedpeft.report.history import Aligned, History, Round, Schedule, SiteResult, Tested
 
 MOST_NAME = 200  # characters

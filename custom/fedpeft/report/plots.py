@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedpeft.report.coinciding import SIDE_BY_SIDE, set_apart
 from fedpeft.report.history import History
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.palette import (
@@ -27,10 +26,12 @@ from fedpeft.report.palette import (
     DISTINCT,
     GAP,
     LIGHT,
+    SIDE_BY_SIDE,
     Theme,
     end_labels,
     label_width,
     line_style,
+    set_apart,
     shorten,
     write_labels,
 )

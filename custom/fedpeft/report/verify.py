@@ -8,7 +8,7 @@ from typing import Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import digest, read_json
-from fedpeft.core.run_names import MANIFEST
+from fedpeft.core.workspace import MANIFEST
 from fedpeft.report.history_reader import as_count, as_mapping, as_name, as_sentence, need
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from nvflare.job_config.api import FedJob
 from nvflare.recipe.spec import Recipe
 
-from fedpeft.compare.variants import Variant, sections_of
+from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build
 from fedpeft.job.composing import check_used, compose, usual_configs, write_job

@@ -23,8 +23,19 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json, write_json
 from fedpeft.core.locks import SERVER, held, kept_folder, runs_folder
 from fedpeft.core.processes import python_environment, with_sockets
-from fedpeft.core.run_names import DATA_VARIABLE, HISTORY, MANIFEST, OF_SIMULATOR, PROBLEM, STATE_VARIABLE
-from fedpeft.core.workspace import LOG_CONFIG, PRIVACY, check_place, listed_classes, seed
+from fedpeft.core.workspace import (
+    DATA_VARIABLE,
+    HISTORY,
+    LOG_CONFIG,
+    MANIFEST,
+    OF_SIMULATOR,
+    PRIVACY,
+    PROBLEM,
+    STATE_VARIABLE,
+    check_place,
+    listed_classes,
+    seed,
+)
 from fedpeft.flare.policy import with_site_filters
 from fedpeft.job.admission.job import admit_folder
 from fedpeft.job.folder import check_sites, job_folder

@@ -17,8 +17,7 @@ from fedpeft.report.history_reader import read
 from fedpeft.report.page import page
 from fedpeft.report.pictures import Pictures, draw_pictures
 from fedpeft.report.status.progress import Progress, judged, written_progress
-from fedpeft.serve.pages import Comparisons, groups, index, top, waiting
-from fedpeft.serve.runs import Run, find_runs
+from fedpeft.serve.pages import Comparisons, Run, find_runs, groups, index, top, waiting
 
 PATH = re.compile(r"/(run|compare)/([0-9a-f]{16})")
 KEPT = 8  # drawn pages

@@ -19,7 +19,7 @@ from fedpeft.core.keys import layers_of
 from fedpeft.core.locks import FILE as LOCK
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, title_of
 from fedpeft.core.pace import RECENT, duration
-from fedpeft.core.run_names import HISTORY, MANIFEST
+from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.types import ACCURACIES, Introduction, TrainReply
 from fedpeft.report.tensorboard import Board

@@ -19,8 +19,8 @@ from fedpeft.backbones import BackboneSettings
 from fedpeft.site import client_round, computing, site_state
 from fedpeft.site.client_round import next_agreement, share_of
 from fedpeft.answering.batches import Batch
-from fedpeft.site.site_record import Facts
-from fedpeft.site.evaluation import Evaluation
+from fedpeft.site.site_state import Facts
+from fedpeft.site.loop import Evaluation
 from fedpeft.site.round_values import head_state, without_head
 from fedpeft.site.loop import OnStep, mean_loss, no_step, train_epochs
 from fedpeft.site.loop import rate_factor
@@ -31,7 +31,7 @@ from fedpeft.site.round_values import RoundValues
 from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
 from fedpeft.site.site_batches import SiteBatches
 from fedpeft.site.site_model import SiteModel
-from fedpeft.site.site_record import SiteRecord
+from fedpeft.site.site_state import SiteRecord
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.remarks import baseline
 from fedpeft.data.schema import Example, SiteData
@@ -74,7 +74,7 @@ class Learner:
         policy: the site's own file; None in the simulator and in a notebook, where the job's settings apply.
         answers: what the heads of all sites tell apart, where they are federated; None: the site's own answers.
         sections: of the job that these settings are from, kept with the site's state; None: there is no job.
-        window: through which the site's images are shown, kept there too (`fedpeft.data.window`).
+        window: through which the site's images are shown, kept there too (`fedpeft.data.settings`).
 
     Attributes:
         constant: what the best constant answer reaches on the test split; None: nothing can be measured.

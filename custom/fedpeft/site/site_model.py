@@ -20,7 +20,7 @@ from fedpeft.site.metrics import check_metric
 from fedpeft.site.site_state import SiteState
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.method_catalog import without_head
+from fedpeft.job.catalog import without_head
 from fedpeft.methods.products import FrozenProducts
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Beside, parameter_count

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fedpeft
 from fedpeft.site.orders import accept
-from fedpeft.site.global_cache import apply_delta
+from fedpeft.site.orders import apply_delta
 from fedpeft.site.sum_member import SumMember
 from fedpeft.protocol.types import HELLO, Hello, Introduction, METRICS, Order, Reply, SCORE, ScoreOrder, ScoreReply, TRAIN, TrainOrder, TrainReply
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER

@@ -26,7 +26,7 @@ from fedpeft.data.remarks import remarks, unread_questions
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.pace import StepLines
 from fedpeft.core.text import CleanedStream, one_line
-from fedpeft.job.plugin_names import keep_to
+from fedpeft.job.site_policy import keep_to
 from fedpeft.job.site_policy import FILE, SitePolicy
 from fedpeft.core.registry import only_plugins
 from fedpeft.core.settings import build

@@ -14,8 +14,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from fedpeft.job.admission.refusal import AdmissionError
-from fedpeft.job.admission.strict_json import MAX_BYTES, short
+from fedpeft.job.admission.strict_json import MAX_BYTES, AdmissionError, short
 
 MAX_ARCHIVE = 4 << 20
 MAX_ENTRIES = 32

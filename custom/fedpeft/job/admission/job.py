@@ -17,8 +17,8 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
 from fedpeft.core.settings import about, build
 from fedpeft.job.admission.archive import read_archive, read_folder
-from fedpeft.job.admission.refusal import AdmissionError
 from fedpeft.job.admission.strict_json import (
+    AdmissionError,
     check_keys,
     check_list,
     check_texts,
@@ -130,8 +130,7 @@ def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) ->
     Raises:
         AdmissionError: naming the setting.
     """
-    from fedpeft.backbones.registry import BACKBONES
-    from fedpeft.backbones.settings import BackboneSettings
+    from fedpeft.backbones.registry import BACKBONES, BackboneSettings
     from fedpeft.data.registry import DATASETS
     from fedpeft.data.settings import DataSettings
     from fedpeft.job.federation import site_backbone, site_data

@@ -9,8 +9,8 @@ from torch import nn
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import parse_key
+from fedpeft.methods.bottleneck.config import Bottleneck
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
-from fedpeft.methods.bottleneck.module import Bottleneck
 
 
 def hidden_activations(

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.methods.bottleneck.config import BottleneckConfig, is_number
+from fedpeft.methods.bottleneck.config import Bottleneck, BottleneckConfig, Projection, is_number
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.bottleneck.model import BottleneckModel
-from fedpeft.methods.bottleneck.module import Bottleneck, Projection
 from fedpeft.methods.bottleneck.tuning import BottleneckTuning
 from fedpeft.methods.first_values import Constant, Drawn
 from fedpeft.methods.peft_types import register

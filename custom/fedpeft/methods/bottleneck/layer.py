@@ -11,8 +11,7 @@ from torch import nn
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
-from fedpeft.methods.bottleneck.config import BottleneckConfig
-from fedpeft.methods.bottleneck.module import Bottleneck, Projection, add_branches
+from fedpeft.methods.bottleneck.config import Bottleneck, BottleneckConfig, Projection, add_branches
 
 
 class BottleneckLayer(nn.Module, BaseTunerLayer):

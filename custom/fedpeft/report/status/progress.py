@@ -19,7 +19,7 @@ from fedpeft.core.files import read_json
 from fedpeft.core.locks import lock_file
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, title_of
 from fedpeft.core.pace import RECENT
-from fedpeft.core.run_names import HISTORY, MANIFEST, OF_SIMULATOR
+from fedpeft.core.workspace import HISTORY, MANIFEST, OF_SIMULATOR
 from fedpeft.report.history_reader import (
     MOST_SECONDS,
     as_count,
