@@ -1,20 +1,17 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Permutation and integration of adapters (FedPIA): bring neurons into one order, then average matching neurons.
 
-    settings         PIASettings: every option, its default, and why
-    transport        which neurons match: costs and optimal transport plans
-    neurons          where the neurons of each kind of adapter lie in its tensors
-    permutation      from a plan to aligned weights, and what happens to the function where widths differ
-    common_order     the order in which the adapters of all sites are nearest to their mean, and when it is proven
-    order_search     the search for it, from several starts
-    joint_alignment  all sites' adapters in that order
-    reference        what the adapters of a round are aligned to: the average, the largest site's, or each other
-    averaging        the one weighted sum that FedAvg and PIA share, and its weights
-    integration      the server's part: align and average the adapters of a round
-    single           the barycenter of single adapters, without a federation
-    client_pia       a site's part: align the received adapter to the site's own, merge the two, finish the round
-    checks           refuse adapters that cannot be averaged; errors name site and key
-    report           figures of an alignment, for JSON
+    settings      PIASettings: every option, its default, and why; limits for a single site
+    transport     which neurons match: costs and optimal transport plans
+    neurons       where the neurons of each kind of adapter lie in its tensors
+    permutation   from a plan to aligned weights, and what happens to the function where widths differ
+    common_order  the order in which the adapters of all sites are nearest to their mean: found, and when it is proven
+    averaging     the weighted sum that FedAvg and PIA share, and averages that a few attackers cannot move far
+    integration   the server's part: align to a reference and average the adapters of a round; single adapters
+    factors       states whose factors multiply to a product, as LoRA's do
+    low_rank      the mean of products, factored again, or stacked without error
+    client_pia    a site's part: align the received adapter to the site's own, merge the two, finish the round
+    checks        refuse adapters that cannot be averaged; errors name site and key
 
 Tensors in, tensors out: no model, no file, no FLARE, no randomness. A round of the server, and single adapters:
 

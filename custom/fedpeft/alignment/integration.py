@@ -1,5 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Server-level PIA: align every site's adapter to a reference, then average matching neurons."""
+"""Server-level PIA: align every site's adapter to a reference, then average matching neurons.
+
+What the sites' adapters of a round are aligned to: their average, the largest site's adapter, or each other.
+
+The barycenter of single adapters: `integrate` without sites, layers or rounds.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ unchanged. With unequal widths they differ by the ratio of the widths. Take a cl
 outgoing column, so the adapter's effect doubles; with 4 neurons and 2, it is halved. `preserved` divides the column
 among the parts, which add up to the neuron again, and adds up the columns of neurons that are merged. The function is
 unchanged whenever the merged neurons are duplicates; `preserved` is therefore the default.
+
+Figures of an alignment, as dictionaries that JSON can hold.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Settings of permutation and integration of adapters (PIA), and their defaults."""
+"""Settings of permutation and integration of adapters (PIA), and their defaults.
+
+Settings that limit how far a single site can move the global adapter, and their defaults.
+"""
 
 from __future__ import annotations
 

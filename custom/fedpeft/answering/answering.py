@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Interface of a way to answer: a module from a batch's inputs to logits, its targets, its loss, and what is right."""
+"""Interface of a way to answer: a module from a batch's inputs to logits, its targets, its loss, and what is right.
+
+Loss and outputs of answers that are read or written token by token.
+"""
 
 from __future__ import annotations
 

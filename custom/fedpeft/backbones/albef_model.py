@@ -9,6 +9,13 @@ the image's tokens as well:
 
 Adapters are after the residual in the vision layers. In the text layers they stand inside the output block, before its
 norm: f = dropout(dense(h)), LN(f + A(LN(f + x)) + x).
+
+ALBEF with the decoder that its authors answer questions with.
+
+The decoder is BERT's layers, which see the answer's tokens so far and attend to the states of the question. Its weights
+are those of a checkpoint that was fine-tuned on questions; from a pre-trained one it begins as in the authors' code, as
+a copy of the fusion layers, of the embeddings and of the head of masked words, whose output layer is the table of
+embeddings.
 """
 
 from __future__ import annotations

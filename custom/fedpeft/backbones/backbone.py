@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a backbone is to the rest of the package: a frozen model that makes features of images and questions."""
+"""What a backbone is to the rest of the package: a frozen model that makes features of images and questions.
+
+Answers as tokens of a batch, and what a backbone has that ranks them.
+"""
 
 from __future__ import annotations
 

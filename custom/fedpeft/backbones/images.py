@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Images as the pixel tensors of ViLT and ViT, without torchvision."""
+"""Images as the pixel tensors of ViLT and ViT, without torchvision.
+
+The patches into which a model cuts images, read off the layer that embeds them.
+"""
 
 from __future__ import annotations
 

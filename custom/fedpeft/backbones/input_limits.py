@@ -1,10 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a folder's image processor may make of an image: a few numbers decide it, and others wrote them.
+"""What a folder's image processor and tokenizer may make of an input.
+
+What a folder's image processor may make of an image: a few numbers decide it, and others wrote them.
 
     pixels made = side^2 * tiles * frames
 
 Where an image is cut into tiles by sizes alone, there are at most (largest size / smallest size)^2, and each is resized
 to the largest side. Qwen's processors bound the number of pixels instead of a side, and cut into patches.
+
+What a folder's tokenizer may make of a text: a few steps that each double it fill the memory.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A backbone's matrices, which hold nearly all of its parameters, and the precision in which they are read and kept."""
+"""A backbone's matrices, which hold nearly all of its parameters, and the precision in which they are read and kept.
+
+Models without weights, on torch's meta device: what a configuration describes is counted before it takes memory.
+"""
 
 from __future__ import annotations
 

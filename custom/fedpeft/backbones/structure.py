@@ -9,6 +9,12 @@ projection is, or as the one that makes queries, keys and values together. Cross
     attention_linear, second_linear, attention_norm, output_norm     the linear layers at their ends, the layer's norms
 
 With several stacks each role has the name of its tower before it: "text_query", "vision_output".
+
+The three forms in which a user names target modules, and conversions between them.
+
+role -> template     {"output": "encoder.layer.{layer}.output"}, the form that the rest of the package uses
+PEFT's list          ["attention.output", "output"]: modules whose path is, or ends with, one of these names
+PEFT's pattern       ".*[.]output": modules whose whole path matches
 """
 
 from __future__ import annotations

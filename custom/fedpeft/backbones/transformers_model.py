@@ -3,6 +3,13 @@
 
 Only transformers' own code and safetensors are loaded. When it is built, two blank images and short questions go
 through tokenizer, image processor and model, so that what does not fit is said before training begins.
+
+One vector for each sample out of what a transformers model returns.
+
+two towers       the features of image and text, one after the other, each by the rules below
+pooler_output    where the model has one
+causal model     its last layer at the last token that is not padding
+else             at the first token where the model has a classifying one, or the mean over the tokens
 """
 
 from __future__ import annotations

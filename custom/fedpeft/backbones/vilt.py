@@ -2,6 +2,10 @@
 """ViLT (Kim et al. 2021, arXiv:2102.03334): one transformer over question tokens and image patches.
 
 The same class serves the full-size model (`dandelin/vilt-b32-mlm`) and the tiny one that ships with the package.
+
+Other ways to compute transformers' ViLT, with the same modules: fused attention, a last layer of the first token.
+
+A module gets another class and keeps its parts, adapters among them.
 """
 
 from __future__ import annotations

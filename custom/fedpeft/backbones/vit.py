@@ -3,6 +3,15 @@
 
 Weights are read in transformers' layout, in timm's, and from a ViLT, whose layers are the same. The features are the
 first token's after the last norm.
+
+Mean and deviation of each color by which a folder's image model had its pixels scaled when it was trained.
+
+    transformers' folder   preprocessor_config.json: image_mean, image_std; what it leaves out is its processor's own
+    timm's folder          config.json: mean and std in pretrained_cfg, or beside it in older ones
+
+Without them both are 0.5, as transformers' ViTImageProcessor and timm's vision transformers document.
+
+Another way to compute the last layer of transformers' ViT, with the same modules: its first token alone.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The table of a comparison: methods as rows; sites, mean, difference to a baseline and cost as columns."""
+"""The table of a comparison: methods as rows; sites, mean, difference to a baseline and cost as columns.
+
+The forms of a comparison's table: terminal, Markdown, CSV and LaTeX.
+
+Differences between methods, seed by seed, with an interval.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Write, set aside and remove files and folders so that they are either complete or absent, even if the process dies.
+"""Write files completely or not at all, and read those of others within bounds.
+
+Write, set aside and remove files and folders so that they are either complete or absent, even if the process dies.
 
 Each is written as a draft beside its final path, `.<name>.<process id>.draft`, and renamed when it is complete. Drafts
 of a dead process are removed by the next process that writes there.
+
+Read files of others, such as a run's folder that was downloaded or an export: bounded, and never waiting.
+
+Opening a pipe waits for its other end, and a device such as /dev/zero never ends: only regular files are read.
 """
 
 from __future__ import annotations

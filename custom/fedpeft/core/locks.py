@@ -1,7 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A lock on a lineage's folder, so that one job at a time uses it.
+"""Two locks that the system releases when their process ends: on a job's lineage, and on a simulator workspace.
+
+A lock on a lineage's folder, so that one job at a time uses it.
 
 The operating system releases the lock when its process ends, so that no stale lock remains.
+
+A lock that allows one run at a time in a simulator workspace; the run's process holds it until it ends.
+
+The file lies beside the workspace, in the folder of its earlier runs, because FLARE deletes what is inside. The system
+releases the lock when the last process that holds it has ended, so a dead process leaves no lock behind.
 """
 
 from __future__ import annotations

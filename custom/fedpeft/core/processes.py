@@ -1,5 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""End processes and all their descendants: `python -m fedpeft.core.processes PID…`."""
+"""What a Python process that fedpeft starts finds around it, and how processes end with all they have started.
+
+End processes and all their descendants: `python -m fedpeft.core.processes PID…`.
+
+What a Python process that fedpeft starts finds around it: where it imports from, and where its sockets lie.
+
+A module in the current folder that is called like one of Python's own, such as `random.py`, must not be imported in its
+place; and a socket's path has few letters, of which batch systems give a temporary folder too many.
+"""
 
 from __future__ import annotations
 

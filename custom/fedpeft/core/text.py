@@ -1,8 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Text from outside on a terminal: names, answers and reasons of others must not move its cursor, hide or turn words.
+"""Texts of others on a terminal and in CSV files.
+
+Text from outside on a terminal: names, answers and reasons of others must not move its cursor, hide or turn words.
 
 `fedpeft` writes everything through `cleaned_output`, so that no command can forget it; tables are printed by
 `fedpeft.core.console`.
+
+Texts of others as cells of a CSV file that no spreadsheet computes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Files that a participant needs under `local/`: the list of classes that a job may load, and the job checks.
+"""The names of a run's files, and the files that a participant needs under `local/`.
+
+Files that a participant needs under `local/`: the list of classes that a job may load, and the job checks.
 
 FLARE loads only listed classes for a job that brings no code of its own.
+
+Names of the files in a run's folder, and of the environment variables that say where data and state are.
 """
 
 from __future__ import annotations

@@ -7,6 +7,15 @@ The paper prints shares of six types of questions over all sites. Not every type
 number of each type per set is fitted: near to the shares as far as the sets allow it, with one question for each image.
 Of the 707,962 images of the paper a third have a disease as their class, so that 39 % cannot be reached with them; the
 page of statistics has both figures. Images are split 80:20 at random; the paper says no more.
+
+Class-labelled images from which questions are made: MedMNIST's files, and folders of class folders.
+
+    <name>.npz, <name>_64.npz, ...                          MedMNIST: a file, or a folder of them (the largest of each)
+    SOURCE/<class>/*.png                                    one set
+    SOURCE/{train,val,test}/<class>/*.png                   one set; its splits are joined
+    SOURCE/<set>/<class>/*.png                              several sets, a site each
+
+MedMNIST's sets belong to the nine sites of Ultra-MedVQA (F3OCUS, supplement C.1).
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Find a data set's folder under FEDPEFT_DATA, and files in it at any depth that the archives unpack to."""
+"""Find a data set's folder under FEDPEFT_DATA, and files in it at any depth that the archives unpack to.
+
+What lies in a folder, at a glance: names down to a few levels, and of the many images of a folder the first.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,12 @@ validate, valid, val, dev) or test; without the column the images are split by `
 of the splits that are made here. An image may have no label: the field is empty then.
 Without `root` the folder is FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself. How the table may be written:
 `fedpeft.data.manifest`; what is done with rows that repeat or contradict others: `fedpeft.data.partition`.
+
+Read the table of a site's own folder: which file, what is between its columns, and how they are spelled.
+
+Columns are separated by commas, semicolons (as spreadsheets write them where the comma is decimal) or tabs, and their
+names are read in any case, with blanks around them, and with a blank or hyphen for `_`. Nothing else is guessed: a name
+that is none of the known ones is a column that is not read, and the notes say so.
 """
 
 from __future__ import annotations

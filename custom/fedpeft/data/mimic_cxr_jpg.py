@@ -13,6 +13,12 @@ owners' split, by patient, is `published`; the papers train on 80 % of the sampl
 Left out and counted: other views, images without file, split or labels, and those whose report is not there or has no
 FINDINGS section. With `data.partition` a site counts the latter two for its own part, and reads no other reports. With
 `data.samples` it reads all of them, because samples are drawn among those with findings.
+
+The FINDINGS section of a report of MIMIC-CXR: the text from that header to the next.
+
+A header is a line that begins with words in capital letters and a colon (`COMPARISON: ___`), as the owners' own tool
+reads them; text may follow in the same line. Of several sections of that name the last with text counts, which in an
+amended report is the valid one. Some reports have one section of both, FINDINGS AND IMPRESSION: it counts as well.
 """
 
 from __future__ import annotations

@@ -1,5 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Split examples by image: no image has questions in two of the splits that are made here."""
+"""Split examples by image: no image has questions in two of the splits that are made here.
+
+Rows of a site's own table that repeat or contradict each other, and images on both sides of a split.
+
+A row that repeats another would count twice; the one that stays is that of the test split, else of validation, so that
+nothing is trained on that is also measured. Of rows that give one question about one image different answers, or one
+image different labels beside whatever report, nobody here knows which is right: all are left out. An image in two
+splits stays, as the table says so, and is noted.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Questions about a scene, and their answers as concepts ("ring", "top left", "yes"), which a site puts into words."""
+"""Questions about a scene, and their answers as concepts ("ring", "top left", "yes"), which a site puts into words.
+
+Words for the phantom's concepts: PLAIN, used to pre-train the tiny backbone, and CLINICAL, used by the sites.
+
+Every CLINICAL word is absent from pre-training, so its embedding is random, and its meaning has to be learned inside
+the layers. All sites share the words, and each site alone has few questions with each of them.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 """Procedural images: findings in the quadrants of a body region, drawn as a small gray image.
 
 Only arithmetic that IEEE 754 fixes and integer noise are used: one seed gives the same bytes on every machine.
+
+Colors for procedural images: a scale of colors takes the place of the scale of grays. Whole numbers only.
 """
 
 from __future__ import annotations

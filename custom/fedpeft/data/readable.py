@@ -5,6 +5,11 @@
 are loaded, and one bad file refuses the data; a file whose pixels turn out to be cut off ends the training that meets
 it. Above 0 every image is decoded once, on loading, so that the images that are skipped are known, counted and named
 at the site before the first round, and the same in every round.
+
+Images of a site that its backbone cannot take, such as a strip of 1000 x 3 pixels, known before training.
+
+What an image processor does with an image follows from its size. A blank one goes through it for each of the sizes that
+are most unlike a square or smallest, until several in a row are taken.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
 It is shared at random, or with labels in other proportions at each site. Every site computes the same part and the same
 partition from the whole table and the seed, and keeps its own share. What is never divided, an image or a group of
 images such as those of one patient, is a unit here.
+
+The data of several sites at one: centralized training, to compare a federation with; in the simulator only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,20 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""HAM10000 (Tschandl et al., Sci Data 2018): dermatoscopy of seven kinds of lesions, 10,015 images of 7,470 lesions.
+"""Dermatoscopy with one class for each image: HAM10000 and Fed-ISIC2019.
+
+HAM10000 (Tschandl et al., Sci Data 2018): dermatoscopy of seven kinds of lesions, 10,015 images of 7,470 lesions.
 
     HAM10000_images_part_1/, HAM10000_images_part_2/, HAM10000_metadata (or with .csv, .tab or .tsv)
 
 The owners publish no split: lesions are split here, so that no lesion is in two splits or at two sites.
+
+Fed-ISIC2019 (du Terrail et al., FLamby, NeurIPS 2022): dermatoscopy of eight kinds of lesions from six centers.
+
+    ISIC_2019_Training_Input_preprocessed/<image>.jpg, train_test_split      FLamby's table, without extension
+    ISIC_2019_Training_Metadata.csv                                          may be missing; says which lesion it is
+
+A site's name is its center: bcn, vidir-molemax, vidir-modern, rosendahl, mskcc or vienna-dias; fed-isic2019 (or None)
+has all of them. FLamby's split has some lesions on both sides: use `split="image_disjoint"` and the table of lesions
+for whatever claims to generalize. An image that was not downloaded is left out and counted.
 """
 
 from __future__ import annotations

@@ -4,6 +4,12 @@
     <site>/manifest.csv, <site>/images/<set>/...        a folder for each site
 
 These folders lie below FEDPEFT_DATA; `root` is that of one site.
+
+Questions for images of which a class is known, in the six types of Ultra-MedVQA (F3OCUS, supplement C.1).
+
+The paper has a chat model rephrase each question. Here each type has several wordings, and a generator chooses among
+them. What "other biological attributes" are the paper does not say: here the kind of a cell, or whether an image is
+normal. How often a question is closed it does not say either: here `CLOSED_SHARE` of those about the class.
 """
 
 from __future__ import annotations

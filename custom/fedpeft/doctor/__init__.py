@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Checks of what would keep a job from running on this machine, beyond `nvflare preflight-check`.
 
-A group of checks is one file with `check(context) -> Iterator[Finding]` and one line below.
+A group of checks is a function `check(context) -> Iterator[Finding]` and one line below.
 """
 
 from fedpeft.doctor.context import Context, Finding, open_context

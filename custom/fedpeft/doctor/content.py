@@ -1,5 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Check the backbones' files (in a folder, in the package, in the hub's cache), and that the backbones fit together."""
+"""Checks of what a job names: backbones, data, tracker.
+
+Check the backbones' files (in a folder, in the package, in the hub's cache), and that the backbones fit together.
+
+Load the data of the sites that train here: samples, answers, and whether the images can be opened.
+
+Check that the tracker that a job names is installed and configured where its server will run.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What doctor checks: a job, a participant's start-up kit, or only this machine."""
+"""What doctor checks, what a check finds, and the job that it reads.
+
+What doctor checks: a job, a participant's start-up kit, or only this machine.
+
+The result of one check: passed, or what to do.
+
+Read a job folder as strictly as server and sites do, and check its settings.
+"""
 
 from __future__ import annotations
 

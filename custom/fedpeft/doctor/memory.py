@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Check that a training step of the job fits into this machine's main memory and GPU."""
+"""Check that a training step of the job fits into this machine's main memory and GPU.
+
+How many sites of a job fit on one GPU beside each other, by what one of them is measured to need.
+"""
 
 from __future__ import annotations
 

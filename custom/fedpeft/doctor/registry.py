@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The groups of checks, in the order in which they are run."""
+"""The groups of checks, in the order in which they are run.
+
+Run all checks and print each finding on the terminal as soon as it is made.
+"""
 
 from __future__ import annotations
 

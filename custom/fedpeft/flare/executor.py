@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""FLARE's executor at a site: answers the handshake and the orders to score and train."""
+"""FLARE's executor at a site: answers the handshake and the orders to score and train.
+
+Check whether a task's result is still needed: FLARE itself asks the server only when there is a result.
+"""
 
 from __future__ import annotations
 

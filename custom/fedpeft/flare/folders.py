@@ -1,5 +1,18 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The folder of one job at one participant; it outlives the simulator's processes."""
+"""The folders of a job at one participant, and who submitted it.
+
+The folder of one job at one participant; it outlives the simulator's processes.
+
+The folder for state that must outlive a job: the server's checkpoints, a site's own adapter and head.
+
+A run directory belongs to one job id, and a job that resumes another one has a new id.
+
+Lock the simulator's workspace for one job, also if `nvflare simulator` started it.
+
+FLARE clears the workspace before it loads a job, so a second run can only be ended before it computes.
+
+Who submitted a job: what it leaves behind is theirs alone.
+"""
 
 from __future__ import annotations
 

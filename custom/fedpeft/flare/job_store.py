@@ -2,6 +2,10 @@
 """The server's job store, which adds the outcome from the manifest to every finished job.
 
 FLARE's status is that of its processes, the manifest's that of the job; whoever may view a job can query both.
+
+Report a job's progress when an administrator runs `nvflare job stats`.
+
+FLARE queries every component of a running job (`InfoCollector`); the administrator needs the right to view the job.
 """
 
 from __future__ import annotations

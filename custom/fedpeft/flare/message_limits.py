@@ -5,6 +5,10 @@ FLARE receives a small message whole; it names tensors, which are then fetched f
 stream (`streaming_max_blob_size`, 4 GiB, read when a process connects), not the tensors of one message together, and
 `max_message_size` applies to sent messages, not to received ones. So four of its functions are replaced here. The last
 would end the server's job if a single site's reply cannot be read; here only that site loses the round.
+
+Limit the size of a frame: FLARE reads a whole frame of up to 2 GB before it checks it.
+
+Large objects travel in chunks of 1 MB, and FLARE's sites accept no frame above 4 MB over HTTP (aiohttp's limit).
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A message as FLARE sends it: an FLModel, tensors in `params`, all other fields as one object in `meta["fedpeft"]`."""
+"""A message as FLARE sends it: an FLModel, tensors in `params`, all other fields as one object in `meta["fedpeft"]`.
+
+Register FLARE's tensor messages: any dtype, safetensors inside, no pickle, bounded size.
+"""
 
 from __future__ import annotations
 

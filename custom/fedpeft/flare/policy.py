@@ -6,6 +6,8 @@
 
 One scope only: with several, the author of a job could choose one (`scope` in its meta.json). FLARE applies it at a
 real site; its simulator reads the file and applies nothing, so `fedpeft simulate` puts the same filters into the job.
+
+Read the site's own file in a consortium; in the simulator the job's settings apply.
 """
 
 from __future__ import annotations

@@ -1,10 +1,30 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""No process of a site or server answers FLARE's network diagnosis.
+"""Requests that no site, server or neighbor on this machine may make, refused before FLARE answers them.
+
+No process of a site or server answers FLARE's network diagnosis.
 
 FLARE registers it in every process, without an authorization: with one small request the receiver allocates as much
 memory as the sender names (`speed`), sends messages to others (`stress`, `bulk_test`, `change_root`), or says what its
 process and connections are (`process_info`, `config_vars`, `conns`). fedpeft needs none of it: subnet heartbeats have
 no monitor here, and `stop` is for relays, which are processes of their own.
+
+At the server: no site steers or ends a job by a request that only the server's own processes send.
+
+FLARE lets whoever is connected abort a job at its process, set its final status, and fire any event in it, for instance
+the fatal error that ends it. It binds the name of a connection to its certificate, but not the origin that a message
+names.
+
+Refuse requests of a server that read a site's machine or remove anything but a finished job's folder.
+
+FLARE lets the sender of a request state whether it needs an authorization, and for whom: the server can thus run `cat`,
+`ls` and `grep` at a site. It also creates a job's folder directly in the site's workspace, so that a job with the id
+`local` or `fedpeft` would replace that folder.
+
+Accept connections without TLS from this machine only where they are this user's.
+
+FLARE's processes of a site or server connect to their parent over the loopback interface, without TLS and without a
+password: whoever connects there may start and abort jobs as the server does. On Linux the kernel's table of connections
+says whose the other end is; elsewhere nothing does, and nothing is checked.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Weights & Biases follows a run, through FLARE's WandBReceiver; the server's environment has mode, project and key."""
+"""Weights & Biases follows a run, through FLARE's WandBReceiver; the server's environment has mode, project and key.
+
+FLARE's receiver of W&B, whose process ends with the server's, however that ends.
+
+FLARE's own waits forever after a `kill -9` of the server, with a copy of the server's connections.
+"""
 
 from __future__ import annotations
 

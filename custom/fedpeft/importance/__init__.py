@@ -2,18 +2,11 @@
 """How much a site would gain from training each layer, and how many layers fit into its memory.
 
 registry        the scores by name, and `score`, which computes any of them
-scoring_task    model, layers, batches and loss, checked once
+scoring_task    model, layers, batches and loss, checked once; a model's parameters by layer
 settings        the settings of each score
-layers          the trainable parameters of a model with adapters, by layer
-lntk            principal eigenvalue of the layer's tangent kernel (F3OCUS)
-directions      the few combinations of logits that make the outputs' kernel cheap
-lntk_squared    the supplement's Algorithm 1 as it is printed
-saliency        magnitude, fishmask, gradflow, snip; and the sum or mean over a layer that all saliencies share
-rgn, grasp, synflow, fedselect, spt     the other peers
-baselines       fd, last_k and first_k, which use neither model nor data
-jacobian        a Jacobian row for every sample without a loop over samples, by `capture` and `operations`
-
-eigen           the largest eigenvalue of a Gram matrix
+lntk            principal eigenvalue of the layer's tangent kernel (F3OCUS), and Algorithm 1 as it is printed
+saliency        the other peers: by weights, gradients or change, and those that use neither model nor data
+jacobian        a Jacobian row for every sample without a loop over samples, by `capture`
 memory_budget   how many layers fit into a device's memory (Algorithm 46)
 
 scores = score(model_fn, layers, batches, loss, method="lntk")      # (L,) float64, sums to 1

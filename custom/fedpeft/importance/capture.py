@@ -7,6 +7,13 @@ computed from parameters (Compacter's Kronecker factors, two fused adapters): it
 Operations that are not known stay in autograd's graph, where `jacobian` finds them.
 
 Source: Goodfellow 2015, Efficient Per-Example Gradient Computations.
+
+The operations that `capture` supports: what they compute, what their backward pass records, and the rows.
+
+    y = x W^T + c     rows of W: sum_t g[b, t] x[b, t]^T    rows of c: sum_t g[b, t]
+    y = x * s + c     rows of s: sum_t g[b, t] * x[b, t]    rows of c: sum_t g[b, t]
+
+Another operation is a function of the tape and the arguments of torch's own, and one line in `CAPTURES`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,27 @@ With `target="loss"` they are the n samples' losses, (n, p_l): cheaper, and anot
 yields all rows, only the (n, n) kernels are ever held; otherwise the rows of as many layers as fit into `HELD_BYTES`.
 
 Source: Saha et al., F3OCUS (CVPR 2025), Client-level Layer Importance.
+
+The largest eigenvalue of a Gram matrix.
+
+The few combinations of its logits to which a sample is most sensitive, so that a kernel needs few backward passes.
+
+    J_b (C, p)  Jacobian of sample b's logits with respect to the last layer's parameters
+    P_b (C, q)  its q leading left singular vectors
+
+Any P with orthonormal columns gives `lambda_1(P^T Theta P) <= lambda_1(Theta)`, with equality for q = C (Cauchy's
+interlacing theorem), so these directions never raise a score. They are taken at the last layer because a backward pass
+that ends there costs little. Rows are hashed to `HASHED` numbers with random signs, which keeps their inner products
+unbiased and their memory small; the hash is the same in every call.
+
+F3OCUS's Algorithm 1 as printed: the largest eigenvalue of the sum of squared gradients of all logits.
+
+    G = sum_b sum_i (d logit[b, i] / d W)^2, viewed as (out, -1)        lambda_1(G G^T)        for every tensor W
+
+This is not the tangent kernel of the paper's text (see `lntk`): squaring loses the signs, and G G^T compares output
+neurons instead of samples. The algorithm scores named tensors, one by one; a layer's score is their sum.
+
+Source: Saha et al., F3OCUS (CVPR 2025), supplement, Algorithm 1 and Table 7 (a bias is viewed as (out, 1)).
 """
 
 from __future__ import annotations

@@ -1,11 +1,53 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Peers that value every parameter by its weight and its gradient, and what they share: one value per parameter,
+"""Peers of the kernel that value each parameter, or each layer, by weights, gradients or change.
+
+Peers that value every parameter by its weight and its gradient, and what they share: one value per parameter,
 summed or averaged over a layer. g is the gradient of the mean loss over all samples.
 
     magnitude  |theta|              Han et al. 2015, Learning both Weights and Connections
     fishmask   E_b[g_b^2]           Sung et al. 2021, Training Neural Networks with Fixed Sparse Masks
     gradflow   g^2                  Lubana & Dick 2021, A Gradient Flow Framework For Analyzing Network Pruning
     snip       |theta g| / total    Lee et al. 2019, SNIP: Single-shot Network Pruning based on Connection Sensitivity
+
+Peers that use neither the model nor the data.
+
+Relative gradient norm: how large a layer's gradient is against its weights.
+
+    S^l = mean over the layer's tensors of ||g||_2 / ||theta||_2
+
+Tensors that are all zero, as fresh biases are, have no such ratio and are left out; `norms="layer"` takes one ratio
+over all numbers of the layer instead, which counts their gradients too.
+
+Source: Lee et al. 2023, Surgical Fine-Tuning Improves Adaptation to Distribution Shifts (Auto-RGN).
+
+FedSelect: layers that the last local training changed most.
+
+    S^l = mean |theta_t - theta_previous|
+
+Source: Tamirisa et al. 2024, FedSelect: Personalized Federated Learning with Customized Selection of Parameters.
+
+Gradient signal preservation: what removing a weight would take from the gradient's norm.
+
+    S = sum theta * (H g)        g = dL/dtheta,  H g = d (g . g') / dtheta with g' = g held fixed
+
+Signed: a negative layer is one whose weights slow the descent.
+
+Source: Wang, Zhang & Grosse 2020, Picking Winning Tickets Before Training by Preserving Gradient Flow, equation 8
+(theirs is the negative, kept small).
+
+Sensitivity-aware selection: how many of the model's most sensitive parameters a layer has.
+
+    s = sum_b g_b^2        S^l = number of the layer's parameters among the tau * p largest s of all layers
+
+Source: He et al. 2023, Sensitivity-Aware Visual Parameter-Efficient Fine-Tuning, section 3.1.
+
+Synaptic flow: how much of the network's total flow passes through a layer, without looking at data.
+
+    R = sum of the outputs, all weights in absolute value, on inputs that are all ones        S = mean |theta dR/dtheta|
+
+The mean, because the flow is conserved from layer to layer, so that sums hardly differ.
+
+Source: Tanaka et al. 2020, Pruning neural networks without any data by iteratively conserving synaptic flow, eq. 2.
 """
 
 from __future__ import annotations

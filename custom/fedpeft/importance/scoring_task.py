@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The task of scoring: a model as a function, its layers as lists of parameters, batches and a loss; checked once."""
+"""The task of scoring: a model as a function, its layers as lists of parameters, batches and a loss; checked once.
+
+The trainable parameters of a model with adapters, by transformer layer.
+"""
 
 from __future__ import annotations
 

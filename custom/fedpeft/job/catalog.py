@@ -1,5 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What can be trained in a backbone: every method with its parameters and what it can do."""
+"""What there is to choose from: methods with their parameters, and the papers' tasks.
+
+What can be trained in a backbone: every method with its parameters and what it can do.
+
+The tasks of the papers: who takes part, by what they are measured, with which data, and which jobs run them.
+
+What a task is called stands in `app_configs/papers.yml`; all else follows from its job and from what the data sets
+declare.
+"""
 
 from __future__ import annotations
 

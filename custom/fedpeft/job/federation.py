@@ -1,5 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The `federation` section of a job, and each site's own part of the sections `data` and `backbone`."""
+"""The `federation` section of a job, and each site's own part of the sections `data` and `backbone`.
+
+The services that can follow a run (`federation.tracking`), each through a receiver of FLARE's.
+
+A job names one of them. Where the figures go, and with which key, is read from the environment of the server's own
+process: who writes a job cannot make the server connect anywhere.
+"""
 
 from __future__ import annotations
 

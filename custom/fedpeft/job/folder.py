@@ -1,5 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The job folder that a person means by a folder or a name, with or without changed settings."""
+"""A job on this machine: its folder, its data, and what its sites would find out only when they start.
+
+The job folder that a person means by a folder or a name, with or without changed settings.
+
+What the sites of a simulated job would find out only when they start, checked on this machine before.
+
+The data of a job's sites on this machine, for one person who holds all of them.
+"""
 
 from __future__ import annotations
 

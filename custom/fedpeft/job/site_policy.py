@@ -2,6 +2,8 @@
 """A site's own file, `local/fedpeft.json`: what only the site decides, and the limits that it sets for jobs.
 
 python -m fedpeft.job.site_policy > local/fedpeft.json     # the defaults
+
+Import no plugin that the site's own file does not list: neither by a name in a job, nor by a loop over all names.
 """
 
 from __future__ import annotations

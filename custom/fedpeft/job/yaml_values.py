@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Read and write YAML that holds only what JSON can hold: plain values, no aliases, no deep nesting."""
+"""Read and write YAML that holds only what JSON can hold: plain values, no aliases, no deep nesting.
+
+Tasks of installed packages, which add to those of `app_configs/tasks/`.
+"""
 
 from __future__ import annotations
 

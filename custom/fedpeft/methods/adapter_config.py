@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""PEFT configurations of adapters by name, as in job files."""
+"""PEFT configurations of adapters by name, as in job files.
+
+Find the tuning method of an adapter's configuration.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Save and load adapters as PEFT folders (``adapter_config.json``, ``adapter_model.safetensors``)."""
+"""Save and load adapters as PEFT folders (``adapter_config.json``, ``adapter_model.safetensors``).
+
+Translate tensor names between PEFT's files and fedpeft's keys, without a model.
+
+fedpeft   layer.3.output.down.weight                                              shared.rule
+PEFT      base_model.model.encoder.layer.3.output.houlsby_adapter.down.weight     base_model.compacter_shared.rule
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Keys, shapes and initial values of an adapter from its configuration alone: the server needs no model."""
+"""An adapter in a model and without one: attach it, read its tensors, write them back, and their shapes.
+
+Keys, shapes and initial values of an adapter from its configuration alone: the server needs no model.
+
+Attach an adapter to a model.
+
+Read an adapter's tensors from a model and write them back, by key (`fedpeft.core.keys`).
+"""
 
 from __future__ import annotations
 

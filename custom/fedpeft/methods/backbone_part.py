@@ -1,5 +1,20 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Methods that train some of the backbone's own parameters, exchanged as `backbone.<parameter>`."""
+"""Methods that train some of the backbone's own parameters, exchanged as `backbone.<parameter>`.
+
+Which parameters of a model are biases: what its linear maps, convolutions and norms add to their outputs.
+
+A parameter is one if it is called `bias`, or if its name has that word and a map whose outputs it fits is beside it:
+
+    in_proj_bias (3d)                     in_proj_weight (3d, d), of the same name but for the word; torch's attention
+    gate_up_proj_bias (E, m)              gate_up_proj (E, d, m) or (E, m, d): one matrix for each expert or head
+    dense_bias (d), gate_bias (heads)     dense, gate_proj: linear layers; one value for each output or group of them
+    q_bias, k_bias, v_bias, dt_bias (d)   a linear layer that makes several things at once, these among them
+
+Tables and vectors that are added elsewhere are none, whatever they are called: to the attention's logits or queries for
+the sake of positions, to a router's scores, to what a loss reads.
+
+Train the classifier alone: the backbone is frozen and nothing is exchanged.
+"""
 
 from __future__ import annotations
 

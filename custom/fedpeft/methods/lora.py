@@ -2,6 +2,12 @@
 """LoRA, PEFT's own tuner; this file says where its matrices are: ``layer.<l>.<query|value>.A`` and ``.B``.
 
 Source: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
+
+By which factor LoRA's product counts, from its settings alone: it must be the same where sites share products.
+
+DoRA, PEFT's LoRA with a trained magnitude for every output: ``layer.<l>.<query|value>.magnitude`` beside A and B.
+
+Source: Liu et al. 2024, DoRA: Weight-Decomposed Low-Rank Adaptation.
 """
 
 from __future__ import annotations

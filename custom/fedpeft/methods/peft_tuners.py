@@ -6,6 +6,10 @@ the updates; of the others it is that nearly, where the sites stay close to each
 
 Sources: `layernorm` Zhao et al. 2024; `ia3` Liu et al. 2022; `oft` Qiu et al. 2023; `vera` Kopiczko et al. 2024;
 `hra` Yuan et al. 2024; `fourierft` Gao et al. 2024; `miss` Kang and Yin 2024.
+
+Any tuner of PEFT whose tensors lie in the modules that it adapts: where they are is all that a method must say.
+
+The keys are `layer.<l>.<role>.<tensor>`, with the tensor's name in PEFT: ``layer.3.value.ia3_l``.
 """
 
 from __future__ import annotations

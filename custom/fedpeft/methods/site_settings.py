@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Settings of a method that single sites have instead of the common ones: merge them, and refuse others."""
+"""Settings of a method that single sites have instead of the common ones: merge them, and refuse others.
+
+Refuse settings of a method that do not go with different backbones in one federation.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 """The form of the fields of a message: exact types at every depth, bounded sizes, one printable line of text.
 
 Another participant wrote these values: nothing here may raise anything but the refusal, whatever they are.
+
+The largest message, and what stands in place of the tensors of a larger one. Imports nothing that takes long.
 """
 
 from __future__ import annotations

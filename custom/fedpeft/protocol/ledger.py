@@ -2,6 +2,8 @@
 """The ledger of a site's noised releases over all its jobs: one JSON line each, written before the release leaves.
 
 A release that is recorded and then lost on the way still counts: an unrecorded release would break the guarantee.
+
+The (epsilon, delta) guarantee of everything that a site has released.
 """
 
 from __future__ import annotations

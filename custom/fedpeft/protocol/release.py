@@ -1,5 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Clip and noise the adapter and the scores that a site sends.
+"""Clip and noise what a site sends, and record it before it leaves.
+
+Clip and noise the adapter and the scores that a site sends.
 
     adapter:  round(reference + clip(sent - reference) + N(0, (noise * 2 * clip)^2))
     scores:   max(0, clip(scores) + N(0, (score_noise * sqrt(2) * score_clip)^2))
@@ -7,6 +9,15 @@
 The sum is formed in float64 and then rounded to the tensor's own dtype, float32 or bf16. Rounding is
 post-processing of the noised number, so it cannot weaken the guarantee; the same holds for max(0, .). The theorem does
 not model the finite precision of float64 in the sum itself.
+
+Gaussian noise from the operating system's cryptographic generator.
+
+Clip adapter updates and layer scores, in double precision, to bound what one site can change in a release.
+
+Clip and noise a checked reply before it leaves, and record the release in the ledger.
+
+A repeated order (same global adapter, round and layers) gets the bytes of the earlier release, which reveals nothing
+new and costs nothing. Any other order, even for the same round, gets fresh noise and is counted.
 """
 
 from __future__ import annotations

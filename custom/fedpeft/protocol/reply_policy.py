@@ -1,5 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What may leave a site: messages whose every field is known and expected, in the form that was announced."""
+"""What may leave a site: messages whose every field is known and expected, in the form that was announced.
+
+What a site announced in round 0, stored in the job's run folder for the checks of its later replies.
+
+It is on disk because the simulator runs every task in a new process.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,18 @@
 
 The members of the sum are fixed: a server that could leave one out of a second sum would see the difference. So every
 sum needs every member, and a round in which one is missing is lost.
+
+Pairwise masks that cancel in the sum: what each site sends is uniformly random to everybody else.
+
+    masked_i = e_i + sum_{j > i} m_ij - sum_{j < i} m_ij   (mod 2^64)        m_ij = ChaCha20(k_ij)
+    k_ij = HKDF-SHA256(X25519(secret_i, public_j), salt = context)
+
+A key pair is used for one upload: the same mask on two uploads would reveal their difference. The context holds what
+the sites must agree on; if two sites have different contexts, their masks do not cancel, and nothing is revealed.
+
+Source: Bonawitz et al., Practical Secure Aggregation, CCS 2017, without the recovery of sites that drop out.
+
+The weighted mean of a round with a secure sum.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 
 A message is a dataclass: its fields, plain values, and under `state` the adapter's tensors by wire key. Heads, answers,
 images and questions have no field here, so they have no way out.
+
+The reply that tells the server of a problem and of nothing else.
 """
 
 from __future__ import annotations

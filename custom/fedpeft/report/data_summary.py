@@ -1,5 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the sites of a job hold on this machine: examples, images, answers, and what was left out."""
+"""What the sites of a job hold on this machine: examples, images, answers, and what was left out.
+
+The picture of how often each label, class or answer occurs at each site, as in the papers' figures of partitions.
+
+It shows counts of a site's labels, which no message carries: it is for one person who holds all the data.
+
+Images that sites or splits have in common as one table, and the test images that training knows.
+"""
 
 from __future__ import annotations
 

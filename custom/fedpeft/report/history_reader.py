@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Read history.json and check every value; an error says in one sentence which one is wrong, and where."""
+"""Read history.json and check every value; an error says in one sentence which one is wrong, and where.
+
+Check values of a decoded JSON file; `where` and `what` go into the error.
+"""
 
 from __future__ import annotations
 

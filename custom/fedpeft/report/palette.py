@@ -1,5 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Colors and line styles of the picture, light and dark."""
+"""Colors and line styles of the picture, light and dark.
+
+The labels beside the lines: their text, their width, and positions at which none covers another.
+
+Lines that would cover each other are drawn side by side, so that every one is seen.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""All pictures of a run: light and dark for its page, and as files of their own."""
+"""All pictures of a run: light and dark for its page, and as files of their own.
+
+The picture of what a run sent for its figures: every site's metric, and their mean, against what a site had sent.
+
+The picture of the fronts: each solver's front for the last scheduled round, with the exact Pareto front.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The convergence picture: accuracy of every site and their mean over the rounds, training loss, transport distance."""
+"""The convergence picture: accuracy of every site and their mean over the rounds, training loss, transport distance.
+
+One panel of a picture: a quantity of every site, and the mean of the sites, over the rounds or what was sent.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 
 The simulator's exit code is 0 even if a site dies, and it may hang forever; what counts is the manifest that the server
 writes last.
+
+Move earlier runs out of a simulator workspace, which FLARE deletes when the next run starts.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 
     problem           scores and budgets, checked; the assignments that every solver can start from
     front             the Pareto front: its assignments, its hypervolume, how to choose from it
-    solvers           the solvers by name, and ``schedule``
-    nsga2, mopso, annealing, ant_colony, bee_colony     the paper's five heuristics, vectorized over the population
-    exact             the exact front, by shortest paths (paths) or HiGHS (linear_program)
-    drawn             no front: layers drawn at random, the same for all clients
+    solvers           the solvers by name, and ``schedule``; layers drawn at random, the same for all clients
+    nsga2             NSGA-II by pymoo, the paper's first heuristic
+    swarms            ant colonies, bee colonies and particles, vectorized over the population
+    population        what the heuristics share, and simulated annealing
+    exact             the exact front, by shortest paths or HiGHS
 
 Arrays and a seed in, arrays out: no model, no file, no FLARE, no torch. One round of the server:
 

@@ -1,5 +1,28 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Compute the exact front: supported assignments by shortest paths or linear programs, others by integer programs."""
+"""Compute the exact front: supported assignments by shortest paths or linear programs, others by integer programs.
+
+Compute the supported front by shortest paths, from every client's best layers to an even use of the layers.
+
+Assignments are flows from clients over layers to a sink whose arcs cost more with every client, so an assignment is
+optimal for ``importance - lambda * sum_l n_l^2`` as long as no chain of exchanges improves it: client i exchanges layer
+a for c, client j exchanges c for …, until one takes b. Such a chain lowers n_a by one, raises n_b by one, leaves all
+other counts as they are, and so changes sum_l n_l^2 by -2 (n_a - n_b - 1). The chain that loses least importance per
+unit of that change gives the next lambda at which the optimum changes, and the new optimum: the walk reaches every
+vertex of the convex hull of the front without trying values of lambda.
+
+Source: the successive shortest path method for flows of convex cost, Ahuja, Magnanti and Orlin, Network Flows (1993),
+chapters 9 and 14. Tests compare it with the linear program of ``linear_program.py`` and with enumeration.
+
+The exact front by HiGHS: a linear program for supported assignments, an integer program for all others.
+
+    maximize  sum_il m_il S_il - lambda sum_l sum_k (2k - 1) y_lk
+    where     sum_l m_il = b_i,    sum_i m_il = sum_k y_lk,    0 <= m, y <= 1
+
+y_lk is the k-th client on layer l; the first costs lambda, the second 3 lambda, … so that n_l clients cost
+lambda n_l^2. The matrix is that of a network, hence every optimal vertex is integral.
+
+Source: F3OCUS, SPEC section 4.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the five heuristics share: settings, first population, and moves."""
+"""What the five heuristics share: settings, first population, and moves.
+
+Simulated annealing: many chains in parallel, each with its own weights of the two objectives.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Solvers by name, and ``schedule``, which runs one."""
+"""Solvers by name, and ``schedule``, which runs one.
+
+Layers drawn at random, the same for all clients: stochastic block attention draws one in each round.
+"""
 
 from __future__ import annotations
 

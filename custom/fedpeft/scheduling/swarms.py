@@ -1,5 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Ant colonies: layers drawn by importance and pheromone, one colony for each part of the front."""
+"""Three heuristics of swarms: ant colonies, bee colonies, particles.
+
+Ant colonies: layers drawn by importance and pheromone, one colony for each part of the front.
+
+Artificial bee colony: half of the bees search near an assignment of their own, half near the archive's.
+
+MOPSO: particle swarm over memberships, attracted by each particle's own best and by the front.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The pages of `fedpeft serve`: the list of runs, and what stands above a run's own page."""
+"""The pages of `fedpeft serve`: the list of runs, and what stands above a run's own page.
+
+Find the runs below a folder; what a site keeps is no run, and nothing outside the folder is opened.
+
+Runs of one job beside each other: which there are, and the page that compares them, drawn when it is first read.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Send each site only the tensors of the global adapter that changed since it last received it."""
+"""Send each site only what it does not have yet.
+
+Send each site only the tensors of the global adapter that changed since it last received it.
+
+Send each site only the factors that were put behind those that it holds (`fedpeft.alignment.low_rank`).
+"""
 
 from __future__ import annotations
 

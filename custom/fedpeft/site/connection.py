@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The executor's connection to a training process, which may die at any time."""
+"""The executor's connection to a training process, which may die at any time.
+
+Start a site's training process: forked where the run has a fork server, else as a fresh Python.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 """Frames between a site's executor and its training process: a JSON object and named tensors, no pickle.
 
 A frame is two messages of a `multiprocessing` connection, which prefixes each with its length.
+
+What went wrong at a site: the full message for its own log, and the code that the server gets.
 """
 
 from __future__ import annotations

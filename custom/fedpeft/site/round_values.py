@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a site's model starts a round from: the global values, its own of the round before, or its first ones."""
+"""What a site's model starts a round from: the global values, its own of the round before, or its first ones.
+
+A head that is averaged over the sites: its tensors travel beside the adapter's, under `head.<parameter>`.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 """A site's training process, `python -m fedpeft.site.training_process FD`: answers requests on a pipe.
 
 It ends when the pipe closes, so that it never outlives the executor, however that one ends.
+
+Limit the memory of a site's training process, as its own file sets it.
 """
 
 from __future__ import annotations

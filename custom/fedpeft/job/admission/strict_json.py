@@ -1,5 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Parse JSON of bounded size and depth, without duplicate keys, NaN, or a text that FLARE would expand."""
+"""Parse JSON of bounded size and depth, without duplicate keys, NaN, or a text that FLARE would expand.
+
+Why a job is not admitted: a code of a fixed list for others, the full message for this machine's log.
+
+Check parsed JSON for the expected keys, lists and numbers; each error names the place and the value.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Settings that every bottleneck adapter has."""
+"""Settings that every bottleneck adapter has.
+
+The bottleneck: a down-projection, an activation and an up-projection.
+"""
 
 from __future__ import annotations
 

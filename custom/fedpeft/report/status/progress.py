@@ -2,6 +2,8 @@
 """Read a run's progress from history.json and, once it has ended, manifest.json.
 
 A run whose process was killed leaves no manifest. The process holds a lock, which the system releases when it ends.
+
+Find a run's folder in the folder that the user names.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Render a run's progress for the terminal: one bar, one line of figures, and rejected replies."""
+"""Render a run's progress for the terminal: one bar, one line of figures, and rejected replies.
+
+Show a run's progress once, or repeatedly until it ends.
+"""
 
 from __future__ import annotations
 
