@@ -36,7 +36,7 @@ from hostile_jobs import CLIENT, VARIABLE, Target, app_archive, attacks, job_arc
 from hostile_replies import REPLIES, SCORES, UNREFUSED
 from measured import JOB, ROOT, machine, sections
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
-from small_run import CULPRIT, SITES, SMALL, Run, simulate
+from small_run import FAULTY_SITE, SITES, SMALL, Run, simulate
 
 from fedpeft.core.text import printable
 from fedpeft.federate import federate
@@ -94,7 +94,7 @@ def large_rows() -> Iterator[Row]:
             run = simulate(
                 Path(scratch),
                 ["federation.quorum=2", *rounds],
-                executor=("saboteur.Saboteur", {"faults": {"1": fault}, "culprit": CULPRIT}),
+                executor=("faulty_executor.FaultyExecutor", {"faults": {"1": fault}, "faulty_site": FAULTY_SITE}),
                 aggregator=("server_memory.MeasuredAggregator", {"file": str(peak), "limited": limited}),
             )
             what, lost = _outcome(run, 1, expected)
@@ -164,7 +164,7 @@ def _by_answer(answers: Mapping[str, str]) -> str:
 
 
 def _attacked(names: Sequence[str], task: str, overrides: Sequence[str]) -> Run:
-    attacker = ("hostile_replies.Attacker", {"culprit": CULPRIT, "attacks": list(names), "task": task})
+    attacker = ("hostile_replies.Attacker", {"faulty_site": FAULTY_SITE, "attacks": list(names), "task": task})
     with tempfile.TemporaryDirectory() as scratch:
         return simulate(Path(scratch), ["federation.quorum=2", *overrides], executor=attacker)
 
@@ -173,7 +173,7 @@ def _others(overrides: Sequence[str]) -> list[State]:
     """The global adapter after each round of the sites that do no harm."""
     chosen = sections([*SMALL, *overrides])
     with tempfile.TemporaryDirectory() as scratch:
-        sites = [site for site in SITES if site != CULPRIT]
+        sites = [site for site in SITES if site != FAULTY_SITE]
         learners = {site: Learner.from_sections(chosen, site=site, folder=Path(scratch) / site) for site in sites}
         return [result.state for result in federate(learners)]
 

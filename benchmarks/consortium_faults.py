@@ -17,7 +17,7 @@ import yaml
 from measured import JOB, ROOT, sections
 from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
-from small_run import CULPRIT, SITES, SMALL, Run, read_run
+from small_run import FAULTY_SITE, SITES, SMALL, Run, read_run
 
 from fedpeft.core.processes import end
 from fedpeft.job.composing import write_job
@@ -37,8 +37,8 @@ def in_a_consortium(
     Args:
         folder: of the start-up kits and all that they write.
         overrides: settings to change.
-        break_down: takes a function that gives the culprit's process of the job, in a list that is empty between two
-            of them.
+        break_down: takes a function that gives the faulty site's process of the job, in a list that is empty between
+            two of them.
     """
     with _started(folder) as kits, tempfile.TemporaryDirectory() as scratch:
         with redirect_stdout(sys.stderr):  # FLARE prints a line when it connects
@@ -47,7 +47,7 @@ def in_a_consortium(
         write_job(Path(scratch) / JOB, JOB, sections([*SMALL, *overrides]))
         job = lead.submit_job(str(Path(scratch) / JOB))
         _wait_until(lambda: list((kits / "server" / "fedpeft").glob(f"{JOB}-*/round-*")))
-        break_down(lambda: _processes(kits / CULPRIT, WORKER))
+        break_down(lambda: _processes(kits / FAULTY_SITE, WORKER))
         lead.wait_for_job(job, timeout=SECONDS, poll_interval=0.3)
         downloaded = Path(lead.download_job_result(job, scratch))
         lead.close()
@@ -83,7 +83,7 @@ def _started(folder: Path) -> Iterator[Path]:
     (folder / "sitecustomize.py").write_text(EXITING)
     try:
         for name in ("server", *SITES):
-            paths = [str(folder)] * (name == CULPRIT) + [os.environ.get("PYTHONPATH", "")]
+            paths = [str(folder)] * (name == FAULTY_SITE) + [os.environ.get("PYTHONPATH", "")]
             commands = [str(Path(sys.executable).parent), os.environ["PATH"]]
             environment = {
                 **os.environ,

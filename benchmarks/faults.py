@@ -17,7 +17,7 @@ from pathlib import Path
 
 from consortium_faults import end_by, in_a_consortium, kill_again_and_again
 from measured import machine
-from small_run import CULPRIT, GRACE, Run, simulate
+from small_run import FAULTY_SITE, GRACE, Run, simulate
 
 ROUND, ROUNDS = 2, 3
 ALL, TWO = 0, 2
@@ -55,8 +55,11 @@ def of_a_site(fault: str, quorum: int) -> Fault:
     """A fault that a site commits: from settings, an empty folder and the sound run to what happened and was lost."""
 
     def bring_about(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
-        saboteur = ("saboteur.Saboteur", {"faults": {str(ROUND): fault}, "culprit": CULPRIT})
-        run = simulate(folder, [f"federation.quorum={quorum}", *overrides], executor=saboteur)
+        faulty_executor = (
+            "faulty_executor.FaultyExecutor",
+            {"faults": {str(ROUND): fault}, "faulty_site": FAULTY_SITE},
+        )
+        run = simulate(folder, [f"federation.quorum={quorum}", *overrides], executor=faulty_executor)
         return happened(run), lost(run, sound)
 
     return bring_about
@@ -64,8 +67,8 @@ def of_a_site(fault: str, quorum: int) -> Fault:
 
 def of_the_server(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
     """The server's process is killed, and the job submitted again with `resume_from=latest`."""
-    mortal = ("saboteur.MortalAggregator", {"round": ROUND, "marker": str(folder / "killed")})
-    killed = simulate(folder, overrides, aggregator=mortal)
+    crashing = ("faulty_executor.CrashingAggregator", {"round": ROUND, "marker": str(folder / "killed")})
+    killed = simulate(folder, overrides, aggregator=crashing)
     resumed = simulate(folder, [*overrides, "resume_from=latest"])
     kept = resumed.manifest.get("resumed", {}).get("after_round", 0)
     left = f"no manifest, {len(killed.rounds)} of {len(sound.rounds)} rounds kept"
@@ -84,7 +87,7 @@ def in_flare(break_down: Callable, quorum: int) -> Fault:
 
 def of_the_servers_disk(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
     """The server's disk is full from a round on, and the job submitted again with `resume_from=latest`."""
-    full = ("saboteur.FullDiskAggregator", {"round": ROUND, "marker": str(folder / "full")})
+    full = ("faulty_executor.FullDiskAggregator", {"round": ROUND, "marker": str(folder / "full")})
     ended = simulate(folder, overrides, aggregator=full)
     resumed = simulate(folder, [*overrides, "resume_from=latest"])
     kept = resumed.manifest.get("resumed", {}).get("after_round", 0)

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from harness import LAYERS, SCHEDULE, SCHEMA, SITES, START, Harness, assigned, introduction, starting
 
-CULPRIT = SITES[-1]
+FAULTY_SITE = SITES[-1]
 SAMPLES = {"train": 5, "validation": 1, "test": 2}
 KEY = min(SCHEMA)
 LIES: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ LIES: dict[str, dict[str, Any]] = {
 UNEQUAL = {  # sites may differ in width
     "aggregation": "pia",
     "settings": {"houlsby": {"reduction_factor": 1.5}},
-    "site_settings": {CULPRIT: {"reduction_factor": 1}},
+    "site_settings": {FAULTY_SITE: {"reduction_factor": 1}},
 }
 WIDTHS: dict[str, dict[str, list[int]]] = {
     "2**20 neurons where sites differ in width": {KEY: [2**20, 3], KEY.replace("down", "up"): [3, 2**20]},
@@ -63,17 +63,17 @@ Row = tuple[str, str, str]
 
 def rows() -> Iterator[Row]:
     """One of three sites lies, in every way."""
-    without = _run(lambda site: None if site == CULPRIT else introduction(site))
+    without = _run(lambda site: None if site == FAULTY_SITE else introduction(site))
     for lie, values in LIES.items():
-        run = _run(lambda site, values=values: introduction(site, **(values if site == CULPRIT else {})))
-        yield lie, *_outcome(*run, without[0], CULPRIT)
+        run = _run(lambda site, values=values: introduction(site, **(values if site == FAULTY_SITE else {})))
+        yield lie, *_outcome(*run, without[0], FAULTY_SITE)
     run = _run(_extra_field)
-    yield "a field that no message has", *_outcome(*run, without[0], CULPRIT)
-    without = _run(lambda site: None if site == CULPRIT else introduction(site), method=UNEQUAL)
+    yield "a field that no message has", *_outcome(*run, without[0], FAULTY_SITE)
+    without = _run(lambda site: None if site == FAULTY_SITE else introduction(site), method=UNEQUAL)
     for lie, schema in WIDTHS.items():
-        lying = {CULPRIT: {"schema": schema}}
+        lying = {FAULTY_SITE: {"schema": schema}}
         run = _run(lambda site, lying=lying: introduction(site, **lying.get(site, {})), method=UNEQUAL)
-        yield lie, *_outcome(*run, without[0], CULPRIT)
+        yield lie, *_outcome(*run, without[0], FAULTY_SITE)
     lied = {None: "without anybody's digest", True: "under the digest of the others", False: "under its own digest"}
     for value, alike in itertools.product((3e38, float("nan"), 0.3, 0.02), lied):
         state = {key: torch.full(shape, value) for key, shape in LAYERS.items()}
@@ -88,7 +88,7 @@ def rows() -> Iterator[Row]:
 
 def _extra_field(site: str) -> Any:
     model = to_model(introduction(site))
-    if site == CULPRIT:
+    if site == FAULTY_SITE:
         model.meta[FIELDS] |= {"patients": ["name"]}
     return model
 
@@ -109,17 +109,17 @@ def _run(introduce: Callable[[str], Any], **settings: Any) -> tuple[Harness, dic
         return harness, json.loads((folder / "manifest.json").read_text())
 
 
-def _outcome(harness: Harness, manifest: dict[str, Any], others: Harness, culprit: str) -> tuple[str, str]:
+def _outcome(harness: Harness, manifest: dict[str, Any], others: Harness, faulty_site: str) -> tuple[str, str]:
     """What the manifest says of the site, and what is missing beside the job without it."""
     if manifest["status"] != "completed":
         return manifest["reason"], "the job"
-    said = [fault["what"] for fault in manifest["faults"] if fault["site"] == culprit]
-    what = manifest["sites"][culprit].get("problem", "; ".join(said) or "nothing was noticed")
+    said = [fault["what"] for fault in manifest["faults"] if fault["site"] == faulty_site]
+    what = manifest["sites"][faulty_site].get("problem", "; ".join(said) or "nothing was noticed")
     alike = len(harness.saved) == len(others.saved) and all(
         torch.equal(state[key], expected[key])
         for state, expected in zip(harness.saved, others.saved, strict=True)
         for key in expected
     )
-    part = "its part in the job" if "problem" in manifest["sites"][culprit] else "nothing"
+    part = "its part in the job" if "problem" in manifest["sites"][faulty_site] else "nothing"
     same = "the adapter is that of the other two" if alike else "the adapter differs from that of the other two"
     return what, f"{part}; {len(harness.saved)} of 2 rounds finished, {same}"

@@ -57,21 +57,21 @@ class Attacker(SiteExecutor):
     """A site's executor that sends one of `REPLIES` in each round, in their order.
 
     Args:
-        culprit: the site that does it; all others are as good as ever.
+        faulty_site: the site that does it; all others are as good as ever.
         attacks: names in `REPLIES`, one for each round.
         task: whose replies are changed, `train` or `score`.
         settings: those of `SiteExecutor`.
     """
 
-    def __init__(self, culprit: str, attacks: list[str], task: str = TRAIN, **settings: Any) -> None:
+    def __init__(self, faulty_site: str, attacks: list[str], task: str = TRAIN, **settings: Any) -> None:
         super().__init__(**settings)
-        self._culprit, self._attacks, self._task = culprit, attacks, task
+        self._faulty_site, self._attacks, self._task = faulty_site, attacks, task
         self._first: Shareable | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Do the task, and send something else."""
         reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
-        if fl_ctx.get_identity_name() != self._culprit or task_name != self._task:
+        if fl_ctx.get_identity_name() != self._faulty_site or task_name != self._task:
             return reply
         if self._first is None:
             self._first = copy.deepcopy(reply)

@@ -140,13 +140,13 @@ def accuracy(attack: str, overrides: Iterable[str], seed: int) -> tuple[float | 
 
 
 def _rounds(
-    sites: Sequence[str], culprits: int, attack: Attack, overrides: Sequence[str], validation: Sequence[float] = ()
+    sites: Sequence[str], faulty_sites: int, attack: Attack, overrides: Sequence[str], validation: Sequence[float] = ()
 ) -> list[RoundResult]:
     """All rounds of a federation whose last sites are hostile."""
     job = sections([*SMALL, *overrides, f"federation.sites=[{', '.join(sites)}]"])
     with tempfile.TemporaryDirectory() as folder:
         learners = {s: Learner.from_sections(job, site=s, folder=Path(folder) / s) for s in sites}
-        hostile = {s: Poisoner(learners[s], attack, validation) for s in sites[len(sites) - culprits :]}
+        hostile = {s: Poisoner(learners[s], attack, validation) for s in sites[len(sites) - faulty_sites :]}
         return list(federate(learners | hostile))
 
 
@@ -158,11 +158,11 @@ def _way(results: Sequence[RoundResult]) -> float:
 def rows() -> Iterator[tuple[str, str, str]]:
     """Replies that are below every limit of one round."""
     names = (*SITES, POISONER)
-    for count, culprits in ((2, 1), (3, 2), (4, 2)):
-        results = _rounds(names[-count:], culprits, _hardly_moves, FEW)
+    for count, faulty_sites in ((2, 1), (3, 2), (4, 2)):
+        results = _rounds(names[-count:], faulty_sites, _hardly_moves, FEW)
         refused = [site for result in results for site in result.refused]
-        name = f"{culprits} of {count} sites: its update times 1e-6, in every round"
-        lost = f"{len(refused)} of {len(results) * (count - culprits)} honest replies"
+        name = f"{faulty_sites} of {count} sites: its update times 1e-6, in every round"
+        lost = f"{len(refused)} of {len(results) * (count - faulty_sites)} honest replies"
         yield name, f"{len(refused)} replies were refused: {', '.join(refused) or 'none'}", lost
     for count in (3, 5):
         sites = names[-count:]

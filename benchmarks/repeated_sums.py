@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from measured import sections
-from small_run import CULPRIT, SITES, SMALL
+from small_run import FAULTY_SITE, SITES, SMALL
 
 from fedpeft.federate import federate
 from fedpeft.job.privacy_settings import PrivacySettings
@@ -27,7 +27,7 @@ from fedpeft.protocol.site_check import load_data
 from fedpeft.site.learner import Learner
 
 REPEATS = (1, 4, 16)
-VICTIM = CULPRIT
+VICTIM = FAULTY_SITE
 SUMS = ("method.aggregation=fedavg", "method.secure_sum=true", "training.rounds=1", "training.batch_size=4")
 NOISE = PrivacySettings(clip=1.0, noise=0.01)
 Row = tuple[str, str, str]

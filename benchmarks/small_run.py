@@ -20,7 +20,7 @@ from fedpeft.job.composing import write_job
 from fedpeft.run.simulate import SERVER
 
 SITES = ("slake", "vqa-rad", "vqa-med-2019")
-CULPRIT = "vqa-rad"
+FAULTY_SITE = "vqa-rad"
 GRACE = 60  # seconds; a training process that was killed is begun again within it, also on a busy machine
 SMALL = (
     f"federation.sites=[{', '.join(SITES)}]",
@@ -31,7 +31,7 @@ SMALL = (
     "data.validation_size=4",
     "data.test_size=16",
 )
-Component = tuple[str, Mapping[str, Any]]  # its class and the arguments that it has besides the usual ones
+Component = tuple[str, Mapping[str, Any]]  # its class and the arguments that it has besides the default ones
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ class Row(NamedTuple):
     Args:
         theirs: the row that it is compared with.
         method: ours; empty in the rows of others.
-        training: settings that are not the usual ones.
+        training: settings that are not the default ones.
         last_third: whether the last third of the layers alone has adapters.
         vit: whether the model is a ViT of the same width and depth, patches of 16 and at most 224 pixels a side, which
             reads the image alone.

@@ -171,9 +171,9 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 def _jobs(arguments: argparse.Namespace) -> None:
     from fedpeft.job.admission.job import admit_folder
-    from fedpeft.job.composing import check_used, compose, name_of, outdated, recipes, usual_configs, write_job
+    from fedpeft.job.composing import check_used, compose, default_configs, name_of, outdated, recipes, write_job
 
-    configs = arguments.configs or usual_configs()
+    configs = arguments.configs or default_configs()
     composed = {}
     for name in [name_of(job) for job in arguments.names] or recipes(configs):
         composed[name] = compose(configs, name, arguments.set)
@@ -190,10 +190,10 @@ def _jobs(arguments: argparse.Namespace) -> None:
 def _tasks(arguments: argparse.Namespace) -> None:
     from fedpeft.core.console import Console
     from fedpeft.job.catalog import paper_tasks
-    from fedpeft.job.composing import usual_configs
+    from fedpeft.job.composing import default_configs
     from fedpeft.report.catalogs import task_tables
 
-    Console().print(*task_tables(list(paper_tasks(arguments.configs or usual_configs()))), sep="\n\n")
+    Console().print(*task_tables(list(paper_tasks(arguments.configs or default_configs()))), sep="\n\n")
 
 
 def _data(arguments: argparse.Namespace) -> None:

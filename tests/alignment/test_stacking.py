@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fedpeft.alignment.factors import MOST_RANKS, extended, of_equal_rank
+from fedpeft.alignment.factors import MAX_RANKS, extended, of_equal_rank
 from fedpeft.alignment.low_rank import fitted, integrate_products, product_length, stack_products
 from fedpeft.core.errors import FedpeftError
 from fedpeft.server.broadcast import StackedBroadcast
@@ -50,7 +50,7 @@ def test_rounds_add_up_and_the_adapter_never_outgrows_its_bound():
         some = states((3, 2), seed=number)
         total += mean_of(some, [1, 4])
         merged, _ = stack_products(some, [1, 4], previous=merged)
-        assert merged[A].shape[0] <= MOST_RANKS * INPUTS
+        assert merged[A].shape[0] <= MAX_RANKS * INPUTS
         assert torch.allclose(product(merged), total, atol=1e-4)
 
 
@@ -141,6 +141,6 @@ def test_half_a_pair_of_factors_is_refused():
 
 
 def test_a_site_does_not_let_its_factors_grow_without_end():
-    (own,) = states((MOST_RANKS * min(INPUTS, OUTPUTS),))
+    (own,) = states((MAX_RANKS * min(INPUTS, OUTPUTS),))
     with pytest.raises(FedpeftError, match="are enough for any product: send the adapter whole"):
         extended(own, states((1,))[0])

@@ -296,7 +296,7 @@ CODE = "from pathlib import Path\nPath({!r}).touch()\n"
 )
 def test_a_hostile_folder_runs_no_code_and_is_one_sentence(file, entries, message, folders, tmp_path, monkeypatch):
     if "num_hidden_groups" in entries:
-        monkeypatch.setattr(matrices, "MOST_PARTS", 500)
+        monkeypatch.setattr(matrices, "MAX_PARTS", 500)
     folder = tmp_path / "model"
     folder.mkdir()
     edited(folders("clip"), folder, file, **entries)

@@ -14,7 +14,7 @@ import fedpeft
 from fedpeft import cli
 from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.text import MARK, MOST, CleanedStream, cleaned_output, one_line, printable, shortened
+from fedpeft.core.text import MARK, MAX, CleanedStream, cleaned_output, one_line, printable, shortened
 
 HOUSE = Path(fedpeft.__file__).parent
 
@@ -31,8 +31,8 @@ HOUSE = Path(fedpeft.__file__).parent
         ("\u202egnp.exe\u2066\u200e", f"{MARK}gnp.exe{MARK * 2}"),
         ("a\u200b\u200d\u2060\ufeff\u00ad\u034f\u3164b", f"a{MARK * 7}b"),
         ("\u2028\u2029\ud800", MARK * 3),
-        ("x" * (MOST + 5), "x" * MOST + "... (5 more characters)"),
-        ("y\n" * MOST, "y\n" * MOST),
+        ("x" * (MAX + 5), "x" * MAX + "... (5 more characters)"),
+        ("y\n" * MAX, "y\n" * MAX),
     ],
 )
 def test_what_a_terminal_would_obey_or_hide_is_marked(text, expected):

@@ -10,7 +10,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.folder_sites import ALONE, CLIENTS, _layouts, sites_in
-from fedpeft.data.folders import MOST_IMAGES, glance
+from fedpeft.data.folders import MAX_IMAGES, glance
 from fedpeft.data.registry import DATASETS
 
 NAMES = {  # what a folder needs to be recognized; a slash at the end makes a folder
@@ -372,7 +372,7 @@ def test_a_data_set_in_another_layout_is_answered_with_its_own(tmp_path):
 def test_of_many_images_the_first_are_looked_at_and_hidden_files_not_at_all(tmp_path):
     make(tmp_path, [f"a/{number:03}.png" for number in range(100)] + [".git/config", "__MACOSX/a", "a/list.txt"])
     seen = glance(tmp_path)
-    assert seen.images == tuple(f"/a/{number:03}.png" for number in range(MOST_IMAGES))
+    assert seen.images == tuple(f"/a/{number:03}.png" for number in range(MAX_IMAGES))
     assert seen.names == ("/a/", "/a/list.txt")
     shutil.rmtree(tmp_path / "a")
     with pytest.raises(DataError, match="is not a folder; correct the path"):

@@ -327,9 +327,9 @@ def test_broken_files_are_named(tmp_path):
 
 
 UNPACKING = [  # file, name of a limit, its value, sentence
-    ("data.parquet", "MOST_ROWS", 7, "unpacks to 8 rows, allowed are 7"),
-    ("data.parquet", "MOST_UNPACKED", 10, "unpacks to a row group of 0 MiB in one column, allowed are 0"),
-    ("data.arrow", "MOST_ROWS", 7, "unpacks to 8 rows, allowed are 7"),
+    ("data.parquet", "MAX_ROWS", 7, "unpacks to 8 rows, allowed are 7"),
+    ("data.parquet", "MAX_UNPACKED", 10, "unpacks to a row group of 0 MiB in one column, allowed are 0"),
+    ("data.arrow", "MAX_ROWS", 7, "unpacks to 8 rows, allowed are 7"),
 ]
 
 
@@ -374,7 +374,7 @@ def test_a_text_that_a_dictionary_repeats_is_kept_once_and_read_in_smaller_batch
         return whole(self, size, **options)
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
-    monkeypatch.setattr(hub_files, "_MOST_IN_BATCH", 200_000)
+    monkeypatch.setattr(hub_files, "_MAX_IN_BATCH", 200_000)
     site = load(DataSettings(dataset="hugging_face", root=str(tmp_path)))
     assert len({id(example.question) for example in (*site.train, *site.test)}) == 1
     assert sizes == [3]

@@ -200,7 +200,7 @@ def test_a_table_that_is_missing_or_damaged_is_refused(tmp_path):
     "content", [b"a,b\n" + b"0" * 2**24, b"a,b\n" + b"1,2\n" * 2**12, b'a,b\n1,"' + b"x\n" * 2**12], ids=len
 )
 def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(records, "MOST_BYTES", 2**12)
+    monkeypatch.setattr(records, "MAX_BYTES", 2**12)
     (tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(content))
     with pytest.raises(DataError, match="or a line of more than 64 KiB; download it again"):
         list(records.column_rows(tmp_path / "bomb.csv.gz", ("a", "b")))

@@ -243,10 +243,10 @@ def test_of_many_images_some_are_opened_and_the_others_counted(monkeypatch, tmp_
         Image.new("RGB", (9, 9)).save(tmp_path / f"{number}.png")
     examples = [Example(tmp_path / f"{n}.png", "?", "yes", closed=True, image_id=str(n)) for n in range(10)]
     site = SiteData("north", tuple(examples[:5]), (), tuple(examples[5:]), "made here")
-    monkeypatch.setattr(data, "MOST_OPENED", 4)
+    monkeypatch.setattr(data, "MAX_OPENED", 4)
     (tmp_path / "1.png").write_bytes(b"no image, and not opened")
     assert data._open(site, decoded=False) == "4 of 10 images opened, `fedpeft data` opens the others"
-    monkeypatch.setattr(data, "MOST_BYTES", (tmp_path / "0.png").stat().st_size * 2)
+    monkeypatch.setattr(data, "MAX_BYTES", (tmp_path / "0.png").stat().st_size * 2)
     assert data._open(site, decoded=False).startswith("2 of 10")
     monkeypatch.undo()
     with pytest.raises(FedpeftError, match=r"'north': 1 of 10 images cannot be read, .*1\.png cannot be decoded"):

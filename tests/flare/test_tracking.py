@@ -19,7 +19,7 @@ from fedpeft.doctor import content as doctor
 from fedpeft.doctor import open_context
 from fedpeft.flare.tracking import start_tracking
 from fedpeft.job import federation
-from fedpeft.job.composing import compose, usual_configs, write_job
+from fedpeft.job.composing import compose, default_configs, write_job
 from fedpeft.job.federation import TRACKERS, FederationSettings, Tracker, reason_of
 
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT")
@@ -253,7 +253,7 @@ def test_an_error_in_the_log_has_no_address_and_no_value_of_a_variable(text, env
 def test_doctor_looks_where_the_server_will_run(setting, uri, expected, environment, tmp_path):
     pytest.importorskip("mlflow")
     environment(MLFLOW_TRACKING_URI=uri)
-    sections = compose(usual_configs(), "fedpia_task1", [f"federation.tracking={setting}"])
+    sections = compose(default_configs(), "fedpia_task1", [f"federation.tracking={setting}"])
     write_job(tmp_path / "job", "job", sections)
     assert not list(doctor.check_tracking(open_context(tmp_path / "job", site="slake")))
     context = open_context(tmp_path / "job")

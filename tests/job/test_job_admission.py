@@ -407,11 +407,13 @@ def test_a_folder_is_checked_as_strictly(job, change, message):
 
 
 def test_the_simulators_own_classes_may_run_there_and_nowhere_else(files, job):
-    text = changed(files, CLIENT, lambda c: c["executors"][0]["executor"].update(path="saboteur.Saboteur"))[CLIENT]
+    text = changed(
+        files, CLIENT, lambda c: c["executors"][0]["executor"].update(path="faulty_executor.FaultyExecutor")
+    )[CLIENT]
     (job / CLIENT).write_text(text)
-    assert admit_folder(job, classes=["saboteur."])
-    assert admit_folder(job, classes=["saboteur.Saboteur"])
-    for classes in ((), ("saboteur",), ("saboteur.Sabot",)):
+    assert admit_folder(job, classes=["faulty_executor."])
+    assert admit_folder(job, classes=["faulty_executor.FaultyExecutor"])
+    for classes in ((), ("faulty_executor",), ("faulty_executor.Fault",)):
         assert refused(lambda classes=classes: admit_folder(job, classes=classes)).reason == "class"
 
 

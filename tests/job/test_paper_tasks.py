@@ -9,7 +9,7 @@ from fedpeft import cli, data
 from fedpeft.core.metrics import TITLES
 from fedpeft.data.registry import DATASETS
 from fedpeft.job.catalog import paper_tasks
-from fedpeft.job.composing import CONFIGS, PACKAGED, compose, configs_of, recipes, usual_configs
+from fedpeft.job.composing import CONFIGS, PACKAGED, compose, configs_of, default_configs, recipes
 from fedpeft.job.federation import site_data
 from fedpeft.job.folder import job_folder
 from fedpeft.report.catalogs import task_tables
@@ -77,7 +77,7 @@ def test_the_command_prints_every_task_and_every_data_set_from_any_folder(tasks,
 
 def test_the_configuration_comes_with_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert usual_configs() == PACKAGED
+    assert default_configs() == PACKAGED
     assert recipes(PACKAGED) == recipes(ROOT / "app_configs")
     assert {file.suffix for file in PACKAGED.rglob("*") if file.is_file()} == {".yml"}  # of which the wheel has all
     for name in ("vqa_rad", "jobs/vqa_rad"):
@@ -91,7 +91,7 @@ def test_a_folder_of_ones_own_goes_before_the_package(tmp_path, monkeypatch):
     (CONFIGS / "jobs.yml").write_text(
         "mine: [tasks/phantom, backbones/tiny_vilt, methods/fedpia, deployments/laptop]\n"
     )
-    assert usual_configs() == CONFIGS
+    assert default_configs() == CONFIGS
     assert compose(CONFIGS, "mine")["training"]["threads"] == 1
     assert compose(CONFIGS, "vqa_rad")["data"]["dataset"] == "vqa_rad"
     assert configs_of(Path("jobs/deep/mine")) == (tmp_path / CONFIGS, "deep/mine")

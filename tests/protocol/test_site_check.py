@@ -12,14 +12,14 @@ from PIL import Image
 
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.answering.training_settings import TrainingSettings
-from fedpeft.backbones import BackboneSettings, usual_source
+from fedpeft.backbones import BackboneSettings, default_source
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data import DataError, DataSettings
 from fedpeft.data.answer_space import UNLISTED
 from fedpeft.job.site_job import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.site_check import LEAST, MOST, admitted, load_data, refusals
+from fedpeft.protocol.site_check import MAX, MIN, admitted, load_data, refusals
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site.frames import Failure
 from fedpeft.site.learner import Learner
@@ -286,7 +286,7 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, request
 @pytest.mark.parametrize(
     ("requested", "own"),
     [
-        ({"backbone": {"source": usual_source("tiny-vilt")}}, {}),
+        ({"backbone": {"source": default_source("tiny-vilt")}}, {}),
         ({"backbone": {"source": "/srv/vilt"}}, {"sources": ("/srv/vilt",)}),
         ({"backbone": {"name": "transformers", "source": "/srv/clip"}}, {"sources": ("/srv/clip",)}),
         ({"data": {"seed": 3}}, {"seed": 3}),
@@ -343,7 +343,7 @@ def test_every_number_of_a_job_has_a_limit_or_needs_none():
         for name, kind in get_type_hints(settings).items()
         if {int, float} & {kind, *get_args(kind)}
     }
-    assert numbers == set(HARMLESS) | {name for name in MOST | LEAST if name.split(".")[0] in sections}
+    assert numbers == set(HARMLESS) | {name for name in MAX | MIN if name.split(".")[0] in sections}
 
 
 NO_SITES = {  # objects and lists of a job that name no site

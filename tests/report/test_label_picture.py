@@ -10,7 +10,7 @@ from PIL import Image
 from fedpeft import cli
 from fedpeft.data import Example, SiteData
 from fedpeft.report import data_summary
-from fedpeft.report.data_summary import AT_HOME, MOST_LABELS, NO_LABEL, label_counts
+from fedpeft.report.data_summary import AT_HOME, MAX_LABELS, NO_LABEL, label_counts
 from fedpeft.report.palette import LIGHT
 
 PIXELS = np.zeros((2, 2, 3), np.uint8)
@@ -76,8 +76,8 @@ def test_of_many_answers_the_rest_is_one_row_and_of_many_sites_no_count_is_writt
     answers = [f"answer {number}" for number in range(100) for _ in range(100 - number)]
     figure = drawn([answered(f"site-{number}", answers) for number in range(40)])
     rows, _, _ = texts(figure)
-    assert len(rows) == MOST_LABELS
-    assert rows[-1] == f"{100 - MOST_LABELS + 1} others"
+    assert len(rows) == MAX_LABELS
+    assert rows[-1] == f"{100 - MAX_LABELS + 1} others"
     assert not figure.axes[0].texts
     width, height = figure.get_size_inches()
     assert width < 15

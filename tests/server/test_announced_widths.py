@@ -10,7 +10,7 @@ from harness import introduction
 import fedpeft
 from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.method import TuningMethod
-from fedpeft.methods.setting_limits import MOST_WIDTH
+from fedpeft.methods.setting_limits import MAX_WIDTH
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.reply_contract import check_announcement
 from fedpeft.server.handshake import agree
@@ -82,12 +82,12 @@ def test_a_shape_beyond_any_tensor_is_none():
 
 def test_of_a_method_that_does_not_say_its_widths_sites_of_equal_settings_are_alike(monkeypatch):
     monkeypatch.setattr(TuningMethod, "tuning", lambda self: SimpleNamespace())
-    assert agreed(WIDE, {"a": bottleneck(6), "b": bottleneck(6), "c": bottleneck(MOST_WIDTH)}) == {}
+    assert agreed(WIDE, {"a": bottleneck(6), "b": bottleneck(6), "c": bottleneck(MAX_WIDTH)}) == {}
     problems = agreed(WIDE, {"a": bottleneck(7), "b": bottleneck(6), "b2": bottleneck(6), "c": bottleneck(2**20)})
     assert re.search(
         r"site a has .* \[7, 96\] and site b with \[6, 96\], and method.site_settings gives", problems["a"]
     )
-    assert re.search(f"site c announces 1048576 neurons in .* give it at most {MOST_WIDTH}", problems["c"])
+    assert re.search(f"site c announces 1048576 neurons in .* give it at most {MAX_WIDTH}", problems["c"])
     assert set(problems) == {"a", "c"}
     for first, second in ((7, 6), (6, 7)):  # of two alone neither counts, and the others go on
         problems = agreed(WIDE, {"a": bottleneck(first), "b": bottleneck(second), "c": bottleneck(8)})

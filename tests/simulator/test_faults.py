@@ -104,8 +104,8 @@ def test_a_killed_site_process_is_not_a_success(sections, tmp_path):
 def test_a_killed_server_loses_the_round_and_the_resumed_job_ends_alike(tmp_path, sections):
     chosen = "federation.sites=[slake, vqa-rad]", "training.rounds=3"
     workspace = workspace_for_tests(tmp_path / "ws")
-    mortal = {"round": 2, "marker": str(tmp_path / "killed")}
-    killed = simulate(write(tmp_path / "one", sections(*chosen), mortal=mortal), workspace, threads=2)
+    crashing = {"round": 2, "marker": str(tmp_path / "killed")}
+    killed = simulate(write(tmp_path / "one", sections(*chosen), crashing=crashing), workspace, threads=2)
     assert killed.code == 1
     assert "Finished rounds: 1" in killed.error
     assert "resume_from=latest" in killed.error

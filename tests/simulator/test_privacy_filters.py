@@ -13,7 +13,7 @@ from fedpeft.protocol import PrivacySettings, epsilon
 pytestmark = pytest.mark.simulator
 SECRET = "adenocarcinoma of the left lobe"
 OWN = "{}/*/round-00002/adapter.safetensors"
-LEAK = {"culprit": "vqa-rad", "round": 2, "secret": SECRET}
+LEAK = {"faulty_site": "vqa-rad", "round": 2, "secret": SECRET}
 
 
 def kept(run, site, name):

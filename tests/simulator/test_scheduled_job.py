@@ -81,14 +81,14 @@ def test_what_nobody_trains_is_bit_identical(scheduled, tmp_path):
 
 def test_the_first_sites_start_is_refused_if_most_sites_start_from_another(tmp_path, sections):
     """Like everybody, it announces the right digest; it sends values as large as those that it should begin with."""
-    culprit, *others = SITES
+    faulty_site, *others = SITES
     chosen = sections(*SCHEDULED, *VARIANTS["fresh"], "federation.quorum=2", "training.rounds=1")
-    job = write(tmp_path / "job", chosen, saboteur={"faults": {"0": "start"}, "culprit": culprit})
+    job = write(tmp_path / "job", chosen, faulty_executor={"faults": {"0": "start"}, "faulty_site": faulty_site})
     run = simulate(job, workspace_for_tests(tmp_path / "ws"), threads=len(SITES))
     assert run.code == 0, run.text
     manifest = json.loads((run.results / "manifest.json").read_text())
-    said = f"site {culprit} sent another first adapter than it and most sites announced"
-    assert said in manifest["sites"][culprit]["problem"]
+    said = f"site {faulty_site} sent another first adapter than it and most sites announced"
+    assert said in manifest["sites"][faulty_site]["problem"]
     assert said in run.text
     learners = {s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in others}
     assert manifest["start"] == {"site": others[0], "digest": learners[others[0]].start_digest()}

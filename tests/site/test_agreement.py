@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from fedpeft.alignment.settings import LEAST_BY_AGREEMENT as LEAST
+from fedpeft.alignment.settings import MIN_BY_AGREEMENT as MIN
 from fedpeft.site.client_round import ENOUGH, agreement, next_agreement, share_of
 from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import SiteState
@@ -40,7 +40,7 @@ def test_a_site_takes_its_own_part_off_the_mean(part):
     assert agreement(trained, started, before=before, after=after, part=part) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(("reached", "share"), [(None, 1), (0.5, 1), (ENOUGH, 1), (ENOUGH - 0.05, 0.75), (-1, LEAST)])
+@pytest.mark.parametrize(("reached", "share"), [(None, 1), (0.5, 1), (ENOUGH, 1), (ENOUGH - 0.05, 0.75), (-1, MIN)])
 def test_the_less_they_agree_the_more_a_site_keeps(reached, share):
     assert share_of(reached) == pytest.approx(share)
 

@@ -56,8 +56,8 @@ def _run(words, workspace, environment=(), *, pictures=False):
     )
 
 
-def write(folder, sections, *, frames=None, saboteur=None, mortal=None, peak=None):
-    """A job folder, with a recorder, a saboteur, an aggregator that is killed or measured, if wanted."""
+def write(folder, sections, *, frames=None, faulty_executor=None, crashing=None, peak=None):
+    """A job folder, with a recorder, a faulty executor, an aggregator that is killed or measured, if wanted."""
     write_job(folder, "small", sections)
     for role in ("server", "client"):
         file = folder / "app" / "config" / f"config_fed_{role}.json"
@@ -65,14 +65,16 @@ def write(folder, sections, *, frames=None, saboteur=None, mortal=None, peak=Non
         if frames:
             component = {"id": "recorder", "path": "recorder.Recorder", "args": {"folder": str(frames)}}
             config["components"].append(component)
-        if saboteur and role == "client":
+        if faulty_executor and role == "client":
             executor = config["executors"][0]["executor"]
-            executor["path"] = "saboteur.Saboteur"
-            executor["args"] |= saboteur
-        if (mortal or peak) and role == "server":
+            executor["path"] = "faulty_executor.FaultyExecutor"
+            executor["args"] |= faulty_executor
+        if (crashing or peak) and role == "server":
             (aggregator,) = (c for c in config["components"] if c["id"] == "aggregator")
-            aggregator["path"] = "saboteur.MortalAggregator" if mortal else "server_memory.MeasuredAggregator"
-            aggregator["args"] |= mortal or {"file": str(peak)}
+            aggregator["path"] = (
+                "faulty_executor.CrashingAggregator" if crashing else "server_memory.MeasuredAggregator"
+            )
+            aggregator["args"] |= crashing or {"file": str(peak)}
         file.write_text(json.dumps(config))
     return folder
 
@@ -81,7 +83,7 @@ def workspace_for_tests(folder):
     """A workspace whose allow-list lets the tests' own components in."""
     (folder / "local").mkdir(parents=True)
     allowed = resources()
-    allowed["class_allow_list"] += ["recorder.", "saboteur.", "server_memory."]
+    allowed["class_allow_list"] += ["recorder.", "faulty_executor.", "server_memory."]
     (folder / "local" / "resources.json").write_text(json.dumps(allowed))
     return folder
 
@@ -89,8 +91,8 @@ def workspace_for_tests(folder):
 def sabotage(folder, sections, faults, *overrides):
     """Run a job of two sites in which vqa-rad has a fault in some rounds; `peak` is the server's memory."""
     two = sections("federation.sites=[slake, vqa-rad]", f"training.rounds={max(2, *faults)}", *overrides)
-    saboteur = {"faults": {str(number): fault for number, fault in faults.items()}, "culprit": "vqa-rad"}
-    job = write(folder / "job", two, saboteur=saboteur, peak=folder / "peak")
+    faulty_executor = {"faults": {str(number): fault for number, fault in faults.items()}, "faulty_site": "vqa-rad"}
+    job = write(folder / "job", two, faulty_executor=faulty_executor, peak=folder / "peak")
     done = simulate(job, workspace_for_tests(folder / "ws"), threads=2)
     done.peak = folder / "peak"
     return done

@@ -67,8 +67,10 @@ IMPORTED = (
     "multiprocessing.managers",
     "psutil",
 )
-LARGEST_REQUEST, MOST_FDS = 2**20, 250
-LONGEST_GRACE = 0.3  # seconds that FLARE's processes wait when they end, instead of 3; those that are true Pythons wait
+LARGEST_REQUEST, MAX_FDS = 2**20, 250
+MAX_GRACE_LENGTH = (
+    0.3  # seconds that FLARE's processes wait when they end, instead of 3; those that are true Pythons wait
+)
 ANCESTORS = "FEDPEFT_WARM_ANCESTORS"  # environment variable: processes that a true start would have as parents
 FREE_FD = 400  # above those that a process is started with
 
@@ -122,7 +124,7 @@ def _serve(listener, names):
                         _import(names)
                         ready = True
                     control, _ = listener.accept()
-                    message, fds, *_ = socket.recv_fds(control, LARGEST_REQUEST, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+                    message, fds, *_ = socket.recv_fds(control, LARGEST_REQUEST, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
                     if not message:
                         control.close()
                         continue
@@ -228,7 +230,7 @@ def _end_sooner() -> None:
     """FLARE waits at the end of each process, so that messages on their way arrive."""
     process = sys.modules["nvflare.fuel.f3.mpm"].MainProcessMonitor
     shut_down = process._start_shutdown
-    process._start_shutdown = lambda grace, cleanup: shut_down(min(grace, LONGEST_GRACE), cleanup)
+    process._start_shutdown = lambda grace, cleanup: shut_down(min(grace, MAX_GRACE_LENGTH), cleanup)
 
 
 def _run(arguments, places) -> None:

@@ -43,7 +43,7 @@ from fedpeft.core.errors import FedpeftError
 
 ROUNDING = 1e-6  # of the sites' mean squared length: what float32 leaves uncertain in that of their mean
 AS_THEY_STAND = -1  # the start at the mean
-MOST_STARTS = 16  # sites that serve as a start, so that the time grows with the number of sites and not its square
+MAX_STARTS = 16  # sites that serve as a start, so that the time grows with the number of sites and not its square
 PROMISING = 3  # starts that go on after the first pass; more of them rarely found better orders
 
 
@@ -159,7 +159,7 @@ def _starts(problem: Problem) -> Iterator[tuple[int, np.ndarray]]:
     sites, width, _ = supports.shape
     yield AS_THEY_STAND, np.tile(np.arange(width), (sites, 1))
     matches = {(site, site): np.arange(width) for site in ranking}
-    for site in ranking[:MOST_STARTS]:
+    for site in ranking[:MAX_STARTS]:
         for other in ranking:
             if (site, other) not in matches:
                 match = linear_sum_assignment((supports[site] @ supports[other].T).numpy(), maximize=True)[1]

@@ -14,7 +14,7 @@ from fedpeft.core.states import State
 
 FACTORS = ("A", "B")
 RANK_AXIS = {"A": 0, "B": 1}
-MOST_RANKS = 2  # times the largest rank that a product can have
+MAX_RANKS = 2  # times the largest rank that a product can have
 PAIRS = (FACTORS, ("basis", "coefficients"))  # of a place; LoRA's, and those of prompts (`fedpeft.methods.prompts`)
 
 
@@ -73,7 +73,7 @@ def extended(before: State, added: State) -> State:
 
     Raises:
         FedpeftError: a place gets only one of its two factors, factors of different ranks, or more of them than
-            `MOST_RANKS` times the largest rank of their product: they would grow without end.
+            `MAX_RANKS` times the largest rank of their product: they would grow without end.
     """
     whole = {**before, **added}
     for names in factor_places(added).values():
@@ -83,9 +83,9 @@ def extended(before: State, added: State) -> State:
             for name, axis in RANK_AXIS.items():
                 whole[names[name]] = torch.cat([before[names[name]], added[names[name]]], dim=axis)
         rank, largest = whole[names["A"]].shape[0], min(whole[names["A"]].shape[1], whole[names["B"]].shape[0])
-        if rank > MOST_RANKS * largest:
+        if rank > MAX_RANKS * largest:
             raise FedpeftError(
-                f"{names['A']} would have {rank} rows, {MOST_RANKS * largest} are enough for any product: send the "
+                f"{names['A']} would have {rank} rows, {MAX_RANKS * largest} are enough for any product: send the "
                 f"adapter whole."
             )
     return whole

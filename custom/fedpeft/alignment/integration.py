@@ -89,7 +89,7 @@ def _guide(center: Tensors, leading: Tensors, settings: PIASettings) -> dict[str
     return {name: tensor.double().lerp(leading[name].double(), TIE_BREAK) for name, tensor in center.items()}
 
 
-LEAST_SHARE = 0.01  # least sum of the paper's weights, which do not sum to 1
+MIN_SHARE = 0.01  # least sum of the paper's weights, which do not sum to 1
 
 
 def integrate(
@@ -248,7 +248,7 @@ def _integrate_adapter(
         merged = robust_mean([a.tensors for a in aligned.values()], names, robust)
         return merged, _figures(aligned, distances, [None] * len(aligned))
     weights = pia_weights(counts, distances, settings)
-    if not settings.normalize and sum(weights) < LEAST_SHARE:
+    if not settings.normalize and sum(weights) < MIN_SHARE:
         raise FedpeftError(
             f"normalize=False with gamma={settings.gamma:g} leaves a share of {sum(weights):.1e} of the adapter in "
             f"{place}: use a smaller gamma, or normalize=True."

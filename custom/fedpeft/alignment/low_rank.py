@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from fedpeft.alignment.averaging import fedavg_weights, weighted_mean
 from fedpeft.alignment.checks import check_round
-from fedpeft.alignment.factors import FACTORS, MOST_RANKS, Pair, factor_places, lora_pairs, product_pairs
+from fedpeft.alignment.factors import FACTORS, MAX_RANKS, Pair, factor_places, lora_pairs, product_pairs
 from fedpeft.alignment.integration import integrate_owned
 from fedpeft.alignment.permutation import Figures, report_of
 from fedpeft.alignment.settings import PIASettings, RobustSettings
@@ -275,6 +275,6 @@ def _stacked(states: Sequence[State], weights: Sequence[float], pair: Pair, prev
         downs, ups = [previous[pair.down], *downs], [previous[up_key], *ups]
     down, up = torch.cat(downs), torch.cat(ups, dim=1)
     largest = min(up.shape[0], down.shape[1])
-    if down.shape[0] > MOST_RANKS * largest:
+    if down.shape[0] > MAX_RANKS * largest:
         down, up = (factor.to(dtype).contiguous() for factor in truncated(down.double(), up.double(), largest))
     return {pair.down: down, up_key: up}

@@ -14,10 +14,10 @@ from fedpeft.core.settings import at_least, between, one_of
 
 VALIDATION, AGREEMENT, PLACES = "validation", "agreement", "places"
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the global adapter, among which `validation` chooses
-LEAST_BY_AGREEMENT = 0.3  # share of the global adapter, however far the sites disagree
+MIN_BY_AGREEMENT = 0.3  # share of the global adapter, however far the sites disagree
 FEDAVG, LARGEST, FIXED_POINT = "fedavg", "largest", "fixed_point"
 FROZEN = "frozen_global"
-MOST_PASSES = 100  # what a job may ask of a server
+MAX_PASSES = 100  # what a job may ask of a server
 CHOICES = {
     "reference": (FEDAVG, LARGEST, FIXED_POINT),
     "weighting": ("samples", "uniform"),
@@ -133,9 +133,9 @@ class PIASettings:
             )
         if self.aligned_at == "site" and not self.server:
             raise FedpeftError("aligned_at is 'site', but server=False means no alignment: leave out one of them.")
-        if not isinstance(self.passes, int) or not 1 <= self.passes <= MOST_PASSES:
+        if not isinstance(self.passes, int) or not 1 <= self.passes <= MAX_PASSES:
             raise FedpeftError(
-                f"passes is {self.passes!r}, it must be a whole number from 1 to {MOST_PASSES}.", setting="passes"
+                f"passes is {self.passes!r}, it must be a whole number from 1 to {MAX_PASSES}.", setting="passes"
             )
         if self.margin >= 1:
             raise FedpeftError(
@@ -222,7 +222,7 @@ class PIASettings:
         if self.integration == FROZEN and self.upload == "local":
             return 1.0
         if isinstance(self.share, str):
-            return 1 - (LEAST_BY_AGREEMENT if self.follows_agreement else min(SHARES))
+            return 1 - (MIN_BY_AGREEMENT if self.follows_agreement else min(SHARES))
         return 1 - min(self.share) if isinstance(self.share, tuple) else 1 - self.share
 
     @property

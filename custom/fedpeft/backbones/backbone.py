@@ -180,10 +180,10 @@ class Pretrained:
             weights, and tokenizer and preparation of images are there. By them a site's data are checked before
             training; without, they are not.
         any_size: images of whatever shape can be prepared, so that their sizes need no check.
-        skeleton: from a folder (None: the usual one) to the `Backbone` without weights, on torch's meta device, whose
+        skeleton: from a folder (None: the default one) to the `Backbone` without weights, on torch's meta device, whose
             modules and shapes need no memory; tokenizer and images may be missing from it. Or an import path.
         source: the paper.
-        license: of the usual weights; empty: a job has to name a source, whose own page says it.
+        license: of the default weights; empty: a job has to name a source, whose own page says it.
         usual: its default weights, a folder of the package or a hub name; empty: a job has to name a source.
         tokenizer: whether its folder always has one.
         sized: its skeleton needs no source, although a job has to name one.

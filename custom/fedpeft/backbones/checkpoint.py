@@ -28,9 +28,9 @@ from fedpeft.core.errors import FedpeftError, LocalError
 
 LAYERS = re.compile(r"(layer|depth|block|stage|expert|label|level)")
 SIZES = re.compile(r"(size|dim|width|head|channel|embd|model|state)")
-MOST_LAYERS, LARGEST_SIZE, LARGEST_NUMBER = 4096, 2**20, 2**40
-MOST_IN_ALL = 2**15  # lists of layers' indices are among the entries, as mlp_only_layers
-MOST_ENTRIES = 200_000
+MAX_LAYERS, LARGEST_SIZE, LARGEST_NUMBER = 4096, 2**20, 2**40
+MAX_IN_ALL = 2**15  # lists of layers' indices are among the entries, as mlp_only_layers
+MAX_ENTRIES = 200_000
 ANSWERS = ("id2label", "label2id")
 FETCHING = ("mra", "rwkv", "sam3_video", "yoso")  # with the package kernels, whatever USE_HUB_KERNELS says
 KINDS = ("model_type", "image_processor_type", "feature_extractor_type", "processor_class")
@@ -50,8 +50,8 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
     """
     layers = 0
     for count, (name, value) in enumerate(_entries(config)):
-        if count > MOST_ENTRIES:
-            raise ValueError(f"its config.json has more than {MOST_ENTRIES:,} entries: give the one of its checkpoint")
+        if count > MAX_ENTRIES:
+            raise ValueError(f"its config.json has more than {MAX_ENTRIES:,} entries: give the one of its checkpoint")
         if name.endswith("attn_implementation") or name.endswith("experts_implementation"):
             if value not in OWN_ATTENTION:
                 raise ValueError(
@@ -80,10 +80,10 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
                 raise ValueError(
                     f"its config.json has {name} = {value!s:.20}, at most {most:,} is read: give a whole checkpoint"
                 )
-            layers += max(1, abs(value)) if most == MOST_LAYERS else 0
-            if layers > MOST_IN_ALL:
+            layers += max(1, abs(value)) if most == MAX_LAYERS else 0
+            if layers > MAX_IN_ALL:
                 raise ValueError(
-                    f"the layers, blocks, experts and labels in its config.json add up to more than {MOST_IN_ALL:,}, "
+                    f"the layers, blocks, experts and labels in its config.json add up to more than {MAX_IN_ALL:,}, "
                     f"at {name}: give a whole checkpoint"
                 )
 
@@ -120,7 +120,7 @@ def check_kinds(content: Any) -> None:
 
 def _most(name: str) -> int:
     if LAYERS.search(name) and "size" not in name:
-        return MOST_LAYERS
+        return MAX_LAYERS
     return LARGEST_SIZE if SIZES.search(name) and "position" not in name else LARGEST_NUMBER
 
 

@@ -19,8 +19,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-LARGEST_SIDE, LARGEST_PATCH, MOST_PIXELS, MOST_TOKENS = 4096, 256, 2**24, 2**14
-MOST_MADE, MOST_PATCHES = 2**26, 2**17
+LARGEST_SIDE, LARGEST_PATCH, MAX_PIXELS, MAX_TOKENS = 4096, 256, 2**24, 2**14
+MAX_MADE, MAX_PATCHES = 2**26, 2**17
 COUNTED = re.compile(r"(min|max)_pixels")
 PATCH = re.compile(r"patch_size|merge_size|expand_factor|pooling_kernel_size|ensure_multiple_of|size_divisor")
 TILES = re.compile(r"tiles|slice|crops|max_patches|temporal|frames")
@@ -49,8 +49,8 @@ def check_image_processor(processor: Any) -> None:
     step, both = math.prod(patches), sides[1:] + canvases[1:]
     cuts = (max(both) / min(both)) ** 2 if both else 1
     made = max(max(sides) ** 2 * cuts, max(canvases) ** 2, *pixels, step**2)
-    _check("all its tiles together", made * math.prod(tiles), MOST_MADE)
-    _check("the number of its patches", max(pixels) / step**2, MOST_PATCHES)
+    _check("all its tiles together", made * math.prod(tiles), MAX_MADE)
+    _check("the number of its patches", max(pixels) / step**2, MAX_PATCHES)
 
 
 def check_processor(content: Mapping[str, Any], images: Any) -> None:
@@ -66,12 +66,12 @@ def check_processor(content: Mapping[str, Any], images: Any) -> None:
     own = {name: value for name, value in content.items() if not OTHERS.fullmatch(name)}
     for path, number in _numbers(own):
         if not TOKEN.search(path):
-            _check(path, number, MOST_TOKENS)
+            _check(path, number, MAX_TOKENS)
     patch = own.get("patch_size")
     if isinstance(patch, int | float) and not hasattr(type(images), "merge_size"):
         sizes = {name: value for name, value in images.to_dict().items() if name in ("size", "crop_size")}
         side = max((number for _, number in _numbers(sizes)), default=1)
-        _check("the number of its patches", (side / max(patch, 1)) ** 2, MOST_PATCHES)
+        _check("the number of its patches", (side / max(patch, 1)) ** 2, MAX_PATCHES)
 
 
 def check_scaled(processor: Any, size: tuple[int, int]) -> None:
@@ -88,16 +88,14 @@ def check_scaled(processor: Any, size: tuple[int, int]) -> None:
     if set(sides) == {"shortest_edge"}:
         edge = sides["shortest_edge"]
         made = edge**2 * max(size) / min(size)
-        if made > MOST_MADE:
-            raise ValueError(
-                f"an image of {size} would be scaled to {made:,.0f} pixels, at most {MOST_MADE:,} are made"
-            )
+        if made > MAX_MADE:
+            raise ValueError(f"an image of {size} would be scaled to {made:,.0f} pixels, at most {MAX_MADE:,} are made")
 
 
 def _kind(path: str, in_pixels: bool) -> tuple[str, int]:
     """Return what a number stands for, empty where it is none of a size, and the largest that is read."""
     if COUNTED.search(path) or (in_pixels and path.startswith("size.")):
-        return "pixels", MOST_PIXELS
+        return "pixels", MAX_PIXELS
     if TILES.search(path) and "num_patches" not in path:
         return "tiles", LARGEST_SIDE
     if PATCH.search(path):
@@ -106,7 +104,7 @@ def _kind(path: str, in_pixels: bool) -> tuple[str, int]:
         return "canvas", LARGEST_SIDE
     if SIDE.search(path):
         return "side", LARGEST_SIDE
-    return "", MOST_TOKENS
+    return "", MAX_TOKENS
 
 
 def _check(name: str, number: float, most: int) -> None:
@@ -128,7 +126,7 @@ def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-MOST_GROWTH = 2**10
+MAX_GROWTH = 2**10
 GROWTH = {"ByteLevel": 2, "Precompiled": 32}  # a byte becomes a letter of two; one letter can stand for a word
 
 
@@ -146,9 +144,9 @@ def check_growth(tokenizer: Any) -> None:
         step = getattr(backend, part)
         for entry in _steps(json.loads(step.__getstate__())) if step is not None else ():
             growth *= max(1, _growth(entry))
-            if growth > MOST_GROWTH:
+            if growth > MAX_GROWTH:
                 raise ValueError(
-                    f"its tokenizer.json has steps that make a text more than {MOST_GROWTH:,} times as long, at "
+                    f"its tokenizer.json has steps that make a text more than {MAX_GROWTH:,} times as long, at "
                     f"{entry.get('type')!s:.40} of its {part}: give the tokenizer of a whole checkpoint"
                 )
 

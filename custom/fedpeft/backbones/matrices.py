@@ -75,7 +75,7 @@ def products(model: nn.Module) -> Iterator[bool]:
         yield half
 
 
-MOST_PARTS = 2**18  # twice as many as DeepSeek-V3 has where its experts are modules of their own
+MAX_PARTS = 2**18  # twice as many as DeepSeek-V3 has where its experts are modules of their own
 
 
 @contextmanager
@@ -90,9 +90,9 @@ def without_weights() -> Iterator[None]:
     parts = itertools.count(1)
 
     def counted(*_: Any) -> None:
-        if next(parts) > MOST_PARTS:
+        if next(parts) > MAX_PARTS:
             raise ValueError(
-                f"its config.json describes a model of more than {MOST_PARTS:,} modules and parameters: give a whole "
+                f"its config.json describes a model of more than {MAX_PARTS:,} modules and parameters: give a whole "
                 f"checkpoint"
             )
 

@@ -180,7 +180,7 @@ BACKBONES.register(
 )
 
 
-LONGEST_PROMPT = 400
+MAX_PROMPT_LENGTH = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,11 +232,11 @@ class BackboneSettings:
             )
         places = ("{image}", "{question}")
         if self.prompt is not None and (
-            len(str(self.prompt)) > LONGEST_PROMPT or not all(str(self.prompt).count(place) == 1 for place in places)
+            len(str(self.prompt)) > MAX_PROMPT_LENGTH or not all(str(self.prompt).count(place) == 1 for place in places)
         ):
             raise FedpeftError(
                 f"prompt is {self.prompt!r:.200}, it must have {places[0]} and {places[1]} in it, once each, and at "
-                f"most {LONGEST_PROMPT} characters.",
+                f"most {MAX_PROMPT_LENGTH} characters.",
                 setting="prompt",
             )
         if not _positive(self.text_length) or self.text_length < 3:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-MOST_TIMES, SLACK = 2, 10_000_000  # a pooler or head that the checkpoint lacks; matrices that are stored once
+MAX_TIMES, SLACK = 2, 10_000_000  # a pooler or head that the checkpoint lacks; matrices that are stored once
 REMEDY = (
     f"take a checkpoint with {WEIGHTS}, or convert it once where you trust its author: "
     "AutoModel.from_pretrained(folder, use_safetensors=False).save_pretrained(folder)"
@@ -119,7 +119,7 @@ def check_size(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """
     described = sum(parameter.numel() for parameter in model.parameters())
     held = sum(math.prod(shape) for shape in shapes.values())
-    if described > MOST_TIMES * held + SLACK:
+    if described > MAX_TIMES * held + SLACK:
         raise ValueError(
             f"its config.json describes a model of {described:,} parameters, its weights have {held:,}: give a folder "
             f"whose two files belong together"

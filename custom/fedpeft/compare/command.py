@@ -100,7 +100,7 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
     from fedpeft.compare.experiment import earlier, plan, run_missing
     from fedpeft.compare.runs import variants
     from fedpeft.core.console import Console
-    from fedpeft.job.composing import name_of, usual_configs
+    from fedpeft.job.composing import default_configs, name_of
 
     if len(chosen.what) > 1:
         raise FedpeftError(f"{chosen.what[1]!r}: with --methods or --variant name one job.")
@@ -110,7 +110,7 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
     if chosen.baseline not in (None, *names):
         raise FedpeftError(f"--baseline {chosen.baseline!r} is none of {', '.join(names)}: name one of them.")
     task = name_of(Path(chosen.what[0]))
-    runs = plan(chosen.configs or usual_configs(), task, methods, range(chosen.seeds), chosen.set)
+    runs = plan(chosen.configs or default_configs(), task, methods, range(chosen.seeds), chosen.set)
     there = len(earlier(out, runs))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:

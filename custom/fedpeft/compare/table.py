@@ -171,7 +171,7 @@ def signed(differences: Sequence[float]) -> str:
     return f"{mean:+.1f} ± {half:.1f}" + ", two seeds" * (len(differences) == 2)
 
 
-MOST_SITES = 12  # with a column of their own
+MAX_SITES = 12  # with a column of their own
 MEAN, POOLED = "mean", "pooled"
 CPU_SECONDS = (
     "CPU seconds: what all threads and child processes computed in the rounds, in seconds of a core, the "
@@ -199,7 +199,7 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Co
     sites = list(dict.fromkeys(site for one in outcomes for site in one.metrics))
     beside = published(outcomes)
     columns = _Columns(list(by_method))
-    for site in sites if len(sites) <= MOST_SITES else []:
+    for site in sites if len(sites) <= MAX_SITES else []:
         columns.of_site(site, [_mean([_of_site(one, site, last) for one in runs]) for runs in by_method.values()])
     for metric in metrics:
         figures = {name: _of_seeds(runs, metric, last) for name, runs in by_method.items()}
@@ -342,8 +342,8 @@ def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: i
     notes = [f"{words}."] if words else []
     notes += ["Differences are paired seed by seed, with a 95 % interval (Student's t)."] if several else []
     notes += [TWO_SEEDS] if columns.two_seeds else []
-    if len(sites) > MOST_SITES:
-        notes.append(f"{len(sites)} sites: more than {MOST_SITES} have no columns of their own.")
+    if len(sites) > MAX_SITES:
+        notes.append(f"{len(sites)} sites: more than {MAX_SITES} have no columns of their own.")
     if not all(one.complete(last=last) for one in outcomes):
         notes.append(f"{FEWER} a mean of some sites: others were not drawn, or did not answer, in these rounds.")
     if any(one.pooled for one in outcomes):

@@ -16,10 +16,10 @@ class FedpeftError(ValueError):
         sentence: for the user of this machine; it may hold values and paths, so it does not leave the machine.
         setting: dotted name of the wrong setting, e.g. `training.device`; empty if it is not about a setting.
         code: what a site sends to the server in place of the sentence, one of `fedpeft.protocol.problem_codes`; empty:
-            `usual_code`, or the code of a wrong setting if one is named.
+            `default_code`, or the code of a wrong setting if one is named.
     """
 
-    usual_code = "job-refused"
+    default_code = "job-refused"
 
     def __init__(self, sentence: str = "", *, setting: str = "", code: str = "") -> None:
         super().__init__(sentence)
@@ -29,26 +29,26 @@ class FedpeftError(ValueError):
     def code(self) -> str:
         """What a site sends to the server in place of the sentence."""
         if self._code or not self.setting:
-            return self._code or self.usual_code
+            return self._code or self.default_code
         return "setting-refused"
 
 
 class LocalError(FedpeftError):
     """A problem with what a site has on its disk."""
 
-    usual_code = "state-unusable"
+    default_code = "state-unusable"
 
 
 class SecureSumError(FedpeftError):
     """A secure sum that this site does not take part in."""
 
-    usual_code = "secure-sum-refused"
+    default_code = "secure-sum-refused"
 
 
 class DataError(LocalError):
     """A folder, file, row or setting is wrong; the message names it and the remedy, never a question or an answer."""
 
-    usual_code = "data-unusable"
+    default_code = "data-unusable"
 
 
 class UnreadableImage(DataError):

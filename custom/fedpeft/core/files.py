@@ -141,11 +141,11 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-MOST_BYTES = 128 * 2**20  # of JSON; a history of 200 rounds and 20 sites has about 20 MB
-MOST_HASHED = 64 * 2**30  # of a file of tensors
-MOST_DEPTH = 32
-MOST_DIGITS = 19  # of a whole number: what fits into 64 bits
-MOST_ENTRIES = 10_000  # of a folder
+MAX_BYTES = 128 * 2**20  # of JSON; a history of 200 rounds and 20 sites has about 20 MB
+MAX_HASHED = 64 * 2**30  # of a file of tensors
+MAX_DEPTH = 32
+MAX_DIGITS = 19  # of a whole number: what fits into 64 bits
+MAX_ENTRIES = 10_000  # of a folder
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def opened(file: Path, *, most: int) -> Iterator[BufferedReader]:
         yield stream
 
 
-def check_regular(file: Path, *, most: int = MOST_HASHED) -> Path:
+def check_regular(file: Path, *, most: int = MAX_HASHED) -> Path:
     """Return the path of a regular file, for a library that opens it itself.
 
     Raises:
@@ -184,8 +184,8 @@ def check_folder(folder: Path, *, deep: bool = True) -> None:
     count = 0
     for parent, folders, names in os.walk(folder, followlinks=True):
         count += len(folders) + len(names)
-        if count > MOST_ENTRIES:
-            raise OSError(errno.EFBIG, f"it has more than {MOST_ENTRIES:,} entries", str(folder))
+        if count > MAX_ENTRIES:
+            raise OSError(errno.EFBIG, f"it has more than {MAX_ENTRIES:,} entries", str(folder))
         for name in names:
             with suppress(FileNotFoundError):  # a link that leads nowhere is not there
                 check_regular(Path(parent, name))
@@ -193,7 +193,7 @@ def check_folder(folder: Path, *, deep: bool = True) -> None:
             return
 
 
-def read_text(file: Path, *, most: int = MOST_BYTES) -> str:
+def read_text(file: Path, *, most: int = MAX_BYTES) -> str:
     """Read a text.
 
     Raises:
@@ -207,7 +207,7 @@ def read_text(file: Path, *, most: int = MOST_BYTES) -> str:
     return content.decode("utf-8")
 
 
-def read_json(file: Path, *, most: int = MOST_BYTES) -> Any:
+def read_json(file: Path, *, most: int = MAX_BYTES) -> Any:
     """Read JSON of bounded size, depth and whole numbers; NaN and infinite numbers are left to who reads it.
 
     Raises:
@@ -237,7 +237,7 @@ def digest(file: Path) -> str:
     Raises:
         OSError: as in `opened`.
     """
-    with opened(file, most=MOST_HASHED) as stream:
+    with opened(file, most=MAX_HASHED) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -255,12 +255,12 @@ def _too_large(file: Path, most: int) -> OSError:
 
 
 def _too_deep() -> ValueError:
-    return ValueError(f"it is nested too deeply, at most {MOST_DEPTH} levels are read")
+    return ValueError(f"it is nested too deeply, at most {MAX_DEPTH} levels are read")
 
 
 def _check_depth(value: Any) -> None:
     level = [value]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         level = [
             inner
             for one in level
@@ -273,6 +273,6 @@ def _check_depth(value: Any) -> None:
 
 
 def _whole(text: str) -> int:
-    if len(text) > MOST_DIGITS:
-        raise ValueError(f"the number {text[:20]}... has more than {MOST_DIGITS} digits")
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"the number {text[:20]}... has more than {MAX_DIGITS} digits")
     return int(text)

@@ -20,7 +20,7 @@ from fedpeft.core.keys import layers_of, parse_key, place_of, renumbered
 
 T = TypeVar("T")
 SETTING = "method.matched_layers"
-MOST_LISTED = 12  # numbers in an error
+MAX_LISTED = 12  # numbers in an error
 
 
 def matched(own: int, deepest: int, *, owner: str = "this backbone") -> tuple[int, ...]:
@@ -87,7 +87,7 @@ def one_layer(shapes: Mapping[str, Sequence[int]], deepest: int, *, owner: str) 
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:MOST_LISTED])) + ", ..." * (len(numbers) > MOST_LISTED)
+    return ", ".join(map(str, numbers[:MAX_LISTED])) + ", ..." * (len(numbers) > MAX_LISTED)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import psutil
 from fedpeft.core.errors import FedpeftError
 
 SAFE_PATH, PATH, TEMPORARY = "PYTHONSAFEPATH", "PYTHONPATH", "TMPDIR"
-LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107  # bytes
+MAX_SOCKET_LENGTH = 103 if sys.platform == "darwin" else 107  # bytes
 SOCKET = "/pymp-xxxxxxxx/listener-xxxxxxxx"  # below the temporary folder, of multiprocessing
 SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -47,9 +47,9 @@ def python_environment(environment: Mapping[str, str] | None = None) -> dict[str
 def no_sockets() -> str:
     """Return why the temporary folder cannot hold a socket, with the remedy; empty: it can."""
     folder = tempfile.gettempdir()
-    if len(os.fsencode(folder + SOCKET)) <= LONGEST_SOCKET:
+    if len(os.fsencode(folder + SOCKET)) <= MAX_SOCKET_LENGTH:
         return ""
-    most = LONGEST_SOCKET - len(SOCKET)
+    most = MAX_SOCKET_LENGTH - len(SOCKET)
     return f"sockets in {folder} would have too long a path: set {TEMPORARY} to a folder of at most {most} letters."
 
 

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 MARK = "\N{REPLACEMENT CHARACTER}"
-MOST = 10_000  # characters of a line
+MAX = 10_000  # characters of a line
 # letters and marks to Unicode, but nothing is seen of them
 UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
 _USUAL = re.compile(r"[\n\x20-\x7e]*")
 
 
-def printable(text: str, *, most: int = MOST) -> str:
+def printable(text: str, *, most: int = MAX) -> str:
     """Return a text in which a mark stands for each character that a terminal would obey, hide or turn around.
 
     These are control characters, those that change the direction of writing, and those without width. Line breaks stay.
@@ -41,7 +41,7 @@ def printable(text: str, *, most: int = MOST) -> str:
     return "\n".join(line if len(line) <= most else _cut(line, most) for line in text.split("\n"))
 
 
-def one_line(text: str, *, most: int = MOST) -> str:
+def one_line(text: str, *, most: int = MAX) -> str:
     """Return a printable text on one line, for a table's cell or a part of a sentence.
 
     Args:

@@ -169,7 +169,7 @@ def _save(image: np.ndarray, target: Path) -> None:
 
 
 _HEADER = ("image", "question", "answer", "answer_type", "question_type", "split")
-_ROUNDS, _LEAST = 200, 0.25
+_ROUNDS, _MIN = 200, 0.25
 
 
 def build(parts: Sequence[Source], out: Path, *, seed: int = 0, test_fraction: float = 0.2) -> None:
@@ -211,7 +211,7 @@ def numbers(sets: Sequence[tuple[Subject, int]]) -> np.ndarray:
 
     Rows and columns are scaled in turn to the images of the sets and to the published shares (iterative proportional
     fitting), rows last; remainders go to the largest fractions. No set loses a type to that: in each pass it
-    keeps `_LEAST` of what it would have alone, in the published shares of the types that can be asked about it.
+    keeps `_MIN` of what it would have alone, in the published shares of the types that can be asked about it.
 
     Args:
         sets: what is known of the images of each set, and how many there are.
@@ -226,7 +226,7 @@ def numbers(sets: Sequence[tuple[Subject, int]]) -> np.ndarray:
     for _ in range(_ROUNDS):
         columns = fit.sum(axis=0)
         scale = np.divide(shares / shares.sum() * images.sum(), columns, out=np.zeros_like(columns), where=columns > 0)
-        fit = np.maximum(fit * scale, _LEAST * alone)
+        fit = np.maximum(fit * scale, _MIN * alone)
         fit *= (images / fit.sum(axis=1))[:, None]
     whole = np.floor(fit).astype(int)
     for row, exact, total in zip(whole, fit, images.astype(int), strict=True):

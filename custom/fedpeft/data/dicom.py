@@ -25,12 +25,12 @@ import numpy as np
 from fedpeft.core.errors import DataError, UnreadableImage
 from fedpeft.data import dicom_grays
 from fedpeft.data.dicom_grays import PALETTE, check_bits, colors_of_palette, grays_of, stored_values
-from fedpeft.data.images import MOST_PIXELS, SOUND_COPY
+from fedpeft.data.images import MAX_PIXELS, SOUND_COPY
 from fedpeft.data.settings import Window
 
 RLE_HEADER = struct.Struct("<16I")  # number of segments, their offsets
 JPEG, JPEG_2000 = b"\xff\xd8", b"\xff\x4f\xff\x51"
-MOST_PADDING = 4096  # bytes
+MAX_PADDING = 4096  # bytes
 _SIZE = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}  # JPEG's markers of frames, JPEG-LS's too
 _BARE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
 
@@ -68,7 +68,7 @@ def _rle_fits(frame: bytes, header: Any) -> bool:
     if segments != header.SamplesPerPixel * (header.BitsAllocated // 8) or segments > len(starts):
         return False
     ends = [*starts[1:segments], len(frame)]
-    most = header.Rows * header.Columns + MOST_PADDING
+    most = header.Rows * header.Columns + MAX_PADDING
     return all(_rle_length(frame[start:end], most) <= most for start, end in zip(starts, ends, strict=False))
 
 
@@ -181,8 +181,8 @@ def _read(pydicom: Any, file: Path, frame: int | None, window: Window | None, pi
 
 
 def _check_form(header: Any, file: Path, frame: int | None) -> int:
-    if header.Rows * header.Columns > MOST_PIXELS:
-        raise UnreadableImage.of(file, f"has more than {MOST_PIXELS // 10**6} million pixels", "save a smaller one")
+    if header.Rows * header.Columns > MAX_PIXELS:
+        raise UnreadableImage.of(file, f"has more than {MAX_PIXELS // 10**6} million pixels", "save a smaller one")
     frames = int(header.get("NumberOfFrames") or 1)
     if frame is None and frames > 1:
         raise UnreadableImage.of(file, f"has {frames} frames", f"name one of #0 to #{frames - 1} behind the file")

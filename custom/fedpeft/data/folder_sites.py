@@ -23,8 +23,8 @@ from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import IID, NATURAL, DataSettings
 
 CLIENTS = 4  # that share a data set that has no sites of its own, as in FedPIA's task 3
-LEAST_UNITS = 15  # images or patients of a client: below, there are fewer clients
-MOST_NAMED = 5
+MIN_UNITS = 15  # images or patients of a client: below, there are fewer clients
+MAX_NAMED = 5
 ALONE = "There is one site, so that nothing is averaged: a folder for each site makes a federation."
 _TAKEN = frozenset({"server", "simulator_server"})
 
@@ -155,7 +155,7 @@ def _one(seen: Glance, name: str, chosen: Mapping[str, Any]) -> FolderSites:
         whole = _loaded({**common, "partition": NATURAL, "parts": 1}, data_set.whole or _site_name(seen.root.name, ()))
         units = {example.unit for examples in whole.splits().values() for example in examples}
         partition = chosen.get("partition", IID)
-        usual = {"parts": max(1, min(CLIENTS, len(units) // LEAST_UNITS))} if partition != NATURAL else {}
+        usual = {"parts": max(1, min(CLIENTS, len(units) // MIN_UNITS))} if partition != NATURAL else {}
         parts = build(DataSettings, {**common, "partition": partition, **usual, **chosen}, section="data").parts
         if parts > 1:
             common |= {"partition": partition, "parts": parts}
@@ -273,7 +273,7 @@ def _loaded(settings: Mapping[str, Any], site: str) -> SiteData:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join([*names[:MOST_NAMED], *["..."] * (len(names) > MOST_NAMED)])
+    return ", ".join([*names[:MAX_NAMED], *["..."] * (len(names) > MAX_NAMED)])
 
 
 def _title(name: str) -> str:

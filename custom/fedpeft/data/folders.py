@@ -220,8 +220,8 @@ def _search(root: Path, name: str, *, folder: bool) -> list[Path]:
 
 
 DEPTH = 5
-MOST_FOLDERS = 2_000  # that are opened, from the shallowest on
-MOST_IMAGES = 20  # of one folder that are remembered
+MAX_SEEN = 2_000  # that are opened, from the shallowest on
+MAX_IMAGES = 20  # of one folder that are remembered
 _SHOWN, _SHOWN_INSIDE = 8, 3
 
 
@@ -292,7 +292,7 @@ def glance(root: Path) -> Glance:
     level, opened = [""], 0
     for _ in range(DEPTH):
         folders: list[str] = []
-        for folder in level[: MOST_FOLDERS - opened]:
+        for folder in level[: MAX_SEEN - opened]:
             opened += 1
             own, shown = _entries(root, folder)
             names += own
@@ -341,4 +341,4 @@ def _entries(root: Path, folder: str) -> tuple[list[str], list[str]]:
                 kept.append(f"{folder}/{entry.name}/" if inside else f"{folder}/{entry.name}")
     except OSError:
         return [], []
-    return sorted(names), sorted(images)[:MOST_IMAGES]
+    return sorted(names), sorted(images)[:MAX_IMAGES]

@@ -27,9 +27,9 @@ from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.records import read_text
 
 _BATCH = 64
-MOST_ROWS = 5 * 10**6
-MOST_UNPACKED = 2**29  # bytes of one column in one row group
-_MOST_IN_BATCH = 2**28  # bytes that a column of a batch may have where every row is as long as its column
+MAX_ROWS = 5 * 10**6
+MAX_UNPACKED = 2**29  # bytes of one column in one row group
+_MAX_IN_BATCH = 2**28  # bytes that a column of a batch may have where every row is as long as its column
 ONE_READER = Lock()  # pyarrow does not say that threads may share an open file; and they find what another has read
 _SHARD = re.compile(r"(.+)-\d+-of-\d+(?:-[0-9a-f]+)?")  # until 2023 `push_to_hub` added a digest
 _WORDS = re.compile(r"[a-z]+")
@@ -101,7 +101,7 @@ def rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """
     chosen = list(dict.fromkeys(columns))
     largest = _largest_column(file, chosen) if file.suffix == ".parquet" else 0
-    size = max(1, min(_BATCH, _MOST_IN_BATCH // max(1, largest)))
+    size = max(1, min(_BATCH, _MAX_IN_BATCH // max(1, largest)))
     try:
         if file.suffix == ".parquet":
             batches = _parquet(file).iter_batches(size, columns=chosen, use_threads=False)
@@ -226,22 +226,22 @@ def _open_parquet(file: Path, stamp: tuple[int, int]) -> Any:
 
 
 def _check_rows(file: Path, count: int) -> None:
-    if count > MOST_ROWS:
-        raise _unpacks(file, f"{count:,} rows, allowed are {MOST_ROWS:,}")
+    if count > MAX_ROWS:
+        raise _unpacks(file, f"{count:,} rows, allowed are {MAX_ROWS:,}")
 
 
 def _largest_column(file: Path, chosen: Sequence[str]) -> int:
     """Return the bytes that the largest of some columns unpacks to in one row group.
 
     Raises:
-        DataError: more than `MOST_UNPACKED`.
+        DataError: more than `MAX_UNPACKED`.
     """
     metadata, schema = _parquet(file).metadata, _parquet(file).schema
     leaves = [number for number in range(metadata.num_columns) if schema.column(number).path.split(".")[0] in chosen]
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     largest = max((group.column(leaf).total_uncompressed_size for group in groups for leaf in leaves), default=0)
-    if largest > MOST_UNPACKED:
-        raise _unpacks(file, f"a row group of {largest >> 20:,} MiB in one column, allowed are {MOST_UNPACKED >> 20:,}")
+    if largest > MAX_UNPACKED:
+        raise _unpacks(file, f"a row group of {largest >> 20:,} MiB in one column, allowed are {MAX_UNPACKED >> 20:,}")
     return largest
 
 

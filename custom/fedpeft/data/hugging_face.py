@@ -35,7 +35,7 @@ from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 
 REQUIRED = ("image", "question", "answer")
-MOST_LETTERS = 2**16  # of a text, a short book
+MAX_LETTERS = 2**16  # of a text, a short book
 _INCOMPLETE = "no image or several, no question or no answer"
 _OTHER_SPLIT = "its split is none of train, validation and test"
 
@@ -147,8 +147,8 @@ def _example(row: Row, image: Path | EncodedImage, digest: str, texts: dict[str,
     answers = row.values["answer"]
 
     def once(text: str) -> str:
-        if len(text) > MOST_LETTERS:
-            raise DataError(f"{row.where}: a text of {len(text):,} letters, allowed are {MOST_LETTERS:,}; shorten it.")
+        if len(text) > MAX_LETTERS:
+            raise DataError(f"{row.where}: a text of {len(text):,} letters, allowed are {MAX_LETTERS:,}; shorten it.")
         return texts.setdefault(text, text)
 
     with reading(row):

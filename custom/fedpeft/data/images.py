@@ -28,7 +28,7 @@ from fedpeft.data.settings import Window
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # none that runs another program
 ONE_FRAME = "save one frame as a file of its own, or list it in a manifest with #0 after its name"
 EIGHT_BITS = "save it with 8 bits per channel, or list it in a manifest and set data.window"
-MOST_PIXELS = 89_478_485  # Pillow warns from here on, and refuses twice as many
+MAX_PIXELS = 89_478_485  # Pillow warns from here on, and refuses twice as many
 ONE_PICTURE = ("MPO",)  # a camera's photograph with smaller copies of it
 TURNED, ASIDE = range(2, 9), range(5, 9)  # orientations in EXIF: any but upright, and on one side
 MAX_EXIF = 1 << 20  # bytes that are read for the orientation, whatever length a file says
@@ -169,7 +169,7 @@ def checked(opened: Image.Image, name: str, *, one_frame: bool = True, deep: boo
     Raises:
         UnreadableImage: see `open_image`.
     """
-    if opened.width * opened.height > MOST_PIXELS:
+    if opened.width * opened.height > MAX_PIXELS:
         raise _too_large(name)
     if one_frame and opened.format not in ONE_PICTURE and (frames := getattr(opened, "n_frames", 1)) > 1:
         raise UnreadableImage.of(
@@ -233,7 +233,7 @@ def _exif_behind_pixels(opened: Image.Image) -> bytes:
 
 
 def _too_large(name: str) -> UnreadableImage:
-    return UnreadableImage.of(name, f"has more than {MOST_PIXELS // 10**6} million pixels", "save a smaller one")
+    return UnreadableImage.of(name, f"has more than {MAX_PIXELS // 10**6} million pixels", "save a smaller one")
 
 
 def as_rgb(image: Image.Image, name: str) -> Image.Image:

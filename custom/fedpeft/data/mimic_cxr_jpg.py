@@ -40,7 +40,7 @@ from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 
-MOST_BYTES = 2**18
+MAX_BYTES = 2**18
 SECTIONS = frozenset({"FINDINGS", "FINDING", "FINDINGS AND IMPRESSION", "FINDINGS/IMPRESSION"})
 _HEADER = re.compile(r"[ \t]*([A-Z][A-Z ()/,&-]{2,80}):(.*)")
 
@@ -74,7 +74,7 @@ def read_report(path: Path) -> str:
     Raises:
         DataError: it cannot be read, is no UTF-8, or is larger than 256 KiB.
     """
-    return read_text(path, MOST_BYTES)
+    return read_text(path, MAX_BYTES)
 
 
 FOLDERS = ("mimic_cxr_jpg", "mimic-cxr-jpg", "MIMIC-CXR-JPG", "mimic_cxr", "MIMIC-CXR")

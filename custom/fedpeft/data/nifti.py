@@ -18,12 +18,12 @@ import numpy as np
 
 from fedpeft.core.errors import DataError, UnreadableImage
 from fedpeft.data.dicom_grays import SET_WINDOW
-from fedpeft.data.images import MOST_PIXELS, SOUND_COPY
+from fedpeft.data.images import MAX_PIXELS, SOUND_COPY
 from fedpeft.data.settings import Window
 
 SUFFIXES = (".nii", ".nii.gz")
 PLANES = {"sagittal": 0, "coronal": 1, "axial": 2}  # the axis across the slices, of right, anterior, superior
-MOST_VOXELS = 2**32  # of a volume, which a compressed file is read through up to the slice
+MAX_VOXELS = 2**32  # of a volume, which a compressed file is read through up to the slice
 _FIRST, _SECOND = 348, 540  # bytes of the headers of NIfTI-1 and NIfTI-2
 
 
@@ -62,8 +62,8 @@ def _read(nibabel: Any, file: Path, axis: int, number: int | None, window: Windo
     shape = header.get_data_shape()
     if len(shape) < 3 or max(shape[3:], default=1) > 1:
         raise UnreadableImage.of(file, f"has {len(shape)} dimensions", "save one volume of three")
-    if np.prod(shape, dtype=float) > MOST_VOXELS:
-        raise UnreadableImage.of(file, f"has more than {MOST_VOXELS // 10**9} billion voxels", "save a smaller one")
+    if np.prod(shape, dtype=float) > MAX_VOXELS:
+        raise UnreadableImage.of(file, f"has more than {MAX_VOXELS // 10**9} billion voxels", "save a smaller one")
     kind = header.get_data_dtype()
     if kind.fields or kind.kind not in "iuf":
         raise UnreadableImage.of(file, "has colors or complex numbers", "save gray values")
@@ -73,8 +73,8 @@ def _read(nibabel: Any, file: Path, axis: int, number: int | None, window: Windo
     own = int(np.flatnonzero(orientation[:, 0] == axis)[0])
     count = shape[own]
     others = [length for place, length in enumerate(shape[:3]) if place != own]
-    if others[0] * others[1] > MOST_PIXELS:
-        raise UnreadableImage.of(file, f"has more than {MOST_PIXELS // 10**6} million pixels", "save a smaller one")
+    if others[0] * others[1] > MAX_PIXELS:
+        raise UnreadableImage.of(file, f"has more than {MAX_PIXELS // 10**6} million pixels", "save a smaller one")
     number = count // 2 if number is None else number
     if number >= count:
         raise UnreadableImage.of(file, f"has no slice {number}", f"name one of 0 to {count - 1}")

@@ -53,8 +53,8 @@ from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
-MOST_BYTES = 2**20
-MOST_LEVELS = 50
+MAX_BYTES = 2**20
+MAX_LEVELS = 50
 
 
 def xml_root(path: Path) -> Element:
@@ -68,8 +68,8 @@ def xml_root(path: Path) -> Element:
     def start(name: str, attributes: dict[str, str]) -> None:
         nonlocal level
         level += 1
-        if level > MOST_LEVELS:
-            raise DataError(f"{path} is nested deeper than {MOST_LEVELS} elements; download it again.")
+        if level > MAX_LEVELS:
+            raise DataError(f"{path} is nested deeper than {MAX_LEVELS} elements; download it again.")
         builder.start(name, attributes)
 
     def end(name: str) -> None:
@@ -83,7 +83,7 @@ def xml_root(path: Path) -> Element:
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, builder.data
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
-    content = text_bytes(path, MOST_BYTES)
+    content = text_bytes(path, MAX_BYTES)
     try:
         parser.Parse(content, True)
     except DataError:

@@ -31,7 +31,7 @@ from fedpeft.data.answers import clean_values, is_missing
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 INCOMPLETE = "it lacks an image, a question or an answer"
 MAX_NAMED = 20  # bad rows that one message names
-_MOST_LEVELS = 20
+_MAX_LEVELS = 20
 T = TypeVar("T")
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -239,7 +239,7 @@ def _parsed(text: str) -> Any:
     """Return the value of a JSON text; deeper nesting than a record needs is refused."""
     value = json.loads(text)
     level = [value]
-    for _ in range(_MOST_LEVELS):
+    for _ in range(_MAX_LEVELS):
         inside = [one for one in level if isinstance(one, (dict, list))]
         level = [inner for one in inside for inner in (one.values() if isinstance(one, dict) else one)]
     if level:
@@ -318,8 +318,8 @@ def _object(row: Row) -> Row:
     return row
 
 
-MOST_BYTES = 2**29
-MOST_LINE = 2**16
+MAX_BYTES = 2**29
+MAX_LINE = 2**16
 SUFFIXES = (".csv.gz", ".csv")
 
 
@@ -367,11 +367,11 @@ def _rows(path: Path, reader: Iterator[list[str]], columns: Sequence[str]) -> It
 
 def _lines(path: Path, stream: IO[bytes] | gzip.GzipFile) -> Iterator[str]:
     size = 0
-    while line := stream.readline(MOST_LINE + 1):
+    while line := stream.readline(MAX_LINE + 1):
         size += len(line)
-        if len(line) > MOST_LINE or size > MOST_BYTES:
+        if len(line) > MAX_LINE or size > MAX_BYTES:
             raise DataError(
-                f"{path} has more than {MOST_BYTES >> 20} MiB, or a line of more than {MOST_LINE >> 10} KiB; download "
+                f"{path} has more than {MAX_BYTES >> 20} MiB, or a line of more than {MAX_LINE >> 10} KiB; download "
                 f"it again."
             )
         try:

@@ -78,13 +78,13 @@ def _is_number(value: object) -> bool:
 
 
 SPLITS = ("published", "image_disjoint", "paper")
-MOST_DIALECTS = 7
+MAX_DIALECTS = 7
 OWN_MIX = 1.0  # a label skew that changes nothing
-MOST_LABEL_SKEW = 10
+MAX_LABEL_SKEW = 10
 NATURAL, IID, DIRICHLET = PARTITIONS = ("natural", "iid", "dirichlet")
 IGNORED, AS_POSITIVE, AS_NEGATIVE = UNCERTAIN = ("ignore", "positive", "negative")
-MOST_PARTS = 10_000
-MOST_ANSWERS = 10_000
+MAX_PARTS = 10_000
+MAX_ANSWERS = 10_000
 COLUMNS = ("image", "question", "answer", "answer_type", "question_type", "split", "id")
 
 
@@ -96,7 +96,7 @@ class DataSettings:
         dataset: registered name (`fedpeft.data.names()`).
         root: the data set's own folder; None: look for it by its documented names under the environment variable
             FEDPEFT_DATA. Phantom needs none.
-        site: the site's name; None: the data set's usual name. VQA-RAD: head, chest-a, chest-b, abd-a, abd-b choose a
+        site: the site's name; None: the data set's default name. VQA-RAD: head, chest-a, chest-b, abd-a, abd-b choose a
             part of it, vqa-rad all of it. Phantom: which of its sites.
         split: "published": as the owner published it (a validation set is cut out of train, by image, where the owner
             has none); "image_disjoint": all pairs of the site split again by image; "paper": as FedPIA and F3OCUS used
@@ -210,7 +210,7 @@ class DataSettings:
         object.__setattr__(self, "answers", listed_answers(self.answers))
 
     def sizes(self, usual: Mapping[str, int]) -> dict[str, int]:
-        """Return the examples of each split of procedural data: those that are set, otherwise the usual ones."""
+        """Return the examples of each split of procedural data: those that are set, otherwise the default ones."""
         own = {"train": self.train_size, "validation": self.validation_size, "test": self.test_size}
         return {split: size if own[split] is None else own[split] for split, size in usual.items()}
 
@@ -238,19 +238,19 @@ class DataSettings:
             self._check_taken(name)
 
     def _check_dialects(self) -> None:
-        if not _is_whole(self.dialects) or not 0 <= self.dialects <= MOST_DIALECTS:
+        if not _is_whole(self.dialects) or not 0 <= self.dialects <= MAX_DIALECTS:
             raise DataError(
-                f"dialects={self.dialects!r} must be a whole number from 0 to {MOST_DIALECTS}.", setting="dialects"
+                f"dialects={self.dialects!r} must be a whole number from 0 to {MAX_DIALECTS}.", setting="dialects"
             )
         if self.dialects:
             self._check_taken("dialects")
 
     def _check_label_skew(self) -> None:
         number = isinstance(self.label_skew, int | float) and not isinstance(self.label_skew, bool)
-        if not number or not 0 <= self.label_skew <= MOST_LABEL_SKEW:  # NaN is in no range
+        if not number or not 0 <= self.label_skew <= MAX_LABEL_SKEW:  # NaN is in no range
             raise DataError(
                 f"label_skew={self.label_skew!r:.80} must be a number from 0 (all sites ask alike) to "
-                f"{MOST_LABEL_SKEW}; 1 is each site's own mix.",
+                f"{MAX_LABEL_SKEW}; 1 is each site's own mix.",
                 setting="label_skew",
             )
         if self.label_skew != OWN_MIX:
@@ -258,8 +258,8 @@ class DataSettings:
 
     def _check_partition(self) -> None:
         one_of("partition", self.partition, PARTITIONS)
-        if not _is_whole(self.parts) or not 1 <= self.parts <= MOST_PARTS:
-            raise DataError(f"parts={self.parts!r} must be a whole number from 1 to {MOST_PARTS:,}.", setting="parts")
+        if not _is_whole(self.parts) or not 1 <= self.parts <= MAX_PARTS:
+            raise DataError(f"parts={self.parts!r} must be a whole number from 1 to {MAX_PARTS:,}.", setting="parts")
         if not isinstance(self.alpha, int | float) or not 0.001 <= self.alpha <= 1e6:
             raise DataError(f"alpha={self.alpha!r} must be a number from 0.001 to 1,000,000.", setting="alpha")
         if self.partition != NATURAL:
@@ -296,10 +296,10 @@ def listed_answers(answers: Any) -> tuple[str, ...]:
     if not isinstance(answers, tuple | list) or not all(isinstance(a, str) and a.strip() for a in answers):
         raise DataError("answers must be a list of texts that are not empty.", setting="answers")
     normal = tuple(map(normalize, answers))
-    if len(set(normal)) < len(normal) or len(normal) > MOST_ANSWERS:
+    if len(set(normal)) < len(normal) or len(normal) > MAX_ANSWERS:
         raise DataError(
             f"answers has {len(normal)} entries, {len(set(normal))} of them different: name each once, whatever its "
-            f"case and blanks, and at most {MOST_ANSWERS:,}.",
+            f"case and blanks, and at most {MAX_ANSWERS:,}.",
             setting="answers",
         )
     return normal

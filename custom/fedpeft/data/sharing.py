@@ -23,7 +23,7 @@ from fedpeft.data.partition import check_units
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DIRICHLET, NATURAL, DataSettings
 
-LEAST_UNITS = 3  # of a part: one for each split
+MIN_UNITS = 3  # of a part: one for each split
 DRAWS = 100
 _NUMBER = re.compile(r"(?<![0-9])0*([1-9][0-9]{0,4})$")
 NO_LABEL = ""
@@ -109,14 +109,14 @@ def _shared(settings: DataSettings, labels: dict[str, tuple[str, ...]], rng: np.
     Raises:
         DataError: after many draws one still has.
     """
-    if len(labels) < LEAST_UNITS * settings.parts:
+    if len(labels) < MIN_UNITS * settings.parts:
         raise DataError(f"{len(labels)} images (or patients) are too few for parts={settings.parts}; lower parts.")
     for _ in range(DRAWS):
         owner = _dirichlet(labels, settings, rng) if settings.partition == DIRICHLET else _iid(labels, settings, rng)
-        if np.bincount(list(owner.values()), minlength=settings.parts).min() >= LEAST_UNITS:
+        if np.bincount(list(owner.values()), minlength=settings.parts).min() >= MIN_UNITS:
             return owner
     raise DataError(
-        f"alpha={settings.alpha:g} leaves one of parts={settings.parts} with fewer than {LEAST_UNITS} of "
+        f"alpha={settings.alpha:g} leaves one of parts={settings.parts} with fewer than {MIN_UNITS} of "
         f"{len(labels)} images (or patients); raise alpha, or lower parts.",
         setting="alpha",
     )

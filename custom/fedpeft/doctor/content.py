@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.answering import ANSWERING
-from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, hub, skeleton, usual_source, weights
+from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, default_source, hub, skeleton, weights
 from fedpeft.backbones.checkpoint import check_config
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import read_json
@@ -86,10 +86,10 @@ def files(name: str, named: str | None, *, download: bool) -> Finding:
 
     Args:
         name: registered name.
-        named: source of the job; None: the usual one.
+        named: source of the job; None: the default one.
         download: whether the job may fetch what the cache lacks.
     """
-    source, pretrained = named or usual_source(name), BACKBONES.get(name)
+    source, pretrained = named or default_source(name), BACKBONES.get(name)
     needed = FILES if pretrained.tokenizer else FILES[:-1]
     try:
         found = hub.folder(source, download=False)
@@ -128,8 +128,8 @@ def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES, *, pickle: str
     return passed(f"{path}: {kind}, {size / 1e6:.0f} MB.")
 
 
-MOST_OPENED = 2000  # images of all sites together, and
-MOST_BYTES = 2**30  # of them, so that it takes about a minute at most; `fedpeft data` opens all
+MAX_OPENED = 2000  # images of all sites together, and
+MAX_BYTES = 2**30  # of them, so that it takes about a minute at most; `fedpeft data` opens all
 
 
 def check_data(context: Context) -> Iterator[Finding]:
@@ -203,10 +203,10 @@ def _open(loaded: SiteData, *, decoded: bool, sites: int = 1) -> str:
 
 
 def _step(images: list[Any], sites: int) -> int:
-    step = -(-len(images) * sites // MOST_OPENED)
+    step = -(-len(images) * sites // MAX_OPENED)
     files = (getattr(image, "file", image) for image in images[::step])
     size = sum(file.stat().st_size for file in files if isinstance(file, Path))
-    return step * max(1, -(-size * sites // MOST_BYTES))
+    return step * max(1, -(-size * sites // MAX_BYTES))
 
 
 def check_tracking(context: Context) -> Iterator[Finding]:

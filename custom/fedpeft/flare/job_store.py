@@ -34,8 +34,8 @@ def report_progress(event_type: str, fl_ctx: FLContext) -> None:
         collector.set_info(GROUP, asdict(read_progress(run_folder(fl_ctx))))
 
 
-LONGEST = 2000  # characters of a reason in the job's metadata, which every list of jobs includes
-MOST = 20  # rejected replies in the metadata
+MAX_LENGTH = 2000  # characters of a reason in the job's metadata, which every list of jobs includes
+MAX = 20  # rejected replies in the metadata
 
 
 class JobStore(SimpleJobDefManager):
@@ -67,5 +67,5 @@ def outcome(folders: list[Path]) -> dict[str, Any]:
             progress = replace(progress, state=FAILED, reason="the job ended before it wrote its manifest.")
     except FedpeftError:
         progress = Progress(state=FAILED, reason="its manifest or history is damaged.")
-    shortened = replace(progress, reason=progress.reason[:LONGEST], rejected=progress.rejected[:MOST], ago=None)
-    return asdict(replace(shortened, rejected=tuple(reason[:LONGEST] for reason in shortened.rejected)))
+    shortened = replace(progress, reason=progress.reason[:MAX_LENGTH], rejected=progress.rejected[:MAX], ago=None)
+    return asdict(replace(shortened, rejected=tuple(reason[:MAX_LENGTH] for reason in shortened.rejected)))

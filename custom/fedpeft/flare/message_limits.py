@@ -50,8 +50,8 @@ def limit_frames() -> None:
         setattr(driver, _NAME, FRAME)
 
 
-MOST_NOTED = 100  # senders whose refused messages are recorded
-LONGEST_NAME = 1000  # characters of a recorded name, which comes with the message
+MAX_NOTED = 100  # senders whose refused messages are recorded
+MAX_NAME_LENGTH = 1000  # characters of a recorded name, which comes with the message
 _COUNT = "fedpeft_count"
 _current: ContextVar[_Count | None] = ContextVar("count", default=None)
 _lock = threading.Lock()
@@ -128,7 +128,7 @@ def _refusing_large_streams(init: Callable) -> Callable:
                 if headers.get(StreamHeaderKey.CHANNEL) == CellChannel.RETURN_ONLY:
                     for fetch in _fetches.get(str(origin), ()):  # FLARE would request the tensor again, for 14 seconds
                         fetch.trigger(str(limit))
-                elif isinstance(origin, str) and len(origin) <= LONGEST_NAME and len(_refused) < MOST_NOTED:
+                elif isinstance(origin, str) and len(origin) <= MAX_NAME_LENGTH and len(_refused) < MAX_NOTED:
                     _refused[origin] = str(limit)
             raise
 

@@ -24,7 +24,7 @@ from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 from fedpeft.job.federation import LEAVE_OUT, NONE, Tracker, reason_of, unusable, usable
 from fedpeft.report.tensorboard import SERVER, scalars
 
-MOST_AT_ONCE = 500  # MLflow takes at most 1000 metrics in one request
+MAX_AT_ONCE = 500  # MLflow takes at most 1000 metrics in one request
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]|^\.+", re.ASCII)
 _log = logging.getLogger(__name__)
 
@@ -112,8 +112,8 @@ class Tracking:
 
     def _give(self, number: int, values: Mapping[str, float]) -> None:
         names = list(values)
-        for start in range(0, len(names), MOST_AT_ONCE):
-            some = {name: values[name] for name in names[start : start + MOST_AT_ONCE]}
+        for start in range(0, len(names), MAX_AT_ONCE):
+            some = {name: values[name] for name in names[start : start + MAX_AT_ONCE]}
             self._receiver.save(self._context, _message(number, some), SERVER)
         self._raise_if_failed()
 

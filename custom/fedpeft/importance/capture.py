@@ -148,7 +148,7 @@ def _sum_to(values: Tensor, shape: torch.Size) -> Tensor:
     return values.sum_to_size(len(values), *padded[1:]).reshape(len(values), *shape)
 
 
-LONGEST_DERIVATION = 64  # autograd nodes between a weight and its parameters; beyond, it counts as an activation
+MAX_DERIVATION_LENGTH = 64  # autograd nodes between a weight and its parameters; beyond, it counts as an activation
 
 RowsOf = Callable[[Tensor, Tensor], Tensor]
 
@@ -244,7 +244,7 @@ class Tape(TorchFunctionMode):
             if node in visited:
                 continue
             visited.add(node)
-            if len(visited) > LONGEST_DERIVATION or isinstance(node, BackwardCFunction):
+            if len(visited) > MAX_DERIVATION_LENGTH or isinstance(node, BackwardCFunction):
                 return None
             variable = getattr(node, "variable", None)
             if id(variable) in self.scored:

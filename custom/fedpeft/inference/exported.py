@@ -10,8 +10,8 @@ head.safetensors, answers.json                    what tells the answers apart, 
 model.json                                        what the model is (`fedpeft.site.site_state`)
 README.md, tokenizer and preparation of images
 
-It may come from a stranger: it leads to no other folder or hub name than the backbone's usual one, and sets nothing of
-the machine.
+It may come from a stranger: it leads to no other folder or hub name than the backbone's default one, and sets nothing
+of the machine.
 
 Where what a site keeps to itself must not be written: the folders of the server.
 
@@ -27,7 +27,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fedpeft.backbones import BackboneSettings, usual_source
+from fedpeft.backbones import BackboneSettings, default_source
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_folder, read_json
 from fedpeft.core.locks import SERVER
@@ -71,7 +71,7 @@ def _servers(folder: Path) -> str:
 HEAD, ANSWERS, BESIDE, WEIGHTS, CARD = "head.safetensors", "answers.json", "beside", "model", "README.md"
 ADAPTER = "adapter_config.json"
 OF_MACHINE = ("features_mib", "compile", "workers", "images_mib")  # settings of `training` that an export leaves out
-MOST = {
+MAX = {
     ("backbone", "image_size"): 4096,
     ("backbone", "text_length"): 4096,
     ("training", "evaluation_batch_size"): 4096,
@@ -90,7 +90,7 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
 
     Args:
         folder: of the export.
-        backbone: folder or hub name of its backbone, which the user chose; None: the usual one.
+        backbone: folder or hub name of its backbone, which the user chose; None: the default one.
 
     Raises:
         FedpeftError: a file is missing or damaged, or the model needs a backbone that the user has to choose.
@@ -115,7 +115,7 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
 
     own |= {} if backbone is None else {"source": backbone}
     settings = build(BackboneSettings, own, section="backbone")
-    if backbone is None and settings.source not in (None, usual_source(settings.name)):
+    if backbone is None and settings.source not in (None, default_source(settings.name)):
         raise FedpeftError(
             f"{folder} names {settings.source!r:.200} as its backbone, which whoever exported it chose: name with "
             f"--backbone a folder or hub name that you trust, this one or your own copy of it."
@@ -137,7 +137,7 @@ def _with(record: ModelRecord, backbone: Mapping[str, Any], **sections: Any) -> 
     if isinstance(training, Mapping):
         sections["training"] = {name: value for name, value in training.items() if name not in OF_MACHINE}
     sections = {**record.sections, "backbone": dict(backbone), **sections}
-    for (section, name), most in MOST.items():
+    for (section, name), most in MAX.items():
         value = sections[section].get(name) if isinstance(sections.get(section), Mapping) else None
         if isinstance(value, int | float) and value > most:
             raise FedpeftError(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedpeft.answering.training_settings import BEST, LAST
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import MOST_DIGITS
+from fedpeft.core.files import MAX_DIGITS
 from fedpeft.core.locks import kept_folders
 from fedpeft.core.workspace import MANIFEST, STATE_VARIABLE
 from fedpeft.inference import exported
@@ -52,7 +52,7 @@ def find(named: Path, *, site: str | None, round: str = LAST, backbone: str | No
         named: see above.
         site: its name; needed in a simulator's workspace, where all sites are.
         round: `last`, `best` by the validation split, or a number.
-        backbone: of an exported folder: a folder or hub name in place of the backbone's usual one.
+        backbone: of an exported folder: a folder or hub name in place of the backbone's default one.
 
     Raises:
         FedpeftError: there is none; says what to name instead.
@@ -150,7 +150,7 @@ def _round_folder(lineage: Path, round: str) -> Path:
     kept = dict(_rounds(lineage))
     if round == LAST:
         return kept[max(kept)]
-    number: int | None = int(round) if round.isdecimal() and len(round) <= MOST_DIGITS else 0
+    number: int | None = int(round) if round.isdecimal() and len(round) <= MAX_DIGITS else 0
     if round == BEST:
         record = _loaded(kept[max(kept)]).record
         number = best_round(record.rounds if record else ())
@@ -171,7 +171,7 @@ def _round_folder(lineage: Path, round: str) -> Path:
 
 def _rounds(lineage: Path) -> Iterator[tuple[int, Path]]:
     for file in lineage.glob("round-*/state.json"):
-        if (number := file.parent.name.removeprefix("round-")).isdecimal() and len(number) <= MOST_DIGITS:
+        if (number := file.parent.name.removeprefix("round-")).isdecimal() and len(number) <= MAX_DIGITS:
             yield int(number), file.parent
 
 

@@ -30,7 +30,7 @@ def card(record: ModelRecord, round: int, differences: Mapping[str, float], *, a
         beside: whether a second, frozen one belongs to it.
     """
     method, backbone = record.sections["method"], record.sections["backbone"]
-    base = backbone.get("source") or f"the usual weights of `{backbone['name']}`"
+    base = backbone.get("source") or f"the default weights of `{backbone['name']}`"
     note = caution(procedural=record.procedural, tiny=record.tiny)
     blocks = [
         f"# {method['name']} for {backbone['name']}, site {record.site}, round {round}",

@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
         "--adapter", metavar="PATH", help="with the site's head: 'global', a PEFT folder, or the server's result"
     )
     predict.add_argument(
-        "--backbone", metavar="PATH", help="of an export: folder or hub name, where its backbone is not the usual one"
+        "--backbone", metavar="PATH", help="of an export: folder or hub name, where its backbone is not the default one"
     )
     predict.add_argument("--out", type=Path, metavar="FILE.csv", help="write every prediction to a table")
     predict.add_argument("--heatmap", type=Path, metavar="FILE.png", help="draw what in the image spoke for the answer")

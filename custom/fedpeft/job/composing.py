@@ -14,7 +14,7 @@ from typing import Any
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_text
 from fedpeft.core.settings import MAX_SECONDS, between, build, suggestion, without_former
-from fedpeft.job.yaml_values import MOST_LEVELS, TASKS, parse
+from fedpeft.job.yaml_values import MAX_LEVELS, TASKS, parse
 
 RECIPES = "jobs.yml"
 CONFIGS = Path("app_configs")
@@ -59,7 +59,7 @@ class FlareSettings:
             between(field.name, getattr(self, field.name), 1, MAX_SECONDS)
 
 
-def usual_configs() -> Path:
+def default_configs() -> Path:
     """Return the folder `app_configs` here, or where there is none the one that comes with the package."""
     return CONFIGS if CONFIGS.is_dir() else PACKAGED
 
@@ -299,8 +299,8 @@ def _parse_override(text: str) -> dict[str, Any]:
     names = SHORT.get(path.strip(), path.strip()).split(".")
     if not equals or len(names) < 2 or not all(names):
         raise FedpeftError(f"--set {text!r:.80} is not of the form section.name=value, e.g. method.name=compacter.")
-    if len(names) > MOST_LEVELS:
-        raise FedpeftError(f"--set {text!r:.80} names a setting {len(names)} levels deep: at most {MOST_LEVELS}.")
+    if len(names) > MAX_LEVELS:
+        raise FedpeftError(f"--set {text!r:.80} names a setting {len(names)} levels deep: at most {MAX_LEVELS}.")
     try:
         nested: Any = parse(value)
     except ValueError as error:

@@ -33,9 +33,9 @@ from fedpeft.job.composing import (
     check_used,
     compose,
     configs_of,
+    default_configs,
     known_jobs,
     name_of,
-    usual_configs,
     write_job,
 )
 from fedpeft.job.federation import site_backbone, site_data
@@ -56,7 +56,7 @@ def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
     there = (job / "meta.json").is_file()
     if there and not overrides:
         return job
-    configs, name = configs_of(job) if there else (usual_configs(), name_of(job))
+    configs, name = configs_of(job) if there else (default_configs(), name_of(job))
     if name not in known_jobs(configs):
         raise FedpeftError(
             f"{job} is not a FLARE job folder, it has no meta.json, and no job of {configs / RECIPES}: "
@@ -147,7 +147,7 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
 
     Args:
         what: as it was typed; `./NAME` is the folder, also where a job has that name, and `jobs/NAME` the job.
-        configs: the folder that was typed; None: the usual one.
+        configs: the folder that was typed; None: the default one.
 
     Raises:
         FedpeftError: it is neither, or both.
@@ -155,7 +155,7 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
     folder = Path(what)
     if configs is None and (folder / "meta.json").is_file():
         return configs_of(folder)
-    configs = configs or usual_configs()
+    configs = configs or default_configs()
     name, known = name_of(what), known_jobs(configs)
     if name in known and not what.startswith(("./", "../", "/")):
         if name == what and folder.is_dir():

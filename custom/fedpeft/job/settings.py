@@ -11,7 +11,7 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build
 from fedpeft.job.federation import FederationSettings, check_joins
-from fedpeft.job.site_policy import LEAST_MEMBERS
+from fedpeft.job.site_policy import MIN_MEMBERS
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
 
@@ -92,8 +92,8 @@ def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federat
         )
     if federation.needed < len(federation.sites):
         raise FedpeftError("method.secure_sum needs every site in every round: set federation.quorum to 0.")
-    if len(federation.sites) < LEAST_MEMBERS:
+    if len(federation.sites) < MIN_MEMBERS:
         raise FedpeftError(
-            f"method.secure_sum needs at least {LEAST_MEMBERS} sites, because each of two learns the other's adapter; "
+            f"method.secure_sum needs at least {MIN_MEMBERS} sites, because each of two learns the other's adapter; "
             f"federation.sites has {len(federation.sites)}."
         )

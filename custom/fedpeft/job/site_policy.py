@@ -33,7 +33,7 @@ from fedpeft.scheduling.solvers import SOLVERS
 FILE = "fedpeft.json"
 WRITE = "python -m fedpeft.job.site_policy > local/fedpeft.json"
 AT_LEAST_ONE = ("most_rounds", "most_local_epochs", "most_threads", "most_message_mb")
-LEAST_MEMBERS = 3
+MIN_MEMBERS = 3
 LISTS = (
     "datasets",
     "exclude",
@@ -48,12 +48,12 @@ LISTS = (
 )
 
 
-def usual_methods() -> tuple[str, ...]:
+def default_methods() -> tuple[str, ...]:
     """Return the methods of the package that do not send the whole backbone."""
     return tuple(name for name in METHODS.own_names() if not METHODS.get(name).sends_backbone)
 
 
-def usual_datasets() -> tuple[str, ...]:
+def default_datasets() -> tuple[str, ...]:
     """Return the data sets of the package that read no other folder than their own."""
     return tuple(name for name in DATASETS.own_names() if DATASETS.get(name).usual)
 
@@ -114,8 +114,8 @@ class SitePolicy:
         memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
         compile: whether a job may have this machine's compiler run (`training.compile`).
         backbones: registered backbones that a job may name.
-        sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' usual weights; as
-            the job has them, with @ and the commit too.
+        sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' default weights;
+            as the job has them, with @ and the commit too.
         download: whether what the hub's cache lacks of a hub name is fetched, with this machine's account; off: a job
             uses what is there, and is refused where that is not enough.
         score_methods: what a job may name as `schedule.score`; a plugin has to be listed.
@@ -141,7 +141,7 @@ class SitePolicy:
         kept_gib: room for it; where that is used up, what is older than `kept_days` goes, and then jobs are refused.
     """
 
-    datasets: tuple[str, ...] = field(default_factory=usual_datasets)
+    datasets: tuple[str, ...] = field(default_factory=default_datasets)
     roots: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, Any] = field(default_factory=dict)
     window: Mapping[str, Any] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class SitePolicy:
     most_learning_rate: float = 0.1
     most_weight_decay: float = 0.1
     most_samples: int = 10_000
-    methods: tuple[str, ...] = field(default_factory=usual_methods)
+    methods: tuple[str, ...] = field(default_factory=default_methods)
     most_trained_parameters: int = 20_000_000
     most_message_mb: float = 1024.0
     device: str = "auto"
@@ -208,10 +208,10 @@ class SitePolicy:
         for name in LISTS:
             if not all(isinstance(item, str) for item in getattr(self, name)):
                 raise FedpeftError(f"{name} is {list(getattr(self, name))!r:.80}, it must be a list of texts.")
-        if self.sum_with and len(set(self.sum_with)) < LEAST_MEMBERS:
+        if self.sum_with and len(set(self.sum_with)) < MIN_MEMBERS:
             raise FedpeftError(
                 f"sum_with is {list(self.sum_with)!r:.200}, it must name all sites of the sum, at least "
-                f"{LEAST_MEMBERS}, because each of two learns the other's adapter."
+                f"{MIN_MEMBERS}, because each of two learns the other's adapter."
             )
         if self.noise_of_sums and not self.sum_with:
             raise FedpeftError("sum_noise is set without sum_with: name the sites of the sum, or leave it out.")

@@ -17,7 +17,7 @@ import yaml
 
 from fedpeft.core.registry import Registry
 
-MOST_LEVELS = 20
+MAX_LEVELS = 20
 KEPT_TEXTS = 64  # a command reads the same few files again and again
 
 
@@ -30,8 +30,8 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             raise ValueError("aliases (*name) are not allowed, write the value again")
         self.level += 1
-        if self.level > MOST_LEVELS:
-            raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
+        if self.level > MAX_LEVELS:
+            raise ValueError(f"it is nested more than {MAX_LEVELS} levels deep")
         node = super().compose_node(parent, index)
         self.level -= 1
         return node

@@ -28,7 +28,7 @@ from torch import Tensor
 LARGEST = 1000.0  # far above any weight, gain or magnitude of a backbone
 LOG_CHANCE = math.log(2e9)
 ROUNDING = 0.01  # what bfloat16 can move a distribution function
-MOST_STD = 8.0  # torch draws no float32 so far out
+MAX_STD = 8.0  # torch draws no float32 so far out
 
 
 class Misfit(NamedTuple):
@@ -113,7 +113,7 @@ class Normal(Drawn):
 
     def misfit(self, values: Tensor) -> Misfit | None:
         """See `FirstValues.misfit`."""
-        return Bounded(MOST_STD * self.std).misfit(values) or _unlike(
+        return Bounded(MAX_STD * self.std).misfit(values) or _unlike(
             values, lambda x: torch.special.ndtr(x / self.std), f"N(0, {self.std:g}^2)"
         )
 

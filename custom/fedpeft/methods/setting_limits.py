@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-MOST_WIDTH, MOST_BLOCKS, MOST_SCALE, MOST_LAYERS = 4096, 64, 64, 1024
-MOST_FREQUENCIES = 2**20  # of a matrix
-LEAST_FOURIER_SCALE, MOST_FOURIER_SCALE = 1e-3, 1000  # PEFT recommends 100 to 300
-MOST_ENTRIES, LONGEST = 128, 256  # of a list or mapping; characters of a name in it
+MAX_WIDTH, MAX_BLOCKS, MAX_SCALE, MAX_LAYERS = 4096, 64, 64, 1024
+MAX_FREQUENCIES = 2**20  # of a matrix
+MIN_FOURIER_SCALE, MAX_FOURIER_SCALE = 1e-3, 1000  # PEFT recommends 100 to 300
+MAX_ENTRIES, MAX_LENGTH = 128, 256  # of a list or mapping; characters of a name in it
 Check = Callable[[Any], bool]
 Limits = Mapping[str, Check]
 
@@ -53,19 +53,19 @@ def flag(value: Any) -> bool:
 
 def name(value: Any) -> bool:
     """Check for a text that is short enough for a name."""
-    return isinstance(value, str) and len(value) <= LONGEST
+    return isinstance(value, str) and len(value) <= MAX_LENGTH
 
 
 def list_of(check: Check) -> Check:
     """Return a check for a list whose items pass a check."""
-    return lambda value: isinstance(value, list | tuple) and len(value) <= MOST_ENTRIES and all(map(check, value))
+    return lambda value: isinstance(value, list | tuple) and len(value) <= MAX_ENTRIES and all(map(check, value))
 
 
 def mapping_to(check: Check) -> Check:
     """Return a check for a mapping of names to values that pass a check."""
 
     def fits(value: Any) -> bool:
-        entries = isinstance(value, Mapping) and len(value) <= MOST_ENTRIES
+        entries = isinstance(value, Mapping) and len(value) <= MAX_ENTRIES
         return entries and all(map(name, value)) and all(map(check, value.values()))
 
     return fits
@@ -77,7 +77,7 @@ def each(limits: Limits) -> Check:
 
 
 SEED = whole(2**31 - 1, least=0)
-LAYERS = list_of(whole(MOST_LAYERS, least=0))
+LAYERS = list_of(whole(MAX_LAYERS, least=0))
 
 
 def modules(value: Any) -> bool:
@@ -88,19 +88,19 @@ def modules(value: Any) -> bool:
 BOTTLENECK: dict[str, Check] = {
     "target_modules": modules,
     "layers": LAYERS,
-    "reduction_factor": number(1, MOST_WIDTH),
-    "layer_widths": mapping_to(whole(MOST_WIDTH)),
+    "reduction_factor": number(1, MAX_WIDTH),
+    "layer_widths": mapping_to(whole(MAX_WIDTH)),
     "activation": choice("relu", "swish", "gelu"),
 }
-PARALLEL: Limits = BOTTLENECK | {"scaling": number(-MOST_SCALE, MOST_SCALE)}
+PARALLEL: Limits = BOTTLENECK | {"scaling": number(-MAX_SCALE, MAX_SCALE)}
 COMPACTER: Limits = BOTTLENECK | {
-    "blocks": whole(MOST_BLOCKS),
-    "rank": whole(MOST_WIDTH),
+    "blocks": whole(MAX_BLOCKS),
+    "rank": whole(MAX_WIDTH),
     "rule_std": number(0, 1),
 }
 LORA: Limits = {
-    "r": whole(MOST_WIDTH),
-    "lora_alpha": number(0, MOST_SCALE),
+    "r": whole(MAX_WIDTH),
+    "lora_alpha": number(0, MAX_SCALE),
     "lora_dropout": number(0, 1),
     "target_modules": modules,
     "layers_to_transform": LAYERS,
@@ -110,22 +110,22 @@ LORA: Limits = {
     "start_std": number(1e-4, 1),
 }
 MODULES: dict[str, Check] = {"target_modules": modules}
-RANKED: dict[str, Check] = MODULES | {"r": whole(MOST_WIDTH), "layers_to_transform": LAYERS}
-OFT: Limits = RANKED | {"r": whole(MOST_WIDTH, least=0), "oft_block_size": whole(MOST_WIDTH, least=0)}
+RANKED: dict[str, Check] = MODULES | {"r": whole(MAX_WIDTH), "layers_to_transform": LAYERS}
+OFT: Limits = RANKED | {"r": whole(MAX_WIDTH, least=0), "oft_block_size": whole(MAX_WIDTH, least=0)}
 VERA: Limits = RANKED | {
-    "d_initial": number(0, MOST_SCALE),
+    "d_initial": number(0, MAX_SCALE),
     "projection_prng_key": SEED,
     "vera_dropout": number(0, 1),
 }
 FOURIERFT: Limits = MODULES | {
-    "n_frequency": whole(MOST_FREQUENCIES),
-    "scaling": number(LEAST_FOURIER_SCALE, MOST_FOURIER_SCALE),
+    "n_frequency": whole(MAX_FREQUENCIES),
+    "scaling": number(MIN_FOURIER_SCALE, MAX_FOURIER_SCALE),
     "random_loc_seed": SEED,
     "layers_to_transform": LAYERS,
 }
 MISS: Limits = RANKED | {"miss_dropout": number(0, 1)}
-PROMPTS: dict[str, Check] = {"tokens": whole(MOST_WIDTH)}
+PROMPTS: dict[str, Check] = {"tokens": whole(MAX_WIDTH)}
 FACTORED_PROMPTS: Limits = PROMPTS | {
-    "rank": whole(MOST_WIDTH),
+    "rank": whole(MAX_WIDTH),
     "decomposition": choice("per_block", "concatenated"),
 }

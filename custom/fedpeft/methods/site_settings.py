@@ -13,7 +13,7 @@ from fedpeft import methods
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.layer_matching import SETTING
 from fedpeft.methods.aggregations import AGGREGATIONS
-from fedpeft.methods.setting_limits import MOST_LAYERS
+from fedpeft.methods.setting_limits import MAX_LAYERS
 
 if TYPE_CHECKING:
     from fedpeft.alignment.settings import PIASettings
@@ -130,9 +130,9 @@ def check_depths(method: MethodSettings) -> None:
     deepest = method.matched_layers
     if deepest is None:
         return
-    if not 1 <= deepest <= MOST_LAYERS:
+    if not 1 <= deepest <= MAX_LAYERS:
         raise FedpeftError(
-            f"matched_layers is {deepest}, it must be from 1 to {MOST_LAYERS}: give those of the deepest backbone.",
+            f"matched_layers is {deepest}, it must be from 1 to {MAX_LAYERS}: give those of the deepest backbone.",
             setting=SETTING,
         )
     if not method.exchanges:

@@ -18,7 +18,7 @@ from fedpeft.core.errors import FedpeftError
 
 MB = 10**6
 LARGEST_MB = 1024  # of a job's message: the weights of ViLT-B, masked for a secure sum, have 900 MB
-MOST_ATTEMPTS = 2  # a site begins a round again where its training process was lost
+MAX_ATTEMPTS = 2  # a site begins a round again where its training process was lost
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Unread:
 
 
 REFUSED = "message-refused"  # what a site tells the server of it
-LONGEST_TEXT = 300
-MOST_ENTRIES = 20_000
+MAX_TEXT_LENGTH = 300
+MAX_ENTRIES = 20_000
 LARGEST_WHOLE_NUMBER = 2**53
 
 
@@ -86,7 +86,7 @@ def find_misfit(value: Any, hint: Any, path: str) -> tuple[str, Any] | None:
         misfits = [find_misfit(value, part, path) for part in parts]
         return None if None in misfits else misfits[0]
     if kind in (list, dict):
-        if type(value) is not kind or len(value) > MOST_ENTRIES:
+        if type(value) is not kind or len(value) > MAX_ENTRIES:
             return path, value
         if kind is list:
             entries = [(f"{path}[{number}]", item, parts[0]) for number, item in enumerate(value)]
@@ -95,7 +95,7 @@ def find_misfit(value: Any, hint: Any, path: str) -> tuple[str, Any] | None:
             entries += [(f"{path}.{_name(name)}", item, parts[1]) for name, item in value.items()]
         return next((misfit for place, item, part in entries if (misfit := find_misfit(item, part, place))), None)
     if hint is str:
-        fits = type(value) is str and len(value) <= LONGEST_TEXT and value.isprintable()
+        fits = type(value) is str and len(value) <= MAX_TEXT_LENGTH and value.isprintable()
     elif hint in (int, float) and type(value) is int:
         fits = abs(value) <= LARGEST_WHOLE_NUMBER
     else:

@@ -21,7 +21,7 @@ from fedpeft.core.metrics import BELOW_CONSTANT, TITLES
 from fedpeft.core.states import first_misfit
 from fedpeft.data.registry import DATASETS
 from fedpeft.protocol import signed_keys
-from fedpeft.protocol.fields import LARGEST_WHOLE_NUMBER, MOST_ATTEMPTS, shown, some
+from fedpeft.protocol.fields import LARGEST_WHOLE_NUMBER, MAX_ATTEMPTS, shown, some
 from fedpeft.protocol.problem_codes import sentence
 from fedpeft.protocol.types import FRACTIONS, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
 
@@ -29,9 +29,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 LARGEST_WEIGHT = 1e6  # no weight of a network comes near; what does would reach the others through the mean
 LARGEST_FIGURE = 1e9  # seconds and losses
 LARGEST_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
-MOST_AXES = 8
+MAX_AXES = 8
 LARGEST_TENSOR = 2**40  # numbers, a hundred times the largest matrix of any model
-MOST_SLOTS = 64
+MAX_SLOTS = 64
 RESTART = "look at its log, and restart it with this job's fedpeft version or leave it out of federation.sites"
 DIVERGED = "lower training.learning_rate if its log says that training diverged, or leave it out of federation.sites"
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -101,7 +101,7 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
             named = is_key(key)
         if not named:
             raise _refused(site, f"announces {key!r:.120}, which is not a tensor's name")
-        if len(shape) > MOST_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > LARGEST_TENSOR:
+        if len(shape) > MAX_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > LARGEST_TENSOR:
             raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is no shape")
     _check_slots(introduction, site)
 
@@ -144,8 +144,8 @@ def _check_slots(introduction: Introduction, site: str) -> None:
             raise _refused(site, f"announces {path!r:.120} as the place of slot {slot!r:.60}, which is no path")
     if slots and introduction.family in SLOTS:
         raise _refused(site, f"announces {len(slots)} slots of family {introduction.family}, which has its own")
-    if len(slots) > MOST_SLOTS:
-        raise _refused(site, f"announces {len(slots)} slots of its model, allowed are {MOST_SLOTS}")
+    if len(slots) > MAX_SLOTS:
+        raise _refused(site, f"announces {len(slots)} slots of its model, allowed are {MAX_SLOTS}")
     adapter = (key for key in introduction.schema if key.startswith("layer."))
     named = {parts.slot for key in adapter if (parts := parse_key(key))}
     if slots and named - set(slots):
@@ -189,7 +189,7 @@ def check_train_reply(
         FedpeftError: with the site, the key and what is wrong; such a reply must not reach the global adapter.
     """
     if reply.problem:
-        attempts = f" in {MOST_ATTEMPTS} attempts" if reply.attempts == MOST_ATTEMPTS else ""
+        attempts = f" in {MAX_ATTEMPTS} attempts" if reply.attempts == MAX_ATTEMPTS else ""
         raise FedpeftError(
             f"site {site} could not finish round {order.round}{attempts}: {sentence(reply.problem, reply.setting)}"
         )
@@ -197,8 +197,8 @@ def check_train_reply(
     if reply.samples != samples:
         raise _refused(site, f"reports {reply.samples} training samples, announced were {samples}")
     _check_seconds(reply.seconds, site)
-    if not 1 <= reply.attempts <= MOST_ATTEMPTS:
-        raise _refused(site, f"reports {reply.attempts} attempts, allowed are 1 to {MOST_ATTEMPTS}")
+    if not 1 <= reply.attempts <= MAX_ATTEMPTS:
+        raise _refused(site, f"reports {reply.attempts} attempts, allowed are 1 to {MAX_ATTEMPTS}")
     _check_metrics(reply.metrics, site)
     check_scores(reply.scores, len(layers_of(schema)) if order.scored else 0, site)
     assigned = {key: shape for key, shape in schema.items() if belongs(key, order.layers)}

@@ -22,7 +22,7 @@ from fedpeft.core.files import replacing, write_json
 from fedpeft.core.keys import HEAD
 from fedpeft.core.states import State, digest
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.protocol.fields import MOST_ATTEMPTS
+from fedpeft.protocol.fields import MAX_ATTEMPTS
 from fedpeft.protocol.problem_codes import is_known
 from fedpeft.protocol.reply_contract import check_announcement, check_score_reply, check_tensors, check_train_reply
 from fedpeft.protocol.types import (
@@ -301,6 +301,6 @@ def _copies(state: State) -> State:
 
 
 def _attempts(reply: TrainReply) -> int:
-    if reply.attempts not in range(1, MOST_ATTEMPTS + 1):
-        raise FedpeftError(f"attempts is {reply.attempts!r:.40}, it must be from 1 to {MOST_ATTEMPTS}.")
+    if reply.attempts not in range(1, MAX_ATTEMPTS + 1):
+        raise FedpeftError(f"attempts is {reply.attempts!r:.40}, it must be from 1 to {MAX_ATTEMPTS}.")
     return reply.attempts

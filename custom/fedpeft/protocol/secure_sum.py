@@ -39,7 +39,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fedpeft.core.errors import SecureSumError
 from fedpeft.core.files import replacing
 from fedpeft.core.states import State
-from fedpeft.job.site_policy import LEAST_MEMBERS
+from fedpeft.job.site_policy import MIN_MEMBERS
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol import fixed_point
 from fedpeft.protocol.fixed_point import encode, to_wire
@@ -237,9 +237,9 @@ def _check_members(offered: Mapping[str, SignedKey], *, site: str, members: Sequ
             f"the server wants a sum without {missing} and with {extra}, compared with the site's own file: another "
             f"group of sites would reveal differences between sums."
         )
-    if site not in offered or len(offered) < LEAST_MEMBERS:
+    if site not in offered or len(offered) < MIN_MEMBERS:
         raise SecureSumError(
-            f"the server wants a sum of {sorted(offered)}: it needs this site and at least {LEAST_MEMBERS} sites, "
+            f"the server wants a sum of {sorted(offered)}: it needs this site and at least {MIN_MEMBERS} sites, "
             f"because each of two learns the other's adapter."
         )
 

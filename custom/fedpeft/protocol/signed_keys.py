@@ -26,7 +26,7 @@ LABEL = "fedpeft secure sum key 2"
 PADDING = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
 FIELDS = ("public", "start", "certificate", "signature")
 START_BYTES = (0, 32)  # in the simulator there is none
-LINE, MOST_LINES = 128, 64  # a certificate of FLARE's has about 1,700 hexadecimal digits
+LINE, MAX_LINES = 128, 64  # a certificate of FLARE's has about 1,700 hexadecimal digits
 SignedKey = dict[str, list[str]]
 
 
@@ -110,7 +110,7 @@ def read(offered: Mapping[str, list[str]], *, site: str) -> dict[str, bytes]:
         SecureSumError: the key is malformed.
     """
     try:
-        if set(offered) != set(FIELDS) or any(len(lines) > MOST_LINES for lines in offered.values()):
+        if set(offered) != set(FIELDS) or any(len(lines) > MAX_LINES for lines in offered.values()):
             raise ValueError
         values = {name: bytes.fromhex("".join(lines)) for name, lines in offered.items()}
         if len(values["start"]) not in START_BYTES:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedpeft import answering, data, importance
 from fedpeft.alignment.settings import VALIDATION
-from fedpeft.backbones import usual_source
+from fedpeft.backbones import default_source
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.answer_space import with_answers
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fedpeft.methods.settings import MethodSettings
 
 NOT_ALLOWED, TOO_FEW = "setting-not-allowed", "data-too-few"
-LEAST_STEPS = 4  # of an epoch where only a sum may leave: in fewer, the secret order of the samples changes little
-MOST = {
+MIN_STEPS = 4  # of an epoch where only a sum may leave: in fewer, the secret order of the samples changes little
+MAX = {
     "training.rounds": "most_rounds",
     "training.local_epochs": "most_local_epochs",
     "training.first_epochs": "most_local_epochs",
@@ -52,7 +52,7 @@ MOST = {
     "data.validation_size": "most_samples",
     "data.test_size": "most_samples",
 }
-LEAST = {"training.batch_size": "least_batch_size", "method.probe_samples": "least_probe_samples"}
+MIN = {"training.batch_size": "least_batch_size", "method.probe_samples": "least_probe_samples"}
 SCORED = {"schedule.score_samples": "least_score_samples"}  # where layers are scored at all
 OWN = ("seed", "validation_fraction", "test_fraction", "unreadable")  # of `data`
 
@@ -63,16 +63,16 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     if job.backbone.name not in policy.backbones:
         yield "backbone.name", f"is {job.backbone.name!r}, backbones has {', '.join(policy.backbones) or 'none'}"
     source = job.backbone.source
-    if source is not None and source not in (usual_source(job.backbone.name), *policy.sources):
+    if source is not None and source not in (default_source(job.backbone.name), *policy.sources):
         yield "backbone.source", f"is {source!r:.120}, which sources does not list"
     tokens = job.backbone.text_length + len(job.backbone.prompt or "")  # a character is at most one token
     if job.backbone.prompt and tokens > policy.most_text_length:
         yield "backbone.prompt", f"makes {tokens} tokens at most, most_text_length is {policy.most_text_length}"
-    for setting, limit in MOST.items():
+    for setting, limit in MAX.items():
         value, most = _value(job, setting), getattr(policy, limit)
         if value is not None and value > most:
             yield setting, f"is {value!r}, {limit} is {most!r}"
-    for setting, limit in (LEAST | SCORED if job.schedule.scored else LEAST).items():
+    for setting, limit in (MIN | SCORED if job.schedule.scored else MIN).items():
         value, least = _value(job, setting), getattr(policy, limit)
         if value < least:
             yield setting, f"is {value!r}, {limit} is {least!r}"
@@ -260,10 +260,10 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
 
 def _check_steps(job: SiteJob, samples: int) -> None:
     announced, size = rounded_count(samples), job.training.batch_size  # the refusal must tell nothing else
-    if announced < LEAST_STEPS * size:
+    if announced < MIN_STEPS * size:
         raise FedpeftError(
-            f"training.batch_size is {size}, and with sum_with at least {LEAST_STEPS} batches must be in about "
-            f"{announced} training samples: lower it to {announced // LEAST_STEPS}.",
+            f"training.batch_size is {size}, and with sum_with at least {MIN_STEPS} batches must be in about "
+            f"{announced} training samples: lower it to {announced // MIN_STEPS}.",
             setting="training.batch_size",
             code=NOT_ALLOWED,
         )

@@ -33,7 +33,7 @@ def method_list(backbone: str, source: str | None = None) -> Group:
 
     Args:
         backbone: registered name.
-        source: of its configuration; None: the usual one.
+        source: of its configuration; None: the default one.
 
     Raises:
         FedpeftError: the backbone is unknown, or the source cannot be read.

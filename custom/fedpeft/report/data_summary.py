@@ -35,14 +35,14 @@ from fedpeft.report.wording import NOTHING_MEDICAL, percent
 
 AT_HOME = "Counts of labels must not leave a site: this picture is for one person who holds all the data."
 NO_LABEL = "no label"
-MOST_LABELS = 24  # further ones are one row
-MOST_NUMBERS = 12  # sites with which the counts are written beside the circles
-LEAST_AREA = 3.0  # square points: one example still shows
+MAX_LABELS = 24  # further ones are one row
+MAX_NUMBERS = 12  # sites with which the counts are written beside the circles
+MIN_AREA = 3.0  # square points: one example still shows
 # inches
-ROW, COLUMN, LEAST_COLUMN, LEAST_WIDTH = 0.24, 0.62, 0.12, 4.6
+ROW, COLUMN, MIN_COLUMN, MIN_WIDTH = 0.24, 0.62, 0.12, 4.6
 TOP, BOTTOM, LINE, EDGE = 0.5, 0.14, 0.15, 0.2
 SIZE = 7  # points
-LONGEST = 30  # letters of a label
+MAX_LENGTH = 30  # letters of a label
 
 
 def label_counts(sites: Sequence[SiteData]) -> dict[str, np.ndarray]:
@@ -81,13 +81,13 @@ def label_picture(title: str, sites: Sequence[SiteData], *, procedural: bool) ->
 
 def _figure(title: str, sites: Sequence[SiteData], theme: Theme, *, procedural: bool) -> Figure:
     counts = _shown(label_counts(sites))
-    names = [shorten(data.site, LONGEST) for data in sites]
-    labels = [shorten(label, LONGEST) for label in counts]
-    wide = len(sites) * max(LEAST_COLUMN, min(COLUMN, 9 / len(sites)))
+    names = [shorten(data.site, MAX_LENGTH) for data in sites]
+    labels = [shorten(label, MAX_LENGTH) for label in counts]
+    wide = len(sites) * max(MIN_COLUMN, min(COLUMN, 9 / len(sites)))
     high = len(labels) * ROW
     left = EDGE + max(text_width(label, SIZE) for label in labels)
     names_high = EDGE + max(text_width(name, SIZE) for name in names)
-    width = max(left + wide + EDGE, LEAST_WIDTH)
+    width = max(left + wide + EDGE, MIN_WIDTH)
     head: Head = []
     if procedural:
         head += [(line, "warning", "bold") for line in _wrapped(f"Procedural data: {NOTHING_MEDICAL}.", width)]
@@ -98,7 +98,7 @@ def _figure(title: str, sites: Sequence[SiteData], theme: Theme, *, procedural: 
     axes = figure.add_axes((left / width, bottom / total, wide / width, high / total))
     _circles(axes, np.array(list(counts.values())), theme, wide / len(sites))
     axes.set_yticks(range(len(labels)), labels, fontsize=SIZE)
-    step = -(-len(names) // max(1, int(wide / LEAST_COLUMN)))
+    step = -(-len(names) // max(1, int(wide / MIN_COLUMN)))
     axes.set_xticks(range(0, len(names), step), names[::step], fontsize=SIZE, rotation=90)
     Frame(title=title, head=head, foot=foot).write(figure, theme)
     return figure
@@ -108,9 +108,9 @@ def _circles(axes: Axes, table: np.ndarray, theme: Theme, column: float) -> None
     """Draw a circle for each cell of a table, (labels, sites); ``column`` is the width of a column in inches."""
     largest = 72 * min(ROW, column) * 0.95
     y, x = np.nonzero(table)
-    sizes = np.maximum((largest**2) * table[y, x] / table.max(), LEAST_AREA)
+    sizes = np.maximum((largest**2) * table[y, x] / table.max(), MIN_AREA)
     axes.scatter(x, y, s=sizes, color=COLORS[0], linewidth=0, zorder=3)
-    numbers = table.shape[1] <= MOST_NUMBERS
+    numbers = table.shape[1] <= MAX_NUMBERS
     if numbers:
         behind = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0.8}
         for row, place in zip(y.tolist(), x.tolist(), strict=True):
@@ -126,11 +126,11 @@ def _circles(axes: Axes, table: np.ndarray, theme: Theme, column: float) -> None
 
 def _shown(counts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Put labels beyond the most frequent ones into one row."""
-    if len(counts) <= MOST_LABELS:
+    if len(counts) <= MAX_LABELS:
         return counts
     names = list(counts)
-    others = names[MOST_LABELS - 1 :]
-    shown = {name: counts[name] for name in names[: MOST_LABELS - 1]}
+    others = names[MAX_LABELS - 1 :]
+    shown = {name: counts[name] for name in names[: MAX_LABELS - 1]}
     return shown | {f"{len(others):,} others": np.sum([counts[name] for name in others], axis=0)}
 
 

@@ -19,10 +19,10 @@ from fedpeft.core.text import one_line, printable
 from fedpeft.core.workspace import HISTORY
 from fedpeft.report.history import Aligned, History, Round, Schedule, SiteResult, Tested
 
-MOST_NAME = 200  # characters
-MOST_COUNT = 10**15
-MOST = 1e39  # beyond what a number of 32 bits holds; larger ones are in no run, and cannot be drawn
-MOST_SECONDS = 1e9
+MAX_NAME = 200  # characters
+MAX_COUNT = 10**15
+MAX = 1e39  # beyond what a number of 32 bits holds; larger ones are in no run, and cannot be drawn
+MAX_SECONDS_READ = 1e9
 
 
 class HistoryError(FedpeftError):
@@ -41,7 +41,7 @@ def as_mapping(value: Any, where: str, what: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else fail(where, what, value, "a JSON object")
 
 
-def as_number(value: Any, where: str, what: str, *, low: float = 0, high: float = MOST) -> float | None:
+def as_number(value: Any, where: str, what: str, *, low: float = 0, high: float = MAX) -> float | None:
     """Return a value that must be a finite number from low to high, or None."""
     if value is None:
         return None
@@ -54,14 +54,14 @@ def as_number(value: Any, where: str, what: str, *, low: float = 0, high: float 
 
 def as_count(value: Any, where: str, what: str) -> int:
     """Return a value that must be a whole number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_COUNT:
-        fail(where, what, value, f"a whole number from 0 to {MOST_COUNT:,}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+        fail(where, what, value, f"a whole number from 0 to {MAX_COUNT:,}")
     return value
 
 
 def as_name(value: Any, where: str, what: str) -> str:
     """Return a value that must be a text that is not empty and has no control characters."""
-    if not isinstance(value, str) or not value.strip() or printable(value, most=MOST_NAME) != value or "\n" in value:
+    if not isinstance(value, str) or not value.strip() or printable(value, most=MAX_NAME) != value or "\n" in value:
         fail(where, what, value, "a text that is not empty, not too long, and has no control characters")
     return value
 
@@ -79,8 +79,8 @@ def fail(where: str, what: str, value: Any, allowed: str) -> NoReturn:
     raise HistoryError(f"{where}: {what} is {shown} but must be {allowed}; correct it or copy the file again.")
 
 
-MOST_ROUNDS = 10_000
-MOST_SITES = 1_000
+MAX_ROUNDS = 10_000
+MAX_SITES = 1_000
 
 
 def read(path: str | Path) -> History:
@@ -126,8 +126,8 @@ def parse(record: Any, *, origin: str) -> History:
     rounds = need(top, "rounds", origin)
     if not isinstance(rounds, list):
         fail(origin, "'rounds'", rounds, "a list of rounds")
-    if len(rounds) > MOST_ROUNDS:
-        raise HistoryError(f"{origin} has {len(rounds):,} rounds, at most {MOST_ROUNDS:,} are read.")
+    if len(rounds) > MAX_ROUNDS:
+        raise HistoryError(f"{origin} has {len(rounds):,} rounds, at most {MAX_ROUNDS:,} are read.")
     if not rounds:
         raise HistoryError(f"{origin} holds no finished round: nothing to report; let the run end a round first.")
     procedural = need(top, "procedural", origin)
@@ -161,8 +161,8 @@ def parse(record: Any, *, origin: str) -> History:
         tested=_tested(top.get("tested", {}), origin),
         settings=flat_settings(as_mapping(top.get("settings", {}), origin, "'settings'"), origin),
     )
-    if len(history.sites) > MOST_SITES:
-        raise HistoryError(f"{origin} has {len(history.sites):,} sites, at most {MOST_SITES:,} are read.")
+    if len(history.sites) > MAX_SITES:
+        raise HistoryError(f"{origin} has {len(history.sites):,} sites, at most {MAX_SITES:,} are read.")
     return history
 
 
@@ -237,14 +237,14 @@ def _round(entry: Any, where: str) -> Round:
             as_name(name, where, "a site's name"): as_sentence(value, f"{where}, 'rejected'", repr(name))
             for name, value in rejected.items()
         },
-        seconds=as_number(entry.get("seconds"), where, "'seconds'", high=MOST_SECONDS),
+        seconds=as_number(entry.get("seconds"), where, "'seconds'", high=MAX_SECONDS_READ),
         schedule=_schedule(entry.get("schedule", {}), f"{where}, 'schedule'"),
     )
 
 
 def _aligned(entry: Any, decisions: Any, where: str) -> Aligned:
     entry, decisions = as_mapping(entry, where, "the entry"), as_mapping(decisions, where, "'decisions'")
-    high = {"before": MOST, "after": MOST, "moved": 1}
+    high = {"before": MAX, "after": MAX, "moved": 1}
     moved, stayed, held = (as_count(decisions.get(key, 0), where, repr(key)) for key in ("moved", "stayed", "held"))
     return Aligned(
         **{key: as_number(entry.get(key), where, repr(key), high=most) for key, most in high.items()},
@@ -280,7 +280,7 @@ def _schedule(entry: Any, where: str) -> Schedule | None:
         numbers=numbers,
         layers={site: _assigned(layers[site], f"{where}, site {site!r}", numbers) for site in table or layers},
         scores=table,
-        importance=as_number(entry.get("importance"), where, "'importance'", low=-MOST),
+        importance=as_number(entry.get("importance"), where, "'importance'", low=-MAX),
         variance=as_number(entry.get("variance"), where, "'variance'"),
     )
 
@@ -288,7 +288,7 @@ def _schedule(entry: Any, where: str) -> Schedule | None:
 def _scores(values: Any, where: str) -> tuple[float, ...]:
     if not isinstance(values, list) or not values or None in values:
         fail(where, "'scores'", values, "a list with one number for each layer")
-    return tuple(as_number(value, where, f"the score of layer {n}", low=-MOST) for n, value in enumerate(values))
+    return tuple(as_number(value, where, f"the score of layer {n}", low=-MAX) for n, value in enumerate(values))
 
 
 def _layers(values: Any, where: str, what: str) -> tuple[int, ...]:
@@ -310,7 +310,7 @@ def _site(entry: Any, where: str) -> SiteResult:
     samples, sent = entry.get("samples"), entry.get("sent")
     return SiteResult(
         **{key: as_number(need(entry, key, where), where, repr(key), high=1) for key in ("overall", "open", "closed")},
-        loss=as_number(entry.get("loss"), where, "'loss'", low=-MOST),
+        loss=as_number(entry.get("loss"), where, "'loss'", low=-MAX),
         validation=as_number(entry.get("validation"), where, "'validation'", high=1),
         below_constant=as_number(entry.get(BELOW_CONSTANT), where, repr(BELOW_CONSTANT), high=1),
         samples=None if samples is None else as_count(samples, where, "'samples'"),

@@ -30,7 +30,7 @@ from fedpeft.report.tables import AVERAGED, Table, all_tables, by_round, last_an
 from fedpeft.report.wording import DASH, REJECTED, TITLES, caption, moved_places, not_learning, parts, rejections
 from fedpeft.report.wording import note as note_of
 
-LONGEST = 20  # letters of a name before it is folded
+MAX_LENGTH = 20  # letters of a name before it is folded
 ASCII = str.maketrans({DASH: "-", REJECTED: "x", "·": "-"})
 FRAME = 3  # letters that rich puts around a column
 
@@ -87,7 +87,7 @@ def _printable_table(table: Table, console: Console) -> Table:
 def _least_width(table: Table, index: int) -> int:
     """Return the least width of a column, that of its longest figure or word; longer names are folded."""
     words = [word for cell in (table.columns[index], *(row[index] for row in table.rows)) for word in cell.split()]
-    return min(max(cell_len(word) for word in words), LONGEST)
+    return min(max(cell_len(word) for word in words), MAX_LENGTH)
 
 
 def _blocks(table: Table, width: int) -> list[list[int]]:

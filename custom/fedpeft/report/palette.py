@@ -64,7 +64,7 @@ def line_style(index: int, count: int, theme: Theme) -> dict:
 GAP = 0.155  # inches between the middles of two labels
 LEADER = 0.3  # inches from the axes to the labels
 SIZE = 7.5  # points
-LONGEST = 26  # letters of a site's name
+MAX_LENGTH = 26  # letters of a site's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def end_labels(history: History, theme: Theme, places: Places | None = None) -> 
 
     for index, (site, line) in enumerate(lines.items()):
         at = places.sites[site] if places else rounds
-        add(shorten(site, LONGEST), line, at, line_style(index, len(lines), theme))
+        add(shorten(site, MAX_LENGTH), line, at, line_style(index, len(lines), theme))
     if len(lines) > DISTINCT:
         ranked = sorted(labels, key=lambda label: label.value)
         labels = [ranked[-1], ranked[0]] if len(ranked) > 1 else ranked
@@ -195,7 +195,7 @@ def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -
 SIDE_BY_SIDE = "Lines that coincide are drawn side by side."
 CLOSE = 0.006  # of the height of the axes, less than the width of a line
 # points
-LINES, MARKERS, MOST = 2.0, 5.0, 14.0
+LINES, MARKERS, MAX = 2.0, 5.0, 14.0
 
 
 def set_apart(axes: Axes, curves: Sequence[Sequence[Line2D]]) -> None:
@@ -209,7 +209,7 @@ def set_apart(axes: Axes, curves: Sequence[Sequence[Line2D]]) -> None:
     points = [_known(own[0]) for own in curves]
     for group in _groups(points, CLOSE * (high - low)):
         step = LINES if any(len(points[one][0]) > 1 for one in group) else MARKERS
-        step = min(step, MOST / max(len(group) - 1, 1))
+        step = min(step, MAX / max(len(group) - 1, 1))
         for place, one in enumerate(group):
             shift = ScaledTranslation(0, ((len(group) - 1) / 2 - place) * step / 72, axes.figure.dpi_scale_trans)
             for artist in curves[one]:

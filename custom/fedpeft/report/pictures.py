@@ -24,9 +24,9 @@ from fedpeft.report.palette import COLORS, GAP, Theme, end_labels, label_width, 
 from fedpeft.report.plots import (
     BOTTOM,
     DPI,
-    LEAST_HEIGHT,
     LEFT,
     MAIN_WIDTH,
+    MIN_HEIGHT,
     NARROW,
     RIGHT,
     Frame,
@@ -88,7 +88,7 @@ def _sent_figure(history: History, theme: Theme, *, narrow: bool, framed: bool) 
     width = NARROW if narrow else LEFT + WIDTH + column + RIGHT
     wide = max(NARROW - LEFT - RIGHT - column, NARROW / 3) if narrow else WIDTH
     frame = Frame.of(history, width, sent_explained(history)) if framed else Frame()
-    height = max(LEAST_HEIGHT * (0.7 if narrow else 1), GAP * len(labels))
+    height = max(MIN_HEIGHT * (0.7 if narrow else 1), GAP * len(labels))
     bottom = BOTTOM + frame.below
     total = frame.top + height + bottom
     figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
@@ -102,7 +102,7 @@ def _sent_figure(history: History, theme: Theme, *, narrow: bool, framed: bool) 
 
 
 EXACT = "exact"
-MOST_CELLS = 60  # sites x layers up to which the whole exact front takes less than a second
+MAX_CELLS = 60  # sites x layers up to which the whole exact front takes less than a second
 ACROSS = 3
 WIDE, HIGH, FRONT_LEFT, FRONT_RIGHT, FRONT_BETWEEN, BELOW = 1.95, 1.55, 0.5, 0.2, 0.42, 0.62  # inches
 
@@ -123,7 +123,7 @@ def fronts_of(plan: Schedule, *, seed: int = 0) -> dict[str, Front]:
     scores = np.array([plan.scores[site] for site in plan.scores])  # (N, L)
     budgets = np.array([len(plan.layers[site]) for site in plan.scores])
     fronts = {name: schedule(scores, budgets, solver=name, seed=seed) for name in names_with_front() if name != EXACT}
-    return fronts | {EXACT: exact_front(scores, budgets, full=scores.size <= MOST_CELLS)}
+    return fronts | {EXACT: exact_front(scores, budgets, full=scores.size <= MAX_CELLS)}
 
 
 def _front_figure(history: History, theme: Theme, *, framed: bool) -> Figure:
@@ -196,7 +196,7 @@ def fronts_explained(history: History) -> str:
     """Return what the panels show."""
     last = history.scheduled[-1]
     scored = last.schedule.scores
-    whole = len(scored) * len(last.schedule.numbers) <= MOST_CELLS
+    whole = len(scored) * len(last.schedule.numbers) <= MAX_CELLS
     parts = [
         f"Scores of round {last.round}, {len(scored)} sites. Right and low is better.",
         "Percent: hypervolume from the exact front's own worst values.",

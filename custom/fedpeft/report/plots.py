@@ -147,7 +147,7 @@ def _fit_rounds(axes: Axes, rounds: np.ndarray) -> None:
 Head = list[tuple[str, str, str]]  # text, the theme's color for it, weight
 DPI = 200
 # inches
-MAIN_WIDTH, SIDE_WIDTH, LEAST_HEIGHT = 3.6, 2.2, 2.9
+MAIN_WIDTH, SIDE_WIDTH, MIN_HEIGHT = 3.6, 2.2, 2.9
 NARROW = 3.7  # a phone's width, with letters of the page's own size
 TOP, BOTTOM, LEFT, RIGHT, BETWEEN = 0.62, 0.5, 0.5, 0.15, 0.5
 UNFRAMED = 0.3  # above the panels of a picture without head
@@ -245,7 +245,7 @@ def _figure(history: History, theme: Theme, *, framed: bool) -> Figure:
     side = _side_panels(history)
     column = label_width(labels)
     width = LEFT + MAIN_WIDTH + column + RIGHT + (BETWEEN + SIDE_WIDTH if side else 0)
-    height = max(LEAST_HEIGHT, GAP * len(labels))
+    height = max(MIN_HEIGHT, GAP * len(labels))
     frame = Frame.of(history, width, explained(history)) if framed else Frame()
     top, bottom = frame.top, BOTTOM + frame.below
     total = top + height + bottom

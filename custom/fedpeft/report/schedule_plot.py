@@ -17,14 +17,14 @@ from fedpeft.report.history import History, Round
 from fedpeft.report.palette import COLORS, Theme, shorten, text_width
 from fedpeft.report.plots import BOTTOM, DPI, Frame, under_style
 
-MOST_PANELS = 6
+MAX_PANELS = 6
 MAP = "viridis"  # even steps of lightness, which color-blind readers and gray prints keep
 # inches
 CELL, GRID_WIDTH, TALLEST = 0.2, 7.2, 3.0
 GUTTER, BETWEEN, USE_HEIGHT, SIDE = 0.12, 0.52, 1.25, 0.85
-LEAST_WIDTH, LEAST_SCALE, MOST_SCALE = 5.0, 0.42, 1.6
+MIN_WIDTH, MIN_SCALE, MAX_SCALE = 5.0, 0.42, 1.6
 NAME_SIZE, TICK_SIZE = 7, 6.5  # points
-LONGEST = 22  # letters of a site's name
+MAX_LENGTH = 22  # letters of a site's name
 
 
 def schedule_figure(history: History, *, dark: bool = False, framed: bool = True) -> Figure:
@@ -45,7 +45,7 @@ def schedule_figure(history: History, *, dark: bool = False, framed: bool = True
 def shown_rounds(history: History) -> list[Round]:
     """Return at most six scheduled rounds, evenly spaced, the first and the last included."""
     rounds = history.scheduled
-    places = np.linspace(0, len(rounds) - 1, min(MOST_PANELS, len(rounds))).round().astype(int)
+    places = np.linspace(0, len(rounds) - 1, min(MAX_PANELS, len(rounds))).round().astype(int)
     return [rounds[place] for place in places]
 
 
@@ -62,7 +62,7 @@ def layer_use(history: History) -> dict[str, np.ndarray]:
 def _figure(history: History, theme: Theme, *, framed: bool) -> Figure:
     shown, use = shown_rounds(history), layer_use(history)
     sites, layers = list(use), len(shown[0].schedule.numbers)
-    names = [shorten(site, LONGEST) for site in sites]
+    names = [shorten(site, MAX_LENGTH) for site in sites]
     across = min(len(shown), 3 if layers <= 16 else 2 if layers <= 40 else 1)
     cell_width = min(CELL, (GRID_WIDTH - GUTTER * (across - 1)) / across / layers)
     wide, high = layers * cell_width, min(CELL * len(sites), max(TALLEST, 0.06 * len(sites)))
@@ -70,7 +70,7 @@ def _figure(history: History, theme: Theme, *, framed: bool) -> Figure:
     label_width = max(text_width(name, NAME_SIZE) for name in names)
     left, right = 0.3 + label_width, 0.25 + max(SIDE, label_width + 0.25)
     grid = max(across * wide + (across - 1) * GUTTER, 2.6)
-    width = max(left + grid + right, LEAST_WIDTH)
+    width = max(left + grid + right, MIN_WIDTH)
     frame = Frame.of(history, width, schedule_explained(history)) if framed else Frame()
     top, bottom = frame.top, BOTTOM + frame.below
     maps = down * high + (down - 1) * BETWEEN
@@ -88,7 +88,7 @@ def _figure(history: History, theme: Theme, *, framed: bool) -> Figure:
         axes = place(left + column * (wide + GUTTER), base + (down - 1 - row) * (high + BETWEEN), wide, high)
         image = _heat_map(axes, one, sites, norm, theme, dot=72 * min(cell_width, high / len(sites)))
         _name_sites(axes, names if column == 0 else [], 72 * high / len(sites))
-    tall = min(max(maps, LEAST_SCALE), MOST_SCALE)
+    tall = min(max(maps, MIN_SCALE), MAX_SCALE)
     if len(values):
         _scale(place(left + across * (wide + GUTTER) + 0.08, base + maps - tall, 0.11, tall), image)
     _use(place(left, bottom, grid, USE_HEIGHT), use, names, theme, history)

@@ -23,7 +23,7 @@ from nvflare.recipe.spec import Recipe
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build
-from fedpeft.job.composing import check_used, compose, usual_configs, write_job
+from fedpeft.job.composing import check_used, compose, default_configs, write_job
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.run.simulate import simulate
 
@@ -101,7 +101,7 @@ class _JobRecipe(Recipe):
     """A job of `app_configs/jobs.yml`: as it is where it has the recipe's method, otherwise with it.
 
     Args:
-        job: a task of `fedpeft tasks`, or any job of `app_configs/jobs.yml`; empty: the recipe's usual one.
+        job: a task of `fedpeft tasks`, or any job of `app_configs/jobs.yml`; empty: the recipe's default one.
         settings: as `section.name=value`.
         configs: the `app_configs` folder; None: the one here, or the package's.
     """
@@ -110,7 +110,7 @@ class _JobRecipe(Recipe):
     method: str
 
     def __init__(self, job: str = "", settings: Sequence[str] = (), *, configs: Path | None = None) -> None:
-        job, folder = job or self.usual, configs or usual_configs()
+        job, folder = job or self.usual, configs or default_configs()
         sections = compose(folder, job, settings)
         if not self.fits(sections):
             chosen = Variant(name=self.method, method=self.method, settings=tuple(settings))

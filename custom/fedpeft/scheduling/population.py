@@ -18,7 +18,7 @@ from fedpeft.scheduling.front import Archive, Front
 from fedpeft.scheduling.problem import Problem, balanced, greedy, take_top
 
 SWEEPS = 2  # of best responses; a third gains little
-MOST, MOST_EVALUATIONS = 10_000, 200_000  # a job may set them, and it is the server that computes
+MAX, MAX_EVALUATIONS = 10_000, 200_000  # a job may set them, and it is the server that computes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,12 @@ class PopulationSettings:
     start: str = "path"
 
     def __post_init__(self) -> None:
-        require_number("population", self.population, low=2, high=MOST, whole=True)
-        require_number("iterations", self.iterations, low=1, high=MOST, whole=True)
+        require_number("population", self.population, low=2, high=MAX, whole=True)
+        require_number("iterations", self.iterations, low=1, high=MAX, whole=True)
         one_of("start", self.start, ("random", "ends", "path"))
-        if self.population * self.iterations > MOST_EVALUATIONS:
+        if self.population * self.iterations > MAX_EVALUATIONS:
             raise FedpeftError(
-                f"population {self.population} times iterations {self.iterations} is above {MOST_EVALUATIONS:,}: lower "
+                f"population {self.population} times iterations {self.iterations} is above {MAX_EVALUATIONS:,}: lower "
                 f"one of them."
             )
 

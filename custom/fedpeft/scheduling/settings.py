@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedpeft.methods import TuningMethod
 
 ALL, OWN = "all", "own"
-MOST_BUDGET = 1_000_000
+MAX_BUDGET = 1_000_000
 MAX_SCORE_SAMPLES = 1_000_000
 
 
@@ -116,19 +116,19 @@ class ScheduleSettings:
         one_of("scoring", self.scoring, ("fresh", "with_reply"))
         between("every", self.every, 1, MAX_ROUNDS)
         between("score_samples", self.score_samples, 1, MAX_SCORE_SAMPLES)
-        between("budget", self.budget, 0, MOST_BUDGET)
+        between("budget", self.budget, 0, MAX_BUDGET)
         for name in ("weight_importance", "weight_diversity", "clients_per_round"):
             at_least(name, getattr(self, name), 0)
         if self.budget_range and not (
             len(self.budget_range) == 2
             and all(isinstance(budget, int) for budget in self.budget_range)
-            and 0 <= self.budget_range[0] <= self.budget_range[1] <= MOST_BUDGET
+            and 0 <= self.budget_range[0] <= self.budget_range[1] <= MAX_BUDGET
         ):
             raise FedpeftError(
-                f"budget_range is {list(self.budget_range)}, it must be [lowest, highest], at most {MOST_BUDGET:,}."
+                f"budget_range is {list(self.budget_range)}, it must be [lowest, highest], at most {MAX_BUDGET:,}."
             )
         for site, budget in self.site_budgets.items():
-            between(f"site_budgets.{site}", budget, 0, MOST_BUDGET)
+            between(f"site_budgets.{site}", budget, 0, MAX_BUDGET)
         for site, round in self.joins.items():
             at_least(f"joins.{site}", round, 1)
         if self.joins and self.active:

@@ -204,7 +204,7 @@ def _rounds(progress: Progress) -> str:
 ALIKE = "These runs have the same method, settings and seed, or other data: there is nothing to compare."
 CANNOT = "These runs cannot be compared: `fedpeft compare` on their folders says why."
 LEFT_OUT = "<p>{} runs of this job with other sites or data are left out.</p>"
-MOST_RUNS = 24
+MAX_RUNS = 24
 log = logging.getLogger(__name__)
 
 
@@ -232,7 +232,7 @@ def groups(rows: Sequence[tuple[Run, Progress | None]]) -> dict[str, Group]:
     for run, progress in rows:
         if progress is not None and progress.state == COMPLETED:
             by_job.setdefault(progress.job, []).append(run)
-    several = {job: runs[:MOST_RUNS] for job, runs in by_job.items() if len(runs) > 1}
+    several = {job: runs[:MAX_RUNS] for job, runs in by_job.items() if len(runs) > 1}
     made = (Group(key=_key(job), job=job, runs=tuple(runs)) for job, runs in several.items())
     return {group.key: group for group in made}
 

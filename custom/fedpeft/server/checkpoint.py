@@ -32,7 +32,7 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 
 ADAPTER, OWN, FACTS = "global.safetensors", "own.safetensors", "checkpoint.json"
-MOST_FACTS = 2**30  # bytes, with the history
+MAX_FACTS = 2**30  # bytes, with the history
 BETWEEN = "/"  # a site's name and a key, which has none
 
 
@@ -184,7 +184,7 @@ def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 def _facts(folder: Path) -> dict[str, Any]:
     try:
-        facts = {"submitter": "", "median": 0.0, "excess": {}} | read_json(folder / FACTS, most=MOST_FACTS)
+        facts = {"submitter": "", "median": 0.0, "excess": {}} | read_json(folder / FACTS, most=MAX_FACTS)
         names = ("job", "submitter", "lineage", "round", "scores", "settings", "history", "median", "excess")
         return {name: facts[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:

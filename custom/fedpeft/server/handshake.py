@@ -22,7 +22,7 @@ from fedpeft.alignment.neurons import Neurons, neurons_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import HEAD, by_place, layer_of, layers_of
 from fedpeft.core.layer_matching import one_layer
-from fedpeft.methods.setting_limits import MOST_WIDTH
+from fedpeft.methods.setting_limits import MAX_WIDTH
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.fields import MB, Limit
 from fedpeft.protocol.reply_contract import RESTART
@@ -41,7 +41,7 @@ def majority(values: Iterable[Hashable]) -> Hashable | None:
 def refused_widths(schemas: Mapping[str, Schema], method: MethodSettings) -> dict[str, str]:
     """Return, by site, why it announces another width than its settings give; sites that are right are not in it.
 
-    A method whose code does not say how wide its settings make an adapter is held to `MOST_WIDTH`.
+    A method whose code does not say how wide its settings make an adapter is held to `MAX_WIDTH`.
 
     Args:
         schemas: by site, what it announced; of backbones of different depth with one layer (`layer_matching`).
@@ -105,8 +105,8 @@ def _check_widths(site: str, schema: Schema, method: MethodSettings) -> None:
         first, stream = _incoming(kind, tensors)
         key, own = names[first], kind.width(tensors)
         given = _given(site, method, layer_of(key) or 0, stream)
-        if own not in given if given else own > MOST_WIDTH:
-            expected = " or ".join(map(str, sorted(given))) or f"at most {MOST_WIDTH}"
+        if own not in given if given else own > MAX_WIDTH:
+            expected = " or ".join(map(str, sorted(given))) or f"at most {MAX_WIDTH}"
             raise FedpeftError(
                 f"site {site} announces {own} neurons in {key} of shape {list(schema[key])!r:.60}, method.settings and "
                 f"method.site_settings give it {expected}: {RESTART}."

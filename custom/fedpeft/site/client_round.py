@@ -22,7 +22,7 @@ from fedpeft.alignment.settings import SHARES
 from fedpeft.core.keys import by_place
 from fedpeft.core.states import State
 import torch
-from fedpeft.alignment.settings import LEAST_BY_AGREEMENT
+from fedpeft.alignment.settings import MIN_BY_AGREEMENT
 from fedpeft.site.site_state import SiteState
 from fedpeft.core.states import State
 from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +127,7 @@ def share_of(agreement: float | None) -> float:
     """The share of the global adapter that a site with this agreement merges with its own one; None: all of it."""
     if agreement is None:
         return 1.0
-    return max(LEAST_BY_AGREEMENT, 1.0 - SLOPE * max(0.0, ENOUGH - agreement))
+    return max(MIN_BY_AGREEMENT, 1.0 - SLOPE * max(0.0, ENOUGH - agreement))
 
 
 def _flat(state: State) -> torch.Tensor:

@@ -100,7 +100,7 @@ def _layers(backbone: Backbone) -> list[nn.Module]:
 
 @functools.cache
 def _own_folder() -> str:
-    """Return a folder of this process alone; the usual one has a name that any user of this machine can make first."""
+    """Return a folder of this process alone; the default one has a name that any user of this machine can make first."""
     folder = tempfile.mkdtemp(prefix="fedpeft-compiled-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import replacing
-from fedpeft.alignment.factors import MOST_RANKS, extended
+from fedpeft.alignment.factors import MAX_RANKS, extended
 from fedpeft.core.states import first_misfit
 import json
 from pathlib import Path
@@ -69,7 +69,7 @@ def check_received(
         announced: the site's announced adapter.
         whole: whether it must have all keys, unless it is empty.
         any_width: whether sites of the job may differ in width; no dimension may then exceed the site's largest one.
-        stacked: whether factors of all sites stand side by side; no dimension may then exceed `MOST_RANKS` times that.
+        stacked: whether factors of all sites stand side by side; no dimension may then exceed `MAX_RANKS` times that.
 
     Raises:
         FedpeftError: names the key.
@@ -77,7 +77,7 @@ def check_received(
     shapes = announced.shapes
     longest = max((side for shape in shapes.values() for side in shape), default=0) if any_width or stacked else None
     if longest is not None and stacked:
-        longest *= MOST_RANKS
+        longest *= MAX_RANKS
     misfit = first_misfit(state, shapes, dtype=announced.dtype, whole=whole and bool(state), longest=longest)
     if misfit is None:
         return

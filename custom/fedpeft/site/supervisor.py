@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedpeft.protocol.fields import MOST_ATTEMPTS
+from fedpeft.protocol.fields import MAX_ATTEMPTS
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.site.connection import Aborted, Lost, WORKER, WorkerProcess
 from fedpeft.site.frames import Failure
@@ -97,7 +97,7 @@ class WorkerSupervisor:
             Aborted: the answer is no longer needed.
         """
         began = time.monotonic()
-        for attempt in range(1, MOST_ATTEMPTS + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 answer, tensors = self._attempt(header, state, lambda: self._closed or aborted(), progress)
                 if "values" in answer:
@@ -110,9 +110,9 @@ class WorkerSupervisor:
             if not failure.retryable:
                 raise RequestFailed(failure, attempts=attempt, seconds=_seconds_since(began))
             self._discard()
-            if attempt < MOST_ATTEMPTS:
+            if attempt < MAX_ATTEMPTS:
                 report(failure)
-        raise RequestFailed(failure, attempts=MOST_ATTEMPTS, seconds=_seconds_since(began))
+        raise RequestFailed(failure, attempts=MAX_ATTEMPTS, seconds=_seconds_since(began))
 
     def close(self) -> None:
         """End the training process for good; a pending request raises `Aborted`."""

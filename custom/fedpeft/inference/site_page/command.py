@@ -9,7 +9,7 @@ from typing import Any
 
 from fedpeft.core.errors import FedpeftError
 
-MOST_EXAMPLES = 50
+MAX_EXAMPLES = 50
 
 
 def add(commands: Any) -> None:
@@ -54,8 +54,8 @@ def _check(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be done before anything is loaded."""
     if arguments.out.suffix.lower() != ".html":
         raise FedpeftError(f"--out is {str(arguments.out)!r}, it must end in .html.")
-    if not 0 <= arguments.examples <= MOST_EXAMPLES:
-        raise FedpeftError(f"--examples is {arguments.examples}, it must be from 0 to {MOST_EXAMPLES}.")
+    if not 0 <= arguments.examples <= MAX_EXAMPLES:
+        raise FedpeftError(f"--examples is {arguments.examples}, it must be from 0 to {MAX_EXAMPLES}.")
     if arguments.out.exists():
         raise FedpeftError(f"{arguments.out} is there already, and nothing is replaced: name a new file.")
     from fedpeft.inference.exported import check_own_place

@@ -26,7 +26,7 @@ from fedpeft.core.seeds import derive
 from fedpeft.data.images import as_array
 from fedpeft.data.schema import Example
 from fedpeft.inference.model import Prediction
-from fedpeft.inference.site_page.subject import LEAST, Subject, differ, has_projection, projected
+from fedpeft.inference.site_page.subject import MIN, Subject, differ, has_projection, projected
 from fedpeft.report.data_summary import counted_as
 from fedpeft.report.page_parts import document, embedded, figure, headline, laid_out, section, warning
 from fedpeft.report.palette import COLORS, Theme, shorten, text_width
@@ -34,10 +34,10 @@ from fedpeft.report.plots import DPI, NARROW, in_all_forms
 from fedpeft.report.tables import SHADES, Table
 from fedpeft.report.wording import DASH, caution, percent
 
-MOST_BARS = 20
+MAX_BARS = 20
 MARKS = ("o", "s", "^", "D", "v", "P")  # of the colors, for readers who do not tell these apart
 NO_LABEL, SEVERAL, OTHER = "no label", "several labels", "other"
-LONGEST_LABEL = 24  # letters of an answer
+MAX_LABEL_LENGTH = 24  # letters of an answer
 SIZE = 7.5  # points
 # inches
 WIDTH, ROW, TOP, BOTTOM, EDGE = 8.0, 0.25, 0.32, 0.42, 0.14
@@ -53,11 +53,11 @@ def distribution(train: Sequence[Example], test: Sequence[Example]) -> Draw:
         for examples in (train, test)
     ]
     names = sorted({n for one in shares for n in one}, key=lambda n: (-sum(one.get(n, 0) for one in shares), n))
-    shown = names[:MOST_BARS]
+    shown = names[:MAX_BARS]
 
     def draw(theme: Theme, narrow: bool) -> Figure:
         width = NARROW if narrow else WIDTH
-        texts = [shorten(name, LONGEST_LABEL) for name in shown]
+        texts = [shorten(name, MAX_LABEL_LENGTH) for name in shown]
         left = EDGE + 0.1 + max(text_width(text, SIZE) for text in texts)
         high = ROW * len(shown)
         total = TOP + high + BOTTOM
@@ -79,7 +79,7 @@ def distribution(train: Sequence[Example], test: Sequence[Example]) -> Draw:
 
 def others(train: Sequence[Example], test: Sequence[Example]) -> int:
     """Return how many answers or labels the picture of the distribution leaves out."""
-    return max(0, len({name for example in (*train, *test) for name in counted_as(example)}) - MOST_BARS)
+    return max(0, len({name for example in (*train, *test) for name in counted_as(example)}) - MAX_BARS)
 
 
 def feature_map(points: np.ndarray, examples: Sequence[Example]) -> Draw:
@@ -105,7 +105,7 @@ def feature_map(points: np.ndarray, examples: Sequence[Example]) -> Draw:
         for name, color, mark in zip(named, COLORS, MARKS, strict=False):
             own = [group == name for group in groups]
             x, y = points[own].T
-            label = shorten(name, LONGEST_LABEL)
+            label = shorten(name, MAX_LABEL_LENGTH)
             axes.scatter(x, y, s=small, color=color, marker=mark, linewidth=0, alpha=0.85, label=label)
         if any(rest):
             label = f"{len(frequent) - len(named):,} {OTHER}"
@@ -129,9 +129,9 @@ def _group(example: Example) -> str:
     return SEVERAL if len(example.labels) > 1 else next(iter(example.labels), NO_LABEL)
 
 
-MOST_ROWS = 30
-MOST_CONFUSED = 10
-LONGEST = 28  # letters of an answer
+MAX_ROWS = 30
+MAX_CONFUSED = 10
+MAX_LENGTH = 28  # letters of an answer
 OTHERS = "others"
 
 
@@ -169,12 +169,12 @@ def recognized(
     occurring = right | predicted | (in_training if labelled else Counter())
     names = sorted(occurring, key=lambda name: (-right[name], -predicted[name], name))
     rows = []
-    for name in names[:MOST_ROWS]:
+    for name in names[:MAX_ROWS]:
         counts = (in_training[name], right[name], predicted[name])
         shares = _shares(both[name], predicted[name], right[name])
         threshold = (f"{thresholds[name]:.2f}",) if labelled else ()
         rows.append(
-            (shorten(predictions[0].spelled(name), LONGEST), *map(str, counts), *map(percent, shares), *threshold)
+            (shorten(predictions[0].spelled(name), MAX_LENGTH), *map(str, counts), *map(percent, shares), *threshold)
         )
     columns = (head, "train", "test", "predicted", "precision (%)", "recall (%)", "F1 (%)")
     more = len(names) - len(rows)
@@ -203,13 +203,13 @@ def confusion(head: str, predictions: Sequence[Prediction]) -> Table:
     """
     pairs = Counter((p.example.answer, answered_as(p)[0]) for p in predictions)
     right = Counter(p.example.answer for p in predictions)
-    names = [name for name, _ in sorted(right.items(), key=lambda item: (-item[1], item[0]))][:MOST_CONFUSED]
+    names = [name for name, _ in sorted(right.items(), key=lambda item: (-item[1], item[0]))][:MAX_CONFUSED]
     places = {name: number for number, name in enumerate(names)}
     counts = [[0] * (len(names) + 1) for _ in range(len(names) + 1)]
     for (own, answer), count in pairs.items():
         counts[places.get(own, len(names))][places.get(answer, len(names))] += count
     numbers = [str(number) for number in range(1, len(names) + 1)]
-    spelled = [shorten(predictions[0].spelled(name), LONGEST) for name in names]
+    spelled = [shorten(predictions[0].spelled(name), MAX_LENGTH) for name in names]
     heads = [f"{number} {name}" for number, name in zip(numbers, spelled, strict=True)]
     shown = [(text, row) for text, row in zip([*heads, OTHERS], counts, strict=True) if any(row)]
     return Table(
@@ -325,8 +325,8 @@ def _map(subject: Subject, head: str) -> str:
     count = len(subject.mapped)
     if subject.features is None:
         return "<p>This model writes its answers: it has no one vector for an example.</p>"
-    if count < LEAST:
-        return f"<p>A map needs {LEAST} test examples, and there are {count}.</p>"
+    if count < MIN:
+        return f"<p>A map needs {MIN} test examples, and there are {count}.</p>"
     if not has_projection():
         return "<p>A map needs scikit-learn: <code>pip install 'flare-fedpeft[inspect]'</code>.</p>"
     if not differ(subject.features):

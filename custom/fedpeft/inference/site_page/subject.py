@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedpeft.core.console import Console
 
 
-LEAST = 8  # examples of which a map says something
+MIN = 8  # examples of which a map says something
 PERPLEXITY = 30.0
 COMPONENTS = 50  # principal ones, of which the neighbors are found, as the authors do
 SEED = 0
@@ -62,7 +62,7 @@ def projected(vectors: np.ndarray) -> np.ndarray:
     """Return vectors (n, d) as points of a plane, (n, 2); the same on one machine every time.
 
     Args:
-        vectors: at least LEAST, which `differ`.
+        vectors: at least MIN, which `differ`.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -73,7 +73,7 @@ def projected(vectors: np.ndarray) -> np.ndarray:
     return TSNE(2, perplexity=perplexity, init="pca", random_state=SEED).fit_transform(main)
 
 
-MOST_POINTS = 1000
+MAX_POINTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Subject:
         predictions: of the test split.
         figures: of it.
         thresholds: of labels, by label.
-        mapped: examples of the test split, at most MOST_POINTS, drawn by a fixed seed.
+        mapped: examples of the test split, at most MAX_POINTS, drawn by a fixed seed.
         features: of these, (n, d); None: there is no one vector for an example.
         remarks: lines for the user.
     """
@@ -126,6 +126,6 @@ def subject_of(kept: KeptModel, *, console: Console) -> Subject:
 
 
 def _drawn(count: int) -> list[int]:
-    if count <= MOST_POINTS:
+    if count <= MAX_POINTS:
         return list(range(count))
-    return sorted(np.random.default_rng(derive(0, "inspect")).choice(count, MOST_POINTS, replace=False).tolist())
+    return sorted(np.random.default_rng(derive(0, "inspect")).choice(count, MAX_POINTS, replace=False).tolist())

@@ -23,7 +23,7 @@ from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, title_of
 from fedpeft.core.pace import RECENT
 from fedpeft.core.workspace import HISTORY, MANIFEST, OF_SIMULATOR
 from fedpeft.report.history_reader import (
-    MOST_SECONDS,
+    MAX_SECONDS_READ,
     as_count,
     as_mapping,
     as_name,
@@ -265,7 +265,7 @@ def _fraction(value: Any, where: str, what: str) -> float | None:
 
 
 def _seconds(value: Any, where: str, what: str) -> float | None:
-    return as_number(value, where, what, high=MOST_SECONDS)
+    return as_number(value, where, what, high=MAX_SECONDS_READ)
 
 
 def _sentences(values: Any, where: str, what: str) -> tuple[str, ...]:

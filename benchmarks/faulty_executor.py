@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Who does something wrong in one round: a site's executor with its training process, or the server.
 
-`faults.py` and the simulator's tests put them into a job; this folder must then be on PYTHONPATH, and `saboteur.` on
-the workspace's allow-list.
+`faults.py` and the simulator's tests put them into a job; this folder must then be on PYTHONPATH, and
+`faulty_executor.` on the workspace's allow-list.
 """
 
 import contextlib
@@ -24,31 +24,31 @@ SABOTAGE = "FEDPEFT_SABOTAGE"
 GIANT = int(os.environ.get("FEDPEFT_GIANT_MB", "256")) * 10**6  # bytes
 
 
-class Saboteur(SiteExecutor):
+class FaultyExecutor(SiteExecutor):
     """A site's executor that does one of `FAULTS` or `EXECUTOR_FAULTS` in some rounds.
 
     Args:
         faults: what it does, by round; in round 0 it introduces itself.
-        culprit: the site that does it; all others are as good as ever.
+        faulty_site: the site that does it; all others are as good as ever.
         settings: those of `SiteExecutor`.
     """
 
-    worker = "saboteur"
+    worker = "faulty_executor"
 
-    def __init__(self, faults: dict[str, str], culprit: str, **settings) -> None:
-        self._faults, self._culprit = faults, culprit
-        os.environ[SABOTAGE] = json.dumps({"faults": faults, "culprit": culprit})
+    def __init__(self, faults: dict[str, str], faulty_site: str, **settings) -> None:
+        self._faults, self._faulty_site = faults, faulty_site
+        os.environ[SABOTAGE] = json.dumps({"faults": faults, "faulty_site": faulty_site})
         super().__init__(**settings)
 
     def execute(self, task_name, shareable, fl_ctx, abort_signal):
         """Answer, or with the fault."""
         reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
-        guilty = fl_ctx.get_identity_name() == self._culprit and task_name in ("hello", "train")
+        guilty = fl_ctx.get_identity_name() == self._faulty_site and task_name in ("hello", "train")
         fault = EXECUTOR_FAULTS.get(self._faults.get(str(shareable.get_header("current_round"))))
         return fault(reply, shareable) if guilty and fault else reply
 
 
-class MortalAggregator(PIAAggregator):
+class CrashingAggregator(PIAAggregator):
     """The server's process is killed while it integrates a round, once."""
 
     def __init__(self, round: int, marker: str, **settings) -> None:
@@ -197,7 +197,7 @@ def main() -> None:
     original = Learner.train_round
 
     def train_round(learner, number, *rest, **more):
-        name = order["faults"].get(str(number)) if learner.site == order["culprit"] else None
+        name = order["faults"].get(str(number)) if learner.site == order["faulty_site"] else None
         with DURING.get(name, contextlib.nullcontext)():
             update = original(learner, number, *rest, **more)
         if fault := FAULTS.get(name):
