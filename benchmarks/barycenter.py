@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedpeft.alignment import PIASettings, barycenter, transport_plan
 from fedpeft.alignment.common_order import common_order, in_order
-from fedpeft.alignment.permutation import permutation_of
+from fedpeft.alignment.transport import permutation_of
 
 REFERENCES = ("fedavg", "largest", "fixed_point")
 PASSES = PIASettings().passes

@@ -221,8 +221,11 @@ def test_guards_are_set_once(site, server):
 def test_the_first_submission_waits_for_no_import_of_torch():
     """FLARE's client gives up after five seconds."""
     code = (
-        "import sys; from fedpeft.flare.admission_components import SubmissionGuard; "
-        "before = 'torch' in sys.modules; SubmissionGuard(); print(before, 'torch' in sys.modules)"
+        "import sys; from pathlib import Path; from fedpeft.flare.admission_components import SubmissionGuard; "
+        "from fedpeft.job.admission.job import admit_folder; "
+        "before = 'torch' in sys.modules; SubmissionGuard(); loaded = {*sys.modules}; "
+        f"admit_folder(Path({str(ROOT / 'jobs' / 'fedpia_task1')!r})); "
+        "print(before, 'torch' in loaded, len({*sys.modules} - loaded) < 100)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
+    assert done.stdout.split() == ["False", "True", "True"]

@@ -106,7 +106,7 @@ def test_a_method_that_does_not_fit_says_why():
     ],
 )
 def test_a_count_is_what_the_learner_of_a_composed_job_trains(sections, tmp_path, backbone, method):
-    source = backbones.default_source(backbone)
+    source = backbones.usual_source(backbone)
     job = sections(f"backbone.name={backbone}", f"backbone.source={source}", f"method.name={method}")
     model = Learner.from_sections(job, site="slake", folder=tmp_path).model
     trained = {key: parameter.numel() for key, parameter in model.trainable.parameters().items()}

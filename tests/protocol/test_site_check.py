@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.answering.training_settings import TrainingSettings
-from fedpeft.backbones import BackboneSettings, default_source
+from fedpeft.backbones import BackboneSettings, usual_source
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data import DataError, DataSettings
 from fedpeft.data.answer_space import UNLISTED
@@ -286,7 +286,7 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, request
 @pytest.mark.parametrize(
     ("requested", "own"),
     [
-        ({"backbone": {"source": default_source("tiny-vilt")}}, {}),
+        ({"backbone": {"source": usual_source("tiny-vilt")}}, {}),
         ({"backbone": {"source": "/srv/vilt"}}, {"sources": ("/srv/vilt",)}),
         ({"backbone": {"name": "transformers", "source": "/srv/clip"}}, {"sources": ("/srv/clip",)}),
         ({"data": {"seed": 3}}, {"seed": 3}),

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 PROBE = """
 from fedpeft import adapters, data, importance, methods
-from fedpeft.tasks import TASKS
+from fedpeft.job.yaml_values import TASKS
 assert "inner" in methods.names() and "inner" in adapters.names()
 assert "grown" in importance.names() and "stripes" in data.names() and "stripes" in TASKS.names()
 """

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedpeft import methods
-from fedpeft.backbones import default_source
+from fedpeft.backbones import usual_source
 from fedpeft.site import computing
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
@@ -236,7 +236,7 @@ def test_kept_features_of_images_change_no_bit_and_are_computed_once(learner, me
         (1, FIRST_TOKEN),
         (1, FUSED),
         (1, ["method.name=lora"]),
-        (11, [f"backbone.source={default_source('tiny-vilt')}"]),
+        (11, [f"backbone.source={usual_source('tiny-vilt')}"]),
     ],
     ids=str,
 )

@@ -66,7 +66,7 @@ def learner(sections, sources, tmp_path):
     """Function from the name of a backbone and overrides to a site's learner."""
 
     def build(backbone, *overrides, number=0):
-        source = sources.get(backbone) or backbones.default_source(backbone)
+        source = sources.get(backbone) or backbones.usual_source(backbone)
         job = [f"backbone.name={backbone}", f"backbone.source={source}", *overrides]
         return Learner.from_sections(sections(*job), site="slake", folder=tmp_path / f"slake {number}")
 

@@ -18,7 +18,7 @@ COMPONENTS = ROOT / "tests" / "simulator", ROOT / "benchmarks"
 RECIPE = """
 import json, sys
 from nvflare.recipe import SimEnv
-from fedpeft.flare import recipe as recipes
+from fedpeft.run import recipe as recipes
 kind, job, settings, root, threads = json.loads(sys.argv[1])
 recipe = getattr(recipes, kind)(job, settings)
 run = recipe.execute(SimEnv(clients=recipe.sites, num_threads=threads, workspace_root=root))

@@ -13,18 +13,18 @@ __all__ = [
     "BackboneSettings",
     "Pretrained",
     "build",
-    "default_source",
     "is_tiny",
     "names",
     "prepared",
     "register",
     "skeleton",
+    "usual_source",
 ]
 
 register, names = BACKBONES.register, BACKBONES.names
 
 
-def default_source(name: str) -> str:
+def usual_source(name: str) -> str:
     """Return the folder of the package, or the hub name, of a backbone's default weights; empty: it has none."""
     return BACKBONES.get(name).usual
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.answering import ANSWERING
-from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, default_source, hub, skeleton, weights
+from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, hub, skeleton, usual_source, weights
 from fedpeft.backbones.checkpoint import check_config
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import read_json
@@ -89,7 +89,7 @@ def files(name: str, named: str | None, *, download: bool) -> Finding:
         named: source of the job; None: the default one.
         download: whether the job may fetch what the cache lacks.
     """
-    source, pretrained = named or default_source(name), BACKBONES.get(name)
+    source, pretrained = named or usual_source(name), BACKBONES.get(name)
     needed = FILES if pretrained.tokenizer else FILES[:-1]
     try:
         found = hub.folder(source, download=False)

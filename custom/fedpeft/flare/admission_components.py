@@ -28,6 +28,8 @@ from fedpeft.job.admission.strict_json import AdmissionError
 
 logger = logging.getLogger(__name__)
 NOT_DEPLOYED = "the job could not be deployed; this site's log says why."
+# the first check of a job would import them, for seconds, and FLARE's client waits for an answer for five
+FIRST_CHECK = ("fedpeft.job.settings", "fedpeft.importance.lntk", "fedpeft.importance.saliency")
 
 
 def _keep_from_other_users() -> None:
@@ -49,8 +51,8 @@ class SubmissionGuard(FLComponent):
         guard_job_failures()
         limit_frames()
         limit_messages()
-        # the first check of a job would import it, for seconds, and FLARE's client waits for an answer for five
-        importlib.import_module("fedpeft.job.settings")
+        for module in FIRST_CHECK:
+            importlib.import_module(module)
 
 
 class AdmittedAppDeployer(AppDeployer):

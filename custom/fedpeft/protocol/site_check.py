@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedpeft import answering, data, importance
 from fedpeft.alignment.settings import VALIDATION
-from fedpeft.backbones import default_source
+from fedpeft.backbones import usual_source
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.answer_space import with_answers
@@ -63,7 +63,7 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     if job.backbone.name not in policy.backbones:
         yield "backbone.name", f"is {job.backbone.name!r}, backbones has {', '.join(policy.backbones) or 'none'}"
     source = job.backbone.source
-    if source is not None and source not in (default_source(job.backbone.name), *policy.sources):
+    if source is not None and source not in (usual_source(job.backbone.name), *policy.sources):
         yield "backbone.source", f"is {source!r:.120}, which sources does not list"
     tokens = job.backbone.text_length + len(job.backbone.prompt or "")  # a character is at most one token
     if job.backbone.prompt and tokens > policy.most_text_length:
