@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The pictures of the pages about adapters, alignment and scheduling.
+"""The pictures of README and of the pages about adapters, alignment and scheduling.
 
-python docs/draw_concepts.py        # writes docs/adapters.png, docs/alignment.png, docs/scheduling.png
+python docs/draw_concepts.py        # writes docs/exchange.png, docs/adapters.png, docs/alignment.png, docs/scheduling.png
 
 The alignment and the schedule in them are computed, by `transport_plan` and `exact_front`.
 """
@@ -29,7 +29,7 @@ FROZEN = "#ededed"
 
 
 def main() -> None:
-    """Write the three pictures."""
+    """Write all pictures."""
     for name in PICTURES:
         draw(name).savefig(FOLDER / f"{name}.png", dpi=DPI, metadata={"Software": None})
 
@@ -38,6 +38,29 @@ def draw(name: str) -> Figure:
     """Return one of the pictures."""
     with mpl.rc_context({"font.size": 9, "text.color": LIGHT.ink}):
         return PICTURES[name]()
+
+
+def draw_exchange() -> Figure:
+    """Who sends what to whom in a round: three hospitals, the server, and what stays where it is."""
+    figure = Figure(figsize=(7.2, 2.9), facecolor=LIGHT.paper)
+    axes = figure.subplots()
+    _blank(axes, "Blue leaves a hospital, gray stays there", width=36, height=14.4)
+    for row, name in enumerate("CBA"):
+        low = 0.3 + 4.8 * row
+        _box(axes, 0, low, 12.6, 4, "", FROZEN)
+        axes.text(0.5, low + 3.1, f"hospital {name}", va="center", weight="bold")
+        axes.text(0.5, low + 1.3, "images, texts, answers\nclassifier, optimizer", va="center", fontsize=8)
+        _box(axes, 9.1, low + 1.2, 3, 1.6, "adapter", BLUE, ink="white")
+        axes.annotate("", (26, low + 2.7), (13, low + 2.7), arrowprops=_arrow(BLUE))
+        axes.annotate("", (13, low + 1.3), (26, low + 1.3), arrowprops=_arrow(LIGHT.soft))
+        axes.text(19.5, low + 3.3, "adapter, accuracies, counts", ha="center", va="center", color=BLUE, fontsize=8.5)
+        axes.text(19.5, low + 0.6, "global adapter", ha="center", va="center", color=LIGHT.soft, fontsize=8.5)
+    _box(axes, 26.4, 0.3, 9.6, 13.6, "", f"{BLUE}22")
+    axes.text(31.2, 12.2, "server", ha="center", va="center", weight="bold")
+    for step, text in enumerate(("checks every reply", "puts neurons\nin one order", "averages", "schedules layers")):
+        axes.text(31.2, 9.8 - 2.4 * step, text, ha="center", va="center", fontsize=8.5)
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, top=0.9)
+    return figure
 
 
 def draw_adapters() -> Figure:
@@ -176,6 +199,7 @@ def _heights(count: int) -> np.ndarray:
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {
+    "exchange": draw_exchange,
     "adapters": draw_adapters,
     "alignment": draw_alignment,
     "scheduling": draw_scheduling,
