@@ -1,5 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""benchmarks/publish.py: the tables and pictures of README and docs are those of benchmarks/results."""
+"""benchmarks/publish.py: the tables and pictures of docs, and README's intervals, are those of benchmarks/results."""
+
+import re
 
 import pytest
 
@@ -22,6 +24,14 @@ def test_every_table_stands_somewhere(publish):
     texts = [(publish.ROOT / page).read_text() for page in publish.PAGES]
     named = [mark["name"] for text in texts for mark in publish.MARKED.finditer(text)]
     assert sorted(named) == sorted(publish.tables())
+
+
+def test_the_readmes_intervals_are_those_of_the_results(publish):
+    section = (publish.ROOT / "README.md").read_text().split("## What we found")[1].split("\n## ")[0]
+    found = re.findall(r"\d+\.\d ± \d+\.\d", section)
+    assert found
+    tables = "\n".join(publish.tables().values())
+    assert [figure for figure in found if figure not in tables] == []
 
 
 def test_what_has_no_results_yet_says_so(publish, monkeypatch, tmp_path):
@@ -59,13 +69,14 @@ def test_a_study_that_has_just_begun_can_be_published(publish, monkeypatch, tmp_
 
 def test_a_changed_page_is_named_and_written(publish, monkeypatch, tmp_path):
     page = publish.PAGES[0]
+    (tmp_path / "docs").mkdir()
     (tmp_path / page).write_text("before\n<!-- results: study -->\nold\n<!-- end -->\nafter\n")
     monkeypatch.setattr(publish, "ROOT", tmp_path)
     monkeypatch.setattr(publish, "PAGES", (page,))
     monkeypatch.setattr(publish, "tables", lambda: {"study": "| new |"})
     monkeypatch.setattr(publish, "pictures", dict)
     monkeypatch.setattr("sys.argv", ["publish.py"])
-    with pytest.raises(SystemExit, match=r"Not what benchmarks/results says: README\.md"):
+    with pytest.raises(SystemExit, match=r"Not what benchmarks/results says: docs/benchmarks\.md"):
         publish.main()
     monkeypatch.setattr("sys.argv", ["publish.py", "--write"])
     publish.main()
