@@ -20,8 +20,9 @@ SERVER, SITE, SHARED, INK, SOFT = "#0072B2", "#D55E00", "#009E73", "#1a1a1a", "#
 FLOORS = [
     ("people", SOFT, ["cli", "serve", "run", "compare"]),
     ("FLARE", SOFT, ["flare"]),
-    ("around a run", SOFT, ["inference", "doctor", "report"]),
+    ("around a run", SOFT, ["inference", "doctor"]),
     ("who works where", SHARED, ["server", "site"]),
+    ("what is shown", SOFT, ["report"]),
     ("what travels", SHARED, ["protocol", "job"]),
     ("what is learned", SHARED, ["answering", "data"]),
     ("F3OCUS", SHARED, ["scheduling", "importance"]),

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The pictures of README and of the pages about adapters, alignment and scheduling.
 
-python docs/draw_concepts.py        # writes docs/exchange.png, docs/adapters.png, docs/alignment.png, docs/scheduling.png
+python docs/draw_concepts.py        # writes exchange.png, adapters.png, alignment.png and scheduling.png in docs
 
 The alignment and the schedule in them are computed, by `transport_plan` and `exact_front`.
 """

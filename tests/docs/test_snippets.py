@@ -11,7 +11,12 @@ from safetensors.torch import save_file
 from snippets import run_page
 
 ROOT = Path(__file__).parents[2]
-LONG = {"embedded_benchmark.md", "benchmarks.md", "benchmarks_appendix.md", "speed.md"}  # their commands are the benchmarks themselves
+LONG = {
+    "embedded_benchmark.md",
+    "benchmarks.md",
+    "benchmarks_appendix.md",
+    "speed.md",
+}  # their commands are the benchmarks themselves
 SLOW = {"README.md", "predict.md", "python.md"}  # they train
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in LONG)]
 
