@@ -2,6 +2,9 @@
 """The command line ends in one sentence, and takes a workspace wherever it takes a run."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -47,3 +50,21 @@ def test_a_file_where_a_folder_should_be_is_one_sentence(arguments, tmp_path, ca
     assert error_text.endswith(".\n")
     assert str(tmp_path / "file") in error_text
     assert error_text.count("\n") == 1
+
+
+HEAVY = ("torch", "numpy", "peft", "transformers", "rich", "PIL", "scipy", "matplotlib", "nvflare")
+
+
+def test_the_command_line_starts_without_heavy_libraries():
+    code = f"import sys, fedpeft.cli; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_reader_that_goes_away_is_no_fault_of_a_file():
+    read, write = os.pipe()
+    os.close(read)  # as `| head` does after its lines
+    command = [sys.executable, "-m", "fedpeft.cli", "jobs", "--check"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

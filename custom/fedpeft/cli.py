@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +43,9 @@ def _carry_out(arguments: argparse.Namespace) -> int:
     except FedpeftError as error:
         print(f"fedpeft: {shortened(str(error))}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever read the output has gone, as in `fedpeft jobs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python says so again when it flushes at its end
+        return 128 + signal.SIGPIPE
     except OSError as error:
         print(
             f"fedpeft: {shortened(str(error.filename or 'a file'))} cannot be used ({error.strerror or error}): check "
