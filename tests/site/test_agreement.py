@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from fedpeft.alignment.settings import MIN_BY_AGREEMENT as MIN
-from fedpeft.site.client_round import ENOUGH, agreement, next_agreement, share_of
-from fedpeft.site.learner import Learner
-from fedpeft.site.site_state import SiteState
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
 from fedpeft.federate import federate
 from fedpeft.job.composing import check
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import parts_of
-from fedpeft.core.settings import build
+from fedpeft.site.client_round import ENOUGH, agreement, next_agreement, share_of
+from fedpeft.site.learner import Learner
+from fedpeft.site.site_state import SiteState
 
 SITES = ("slake", "vqa-rad")
 AGREEMENT = ("method.pia.integration=merge", "method.pia.share=agreement", "method.pia.server=false")

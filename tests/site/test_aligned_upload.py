@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from fedpeft.alignment import PIASettings
-from fedpeft.site import client_round, site_state
-from fedpeft.site.learner import Learner
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import aggregate
+from fedpeft.site import client_round, site_state
+from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")
 AT_SITE = "method.pia.aligned_at=site"

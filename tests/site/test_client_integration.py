@@ -7,14 +7,14 @@ import torch
 from fedpeft.alignment import PIASettings
 from fedpeft.alignment.client_pia import align_global, start_merged
 from fedpeft.alignment.settings import SHARES
-from fedpeft.site import client_round
-from fedpeft.site.learner import Learner
-from fedpeft.site.client_round import accepted_global, chosen_share
-from fedpeft.site.site_batches import SiteBatches
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.core.settings import build
+from fedpeft.site import client_round
+from fedpeft.site.client_round import accepted_global, chosen_share
+from fedpeft.site.learner import Learner
+from fedpeft.site.site_batches import SiteBatches
 
 SITES = ("slake", "vqa-rad")
 # adapters from different seeds and a high rate, so that alignment really moves neurons

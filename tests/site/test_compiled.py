@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedpeft.core.errors import FedpeftError
 from fedpeft.site import computing
 from fedpeft.site.learner import Learner
-from fedpeft.core.errors import FedpeftError
 
 COMPILE = "training.compile=true"
 

@@ -9,10 +9,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fedpeft import methods
 from fedpeft.backbones import usual_source
+from fedpeft.core.errors import FedpeftError
 from fedpeft.site import computing
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
-from fedpeft.core.errors import FedpeftError
 
 BFLOAT16 = ["training.precision=bfloat16", "training.frozen_precision=bfloat16"]
 FIRST_TOKEN = ["training.last_layer=first_token"]

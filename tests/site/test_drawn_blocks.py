@@ -4,11 +4,11 @@
 import pytest
 import torch
 
-from fedpeft.site.learner import Learner
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import layer_of
 from fedpeft.federate import federate
 from fedpeft.job.composing import check
-from fedpeft.core.keys import layer_of
+from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedpeft import methods
-from fedpeft.site.learner import Learner
-from fedpeft.federate import federate
 from fedpeft.core.keys import belongs, is_key, layers_of
+from fedpeft.federate import federate
 from fedpeft.protocol.types import Introduction
 from fedpeft.server import first_adapter
+from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")
 SMALL = (

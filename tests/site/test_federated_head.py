@@ -10,19 +10,19 @@ from counted import counted
 from safetensors.torch import load_file
 
 from fedpeft import backbones
-from fedpeft.site import site_state
-from fedpeft.site.learner import Learner
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import HEAD
 from fedpeft.data import registry
 from fedpeft.data.answer_space import UNLISTED, shared_answers, vocabulary_of, with_answers
 from fedpeft.data.remarks import remarks
 from fedpeft.data.settings import DataSettings
-from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
-from fedpeft.core.keys import HEAD
 from fedpeft.job.catalog import entry
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.export import export_head
 from fedpeft.server.handshake import agree
+from fedpeft.site import site_state
+from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")
 FEDERATED = "method.head=federated"

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from fedpeft.site import fork_server
-from fedpeft.site.fork_server import ADDRESS, IMPORTED
 from fedpeft.site.connection import ForkedProcess, start_python
+from fedpeft.site.fork_server import ADDRESS, IMPORTED
 
 MODULE = """
 import json, os, sys, pathlib

@@ -6,17 +6,16 @@ import pytest
 import torch
 from small_models import bert, blip2, gpt2, granite, llava, paligemma, qwen_vl
 
-from fedpeft import methods
+from fedpeft import answering, methods
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings, build, skeleton
 from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK
-from fedpeft import answering
-from fedpeft.site.learner import Learner
+from fedpeft.core.errors import FedpeftError
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
-from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.methods.trainable import parameter_count
-from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.site.learner import Learner
 
 SAMPLES = {"where is the nodule ?": "in the image", "is there an effusion in the image ?": "why", "why ?": "nodule"}
 FOLDERS = {"llava": llava, "blip2": blip2, "qwen_vl": qwen_vl, "paligemma": paligemma, "gpt2": gpt2}

@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-from fedpeft.site.orders import AdapterSchema, check_received
 from fedpeft.core.errors import FedpeftError
+from fedpeft.site.orders import AdapterSchema, check_received
 
 DOWN, UP = "layer.0.output.down.weight", "layer.0.output.up.weight"
 ANNOUNCED = AdapterSchema(shapes={DOWN: [2, 6], UP: [6, 2]}, dtype="float32")

@@ -3,10 +3,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedpeft.site.site_batches import KeptImages
-from fedpeft.core.errors import DataError
-from fedpeft.core.errors import FedpeftError
 from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.core.errors import DataError, FedpeftError
+from fedpeft.site.site_batches import KeptImages
 
 
 @pytest.fixture

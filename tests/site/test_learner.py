@@ -4,14 +4,14 @@ import torch
 import yaml
 from PIL import Image
 
-from fedpeft.site import learner as learner_module
-from fedpeft.site import site_state
-from fedpeft.site.learner import Learner
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import aggregate
-from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.site import learner as learner_module
+from fedpeft.site import site_state
+from fedpeft.site.learner import Learner
 
 
 def learners(sections, folder, sites=("slake", "vqa-rad")):

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fedpeft.answering.batches import Batch
-from fedpeft.site.metrics import MacroF1, OF_ANSWERS, best_threshold, check_metric, measured
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES, title_of
+from fedpeft.site.metrics import OF_ANSWERS, MacroF1, best_threshold, check_metric, measured
 
 CPU = torch.device("cpu")
 

@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedpeft.backbones import BackboneSettings
 from fedpeft import answering
 from fedpeft.answering.multilabel import Multilabel
-from fedpeft.site.learner import Learner
-from fedpeft.site.loop import parts_of
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.backbones import BackboneSettings
+from fedpeft.core.errors import DataError, FedpeftError
+from fedpeft.core.metrics import ACCURACY, MACRO_F1
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
-from fedpeft.core.errors import DataError
-from fedpeft.data.sharing import pooled
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.core.errors import FedpeftError
+from fedpeft.data.sharing import pooled
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.core.metrics import ACCURACY, MACRO_F1
-from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.site.learner import Learner
+from fedpeft.site.loop import parts_of
 
 LABELS = ("edema", "effusion", "nodule")
 

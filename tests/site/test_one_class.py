@@ -8,8 +8,8 @@ import math
 import pytest
 from layouts import picture
 
-from fedpeft.site.learner import Learner
 from fedpeft.data.remarks import baseline
+from fedpeft.site.learner import Learner
 
 SPLITS = ("train", "train", "train", "validation", "test", "test")
 QUESTIONS = "image,split,question,answer"

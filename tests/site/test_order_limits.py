@@ -3,10 +3,10 @@
 
 import pytest
 
-from fedpeft.site.orders import REPEATS, check_order, note_order
 from fedpeft.core.errors import FedpeftError
-from fedpeft.protocol.types import Hello, ScoreOrder, TrainOrder
 from fedpeft.job.site_job import SiteJob
+from fedpeft.protocol.types import Hello, ScoreOrder, TrainOrder
+from fedpeft.site.orders import REPEATS, check_order, note_order
 
 PLAIN = {"backbone": {}, "method": {}, "training": {"rounds": 5}, "data": {}, "schedule": {}}
 SCHEDULED = {**PLAIN, "schedule": {"solver": "exact", "budget": 2}}

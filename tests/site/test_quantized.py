@@ -19,14 +19,14 @@ from trained_sites import trained
 from transformers import BertTokenizerFast
 
 from fedpeft import backbones, methods
+from fedpeft.core.errors import FedpeftError
+from fedpeft.inference.examples import of_split
+from fedpeft.inference.export import export
+from fedpeft.inference.kept_model import find
+from fedpeft.inference.model import Predictor
 from fedpeft.site import computing, quantized
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
-from fedpeft.core.errors import FedpeftError
-from fedpeft.inference.export import export
-from fedpeft.inference.examples import of_split
-from fedpeft.inference.kept_model import find
-from fedpeft.inference.model import Predictor
 
 HALF, NF4 = "training.precision=bfloat16", "training.frozen_precision=nf4"
 REFUSED = [name for name in methods.names() if not methods.get(name).four_bits]

@@ -7,18 +7,17 @@ import torch
 from counted import counted
 from small_albef import Reference, albef_folder, albef_tensors, pfeiffer_adapters, tuned_tensors
 
-from fedpeft import methods
+from fedpeft import answering, methods
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings, build, skeleton
 from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK
-from fedpeft import answering
+from fedpeft.core.errors import FedpeftError
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example
+from fedpeft.importance import score
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import mean_loss, parts_of
 from fedpeft.site.metrics import measured
-from fedpeft.data.answers import AnswerVocabulary
-from fedpeft.data.schema import Example
-from fedpeft.core.errors import FedpeftError
-from fedpeft.importance import score
-from fedpeft.answering.training_settings import TrainingSettings
 
 POOL = AnswerVocabulary(["effusion in image", "nodule", "nodule in the image", "why", "where"])
 INPUTS = ("input_ids", "attention_mask", "pixel_values")

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedpeft import importance
-from fedpeft.site import site_state
-from fedpeft.site.learner import Learner
-from fedpeft.federate import federate
 from fedpeft.core.keys import belongs, layer_of
 from fedpeft.core.states import digest
+from fedpeft.federate import federate
+from fedpeft.site import site_state
+from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")
 UPPER_LAYER = ["schedule.solver=own", "schedule.score=last_k", "schedule.budget=1", "schedule.score_samples=4"]

@@ -2,8 +2,8 @@
 import pytest
 import torch
 
-from fedpeft.site.site_state import SiteState, load_before, newest, save, set_aside_after
 from fedpeft.core.errors import FedpeftError
+from fedpeft.site.site_state import SiteState, load_before, newest, save, set_aside_after
 
 
 def state(round: int) -> SiteState:

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedpeft import adapters
-from fedpeft.site.learner import Learner
-from fedpeft.federate import federate
 from fedpeft.core.keys import by_place
+from fedpeft.federate import federate
 from fedpeft.server.aggregation import aggregate
 from fedpeft.server.export import export_adapter
+from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")
 STACK = ("method.name=lora", "method.aggregation=stack", "training.learning_rate=0.05")

@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from fedpeft.site.learner import Learner
+from fedpeft.core.states import digest
 from fedpeft.federate import federate
 from fedpeft.server.aggregation import aggregate
-from fedpeft.core.states import digest
 from fedpeft.site.fork_server import ADDRESS
 from fedpeft.site.frames import BadFrame, receive, send, unpack
+from fedpeft.site.learner import Learner
 from fedpeft.site.supervisor import RequestFailed, WorkerSupervisor
 from fedpeft.site.training_process import INTRODUCE, OPEN, SCORE, TRAIN, serve
 

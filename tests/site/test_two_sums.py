@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpeft.site.learner import Learner
 from fedpeft.federate import federate
+from fedpeft.job.site_job import SiteJob
 from fedpeft.protocol import secret_seed
 from fedpeft.protocol.secure_sum import digest
 from fedpeft.protocol.site_check import load_data
-from fedpeft.job.site_job import SiteJob
+from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad", "vqa-med-2019")
 CHOSEN = (

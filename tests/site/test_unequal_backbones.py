@@ -11,11 +11,11 @@ import torch
 from tiny_vilt import tiny_vilt
 
 from fedpeft import methods
-from fedpeft.site.learner import Learner
 from fedpeft.core.errors import FedpeftError
-from fedpeft.federate import federate
 from fedpeft.core.keys import layers_of, renumbered
+from fedpeft.federate import federate
 from fedpeft.server.aggregation import aggregate
+from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")
 SHALLOW, DEEP = SITES

@@ -6,7 +6,7 @@ What goes wrong is one sentence with the source and the remedy.
 A checkpoint's config.json, which others wrote: read it, and refuse what would fetch code or fill the memory.
 
 The number of layers is what transformers loops over before it allocates anything; so their sum is bounded, over all
-entries and lists. What they make together is counted on the meta device (`skeletons.without_weights`). Sizes are held
+entries and lists. What they make together is counted on the meta device (`matrices.without_weights`). Sizes are held
 against what the weights' file has (`weights.check_size`), and before that against a bound, so that nothing overflows.
 """
 

@@ -252,7 +252,7 @@ class Vilt(nn.Module):
         fuse_attention(self.model)
 
     def first_token_only(self, only: bool) -> bool:
-        """Compute the last layer for the first token alone, or for all again; see `vilt_layers.first_token_only`."""
+        """Compute the last layer for the first token alone, or for all again; see `first_token_only`."""
 
         return first_token_only(self.model, only)
 

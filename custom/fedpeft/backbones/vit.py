@@ -213,7 +213,7 @@ class Vit(nn.Module):
         return self.model.layernorm(hidden)[:, 0]
 
     def first_token_only(self, only: bool) -> bool:
-        """Compute the last layer for the first token alone, or for all again; see `vit_layers.first_token_only`."""
+        """Compute the last layer for the first token alone, or for all again; see `first_token_only`."""
 
         return first_token_only(self.model, only)
 

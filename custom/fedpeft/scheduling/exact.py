@@ -11,7 +11,7 @@ unit of that change gives the next lambda at which the optimum changes, and the 
 vertex of the convex hull of the front without trying values of lambda.
 
 Source: the successive shortest path method for flows of convex cost, Ahuja, Magnanti and Orlin, Network Flows (1993),
-chapters 9 and 14. Tests compare it with the linear program of ``linear_program.py`` and with enumeration.
+chapters 9 and 14. Tests compare it with the linear program of ``LinearProgram`` below and with enumeration.
 
 The exact front by HiGHS: a linear program for supported assignments, an integer program for all others.
 

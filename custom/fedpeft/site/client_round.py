@@ -15,26 +15,20 @@ keep different shares of their own, what they kept is left as well (docs/fedpia.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-import torch
-from fedpeft.alignment.client_pia import start_merged
-from fedpeft.alignment.settings import SHARES
-from fedpeft.core.keys import by_place
-from fedpeft.core.states import State
-import torch
-from fedpeft.alignment.settings import MIN_BY_AGREEMENT
-from fedpeft.site.site_state import SiteState
-from fedpeft.core.states import State
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
-from fedpeft.alignment.client_pia import align_global, align_upload, finish_round, start_merged
-from fedpeft.alignment.settings import PLACES, PIASettings
-from fedpeft.answering.batches import Batch
-from fedpeft.methods.trainable import Trainable
-from fedpeft.core.states import State
 
+import torch
+
+from fedpeft.alignment.client_pia import align_global, align_upload, finish_round, start_merged
+from fedpeft.alignment.settings import MIN_BY_AGREEMENT, PLACES, SHARES, PIASettings
+from fedpeft.answering.batches import Batch
+from fedpeft.core.keys import by_place
+from fedpeft.core.states import State
+from fedpeft.methods.trainable import Trainable
+from fedpeft.site.site_state import SiteState
 
 Loss = Callable[[State], float]
 

@@ -13,30 +13,25 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-import torch
-from torch import Tensor, nn
-from torch._functorch import config as functorch
-from fedpeft.backbones.backbone import Backbone
-from fedpeft.core.errors import FedpeftError
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch
 from torch.utils.checkpoint import checkpoint
+
+from fedpeft.answering.training_settings import BFLOAT16, FIRST_TOKEN, FLOAT32, FUSED, NF4, TrainingSettings
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.site import quantized
-from fedpeft.site.kept_features import KeptFeatures
 from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.method import TuningMethod
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Trainable
-from fedpeft.answering.training_settings import BFLOAT16, FIRST_TOKEN, FLOAT32, FUSED, NF4, TrainingSettings
-
+from fedpeft.site import quantized
+from fedpeft.site.kept_features import KeptFeatures
 
 SETTING = "training.compile"
 LIMIT = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # torch 2.6
@@ -100,7 +95,7 @@ def _layers(backbone: Backbone) -> list[nn.Module]:
 
 @functools.cache
 def _own_folder() -> str:
-    """Return a folder of this process alone; the default one has a name that any user of this machine can make first."""
+    """Return a folder of this process alone; any user of this machine can make the default one first."""
     folder = tempfile.mkdtemp(prefix="fedpeft-compiled-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -14,14 +14,13 @@ import socket
 import subprocess
 import sys
 import time
-from fedpeft.core.processes import python_environment
-from fedpeft.site.fork_server import ADDRESS, same_user
-import signal
-import subprocess
 from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from typing import Any
+
+from fedpeft.core.processes import python_environment
 from fedpeft.core.text import one_line
+from fedpeft.site.fork_server import ADDRESS, same_user
 from fedpeft.site.frames import BadFrame, receive, send, unpack
 
 

@@ -9,16 +9,16 @@ What went wrong at a site: the full message for its own log, and the code that t
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
-import traceback
-from dataclasses import dataclass
+
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import DISK_FULL, is_full
-from fedpeft.protocol.problem_codes import CODES, SETTING, is_known
 from fedpeft.job.setting_names import declared_part
-
+from fedpeft.protocol.problem_codes import CODES, SETTING, is_known
 
 Frame = tuple[bytes, bytes]
 

@@ -15,39 +15,43 @@ from typing import Any
 
 import torch
 
-from fedpeft.backbones import BackboneSettings
-from fedpeft.site import client_round, computing, site_state
-from fedpeft.site.client_round import next_agreement, share_of
 from fedpeft.answering.batches import Batch
-from fedpeft.site.site_state import Facts
-from fedpeft.site.loop import Evaluation
-from fedpeft.site.round_values import head_state, without_head
-from fedpeft.site.loop import OnStep, mean_loss, no_step, train_epochs
-from fedpeft.site.loop import rate_factor
-from fedpeft.site.metrics import Measure, Measured
-from fedpeft.site.site_state import below_constant, best_round, with_round
-from fedpeft.site.loop import build_optimizer, moments, restore_moments
-from fedpeft.site.round_values import RoundValues
-from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
-from fedpeft.site.site_batches import SiteBatches
-from fedpeft.site.site_model import SiteModel
-from fedpeft.site.site_state import SiteRecord
-from fedpeft.data.answer_space import vocabulary_of
-from fedpeft.data.remarks import baseline
-from fedpeft.data.schema import Example, SiteData
+from fedpeft.answering.training_settings import BEST, LINEAR, TrainingSettings
+from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import LocalError
 from fedpeft.core.keys import belongs, layers_of
 from fedpeft.core.layer_matching import LayerNumbers
-from fedpeft.methods.settings import MethodSettings
 from fedpeft.core.metrics import BALANCED_ACCURACY, BELOW_CONSTANT
+from fedpeft.core.seeds import derive
+from fedpeft.core.states import State, digest, equal
+from fedpeft.data.answer_space import vocabulary_of
+from fedpeft.data.remarks import baseline
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.job.site_job import SiteJob
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.released_metrics import rounded_count
 from fedpeft.protocol.site_check import admitted, load_data
-from fedpeft.job.site_policy import SitePolicy
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.core.seeds import derive
-from fedpeft.job.site_job import SiteJob
-from fedpeft.core.states import State, digest, equal
-from fedpeft.answering.training_settings import BEST, LINEAR, TrainingSettings
+from fedpeft.site import client_round, computing, site_state
+from fedpeft.site.client_round import next_agreement, share_of
+from fedpeft.site.loop import (
+    Evaluation,
+    OnStep,
+    build_optimizer,
+    mean_loss,
+    moments,
+    no_step,
+    rate_factor,
+    restore_moments,
+    train_epochs,
+)
+from fedpeft.site.metrics import Measure, Measured
+from fedpeft.site.round_values import RoundValues, head_state, without_head
+from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
+from fedpeft.site.site_batches import SiteBatches
+from fedpeft.site.site_model import SiteModel
+from fedpeft.site.site_state import Facts, SiteRecord, below_constant, best_round, with_round
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,27 +13,22 @@ Measure a site's model on its own test and validation splits.
 from __future__ import annotations
 
 import math
-from fedpeft.answering.training_settings import LINEAR, TrainingSettings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
 import torch
 from torch import nn
-from fedpeft.answering.training_settings import ADAMW, SGD
-import math
-from collections.abc import Callable, Iterable
-from functools import partial
-import torch
+
 from fedpeft.answering.answering import Answering
 from fedpeft.answering.batches import Batch, Batches
+from fedpeft.answering.training_settings import ADAMW, LINEAR, SGD, TrainingSettings
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import VALIDATION
+from fedpeft.data.schema import Example, SiteData
 from fedpeft.methods.trainable import Part, Step
-from collections.abc import Callable, Sequence
 from fedpeft.site import computing
-from fedpeft.answering.batches import Batches
 from fedpeft.site.metrics import Measure, Measured, measured
 from fedpeft.site.site_model import SiteModel
-from fedpeft.data.schema import Example, SiteData
-from fedpeft.core.metrics import VALIDATION
-
 
 POINTS = 1000  # at which the rates of a round are added up, at most
 

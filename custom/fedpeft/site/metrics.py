@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpeft.answering.answering import Answering
-from fedpeft.answering.batches import Batch, UNKNOWN
+from fedpeft.answering.batches import UNKNOWN, Batch
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 

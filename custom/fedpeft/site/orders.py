@@ -14,28 +14,21 @@ The announcement is stored in the job's run folder. Without it there was no hand
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import replacing
-from fedpeft.alignment.factors import MAX_RANKS, extended
-from fedpeft.core.states import first_misfit
-import json
-from pathlib import Path
-from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import write_json
-from fedpeft.protocol.types import Hello, Order, SCORE, ScoreOrder, TRAIN, TrainOrder
-from fedpeft.job.site_job import SiteJob
-import json
-from pathlib import Path
-from fedpeft.core.errors import LocalError
-from fedpeft.core.files import write_json
-from fedpeft.protocol.types import Introduction, ScoreOrder, TrainOrder
 
+from fedpeft.alignment.factors import MAX_RANKS, extended
+from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.files import replacing, write_json
+from fedpeft.core.states import first_misfit
+from fedpeft.job.site_job import SiteJob
+from fedpeft.protocol.types import SCORE, TRAIN, Hello, Introduction, Order, ScoreOrder, TrainOrder
 
 FILE = "received.safetensors"
 OUTDATED, REFUSED = "adapter-outdated", "order-refused"

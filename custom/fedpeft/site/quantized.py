@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedpeft.answering.training_settings import NF4
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
-from fedpeft.answering.training_settings import NF4
 
 SETTING = "training.frozen_precision"
 FETCHING = "kernels"  # bitsandbytes imports it on processors with AVX512-BF16

@@ -7,19 +7,20 @@ A head that is averaged over the sites: its tensors travel beside the adapter's,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from torch import Tensor
-from fedpeft.core.keys import HEAD
-from fedpeft.core.states import State
 from pathlib import Path
-from fedpeft.alignment.low_rank import fitted
-from fedpeft.site.site_model import SiteModel
-from fedpeft.site.site_state import SiteState
-from fedpeft.core.errors import FedpeftError, LocalError
+
+from torch import Tensor
+
 from fedpeft.alignment.factors import is_factor
-from fedpeft.methods.products import fresh_factors
-from fedpeft.methods.settings import MethodSettings
+from fedpeft.alignment.low_rank import fitted
+from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.keys import HEAD
 from fedpeft.core.seeds import derive
 from fedpeft.core.states import State
+from fedpeft.methods.products import fresh_factors
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.site.site_model import SiteModel
+from fedpeft.site.site_state import SiteState
 
 
 def head_state(head: Mapping[str, Tensor]) -> State:

@@ -11,13 +11,13 @@ from torch import nn
 
 from fedpeft.answering.answering import Answering
 from fedpeft.answering.batches import Batch
-from fedpeft.site.loop import KEPT_TENSORS
+from fedpeft.core.keys import layer_of, layers_of
+from fedpeft.core.states import State
 from fedpeft.importance import layer_budget, method_settings, score
 from fedpeft.importance.registry import normalized
 from fedpeft.importance.settings import MemorySettings
-from fedpeft.core.keys import layer_of, layers_of
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.core.states import State
+from fedpeft.site.loop import KEPT_TENSORS
 
 T = TypeVar("T", bound=torch.Tensor)
 

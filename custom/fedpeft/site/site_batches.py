@@ -6,17 +6,18 @@ Decoded images of files and tables, kept in main memory within a budget, so that
 
 from __future__ import annotations
 
-import numpy as np
-from PIL import Image
-from fedpeft.data.images import ImageSource, open_image
 from collections.abc import Callable, Sequence
 from typing import Any
-import torch
-from fedpeft.answering.batches import Batch, Batches
-from fedpeft.data.schema import Example, SiteData
-from fedpeft.core.errors import FedpeftError
-from fedpeft.answering.training_settings import TrainingSettings
 
+import numpy as np
+import torch
+from PIL import Image
+
+from fedpeft.answering.batches import Batch, Batches
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.core.errors import FedpeftError
+from fedpeft.data.images import ImageSource, open_image
+from fedpeft.data.schema import Example, SiteData
 
 MIB = 2**20
 

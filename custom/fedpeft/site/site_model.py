@@ -11,26 +11,26 @@ import warnings
 
 import torch
 
-from fedpeft import backbones
-from fedpeft.backbones.matrices import matrices, seen_in_float32
 from fedpeft import answering as ways
-from fedpeft.site import computing
+from fedpeft import backbones
 from fedpeft.answering.answering import Answering
-from fedpeft.site.metrics import check_metric
-from fedpeft.site.site_state import SiteState
-from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.backbones.matrices import matrices, seen_in_float32
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.seeds import derive
+from fedpeft.core.settings import about
+from fedpeft.core.states import State
+from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.job.catalog import without_head
+from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.products import FrozenProducts
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Beside, parameter_count
 from fedpeft.protocol.site_check import check_parameters
-from fedpeft.job.site_policy import SitePolicy
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.core.seeds import derive
-from fedpeft.core.settings import about
-from fedpeft.core.states import State
-from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.site import computing
+from fedpeft.site.metrics import check_metric
+from fedpeft.site.site_state import SiteState
 
 
 class SiteModel:

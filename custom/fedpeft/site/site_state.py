@@ -14,34 +14,26 @@ What is written beside a site's tensors: what they belong to, and what their mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
-from fedpeft.core.errors import FedpeftError
-from fedpeft.core.metrics import ROUNDS_BELOW, TITLES, VALIDATION
-from fedpeft.core.settings import one_of
+import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
+
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from fedpeft.core.files import check_regular, read_json
-from fedpeft.core.errors import LocalError
-from fedpeft.core.files import drop, replacing, set_aside
-from fedpeft.core.settings import build
-import hashlib
-from fedpeft.data.answers import AnswerVocabulary
-from fedpeft.data.schema import Example, SiteData
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+
 import fedpeft
 from fedpeft import backbones
+from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.files import check_regular, drop, read_json, replacing, set_aside
+from fedpeft.core.metrics import ROUNDS_BELOW, TITLES, VALIDATION
+from fedpeft.core.settings import build, one_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.registry import is_procedural
-from fedpeft.data.schema import SiteData
-
+from fedpeft.data.schema import Example, SiteData
 
 Figures = Mapping[str, float | int | None]
 ROUNDING = 1e-6  # of means in single precision

@@ -8,14 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fedpeft
-from fedpeft.site.orders import accept
-from fedpeft.site.orders import apply_delta
-from fedpeft.site.sum_member import SumMember
-from fedpeft.protocol.types import HELLO, Hello, Introduction, METRICS, Order, Reply, SCORE, ScoreOrder, ScoreReply, TRAIN, TrainOrder, TrainReply
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER
-from fedpeft.protocol.released_metrics import first_of_round, first_scores_of_round, released_metrics
 from fedpeft.job.site_policy import SitePolicy
+from fedpeft.protocol.released_metrics import first_of_round, first_scores_of_round, released_metrics
+from fedpeft.protocol.types import (
+    HELLO,
+    METRICS,
+    SCORE,
+    TRAIN,
+    Hello,
+    Introduction,
+    Order,
+    Reply,
+    ScoreOrder,
+    ScoreReply,
+    TrainOrder,
+    TrainReply,
+)
 from fedpeft.site import training_process
+from fedpeft.site.orders import accept, apply_delta
+from fedpeft.site.sum_member import SumMember
 from fedpeft.site.supervisor import Answer
 
 Request = Callable[..., Answer]

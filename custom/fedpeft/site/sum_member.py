@@ -10,15 +10,15 @@ from typing import Any
 
 import fedpeft
 from fedpeft.core.errors import SecureSumError
-from fedpeft.protocol.types import TrainOrder
+from fedpeft.core.states import State
+from fedpeft.job.privacy_settings import RECEIVED, PrivacySettings
+from fedpeft.job.site_job import digest_of
+from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol import secret_seed, secure_sum
 from fedpeft.protocol.secure_sum import weight_of
-from fedpeft.job.privacy_settings import PrivacySettings, RECEIVED
 from fedpeft.protocol.signed_keys import Kit, SignedKey
-from fedpeft.job.site_policy import SitePolicy
-from fedpeft.job.site_job import digest_of
-from fedpeft.core.states import State
+from fedpeft.protocol.types import TrainOrder
 
 
 @dataclass(frozen=True, kw_only=True)

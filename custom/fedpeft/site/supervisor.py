@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedpeft.protocol.fields import MAX_ATTEMPTS
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.site.connection import Aborted, Lost, WORKER, WorkerProcess
+from fedpeft.protocol.fields import MAX_ATTEMPTS
+from fedpeft.site.connection import WORKER, Aborted, Lost, WorkerProcess
 from fedpeft.site.frames import Failure
 from fedpeft.site.training_process import OPEN
 

@@ -8,11 +8,11 @@ Limit the memory of a site's training process, as its own file sets it.
 
 from __future__ import annotations
 
-import resource
 import contextlib
 import faulthandler
 import os
 import queue
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -20,20 +20,18 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from fedpeft.backbones import is_tiny
+
 from fedpeft.answering import ANSWERING
-from fedpeft.data.remarks import cut_texts
-from fedpeft.data.registry import is_procedural
-from fedpeft.data.remarks import remarks, unread_questions
+from fedpeft.backbones import is_tiny
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.pace import StepLines
-from fedpeft.core.text import CleanedStream, one_line
-from fedpeft.job.site_policy import keep_to
-from fedpeft.job.site_policy import FILE, SitePolicy
 from fedpeft.core.registry import only_plugins
 from fedpeft.core.settings import build
-from fedpeft.site.frames import Failure
-from fedpeft.site.frames import Frame, receive, send, unpack
+from fedpeft.core.text import CleanedStream, one_line
+from fedpeft.data.registry import is_procedural
+from fedpeft.data.remarks import cut_texts, remarks, unread_questions
+from fedpeft.job.site_policy import FILE, SitePolicy, keep_to
+from fedpeft.site.frames import Failure, Frame, receive, send, unpack
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner
