@@ -32,6 +32,40 @@ def test_a_users_script_is_not_imported_in_place_of_pythons_own_module(tmp_path,
     assert done.returncode == 0, done.stderr
 
 
+COMPARISON = """
+from pathlib import Path
+from fedpeft.compare.experiment import Run, run_missing
+run = Run(task="none", method="none", seed=0, sections={})
+print(run_missing(Path("out"), [run], processes=1, finished=print))
+"""
+MEASUREMENT = """
+from pathlib import Path
+from fedpeft.core.errors import FedpeftError
+from fedpeft.doctor import memory
+memory._driver = lambda: True
+try:
+    memory.sites_at_once(Path("no-such-job"), 1, workspace=Path("ws"))
+except FedpeftError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(COMPARISON, "none, seed 0: KeyError: 'federation'"), (MEASUREMENT, "no-such-job")]
+)
+def test_a_pool_of_processes_imports_no_script_of_the_user_either(tmp_path, code, said):
+    (tmp_path / "types.py").write_text("open('ran', 'w').close()")
+    main = tmp_path / "main" / "main.py"  # a pool imports the main module anew in each of its processes
+    main.parent.mkdir()
+    main.write_text("if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in code.splitlines()))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    command = [sys.executable, str(main)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert said in done.stdout, done.stderr
+    assert "killed" not in done.stdout
+    assert not (tmp_path / "ran").exists()
+
+
 def test_relative_places_become_absolute(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     given = os.pathsep.join(["", "custom", str(tmp_path / "other"), ""])

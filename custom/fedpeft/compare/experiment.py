@@ -25,6 +25,7 @@ from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import parse_json, read_text
 from fedpeft.core.metrics import pooled_balanced_accuracy
+from fedpeft.core.processes import without_current_folder
 from fedpeft.job.composing import changed, check_used, unused
 from fedpeft.job.federation import NONE, SETTING
 from fedpeft.methods.settings import MethodSettings
@@ -133,9 +134,10 @@ def run_missing(folder: Path, runs: Sequence[Run], *, processes: int, finished: 
     done = {(one.method, one.seed, one.settings) for one in earlier(folder, runs)}
     missing = [run for run in runs if run.key not in done]
     failed = []
-    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
-    try:
+    with without_current_folder():  # the pool starts a process when it is made, and one with each of the first runs
+        pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
         futures = {pool.submit(carry_out, run): number for number, run in enumerate(missing)}
+    try:
         for future in as_completed(futures):
             run = missing[futures[future]]
             try:

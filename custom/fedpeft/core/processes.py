@@ -1,9 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What a Python process that fedpeft starts finds around it, and how processes end with all they have started.
 
-End processes and all their descendants: `python -m fedpeft.core.processes PID…`.
-
-What a Python process that fedpeft starts finds around it: where it imports from, and where its sockets lie.
+    python -m fedpeft.core.processes PID…       # ends processes and all their descendants
 
 A module in the current folder that is called like one of Python's own, such as `random.py`, must not be imported in its
 place; and a socket's path has few letters, of which batch systems give a temporary folder too many.
@@ -42,6 +40,21 @@ def python_environment(environment: Mapping[str, str] | None = None) -> dict[str
         places = (place for place in changed[PATH].split(os.pathsep) if place)
         changed[PATH] = os.pathsep.join(map(os.path.abspath, places))
     return changed
+
+
+@contextmanager
+def without_current_folder() -> Iterator[None]:
+    """Let every Python that is started within the block, as by a pool, import nothing from the current folder."""
+    changed, before = python_environment(), {name: os.environ.get(name) for name in (SAFE_PATH, PATH)}
+    os.environ.update({name: changed[name] for name in before if name in changed})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def no_sockets() -> str:
