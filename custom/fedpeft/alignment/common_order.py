@@ -12,8 +12,6 @@ Where sites differ less from each other than their neurons do, the minimum needs
 to the nearest one of one site. If then no site's neuron i is further than A_i from c_i, and c_i and c_j are more than
 3 A_i + A_j apart, each match is the nearest for every pair of sites: no order is better for any pair, nor for all.
 
-Search for the order of neurons in which the adapters of all sites are nearest to their mean.
-
 The mean consists of the sites' own neurons, so the spread around it is, up to a constant, minus its squared length:
 
     sum_k w_k || x_k[o_k] - c ||^2  =  sum_k w_k || x_k ||^2  -  || c ||^2,    c = sum_k w_k x_k[o_k]
@@ -21,8 +19,6 @@ The mean consists of the sites' own neurons, so the spread around it is, up to a
 Site by site, each takes the order that matches the mean of the *others* best, which is one assignment, exactly solved;
 with its own neurons in the mean, a site would hold on to the order it has. No step makes c shorter; when none makes it
 longer, c is a fixed point. Which one depends on the start: the sites as they stand, and all matched to one of them.
-
-Align the adapters of several sites to each other: all into the order in which they are nearest to their mean.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Answering by classification: a head tells the answers of the site's training data apart.
 
-Build a site's classifier, which does not leave the site's disk unless the job federates it.
-
-Answers that are chosen from a site's vocabulary: by their number, which is a class or a place in the pool.
+The head does not leave the site's disk unless the job federates it. An answer is chosen by its number, which is a class
+or a place in the pool; answers with labels and ranked answers share that.
 """
 
 from __future__ import annotations

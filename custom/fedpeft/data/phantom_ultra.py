@@ -2,7 +2,7 @@
 """Procedural questions made from class labels at nine sites, as Ultra-MedVQA is (F3OCUS, supplement C.1).
 
 Each site has images of one kind with classes, drawn here, and the questions that `fedpeft build-vqa` makes of such
-classes: types, shares and wordings are those of `build_vqa` and `vqa_templates`.
+classes: types, shares and wordings are those of `build_vqa`.
 """
 
 from __future__ import annotations

@@ -1,17 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Checks of the machine: versions, clock, disk, ports.
+"""Checks of the machine: versions, clock, folders and disk, ports.
 
-Check the versions of Python, the plugin and its libraries: those required, and those tested with the release.
-
-Check that the certificates are valid by this machine's clock, and that the clock is synchronized.
-
-The server's certificate and the difference between the two clocks are checked in `ports`.
-
-Check that the folders a participant writes to are writable, have space, and are not temporary; and the temporary.
-
-Check that the server's port is free on the server, and reachable with the kit's certificate from elsewhere.
-
-FLARE has no command for the server's time. With HTTP, its default, every answer has a Date header.
+The server's port must be free on the server, and reachable with the kit's certificate from elsewhere. There the
+certificate and the difference between the two clocks are checked too: FLARE has no command for the server's time, but
+with HTTP, its default, every answer has a Date header.
 """
 
 from __future__ import annotations

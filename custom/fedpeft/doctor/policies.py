@@ -1,15 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Checks of a start-up kit: admission of jobs, the list of classes, the site's file, the filters.
 
-Check that nothing of a job, or of the folder of the start, is read before this participant has checked it.
-
-Check that FLARE may load fedpeft's classes at this participant, and only those.
-
-Check a site's own file, `local/fedpeft.json`, and which settings of the job it would refuse.
-
-Check the filters in a site's privacy.json.
-
-Misconfigured filters block every reply, from the handshake on; without filters every reply leaves unchecked.
+Nothing of a job, or of the folder of the start, may be read before this participant has checked it. Misconfigured
+filters block every reply, from the handshake on; without filters every reply leaves unchecked.
 """
 
 from __future__ import annotations

@@ -2,5 +2,5 @@
 """Components, filters and guards that FLARE loads.
 
 Outside this folder only `core.workspace` and `doctor.policies` import nvflare, for its log configuration and its
-default list of classes; `run.simulate` runs its simulator in a process of its own.
+default list of classes; `run.simulate` and `run.recipe` run its simulator.
 """

@@ -2,7 +2,7 @@
 """Record the operations of a forward pass that read scored parameters, for per-sample gradients in one backward pass.
 
 Samples do not see each other, so the gradient of the sum of their outputs holds every sample's own in its rows: one
-backward pass through the activations yields all per-sample gradients (`operations` says how). A weight may itself be
+backward pass through the activations yields all per-sample gradients (below). A weight may itself be
 computed from parameters (Compacter's Kronecker factors, two fused adapters): its rows are then carried back to them.
 Operations that are not known stay in autograd's graph, where `jacobian` finds them.
 

@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What of a job's settings an exported model needs: those of its own site, without data and other sites' names.
-
-Write a site's model as a folder; its layout is in `fedpeft.inference.exported`.
-"""
+"""Write a site's model as a folder; its layout is in `fedpeft.inference.exported`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The folder that `fedpeft export` writes, how it is read, and where such files may lie.
 
-The folder that `fedpeft export` writes, and how a site's model is read from it.
-
 adapter_config.json, adapter_model.safetensors    the trained adapter as PEFT reads it
 beside/                                           the same of what was frozen beside it, where there was something
 model/                                            full weights, where they were merged
@@ -12,10 +10,6 @@ README.md, tokenizer and preparation of images
 
 It may come from a stranger: it leads to no other folder or hub name than the backbone's default one, and sets nothing
 of the machine.
-
-Where what a site keeps to itself must not be written: the folders of the server.
-
-Where an export may be written: nowhere that the server serves or FLARE deletes, and over nothing else.
 """
 
 from __future__ import annotations

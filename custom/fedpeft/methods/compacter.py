@@ -6,7 +6,7 @@
 with one ``rule`` (n, n, n) for the whole model. It lives on the tuner, once per adapter name; every layer looks it up
 there, so that it is counted, trained, saved and sent once.
 
-Source: Karimi Mahabadi et al. 2021, Compacter; n = 4, rank 1, GELU, reduction 32 (SPEC section 1). Initial values as
+Source: Karimi Mahabadi et al. 2021, Compacter; n = 4, rank 1, GELU, reduction 32. Initial values as
 in the authors' code: Glorot uniform for each left[i] and right[i], N(0, rule_std^2) for the rule, biases 0.
 """
 

@@ -1,12 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A run's tables on the terminal, as Markdown and as CSV.
-
-Print the tables on the terminal.
-
-The tables as GitHub-flavored Markdown.
-
-Write all figures of a run as CSV, one row for each site and round.
-"""
+"""A run's tables on the terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def picture_files(history: History) -> dict[str, bytes]:
 def _drawings(history: History) -> dict[str, tuple[Callable[..., Figure], str, bool]]:
     """Return for each picture of this run what draws it, its caption, and whether it has a form for narrow pages."""
 
-    from fedpeft.report.plots import convergence, explained
+    from fedpeft.report.plots import convergence
     from fedpeft.report.schedule_plot import schedule_explained, schedule_figure
 
     drawings: dict[str, tuple[Callable[..., Figure], str, bool]] = {"curves": (convergence, explained(history), True)}

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The content of the tables as text; terminal, Markdown and page lay it out.
+"""The content of a run's tables as text; terminal, Markdown and page lay it out.
 
-A table as text; terminal, Markdown and page lay it out.
-
-Tables of what a run cost and did: bytes sent, distances before and after alignment, ranks of layers.
+Beside the figures of the sites: what a run cost and did, which is bytes sent, distances before and after alignment, and
+ranks of layers.
 """
 
 from __future__ import annotations

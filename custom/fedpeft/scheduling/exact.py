@@ -11,7 +11,7 @@ unit of that change gives the next lambda at which the optimum changes, and the 
 vertex of the convex hull of the front without trying values of lambda.
 
 Source: the successive shortest path method for flows of convex cost, Ahuja, Magnanti and Orlin, Network Flows (1993),
-chapters 9 and 14. Tests compare it with the linear program of ``LinearProgram`` below and with enumeration.
+chapters 9 and 14. Tests compare it with the linear program below and with enumeration.
 
 The exact front by HiGHS: a linear program for supported assignments, an integer program for all others.
 
@@ -21,7 +21,7 @@ The exact front by HiGHS: a linear program for supported assignments, an integer
 y_lk is the k-th client on layer l; the first costs lambda, the second 3 lambda, … so that n_l clients cost
 lambda n_l^2. The matrix is that of a network, hence every optimal vertex is integral.
 
-Source: F3OCUS, SPEC section 4.
+Source: F3OCUS (CVPR 2025).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Problem:
         scores: (N, L) float64, importance of layer l at client i.
         budgets: (N,) int64, layers that client i trains.
 
-    Source: F3OCUS, SPEC section 4; the supplement prints the standard deviation, which orders assignments alike.
+    Source: F3OCUS (CVPR 2025); the supplement prints the standard deviation, which orders assignments alike.
     """
 
     scores: np.ndarray

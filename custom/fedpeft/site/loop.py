@@ -1,13 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A round's training: optimizer, learning rate, steps, and the measurement after them.
+"""A round's training: optimizer with the papers' parameter groups, learning rate, steps, and measuring.
 
-The local training loop of one round, and the loss of a split.
-
-The learning rate over the whole federation, not over one round.
-
-The optimizer with the papers' parameter groups, and what it keeps from step to step as named tensors.
-
-Measure a site's model on its own test and validation splits.
+The learning rate runs over the whole federation, not over one round.
 """
 
 from __future__ import annotations

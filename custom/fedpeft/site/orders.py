@@ -75,18 +75,18 @@ def check_received(
     if misfit is None:
         return
     if misfit.unknown:
-        raise _refused(f"has a tensor {min(map(str, misfit.unknown))!r:.120}, which this site's adapter does not have")
+        raise _unfit(f"has a tensor {min(map(str, misfit.unknown))!r:.120}, which this site's adapter does not have")
     if misfit.missing:
-        raise _refused(f"lacks {min(misfit.missing)}")
+        raise _unfit(f"lacks {min(misfit.missing)}")
     key = misfit.key
     if misfit.what == "form":
-        raise _refused(f"has no dense tensor as {key}")
+        raise _unfit(f"has no dense tensor as {key}")
     if misfit.what == "dtype":
-        raise _refused(f"has {key} as {state[key].dtype}, this site announced {announced.dtype}")
-    raise _refused(f"has {key} with shape {list(state[key].shape)!r:.60}, this site announced {list(shapes[key])}")
+        raise _unfit(f"has {key} as {state[key].dtype}, this site announced {announced.dtype}")
+    raise _unfit(f"has {key} with shape {list(state[key].shape)!r:.60}, this site announced {list(shapes[key])}")
 
 
-def _refused(what: str) -> FedpeftError:
+def _unfit(what: str) -> FedpeftError:
     return FedpeftError(
         f"the global adapter from the server {what}: install the same fedpeft version everywhere, and ask whoever runs "
         f"the server.",

@@ -1,15 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a site keeps between rounds, and what is written beside it.
+"""What a site keeps between rounds, on its own disk only: adapter, private tensors, head and optimizer.
 
-A site's state between rounds: its own adapter, private tensors, head and optimizer, on its own disk only.
-
-A round's folder is written under a temporary name and renamed once it is complete, because a process can die.
-
-What a site's model is, beside its tensors: with both it can be built again, where its training data are not.
-
-What must be equal when a site's state is read back: a digest of its answers and examples, and a few settings.
-
-What is written beside a site's tensors: what they belong to, and what their model is.
+A round's folder is written under a temporary name and renamed once it is complete, because a process can die. Beside
+the tensors stand what they belong to, what their model is, so that it can be built again without the training data,
+and what must be equal when they are read back: a digest of the site's answers and examples, and a few settings.
 """
 
 from __future__ import annotations

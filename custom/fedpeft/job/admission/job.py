@@ -1,14 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Admit only jobs of the form that `fedpeft.job.composing` writes: the files, meta.json and every value.
 
-Admit only jobs of the form that `fedpeft.job.composing` writes.
-
 This is an allow-list, not a list of dangers: FLARE reads many kinds of components, files and variables from a job, and
 several of them read files or variables of the machine.
-
-Check a job's meta.json: name, participants, number of sites needed, and GPUs.
-
-Check the values of a job's settings by the classes that the server builds from them when the job starts.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@
 Houlsby adapters, after the attention and after the feed-forward block: ``h -> h + up(swish(down(h)))``.
 
 Source: Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP; swish and reduction 16 as in AdapterHub's
-``DoubleSeqBnConfig`` and SPEC section 1.
+``DoubleSeqBnConfig``.
 
 Pfeiffer adapters, after the feed-forward block only: ``h -> h + up(relu(down(h)))``.
 
 Source: Pfeiffer et al. 2021, AdapterFusion (the bottleneck under the fusion); ReLU and reduction 16 as in AdapterHub's
-``SeqBnConfig`` and SPEC section 1.
+``SeqBnConfig``.
 
 Parallel adapters, beside the feed-forward block: ``output = block(x) + s * up(relu(down(x)))``.
 
@@ -17,7 +17,7 @@ x is the residual stream that enters the block: the last positional tensor that 
 (``ViltOutput(hidden_states, input_tensor)``: its second).
 
 Source: He et al. 2022, Towards a Unified View of Parameter-Efficient Transfer Learning; reduction 2 and s = 4 as in
-AdapterHub's ``ParBnConfig`` and SPEC section 1.
+AdapterHub's ``ParBnConfig``.
 """
 
 from __future__ import annotations

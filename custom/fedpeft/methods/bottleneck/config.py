@@ -203,7 +203,7 @@ class BottleneckConfig(PeftConfig):
         return {}
 
     def first_values(self, name: str, shape: tuple[int, ...]) -> Drawn:
-        """Return how one tensor begins: weights N(0, 0.02^2), biases 0, LayerNorm gains 1 (SPEC section 1).
+        """Return how one tensor begins: weights N(0, 0.02^2), biases 0, LayerNorm gains 1.
 
         Args:
             name: "down.weight", "norm.bias", …
