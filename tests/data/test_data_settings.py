@@ -123,3 +123,22 @@ def test_a_job_may_choose_the_metric_of_questions_and_labels_have_macro_f1_alone
     assert data.load(DataSettings(site="slake", metric="macro_f1", **sizes)).metric == "macro_f1"
     with pytest.raises(DataError, match="metric='accuracy' is none of images with labels, as site 'open-i' has"):
         data.load(DataSettings(dataset="phantom_chest", site="open-i", metric="accuracy", **sizes))
+
+
+LAYOUTS = {  # what a user is told to have, of sets whose loaders share a file
+    "vqa_med_2018": "VQAMed2018Train/",
+    "vqa_med_2019": "ImageClef-2019-VQA-Med-Training/",
+    "vqa_med_2020": "VQA-Med-2020-Task1-VQAnswering-TrainVal-Sets/",
+    "vqa_med_2021": "VQA-Med-2021-VQAnswering-Task1-New-ValidationSet.txt",
+    "ham10000": "HAM10000_images_part_1/",
+    "fed_isic2019": "ISIC_2019_Training_Input_preprocessed/",
+    "caltech101": "101_ObjectCategories/",
+    "flowers102": "jpg/image_00001.jpg",
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_data_set_shows_its_own_layout(name):
+    assert DATASETS.get(name).layout.startswith(f"    {LAYOUTS[name]}")
+    others = {other: DATASETS.get(other).layout for other in LAYOUTS if other != name}
+    assert DATASETS.get(name).layout not in others.values()

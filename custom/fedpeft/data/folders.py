@@ -6,6 +6,7 @@ What lies in a folder, at a glance: names down to a few levels, and of the many 
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -321,8 +322,8 @@ def holds(*alternatives: str | tuple[str, ...]) -> Recognized:
 
 
 def tree(text: str | None) -> str:
-    """Return the expected files of a data set: the first indented lines of its module's docstring."""
-    lines = (text or "").splitlines()  # Python leaves docstrings out with -OO
+    """Return the expected files of a data set: the first indented lines of the docstring of its module or loader."""
+    lines = inspect.cleandoc(text or "").splitlines()  # Python leaves docstrings out with -OO
     indented = dropwhile(lambda line: not line.startswith("    "), lines)
     return "\n".join(takewhile(str.strip, indented))
 

@@ -1,20 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Photographs of many kinds of objects and flowers, for the federated tuning of vision transformers.
-
-Caltech101 (Fei-Fei et al., 2004): photographs of 101 kinds of objects.
-
-    101_ObjectCategories/<class>/image_0001.jpg
-
-The folder BACKGROUND_Google is no class and is left out. The owners publish no split: images are split here, in
-the federated tuning of vision transformers 50:50 (`test_fraction=0.5`).
-
-Flowers102 (Nilsback and Zisserman, 2008): photographs of 102 kinds of flowers, with the owners' split.
-
-    jpg/image_00001.jpg, imagelabels.mat ('labels', counted from 1), setid.mat ('trnid', 'valid', 'tstid')
-
-The owners' files have numbers and no names; a class is called by its number. `split="paper"`: the federated tuning of
-vision transformers trains on 25 % and tests on 75 %, which are 'trnid' with 'valid' (2040 images) and 'tstid' (6149).
-"""
+"""Photographs of many kinds of objects and flowers, for the federated tuning of vision transformers."""
 
 from __future__ import annotations
 
@@ -51,7 +36,12 @@ def caltech101_answers() -> tuple[str, ...]:
 
 
 def load_caltech101(settings: DataSettings) -> SiteData:
-    """Load the data set, or one site's part of it.
+    """Caltech101 (Fei-Fei et al., 2004): photographs of 101 kinds of objects.
+
+        101_ObjectCategories/<class>/image_0001.jpg
+
+    The folder BACKGROUND_Google is no class and is left out. The owners publish no split: images are split here, in
+    the federated tuning of vision transformers 50:50 (`test_fraction=0.5`).
 
     Raises:
         DataError: missing folder, a folder that is none of the classes, or an empty split.
@@ -85,7 +75,7 @@ CALTECH101 = DataSet(
     metric=BALANCED_ACCURACY,
     origin=CALTECH_ORIGIN,
     recognized=holds("*/101_ObjectCategories/"),
-    layout=tree(__doc__),
+    layout=tree(load_caltech101.__doc__),
     folders=CALTECH_FOLDERS,
 )
 
@@ -100,7 +90,13 @@ def flowers102_answers() -> tuple[str, ...]:
 
 
 def load_flowers102(settings: DataSettings) -> SiteData:
-    """Load the data set, or one site's part of it.
+    """Flowers102 (Nilsback and Zisserman, 2008): photographs of 102 kinds of flowers, with the owners' split.
+
+        jpg/image_00001.jpg, imagelabels.mat ('labels', counted from 1), setid.mat ('trnid', 'valid', 'tstid')
+
+    The owners' files have numbers and no names; a class is called by its number. `split="paper"`: the federated tuning
+    of vision transformers trains on 25 % and tests on 75 %, which are 'trnid' with 'valid' (2040 images) and 'tstid'
+    (6149).
 
     Raises:
         DataError: missing folder, file or image, or a file without the owners' entries.
@@ -154,6 +150,6 @@ FLOWERS102 = DataSet(
     metric=BALANCED_ACCURACY,
     origin=FLOWERS_ORIGIN,
     recognized=holds(("*/imagelabels.mat", "*/setid.mat", "*/jpg/")),
-    layout=tree(__doc__),
+    layout=tree(load_flowers102.__doc__),
     folders=FLOWERS_FOLDERS,
 )

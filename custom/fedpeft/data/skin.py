@@ -1,21 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Dermatoscopy with one class for each image: HAM10000 and Fed-ISIC2019.
-
-HAM10000 (Tschandl et al., Sci Data 2018): dermatoscopy of seven kinds of lesions, 10,015 images of 7,470 lesions.
-
-    HAM10000_images_part_1/, HAM10000_images_part_2/, HAM10000_metadata (or with .csv, .tab or .tsv)
-
-The owners publish no split: lesions are split here, so that no lesion is in two splits or at two sites.
-
-Fed-ISIC2019 (du Terrail et al., FLamby, NeurIPS 2022): dermatoscopy of eight kinds of lesions from six centers.
-
-    ISIC_2019_Training_Input_preprocessed/<image>.jpg, train_test_split      FLamby's table, without extension
-    ISIC_2019_Training_Metadata.csv                                          may be missing; says which lesion it is
-
-A site's name is its center: bcn, vidir-molemax, vidir-modern, rosendahl, mskcc or vienna-dias; fed-isic2019 (or None)
-has all of them. FLamby's split has some lesions on both sides: use `split="image_disjoint"` and the table of lesions
-for whatever claims to generalize. An image that was not downloaded is left out and counted.
-"""
+"""Dermatoscopy with one class for each image: HAM10000 and Fed-ISIC2019."""
 
 from __future__ import annotations
 
@@ -50,7 +34,11 @@ def ham10000_answers() -> tuple[str, ...]:
 
 
 def load_ham10000(settings: DataSettings) -> SiteData:
-    """Load the data set, or one site's part of it.
+    """HAM10000 (Tschandl et al., Sci Data 2018): dermatoscopy of seven kinds of lesions, 10,015 images of 7,470.
+
+        HAM10000_images_part_1/, HAM10000_images_part_2/, HAM10000_metadata (or with .csv, .tab or .tsv)
+
+    The owners publish no split: lesions are split here, so that no lesion is in two splits or at two sites.
 
     Raises:
         DataError: missing folder, table or image, an unknown class, or an empty split.
@@ -87,7 +75,7 @@ HAM10000 = DataSet(
     metric=BALANCED_ACCURACY,
     origin=HAM_ORIGIN,
     recognized=holds(("*/HAM10000_metadata*", "*/HAM10000_images_part_1/")),
-    layout=tree(__doc__),
+    layout=tree(load_ham10000.__doc__),
     folders=HAM_FOLDERS,
 )
 
@@ -115,7 +103,14 @@ def fed_isic2019_answers() -> tuple[str, ...]:
 
 
 def load_fed_isic2019(settings: DataSettings) -> SiteData:
-    """Load one center, or all.
+    """Fed-ISIC2019 (du Terrail et al., FLamby, NeurIPS 2022): dermatoscopy of eight kinds of lesions from six centers.
+
+        ISIC_2019_Training_Input_preprocessed/<image>.jpg, train_test_split      FLamby's table, without extension
+        ISIC_2019_Training_Metadata.csv                                          may be missing; says which lesion it is
+
+    A site's name is its center: bcn, vidir-molemax, vidir-modern, rosendahl, mskcc or vienna-dias; fed-isic2019 (or
+    None) has all of them. FLamby's split has some lesions on both sides: use `split="image_disjoint"` and the table of
+    lesions for whatever claims to generalize. An image that was not downloaded is left out and counted.
 
     Raises:
         DataError: unknown site, missing folder or table, a value that is not FLamby's, or an empty split.
@@ -181,7 +176,7 @@ FED_ISIC2019 = DataSet(
     metric=BALANCED_ACCURACY,
     origin=ISIC_ORIGIN,
     recognized=holds((f"*/{TABLE}", "*/ISIC_2019_Training_Input_preprocessed/")),
-    layout=tree(__doc__),
+    layout=tree(load_fed_isic2019.__doc__),
     folders=ISIC_FOLDERS,
     sites=CENTERS,
     whole=WHOLE,

@@ -8,46 +8,6 @@ Readers that the VQA-Med challenges of 2019, 2020 and 2021 share: bar-separated 
 
 Lines have no header, ids no extension, line ends are LF or CRLF. There is no answer type: closed is what is answered
 by yes or no.
-
-VQA-Med 2018 (ImageCLEF): 5413 + 500 pairs made from captions of PubMed Central, and a test set of 500 questions.
-
-    VQAMed2018Train/{VQAMed2018Train-QA.csv,VQAMed2018Train-images/}
-    VQAMed2018Valid/{VQAMed2018Valid-QA.csv,VQAMed2018Valid-images/}
-    VQAMed2018Test/{VQAMed2018Test-QA-Eval.csv or VQAMed2018Test-QA.csv,VQAMed2018Test-images/}
-
-Lines `number<tab>image<tab>question<tab>answer`, no header, ids without extension. Participants got the test questions
-without answers (VQAMed2018Test-QA.csv): such questions are counted and left out, and `split="published"` needs the
-organizers' file with the answers. The papers do not use this set, so `split="paper"` is refused.
-
-VQA-Med 2019 (ImageCLEF): modality, plane, organ and abnormality; 12792 + 2000 pairs and a test set of 500.
-
-    ImageClef-2019-VQA-Med-Training/{All_QA_Pairs_train.txt,Train_images/,QAPairsByCategory/C1_Modality_train.txt,...}
-    ImageClef-2019-VQA-Med-Validation/{All_QA_Pairs_val.txt,Val_images/,QAPairsByCategory/C1_Modality_val.txt,...}
-    VQAMed2019Test/{VQAMed2019_Test_Questions_w_Ref_Answers.txt,VQAMed2019_Test_Images/}
-
-The category of a training question comes from the files by category; where All_QA_Pairs is absent they are read in its
-place, where they are absent the category stays empty. The test file has `id|category|question|answer`, and `#` between
-the accepted answers. `split="paper"`: train and validation together (14792 pairs) against the test set of 500.
-
-VQA-Med 2020 (ImageCLEF, task 1): abnormality questions, one per image; 4000 + 500 + 500 pairs.
-
-    VQA-Med-2020-Task1-VQAnswering-TrainVal-Sets/
-        VQAMed2020-VQAnswering-TrainingSet/{VQAnswering_2020_Train_QA_pairs.txt,VQAnswering_2020_Train_images/}
-        VQAMed2020-VQAnswering-ValidationSet/{VQAnswering_2020_Val_QA_Pairs.txt,VQAnswering_2020_Val_images/}
-    VQAMed2020-Task1-VQAnswering-Test-{Questions,ReferenceAnswers}.txt, Task1-2020-VQAnswering-Test-Images/
-
-The test files may lie in a folder of their own. `split="paper"` needs no training set: FedPIA and F3OCUS pool
-validation and test (1000 pairs) and split them 80:20; which pairs went where they do not say, so `seed` draws them.
-
-VQA-Med 2021 (ImageCLEF, task 1): abnormality questions, one per image; a new validation set and a test set of 500.
-
-    VQA-Med-2021-VQAnswering-Task1-New-ValidationSet.txt, ImageCLEF-2021-VQA-Med-New-Validation-Images/
-    Task1-VQA-2021-TestSet-w-GroundTruth/{Task1-VQA-2021-TestSet-Questions.txt,Task1-VQA-2021-TestSet-ReferenceAnswers.txt,
-        VQA-500-Images/ or images/VQA-500-Images/}
-
-The challenge's training set is that of 2020: it belongs to the site vqa-med-2020 and is not repeated here. So
-`split="published"` trains on the new validation set; `split="paper"` pools both sets (1000 pairs) and splits them
-80:20. A reference line holds all accepted answers, separated by bars; the first is the one to learn.
 """
 
 from __future__ import annotations
@@ -160,7 +120,15 @@ _FIELDS_2018 = ("number", "id", "question")
 
 
 def load_2018(settings: DataSettings) -> SiteData:
-    """Load VQA-Med 2018 as one site.
+    """VQA-Med 2018 (ImageCLEF): 5413 + 500 pairs made from captions of PubMed Central, and a test set of 500 questions.
+
+        VQAMed2018Train/{VQAMed2018Train-QA.csv,VQAMed2018Train-images/}
+        VQAMed2018Valid/{VQAMed2018Valid-QA.csv,VQAMed2018Valid-images/}
+        VQAMed2018Test/{VQAMed2018Test-QA-Eval.csv or VQAMed2018Test-QA.csv,VQAMed2018Test-images/}
+
+    Lines `number<tab>image<tab>question<tab>answer`, no header, ids without extension. Participants got the test
+    questions without answers (VQAMed2018Test-QA.csv): such questions are counted and left out, and `split="published"`
+    needs the organizers' file with the answers. The papers do not use this set, so `split="paper"` is refused.
 
     Raises:
         DataError: missing folder, file or image, a line that is not a pair, no test answers, or an empty split.
@@ -207,7 +175,7 @@ VQA_MED_2018 = DataSet(
     metric=ACCURACY,
     origin=ORIGIN_2018,
     recognized=holds(("*/VQAMed2018Train-QA.csv", "*/VQAMed2018Valid-QA.csv")),
-    layout=tree(__doc__),
+    layout=tree(load_2018.__doc__),
     folders=FOLDERS_2018,
 )
 
@@ -218,7 +186,16 @@ _PAIR = ("id", "question", "answer")
 
 
 def load_2019(settings: DataSettings) -> SiteData:
-    """Load VQA-Med 2019 as one site.
+    """VQA-Med 2019 (ImageCLEF): modality, plane, organ and abnormality; 12792 + 2000 pairs and a test set of 500.
+
+        ImageClef-2019-VQA-Med-Training/{All_QA_Pairs_train.txt,Train_images/,QAPairsByCategory/C1_Modality_train.txt,...}
+        ImageClef-2019-VQA-Med-Validation/{All_QA_Pairs_val.txt,Val_images/,QAPairsByCategory/C1_Modality_val.txt,...}
+        VQAMed2019Test/{VQAMed2019_Test_Questions_w_Ref_Answers.txt,VQAMed2019_Test_Images/}
+
+    The category of a training question comes from the files by category; where All_QA_Pairs is absent they are read in
+    its place, where they are absent the category stays empty. The test file has `id|category|question|answer`, and `#`
+    between the accepted answers. `split="paper"`: train and validation together (14792 pairs) against the test set of
+    500.
 
     Raises:
         DataError: missing folder, file or image, a line that is not a pair, or an empty split.
@@ -287,7 +264,7 @@ VQA_MED_2019 = DataSet(
     metric=ACCURACY,
     origin=ORIGIN_2019,
     recognized=holds(("*/Train_images/", "*/VQAMed2019_Test_Images/")),
-    layout=tree(__doc__),
+    layout=tree(load_2019.__doc__),
     folders=FOLDERS_2019,
 )
 
@@ -296,7 +273,15 @@ FOLDERS_2020 = ("vqa_med_2020", "VQA-Med-2020")
 
 
 def load_2020(settings: DataSettings) -> SiteData:
-    """Load VQA-Med 2020 as one site.
+    """VQA-Med 2020 (ImageCLEF, task 1): abnormality questions, one per image; 4000 + 500 + 500 pairs.
+
+        VQA-Med-2020-Task1-VQAnswering-TrainVal-Sets/
+            VQAMed2020-VQAnswering-TrainingSet/{VQAnswering_2020_Train_QA_pairs.txt,VQAnswering_2020_Train_images/}
+            VQAMed2020-VQAnswering-ValidationSet/{VQAnswering_2020_Val_QA_Pairs.txt,VQAnswering_2020_Val_images/}
+        VQAMed2020-Task1-VQAnswering-Test-{Questions,ReferenceAnswers}.txt, Task1-2020-VQAnswering-Test-Images/
+
+    The test files may lie in a folder of their own. `split="paper"` needs no training set: FedPIA and F3OCUS pool
+    validation and test (1000 pairs) and split them 80:20; which pairs went where they do not say, so `seed` draws them.
 
     Raises:
         DataError: missing folder, file or image, a line that is not a pair, or an empty split.
@@ -330,7 +315,7 @@ VQA_MED_2020 = DataSet(
     metric=ACCURACY,
     origin=ORIGIN_2020,
     recognized=holds(("*/VQAnswering_2020_Val_QA_Pairs.txt", "*/VQAMed2020-Task1-VQAnswering-Test-Questions.txt")),
-    layout=tree(__doc__),
+    layout=tree(load_2020.__doc__),
     folders=FOLDERS_2020,
 )
 
@@ -339,7 +324,15 @@ FOLDERS_2021 = ("vqa_med_2021", "VQA-Med-2021")
 
 
 def load_2021(settings: DataSettings) -> SiteData:
-    """Load VQA-Med 2021 as one site.
+    """VQA-Med 2021 (ImageCLEF, task 1): abnormality questions, one per image; new validation set, test set of 500.
+
+        VQA-Med-2021-VQAnswering-Task1-New-ValidationSet.txt, ImageCLEF-2021-VQA-Med-New-Validation-Images/
+        Task1-VQA-2021-TestSet-w-GroundTruth/{Task1-VQA-2021-TestSet-Questions.txt,Task1-VQA-2021-TestSet-ReferenceAnswers.txt,
+            VQA-500-Images/ or images/VQA-500-Images/}
+
+    The challenge's training set is that of 2020: it belongs to the site vqa-med-2020 and is not repeated here. So
+    `split="published"` trains on the new validation set; `split="paper"` pools both sets (1000 pairs) and splits them
+    80:20. A reference line holds all accepted answers, separated by bars; the first is the one to learn.
 
     Raises:
         DataError: missing folder, file or image, a line that is not a pair, or an empty split.
@@ -377,6 +370,6 @@ VQA_MED_2021 = DataSet(
     recognized=holds(
         ("*/VQA-Med-2021-VQAnswering-Task1-New-ValidationSet.txt", "*/Task1-VQA-2021-TestSet-Questions.txt")
     ),
-    layout=tree(__doc__),
+    layout=tree(load_2021.__doc__),
     folders=FOLDERS_2021,
 )
