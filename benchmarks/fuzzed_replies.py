@@ -33,6 +33,7 @@ from nvflare.fuel.utils import fobs
 from fedpeft.flare import controller
 from fedpeft.flare.messages import FIELDS, register_tensors, to_model
 from fedpeft.protocol.types import HELLO, METRICS, SCORE, TRAIN, ScoreReply, TrainReply
+from fedpeft.server import job_run
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
@@ -369,9 +370,10 @@ def job(task: str, changes: dict[str, Spoil], *, carried: bool = True) -> tuple[
         sites=[*changes, *HONEST],
     )
     with ExitStack() as patches:
+        for name in ("run_folder", "lineages_folder"):
+            patches.enter_context(patch.object(controller, name, lambda fl_ctx: None))
         for name, value in (_WRITES_NOTHING | {"RunRecorder": lambda *args, **kwargs: record}).items():
-            patches.enter_context(patch.object(controller, name, value))
-        patches.enter_context(patch.object(Harness, "_keep", lambda *args: None))
+            patches.enter_context(patch.object(job_run, name, value))
         harness.run()
     if harness.panics:
         return record.ends, f"the job ended: {harness.panics[0]}"
@@ -388,8 +390,6 @@ def _same(state: dict, expected: dict) -> bool:
 
 
 _WRITES_NOTHING = {
-    "run_folder": lambda fl_ctx: None,
-    "lineages_folder": lambda fl_ctx: None,
     "prune": lambda *args: None,
     "export_adapter": lambda *args, **kwargs: None,
 }

@@ -100,7 +100,6 @@ def _run(introduce: Callable[[str], Any], **settings: Any) -> tuple[Harness, dic
         folders = {
             "run_folder": lambda fl_ctx: folder,
             "lineages_folder": lambda fl_ctx: folder / "state",
-            "state_folder": lambda fl_ctx, lineage: folder / "state" / lineage,
         }
         quiet = {"render": lambda *_: None, "show": lambda *_, **__: None}
         with patch.multiple(controller, **folders), patch.multiple(report, **quiet):

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedpeft.core.keys import layers_of
-from fedpeft.core.states import of_keys
+from fedpeft.job.settings import CommonSettings
 from fedpeft.protocol.secure_sum import without_masks
+from fedpeft.protocol.types import SCORE, Introduction, Order, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.server import first_adapter
-from fedpeft.server.aggregation import State, aggregate, parts_of
-from fedpeft.server.planner import Assignment, RoundPlanner, Sites, best_before_end
-from fedpeft.server.update_check import UpdateCheck
+from fedpeft.server.aggregation import Aggregator, State
+from fedpeft.server.planner import Assignment, Sites, best_before_end
+from fedpeft.server.rounds import Read, Rounds
 from fedpeft.site.learner import Learner, Update
+from fedpeft.site.orders import completed
 
 Salts = Callable[[str, int, State], str]
 
@@ -41,55 +42,83 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None) -> Ite
             secure sums of a consortium (`fedpeft.protocol.secret_seed`); None: nothing but the job's seed.
     """
     first = next(iter(learners.values()))
-    settings, seed = first.schedule, first.training.seed
-    secure = first.method.secure_sum
-    parted = first.method.matched_layers is not None
-    keys = {site: learner.first_state().keys() if parted else () for site, learner in learners.items()}
-    state: State = _first_state(learners) if first_adapter.is_needed(first.method, settings) else {}
-    budgets = {site: learner.layer_budget() for site, learner in learners.items()}
-    planner = RoundPlanner(settings, budgets=budgets, layers=layers_of(first.trainable.parameters()), seed=seed)
-    parts: dict[str, float] = {}
+    job = CommonSettings(first.method, first.training, first.schedule)
+    sites = _LocalSites(learners, salts)
+    rounds = Rounds(job, _introductions(learners), sites, Aggregator(job.method), lineage="", needed=1)
     measured: list[Sites] = []
-    check = UpdateCheck(first.method, first.training, settings)
-    for number in range(1, first.training.rounds + 1):
-        sites = planner.participants(number)
-        planner.scores |= {site: learners[site].score_layers(number, state) for site in planner.due(number, sites)}
-        assignment = planner.assignment(number, sites)
-        updates = {}
-        for site in sites:
-            received = {} if planner.begins(number, site) else of_keys(state, keys[site]) if parted else state
-            layers = assignment and assignment.layers[site]
-            if salts:
-                learners[site].salt = salts(site, number, received)
-            updates[site] = learners[site].train_round(number, received, layers, part=parts.get(site, 0.0))
-            if settings.scored and settings.scoring == "with_reply":
-                planner.scores[site] = learners[site].score_trained(number)
-        report: dict[str, Any] = {}
-        refused: dict[str, str] = {}
-        if first.method.exchanges:
-            replies = {site: (update.state, update.samples) for site, update in updates.items()}
-            if secure:
-                replies = {
-                    site: (without_masks(sent, samples, first.method, sites=len(replies)), samples)
-                    for site, (sent, samples) in replies.items()
-                }
-            sent = {site: tensors for site, (tensors, _) in replies.items()}
-            announced = {site: samples for site, (_, samples) in replies.items()}
-            refused = check.outlying(sent, state, announced, number)
-            replies = {site: reply for site, reply in replies.items() if site not in refused}
-            parts = parts_of({site: samples for site, (_, samples) in replies.items()}, first.method)
-            state, report = aggregate(replies, first.method, previous=state or None)
-            check.accept({site: sent[site] for site in replies})
-        yield RoundResult(number, updates, state, report, assignment, refused)
-        measured.append({site: update.metrics for site, update in updates.items() if site not in refused})
-        if best_before_end(measured, first.training.patience):
+    for one in rounds:
+        updates = sites.updates
+        yield RoundResult(one.number, updates, one.state, one.report, one.assignment, one.rejected)
+        measured.append({site: update.metrics for site, update in updates.items() if site not in one.rejected})
+        if best_before_end(measured, job.training.patience):
             return
 
 
-def _first_state(learners: Mapping[str, Learner]) -> State:
-    """Return the adapter that all sites start from."""
+def _introductions(learners: Mapping[str, Learner]) -> dict[str, Introduction]:
+    """What the sites announce, one of them with the adapter that all start from where the method needs it."""
     first = next(iter(learners.values()))
     starts = {site: learner.first_state() for site, learner in learners.items()}
-    shapes = {site: {key: list(tensor.shape) for key, tensor in state.items()} for site, state in starts.items()}
-    announced = {site: (shapes[site], learner.start_digest()) for site, learner in learners.items()}
-    return starts[first_adapter.sender(announced, first.method, joins=first.schedule.joins).site]
+    schemas = {site: {key: list(tensor.shape) for key, tensor in state.items()} for site, state in starts.items()}
+    sender = ""
+    if first_adapter.is_needed(first.method, first.schedule):
+        announced = {site: (schemas[site], learner.start_digest()) for site, learner in learners.items()}
+        sender = first_adapter.sender(announced, first.method, joins=first.schedule.joins).site
+    return {
+        site: Introduction(
+            version="",
+            schema=schemas[site],
+            samples=learner.announced,
+            budget=learner.layer_budget(),
+            state=starts[site] if site == sender else {},
+        )
+        for site, learner in learners.items()
+    }
+
+
+class _LocalSites:
+    """Learners in this process; their replies are taken as they are."""
+
+    def __init__(self, learners: Mapping[str, Learner], salts: Salts | None) -> None:
+        self._learners, self._salts = learners, salts
+        self._held: dict[str, State] = {}  # the global adapter by site, where only its changes are sent
+        self.updates: dict[str, Update] = {}  # of the last round
+
+    def collect(
+        self, task: str, orders: Mapping[str, Order], read: Read, *, round: int, needed: int
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Let one site after the other do what it is ordered."""
+        if task == SCORE:
+            return {site: self._score(site, order) for site, order in orders.items()}, {}
+        self.updates = {}
+        return {site: self._train(site, order, together=len(orders)) for site, order in orders.items()}, {}
+
+    def _received(self, site: str, order: ScoreOrder | TrainOrder) -> State:
+        stacked = self._learners[site].method.rule.stacks
+        state = completed(self._held[site], order.state, stacked=stacked) if order.base else order.state
+        if order.version:
+            self._held[site] = state
+        return state
+
+    def _score(self, site: str, order: Any) -> ScoreReply:
+        scores = self._learners[site].score_layers(order.round, self._received(site, order))
+        return ScoreReply(round=order.round, scores=scores, seconds=0.0, problem="")
+
+    def _train(self, site: str, order: Any, *, together: int) -> TrainReply:
+        learner, received = self._learners[site], self._received(site, order)
+        if self._salts:
+            learner.salt = self._salts(site, order.round, received)
+        update = learner.train_round(order.round, received, order.layers, part=order.part)
+        self.updates[site] = update
+        scores = learner.score_trained(order.round) if order.scored else []
+        sent = update.state
+        if learner.method.secure_sum:
+            sent = without_masks(sent, update.samples, learner.method, sites=together)
+        return TrainReply(
+            round=order.round,
+            samples=update.samples,
+            metrics=update.metrics,
+            scores=scores,
+            seconds=0.0,
+            problem="",
+            state=sent,
+        )

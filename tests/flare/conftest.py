@@ -23,7 +23,6 @@ def run(request, tmp_path, monkeypatch):
         leave_pictures_out(monkeypatch.setattr)
     monkeypatch.setattr(module, "run_folder", lambda fl_ctx: tmp_path)
     monkeypatch.setattr(module, "lineages_folder", lambda fl_ctx: tmp_path / "state")
-    monkeypatch.setattr(module, "state_folder", lambda fl_ctx, lineage: tmp_path / "state" / lineage)
 
     def start(*args, **kwargs):
         harness = Harness(*args, **kwargs)

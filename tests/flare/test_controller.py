@@ -2,18 +2,30 @@
 """The server's rounds against sites that are functions, without FLARE's network."""
 
 import itertools
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from harness import LAYERS, SCHEDULE, SCHEMA, SITES, Harness, assigned, but, introduction, reply, scheduled, scores
+from harness import (
+    LAYERS,
+    METHOD,
+    SCHEDULE,
+    SCHEMA,
+    SITES,
+    Harness,
+    assigned,
+    but,
+    introduction,
+    reply,
+    scheduled,
+    scores,
+)
 
 from fedpeft.flare import controller as module
 from fedpeft.flare.controller import FederationController
 from fedpeft.flare.messages import to_model
-from fedpeft.job.federation import FederationSettings
-from fedpeft.methods.settings import MethodSettings
+from fedpeft.job.settings import ServerJob
+from fedpeft.protocol.reply_contract import check_train_reply
 from fedpeft.protocol.types import METRICS, Introduction, TrainOrder
 from fedpeft.server.handshake import SLACK
 
@@ -271,7 +283,8 @@ def test_the_largest_weights_that_are_accepted_leave_a_finite_model(run):
 def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
     """Two sites fail at once, the third answers after the grace would have been over: it must be waited for."""
     server = FederationController()
-    server._federation = FederationSettings(sites=tuple(SITES), quorum=1, grace=1)
+    federation = {"sites": SITES, "quorum": 1, "grace": 1}
+    server.prepare(ServerJob.from_sections({"federation": federation, "method": METHOD, "training": {"rounds": 1}}))
     receivers, clock = {}, itertools.count()
     monkeypatch.setattr(
         server,
@@ -303,10 +316,11 @@ def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
         return 0 if poll > 9 else 1
 
     monkeypatch.setattr(server, "get_num_standing_tasks", standing)
-    sites = {site: introduction(site) for site in SITES}
-    read = partial(server._read_training, dict.fromkeys(SITES, order), sites)
-    server._method = MethodSettings(aggregation="fedavg")
-    orders = {site: to_model(order) for site in SITES}
-    accepted, refused = server._request("train", orders, read, round=1, timeout=60, needed=1)
+
+    def read(reply, site):
+        check_train_reply(reply, site=site, order=order, schema=SCHEMA, dtype="float32", samples=5)
+        return reply
+
+    accepted, refused = server.collect("train", dict.fromkeys(SITES, order), read, round=1, needed=1)
     assert set(accepted) == {"chest"}
     assert set(refused) == {"slake", "vqa-rad"}

@@ -24,6 +24,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedpeft.flare import controller as module
 from fedpeft.flare.messages import FIELDS, to_model
 from fedpeft.protocol.types import METRICS, ScoreReply, TrainReply
+from fedpeft.server import job_run
 
 pytestmark = pytest.mark.slow
 
@@ -138,10 +139,9 @@ def run(monkeypatch, **spoilt):
     """A job of one round in which the spoilt sites' replies to one task are changed."""
     monkeypatch.setattr(module, "run_folder", lambda fl_ctx: None)
     monkeypatch.setattr(module, "lineages_folder", lambda fl_ctx: None)
-    monkeypatch.setattr(module, "prune", lambda *args: None)
-    monkeypatch.setattr(module, "RunRecorder", Silent)
-    monkeypatch.setattr(module, "export_adapter", lambda *args, **kwargs: None)
-    monkeypatch.setattr(Harness, "_keep", lambda *args: None)
+    monkeypatch.setattr(job_run, "prune", lambda *args: None)
+    monkeypatch.setattr(job_run, "RunRecorder", Silent)
+    monkeypatch.setattr(job_run, "export_adapter", lambda *args, **kwargs: None)
 
     def answer(task, sound):
         def reply(site, *order):

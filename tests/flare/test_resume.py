@@ -10,8 +10,9 @@ from harness import LAYERS, Harness, assigned, introduction, reply, scheduled, s
 from nvflare.apis.fl_constant import FLContextKey
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.lineages import lineage_folder, prune
 from fedpeft.core.locks import StateLock, is_in_use
-from fedpeft.flare.folders import prune, state_folder
+from fedpeft.flare.folders import state_folder
 from fedpeft.server import checkpoint
 
 PIA = {"aggregation": "pia", "pia": {"gamma": 0.1}}
@@ -256,9 +257,9 @@ def test_a_broken_checkpoint_of_another_job_does_not_matter(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../up", "", "/etc", "UPPER", "a/b"])
-def test_a_lineage_cannot_lead_elsewhere(name):
+def test_a_lineage_cannot_lead_elsewhere(tmp_path, name):
     with pytest.raises(FedpeftError, match="not a plain name"):
-        state_folder(None, name)
+        lineage_folder(tmp_path, name)
 
 
 @pytest.mark.parametrize("job", ["paper/fedpia_task1", "Ä b", "", "x" * 200])

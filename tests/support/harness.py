@@ -96,6 +96,10 @@ class Harness(FederationController):
         for name, value in self.context_props.items():
             self.fl_ctx.set_prop(name, value)
 
+    def prepare(self, job):
+        super().prepare(job)
+        self.job = job
+
     def send_model(self, task_name, data, targets, timeout, callback):
         """The way of a reply through FLARE's controller, without its network."""
         (site,) = targets
@@ -119,7 +123,7 @@ class Harness(FederationController):
         if task == HELLO:
             self.hello = from_model(Hello, order)
             answer = self.introduce(site)
-            requested_later = first_adapter.is_needed(self._method, self._schedule) and not self.hello.initial
+            requested_later = first_adapter.is_needed(self.job.method, self.job.schedule) and not self.hello.initial
             return replace(answer, state={}) if requested_later and isinstance(answer, Introduction) else answer
         if task == SCORE:
             return self.score(site, from_model(ScoreOrder, order))

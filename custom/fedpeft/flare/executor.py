@@ -22,9 +22,10 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.lineages import prune
 from fedpeft.core.locks import StateLock
 from fedpeft.core.registry import only_plugins
-from fedpeft.flare.folders import lineages_folder, note_problem, prune, run_folder, state_folder, submitter_of
+from fedpeft.flare.folders import lineages_folder, note_problem, run_folder, state_folder, submitter_of
 from fedpeft.flare.message_limits import limit_messages
 from fedpeft.flare.policy import SIMULATED, policy_of
 from fedpeft.job.site_policy import SitePolicy, keep_to

@@ -16,11 +16,8 @@ Who submitted a job: what it leaves behind is theirs alone.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import re
-import time
 from pathlib import Path
 
 from nvflare.apis.fl_constant import FLContextKey
@@ -28,9 +25,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import drop, write_json
-from fedpeft.core.locks import is_held_by_a_parent, is_in_use, take
+from fedpeft.core.errors import LocalError
+from fedpeft.core.files import write_json
+from fedpeft.core.lineages import lineage_folder
+from fedpeft.core.locks import is_held_by_a_parent, take
 from fedpeft.core.workspace import PROBLEM, STATE_VARIABLE
 
 NAME = "fedpeft"
@@ -52,11 +50,6 @@ def note_problem(folder: Path, site: str, problem: str) -> None:
         logging.getLogger(__name__).error("%s", error)
 
 
-KEPT = 3
-SECONDS_IN_USE = 24 * 3600  # a lineage with a round in this time may belong to a running job
-LINEAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
-
-
 def state_folder(fl_ctx: FLContext, lineage: str) -> Path:
     """`<participant's workspace>/fedpeft/<lineage>`, or `$FEDPEFT_STATE/<participant>/<lineage>` where that is set.
 
@@ -67,11 +60,7 @@ def state_folder(fl_ctx: FLContext, lineage: str) -> Path:
     Raises:
         FedpeftError: the lineage is not a plain name; it comes from another participant and must not leave the folder.
     """
-    if not LINEAGE.fullmatch(lineage):
-        raise FedpeftError(
-            f"the lineage {lineage!r:.60} is not a plain name: install the same fedpeft version everywhere."
-        )
-    return lineages_folder(fl_ctx) / lineage
+    return lineage_folder(lineages_folder(fl_ctx), lineage)
 
 
 def lineages_folder(fl_ctx: FLContext) -> Path:
@@ -79,20 +68,6 @@ def lineages_folder(fl_ctx: FLContext) -> Path:
     if chosen := os.environ.get(STATE_VARIABLE):
         return Path(chosen).expanduser() / fl_ctx.get_identity_name()
     return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / NAME
-
-
-def prune(lineages: Path, current: str) -> None:
-    """Remove unused lineages of the same job as `current`, older than a day and not among the newest `KEPT`."""
-    job = _job(current)
-    own = sorted(path for path in lineages.glob("*") if path.name != current and _job(path.name) == job)
-    for old in own[: -(KEPT - 1)]:
-        with contextlib.suppress(FileNotFoundError):  # another job may remove it too
-            if time.time() - old.stat().st_mtime > SECONDS_IN_USE and not is_in_use(old):
-                drop(old)
-
-
-def _job(lineage: str) -> str:
-    return lineage.rsplit("-", 3)[0]
 
 
 def is_simulated(fl_ctx: FLContext) -> bool:

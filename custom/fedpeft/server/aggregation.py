@@ -14,6 +14,7 @@ from fedpeft.core.registry import imported
 from fedpeft.core.states import State
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.secure_sum import secure_mean
+from fedpeft.protocol.types import TrainReply
 
 GLOBAL = "the new global adapter"
 LARGEST_GLOBAL = 1e7  # a site may send values up to 1e6
@@ -48,6 +49,28 @@ def aggregate(
     merged, report = integrate(states, capped, settings, sites=sites, previous=previous, robust=method.robust)
     check_global(merged)
     return merged, report
+
+
+class Aggregator:
+    """Aggregates the replies of one round after the other.
+
+    Args:
+        method: the job's settings.
+    """
+
+    def __init__(self, method: MethodSettings) -> None:
+        self._method = method
+        self._previous: State | None = None
+
+    def start_from(self, state: State) -> None:
+        """Set the global adapter before the first round; layers that no site trains keep its values."""
+        self._previous = state or None
+
+    def integrate(self, replies: Mapping[str, TrainReply]) -> tuple[State, dict[str, Any]]:
+        """Return the new global adapter and the report of its alignment."""
+        sent = {site: (reply.state, reply.samples) for site, reply in replies.items()}
+        self._previous, report = aggregate(sent, self._method, previous=self._previous)
+        return self._previous, report
 
 
 def parts_of(samples: Mapping[str, int], method: MethodSettings) -> dict[str, float]:

@@ -109,16 +109,18 @@ def apply_delta(
     Raises:
         FedpeftError: the disk has another version, or none.
     """
-    joined = extended if stacked else _replaced
-    whole = joined(_load(folder / FILE, base), state) if base else state
+    whole = completed(_load(folder / FILE, base), state, stacked=stacked) if base else state
     if version != base:
         with replacing(folder / FILE) as draft:
             save_file(whole, draft, metadata={"version": str(version)})
     return whole
 
 
-def _replaced(before: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {**before, **state}
+def completed(
+    before: dict[str, torch.Tensor], state: dict[str, torch.Tensor], *, stacked: bool
+) -> dict[str, torch.Tensor]:
+    """Return the whole global adapter: its tensors from before, with those that changed or came behind them."""
+    return extended(before, state) if stacked else {**before, **state}
 
 
 def _load(file: Path, version: int) -> dict[str, torch.Tensor]:

@@ -1,0 +1,289 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A whole job at its server: handshake, rounds, checkpoints, history, exports and the completion manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import fedpeft
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.lineages import lineage_folder, prune
+from fedpeft.core.locks import StateLock
+from fedpeft.core.states import State
+from fedpeft.job.federation import LATEST, RunTracking
+from fedpeft.job.settings import ServerJob
+from fedpeft.protocol.fields import Limit
+from fedpeft.protocol.reply_contract import check_introduction
+from fedpeft.protocol.types import HELLO, Hello, Introduction
+from fedpeft.server import checkpoint, first_adapter, handshake
+from fedpeft.server.checkpoint import Checkpoint
+from fedpeft.server.export import export_adapter, export_head, import_peft
+from fedpeft.server.first_adapter import Sender
+from fedpeft.server.rounds import Integrator, Round, Rounds, Sites, check_enough
+from fedpeft.server.run_recorder import RunRecorder
+
+ADAPTER, HEAD = "adapter", "head.safetensors"
+
+
+class Host(Sites, Integrator, Protocol):
+    """What runs a job's server: FLARE's controller, or the pool of processes."""
+
+    def prepare(self, job: ServerJob) -> None:
+        """Take the settings of the job, now that they are checked."""
+
+    def track(self, name: str, folder: Path) -> RunTracking | None:
+        """Begin a run at the tracker that a job names (`federation.tracking`)."""
+
+    def limit_replies(self, limit: Limit) -> None:
+        """Refuse larger replies from now on."""
+
+    def info(self, message: str) -> None:
+        """Write a line to the server's log."""
+
+    def warning(self, message: str) -> None:
+        """Write a warning there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerPlace:
+    """Where a job's server keeps its files.
+
+    Args:
+        run: folder of the run, for history, report, adapters and manifest.
+        lineages: folder of the checkpoints of all jobs.
+        job_id: FLARE's id of the job.
+        submitter: who submitted it; empty in the simulator.
+        lock_run: whether the run's folder is locked too, where no workspace's lock says whether the run lives.
+    """
+
+    run: Path
+    lineages: Path
+    job_id: str
+    submitter: str = ""
+    lock_run: bool = False
+
+
+class JobRun:
+    """Runs a job at its server.
+
+    Args:
+        name: the job's name.
+        sections: of the job; they are checked in `run`, so that what is wrong with them stands in the manifest.
+        place: see `ServerPlace`.
+        host: see `Host`.
+    """
+
+    def __init__(self, name: str, sections: Mapping[str, Any], place: ServerPlace, host: Host) -> None:
+        self._name, self._sections, self._place, self._host = name, sections, place, host
+        self._lock = StateLock()
+
+    def run(self) -> None:
+        """Run the job to its end.
+
+        Raises:
+            FedpeftError: the job failed; the manifest has the reason.
+        """
+        recorder = RunRecorder(self._place.run, job=self._name)
+        try:
+            lines = self._complete(recorder)
+        except FedpeftError as error:
+            recorder.fail(str(error))
+            raise
+        except Exception as error:
+            recorder.fail(f"{type(error).__name__} on the server: {error}; its log has the traceback.")
+            raise
+        finally:
+            self._lock.release()
+        for line in lines:
+            self._host.info(line)
+
+    def _complete(self, recorder: RunRecorder) -> list[str]:
+        if self._place.lock_run:
+            self._lock.take(recorder.folder, self._place.job_id)
+        job = self._job = ServerJob.from_sections(self._sections)
+        self._host.prepare(job)
+        recorder.tracking = self._host.track(job.federation.tracking, recorder.folder)
+        self._importing = import_peft()
+        before = self._checkpoint()
+        self._lineage = before.lineage if before else checkpoint.new_lineage(self._name, self._place.submitter)
+        prune(self._place.lineages, self._lineage)
+        if job.method.site_settings:
+            self._importing.join()  # the method's code says which widths the sites may announce
+        introductions = self._handshake(recorder, before)
+        state = self._rounds(recorder, introductions, before)
+        export_head(recorder.folder / HEAD, state)
+        if state and job.method.exported:
+            first = next(iter(introductions.values()))
+            self._importing.join()  # two threads that import the same modules may meet half-way
+            export_adapter(recorder.folder / ADAPTER, state, job.method, family=first.family, slots=first.slots)
+        return recorder.complete()
+
+    def _checkpoint(self) -> Checkpoint | None:
+        """The checkpoint to resume from, if the job names one; from then on no other job can use its lineage."""
+        load = partial(
+            checkpoint.to_resume,
+            self._place.lineages,
+            job=self._name,
+            submitter=self._place.submitter,
+            settings=self._lasting,
+            rounds=self._job.training.rounds,
+        )
+        name = self._job.federation.resume_from
+        before = load(name)
+        if before is None:
+            return None
+        self._lock_lineage(before.lineage)
+        return load(before.lineage if name == LATEST else name)  # the job that held it may have gone on
+
+    def _lock_lineage(self, lineage: str) -> Path:
+        folder = lineage_folder(self._place.lineages, lineage)
+        self._lock.take(folder, self._place.job_id)
+        return folder
+
+    @property
+    def _lasting(self) -> dict[str, Any]:
+        return checkpoint.lasting(self._job.method, self._job.training, self._job.schedule)
+
+    def _handshake(self, recorder: RunRecorder, before: Checkpoint | None) -> dict[str, Introduction]:
+        """Request every site's introduction; return those that can take part, or raise an error with the reasons."""
+        federation, method, schedule = self._job.federation, self._job.method, self._job.schedule
+        finished = before.round if before else 0
+        self._host.limit_replies(handshake.INTRODUCTION)
+        able, problems = self._introduce(federation.sites, finished)
+        introductions, others = handshake.agree(able, version=fedpeft.__version__, method=method)
+        problems |= others
+        check_enough("the handshake", introductions, federation.needed, problems)
+        sending = introductions.values() if method.exchanges else ()
+        self._host.limit_replies(
+            handshake.limit_of_replies(sending, most_mb=federation.largest_reply_mb, masked=method.secure_sum)
+        )
+        fresh = first_adapter.is_needed(method, schedule) and not before
+        while fresh:
+            sender = self._sender(introductions, problems)
+            again, others = self._introduce([sender.site], finished, sender, introductions[sender.site])
+            introductions = {site: again.get(site, i) for site, i in introductions.items() if site not in others}
+            problems |= others
+            check_enough("the handshake", introductions, federation.needed, problems)
+            fresh = sender.site not in introductions
+            if not fresh:
+                recorder.start(sender)
+                for difference in sender.differing.values():
+                    self._host.warning(difference)
+        for site, problem in problems.items():
+            self._host.warning(f"site {site} does not take part: {problem}")
+        recorder.lineage(self._lineage, before, self._behind(introductions, before))
+        recorder.begin(method, self._job.training, introductions, problems, schedule)
+        return introductions
+
+    def _behind(self, introductions: Mapping[str, Introduction], before: Checkpoint | None) -> dict[str, int]:
+        """The round of their own state, by site, of the sites that lack rounds of the checkpoint; with a warning."""
+        if before is None:
+            return {}
+        behind = {
+            site: introduction.finished
+            for site, introduction in introductions.items()
+            if any(
+                entry["round"] > introduction.finished for entry in before.history["rounds"] if site in entry["sites"]
+            )
+        }
+        for site, finished in behind.items():
+            self._host.warning(
+                f"site {site} resumes after round {before.round} with its own state of round {finished}: its part "
+                f"differs from that of an uninterrupted job"
+            )
+        return behind
+
+    def _sender(self, introductions: dict[str, Introduction], problems: dict[str, str]) -> Sender:
+        """The site whose first adapter all sites get, now that its size is announced."""
+        announced = {site: (i.schema, i.start_digest) for site, i in introductions.items()}
+        joins = self._job.schedule.joins
+        sender = first_adapter.sender(announced, self._job.method, joins=joins, problems=problems)
+        if not sender.digest:
+            self._importing.join()  # the method's code says what it can begin with
+        return sender
+
+    def _introduce(
+        self,
+        sites: Sequence[str],
+        finished: int,
+        sender: Sender | None = None,
+        announced: Introduction | None = None,
+    ) -> tuple[dict[str, Introduction], dict[str, str]]:
+        """Introductions by site, and the reasons why others have none.
+
+        Args:
+            sites: that introduce themselves.
+            finished: rounds that are finished already.
+            sender: the one of them that sends its first adapter; None: nobody does.
+            announced: the introduction that it sent without; nothing else of it changes but its key for secure sums.
+        """
+        initial, job = sender is not None, self._job
+        hello = Hello(version=fedpeft.__version__, initial=initial, lineage=self._lineage, finished=finished)
+
+        def read(introduction: Introduction, site: str) -> Introduction:
+            check_introduction(introduction, site=site, initial=initial, most_samples=job.federation.max_samples)
+            if sender is None or announced is None:
+                return introduction
+            state, answering = introduction.state, job.training.answering
+            first_adapter.check(state, sender, announced, job.method, answering=answering)
+            return replace(announced, state=state, sum_key=introduction.sum_key)
+
+        return self._host.collect(HELLO, dict.fromkeys(sites, hello), read, round=0, needed=len(sites))
+
+    def _rounds(
+        self, recorder: RunRecorder, introductions: dict[str, Introduction], before: Checkpoint | None
+    ) -> State:
+        """Run and record the remaining rounds; return the final global adapter, empty if nothing is exchanged."""
+        job = self._job
+        rounds = Rounds(
+            job,
+            introductions,
+            self._host,
+            self._host,
+            lineage=self._lineage,
+            needed=job.federation.needed,
+            before=before,
+        )
+        for one in rounds:
+            recorder.add_round(
+                one.number,
+                one.accepted,
+                one.rejected,
+                one.report,
+                one.assignment,
+                seconds=one.seconds,
+                keep=self._keeping(recorder, rounds, one),
+            )
+            for site, reason in one.rejected.items():
+                self._host.warning(f"round {one.number}: {reason} (site {site} is left out of this round)")
+            self._host.info(recorder.progress(one.number, job.training.rounds))
+            if best := recorder.ends_early(job.training.patience):
+                self._host.info(f"ended early: no round since round {best} was better on the validation splits")
+                break
+        return rounds.state
+
+    def _keeping(self, recorder: RunRecorder, rounds: Rounds, one: Round) -> Callable[[], None]:
+        """What writes the checkpoint of a finished round."""
+
+        def keep() -> None:
+            finished = Checkpoint(
+                job=self._name,
+                submitter=self._place.submitter,
+                lineage=self._lineage,
+                round=one.number,
+                state=one.state,
+                scores=rounds.planner.scores,
+                settings=self._lasting,
+                history=recorder.history,
+                own=rounds.check.own,
+                median=rounds.check.median,
+                excess=rounds.check.excess,
+            )
+            folder = self._lock_lineage(self._lineage)
+            checkpoint.save(folder, finished, keep=self._job.federation.checkpoints)
+
+        return keep

@@ -1,0 +1,244 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The rounds of a job at its server: score, schedule, train, check the updates, integrate.
+
+FLARE's controller, the pool of processes and `federate` all run them; they differ in `Sites`, which takes orders to the
+sites and brings back their replies, and in who integrates these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import layers_of
+from fedpeft.core.states import State, of_keys
+from fedpeft.job.settings import CommonSettings, ServerJob
+from fedpeft.protocol.reply_contract import check_score_reply, check_train_reply
+from fedpeft.protocol.types import (
+    SCORE,
+    TRAIN,
+    Introduction,
+    Order,
+    Reply,
+    ScoreOrder,
+    ScoreReply,
+    TrainOrder,
+    TrainReply,
+)
+from fedpeft.server.aggregation import parts_of
+from fedpeft.server.broadcast import DeltaBroadcast, StackedBroadcast
+from fedpeft.server.checkpoint import Checkpoint
+from fedpeft.server.planner import Assignment, RoundPlanner
+from fedpeft.server.update_check import UpdateCheck
+
+R = TypeVar("R", bound=Reply)
+Read = Callable[[R, str], R]
+
+
+class Sites(Protocol):
+    """The sites of a job, as its server reaches them."""
+
+    def collect(
+        self, task: str, orders: Mapping[str, Order], read: Read[R], *, round: int, needed: int
+    ) -> tuple[dict[str, R], dict[str, str]]:
+        """Send each site its order and wait for the replies, or for enough of them.
+
+        Args:
+            task: one of `fedpeft.protocol.types.TASKS`.
+            orders: by site.
+            read: from a reply and its site to the checked reply; raises a FedpeftError that names the site.
+            round: of the orders; 0: the handshake.
+            needed: number of accepted replies that is enough.
+
+        Returns:
+            Checked replies by site, in the order of `orders`, and by site the reason why there is none.
+        """
+
+
+class Integrator(Protocol):
+    """Makes the global adapter of the replies of a round, and stores it."""
+
+    def start_from(self, state: State) -> None:
+        """Set the global adapter before the first round."""
+
+    def integrate(self, replies: Mapping[str, TrainReply]) -> tuple[State, dict[str, Any]]:
+        """Return the new global adapter and the report of its alignment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """A finished round: accepted replies by site, why the others have none, the global adapter (empty where nothing is
+    exchanged), the report of its alignment, the layers that each site trained, and the seconds that it took."""
+
+    number: int
+    accepted: dict[str, TrainReply]
+    rejected: dict[str, str]
+    state: State
+    report: dict[str, Any]
+    assignment: Assignment | None
+    seconds: float
+
+
+class Rounds:
+    """Runs the remaining rounds of a job; iterate over it once.
+
+    Args:
+        job: its settings.
+        introductions: of the sites that take part.
+        sites: takes orders to them.
+        integrator: makes the global adapter of their replies.
+        lineage: names the state that the sites keep of this job.
+        needed: accepted replies that a round needs, or all sites of a round where these are fewer.
+        before: the checkpoint to go on from.
+
+    Raises:
+        FedpeftError: while iterating: too few sites are left, or the new global adapter is not finite.
+    """
+
+    def __init__(
+        self,
+        job: CommonSettings | ServerJob,
+        introductions: Mapping[str, Introduction],
+        sites: Sites,
+        integrator: Integrator,
+        *,
+        lineage: str,
+        needed: int,
+        before: Checkpoint | None = None,
+    ) -> None:
+        self._method, self._training, self._schedule = job.method, job.training, job.schedule
+        self._introductions, self._sites, self._integrator = introductions, sites, integrator
+        self._lineage, self._needed = lineage, needed
+        first = next((i for i in introductions.values() if i.state), None)
+        broadcast = StackedBroadcast if self._method.rule.stacks else DeltaBroadcast
+        self._global = broadcast(before.state if before else first.state if first else {})
+        integrator.start_from(self._global.state)
+        self.planner = RoundPlanner(
+            self._schedule,
+            budgets={site: introduction.budget for site, introduction in introductions.items()},
+            layers=layers_of(next(iter(introductions.values())).schema),
+            seed=self._training.seed,
+            scores=before.scores if before else None,
+        )
+        self._sum_keys = {site: i.sum_key for site, i in introductions.items()} if self._method.secure_sum else {}
+        last = before.history["rounds"][-1]["sites"] if before else {}  # a site of it may be away now
+        self._averaged = {site: entry["samples"] for site, entry in last.items()}
+        past: dict[str, Any] = {"own": before.own, "median": before.median, "excess": before.excess} if before else {}
+        self.check = UpdateCheck(self._method, self._training, self._schedule, **past)
+        self._first = before.round + 1 if before else 1
+
+    @property
+    def state(self) -> State:
+        """The global adapter; empty where nothing is exchanged."""
+        return self._global.state if self._method.exchanges else {}
+
+    def __iter__(self) -> Iterator[Round]:
+        for number in range(self._first, self._training.rounds + 1):
+            yield self._run(number)
+
+    def _run(self, number: int) -> Round:
+        began = time.monotonic()
+        sites, rejected = self.planner.participants(number), {}
+        needed = max(1, min(self._needed, len(sites)))
+        if self._schedule.scored:
+            due = self.planner.due(number, sites)
+            rejected = self._score(number, due, needed=max(0, needed - len(sites) + len(due)))
+            sites = [site for site in sites if site not in rejected]
+            check_enough(f"scoring in round {number}", sites, needed, rejected)
+        assignment = self.planner.assignment(number, sites)
+        accepted, refused = self._train(number, sites, assignment, needed=needed)
+        rejected |= refused
+        check_enough(f"round {number}", accepted, needed, rejected)
+        self.planner.scores |= {site: reply.scores for site, reply in accepted.items() if reply.scores}
+        if self._sum_keys:
+            self._sum_keys = {site: reply.sum_key for site, reply in accepted.items()}
+        report: dict[str, Any] = {}
+        if self._method.exchanges:
+            state, report = self._integrator.integrate(accepted)
+            self.check.accept({site: reply.state for site, reply in accepted.items()})
+            self._global.update(state)
+        return Round(
+            number=number,
+            accepted=accepted,
+            rejected=rejected,
+            state=self.state,
+            report=report,
+            assignment=assignment,
+            seconds=time.monotonic() - began,
+        )
+
+    def _score(self, number: int, due: Sequence[str], *, needed: int) -> dict[str, str]:
+        """Request new layer scores; return, by site, the reason why there are none."""
+        orders = {
+            site: ScoreOrder(
+                lineage=self._lineage,
+                round=number,
+                base=self._global.base(site),
+                version=self._global.version,
+                state=self._global.payload(site),
+            )
+            for site in due
+        }
+        read = partial(self._read_scores, number)
+        replies, problems = self._sites.collect(SCORE, orders, read, round=number, needed=needed)
+        self.planner.scores |= {site: reply.scores for site, reply in replies.items()}
+        self._global.confirm({site: site in replies for site in due})
+        return problems
+
+    def _read_scores(self, number: int, reply: ScoreReply, site: str) -> ScoreReply:
+        check_score_reply(reply, site=site, round=number, schema=self._introductions[site].schema)
+        return reply
+
+    def _train(
+        self, number: int, sites: Sequence[str], assignment: Assignment | None, *, needed: int
+    ) -> tuple[dict[str, TrainReply], dict[str, str]]:
+        """Let the sites train; return the replies that go into the global adapter, and why others do not."""
+        parts = parts_of(self._averaged, self._method)
+        orders = {site: self._order(number, site, assignment, part=parts.get(site, 0.0)) for site in sites}
+        read = partial(self._read_training, orders)
+        replies, refused = self._sites.collect(TRAIN, orders, read, round=number, needed=needed)
+        sent = {site: reply.state for site, reply in replies.items()}
+        announced = {site: self._introductions[site].samples["train"] for site in sent}
+        refused |= self.check.outlying(sent, self._global.state, announced, number)
+        accepted = {site: reply for site, reply in replies.items() if site not in refused}
+        self._averaged = {site: reply.samples for site, reply in accepted.items()}
+        self._global.confirm({site: site in accepted for site in orders})
+        return accepted, refused
+
+    def _order(self, number: int, site: str, assignment: Assignment | None, *, part: float) -> TrainOrder:
+        current, changes = self._global, assignment or self._method.rule.stacks
+        state = current.payload(site) if changes else current.state
+        return TrainOrder(
+            lineage=self._lineage,
+            round=number,
+            base=current.base(site) if changes else 0,
+            version=current.version if changes else 0,
+            layers=assignment.layers[site] if assignment else None,
+            scored=self._schedule.scored and self._schedule.scoring == "with_reply",
+            part=part,
+            sum_keys=self._sum_keys,
+            state={} if self.planner.begins(number, site) else of_keys(state, self._introductions[site].schema),
+        )
+
+    def _read_training(self, orders: Mapping[str, TrainOrder], reply: TrainReply, site: str) -> TrainReply:
+        introduction = self._introductions[site]
+        check_train_reply(
+            reply,
+            site=site,
+            order=orders[site],
+            schema=introduction.schema if self._method.exchanges else {},
+            dtype=introduction.dtype,
+            samples=introduction.samples["train"],
+        )
+        return reply
+
+
+def check_enough(when: str, valid: Sequence[str] | Mapping[str, Any], needed: int, problems: Mapping[str, str]) -> None:
+    """Raise an error if fewer sites than the quorum are left."""
+    if len(valid) < needed:
+        reasons = " ".join(problems[site].rstrip(".") + "." for site in sorted(problems))
+        raise FedpeftError(f"{when} ended with too few valid replies ({len(valid)}, the quorum is {needed}): {reasons}")
