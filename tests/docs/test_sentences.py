@@ -32,7 +32,7 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.reply_contract import check_introduction, check_train_reply
 from fedpeft.protocol.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
 from fedpeft.run.simulate import simulate
-from fedpeft.server import checkpoint, first_adapter, handshake
+from fedpeft.server import checkpoint, first_adapter, handshake, rounds
 from fedpeft.site.connection import WorkerProcess
 from fedpeft.site.frames import Failure
 from fedpeft.site.learner import Learner
@@ -333,7 +333,7 @@ def a_sites_process_is_gone(here):
 
 @case("too few valid replies")
 def too_few_valid_replies(here):
-    controller._enough("round 2", ["slake"], 2, {"north": "the reason."})
+    rounds.check_enough("round 2", ["slake"], 2, {"north": "the reason."})
 
 
 def test_every_row_has_a_case():

@@ -22,6 +22,7 @@ from fedpeft.flare import executor as module
 from fedpeft.flare.messages import from_model, to_model
 from fedpeft.protocol.types import METRICS, SCORE, TRAIN, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.site.connection import Aborted, Lost
+from fedpeft.site.site_tasks import SitePlace, SiteTasks
 
 
 def order(**changes):
@@ -63,7 +64,9 @@ def site(tmp_path, monkeypatch):
     """Function from prepared answers to an executor, its context and its one process."""
     monkeypatch.setattr(module, "run_folder", lambda fl_ctx: tmp_path)
     monkeypatch.setattr(module, "policy_of", lambda fl_ctx: None)
-    monkeypatch.setattr(module, "_state_of", lambda fl_ctx, job, policy, lock, order: tmp_path / order.lineage)
+    place = SitePlace(site="north", run=tmp_path, lineages=tmp_path, job_id="job-1")
+    monkeypatch.setattr(module, "_place", lambda fl_ctx: place)
+    monkeypatch.setattr(SiteTasks, "folder_of", lambda self, order: tmp_path / order.lineage)
 
     def make(*answers):
         process = Process(answers)

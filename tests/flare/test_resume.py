@@ -12,7 +12,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.lineages import lineage_folder, prune
 from fedpeft.core.locks import StateLock, is_in_use
-from fedpeft.flare.folders import state_folder
+from fedpeft.flare.folders import lineages_folder
 from fedpeft.server import checkpoint
 
 PIA = {"aggregation": "pia", "pia": {"gamma": 0.1}}
@@ -271,6 +271,6 @@ def test_a_new_lineage_is_a_plain_name(job, monkeypatch, tmp_path):
             return "server"
 
     assert (
-        state_folder(Context(), checkpoint.new_lineage(job, "lead@hospital.org (hospital)")).parent
+        lineage_folder(lineages_folder(Context()), checkpoint.new_lineage(job, "lead@hospital.org (hospital)")).parent
         == tmp_path / "server"
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,23 +21,19 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.lineages import prune
 from fedpeft.core.locks import StateLock
 from fedpeft.core.registry import only_plugins
-from fedpeft.flare.folders import lineages_folder, note_problem, run_folder, state_folder, submitter_of
+from fedpeft.flare.folders import lineages_folder, run_folder, submitter_of
 from fedpeft.flare.message_limits import limit_messages
 from fedpeft.flare.policy import SIMULATED, policy_of
 from fedpeft.job.site_policy import SitePolicy, keep_to
 from fedpeft.protocol.fields import LARGEST_MB, MB, Limit
 from fedpeft.site.connection import WORKER, Aborted
 from fedpeft.site.frames import Failure
-from fedpeft.site.kept_state import claim, make_room
-from fedpeft.site.supervisor import RequestFailed, WorkerSupervisor
+from fedpeft.site.supervisor import WorkerSupervisor
 
 if TYPE_CHECKING:
-    from fedpeft.job.site_job import SiteJob
-    from fedpeft.protocol.types import Order
-    from fedpeft.site.sum_member import SumMember
+    from fedpeft.site.site_tasks import SitePlace
 
 
 SECONDS_BETWEEN = 5.0
@@ -137,17 +132,15 @@ class SiteExecutor(Executor):
         from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
         from fedpeft.flare.messages import from_model, model_of, to_model
-        from fedpeft.job.site_job import SiteJob
-        from fedpeft.protocol.reply_policy import allowed
-        from fedpeft.protocol.site_check import admitted
-        from fedpeft.protocol.types import HELLO, TASKS, empty_reply
-        from fedpeft.site.site_tasks import WORK, SiteContext
+        from fedpeft.protocol.types import HELLO, TASKS
+        from fedpeft.site.site_tasks import SiteTasks, problem_reply
 
         # if another component called this one, the reply would bypass the site's filters
         if task_name not in TASKS or fl_ctx.get_prop(FLContextKey.TASK_NAME) != task_name:
             return make_reply(ReturnCode.TASK_UNKNOWN)
-        task, model, folder = TASKS[task_name], model_of(shareable), run_folder(fl_ctx)
-        where = f"site {fl_ctx.get_identity_name()}"
+        model = model_of(shareable)
+        place = _place(fl_ctx)
+        where = f"site {place.site}"
         request = partial(
             self._supervisor.request,
             aborted=TaskCheck(fl_ctx, abort_signal),
@@ -158,18 +151,9 @@ class SiteExecutor(Executor):
         )
         try:
             policy = self._opened(fl_ctx)
-            job = SiteJob.from_sections(self._sections, site=fl_ctx.get_identity_name(), policy=policy)
-            if policy:
-                admitted(policy, job)  # the training process checks too; here before anything is stored for the job
-            site = SiteContext(
-                request=request,
-                folder_of=partial(_state_of, fl_ctx, job, policy, self._lock),
-                member_of=partial(_member_of, fl_ctx, job, policy, self._sections),
-                policy=policy,
-                run=folder,
-            )
-            message, line = WORK[task_name](from_model(task.order, model), site)
-            message = allowed(message, policy)
+            startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir()) if policy else None
+            tasks = SiteTasks(self._sections, place, policy, request=request, lock=self._lock, startup=startup)
+            message, line = tasks.answer(task_name, from_model(TASKS[task_name].order, model))
         except Aborted:
             self.log_info(
                 fl_ctx,
@@ -178,17 +162,8 @@ class SiteExecutor(Executor):
             )
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
-            failed = error if isinstance(error, RequestFailed) else RequestFailed(Failure.of(error))
-            self._log(failed.failure.detail, failed.failure, fl_ctx)
-            note_problem(folder, fl_ctx.get_identity_name(), failed.failure.detail)
-            message = empty_reply(
-                task.reply,
-                round=model.current_round,
-                problem=failed.failure.code,
-                setting=failed.failure.setting,
-                seconds=failed.seconds,
-                attempts=failed.attempts,
-            )
+            log = partial(self._log, fl_ctx=fl_ctx)
+            message = problem_reply(task_name, model.current_round, error, place, log)
         else:
             if task_name == HELLO and policy is None:
                 self.log_info(fl_ctx, f"{where}: {SIMULATED}", fire_event=False)
@@ -220,49 +195,16 @@ def _own_file(fl_ctx: FLContext) -> SitePolicy | None:
     return policy
 
 
-def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: StateLock, order: Order) -> Path:
-    """Check an order, claim the state of its lineage for the job, and return the state folder."""
-    from fedpeft.protocol.types import Hello
-    from fedpeft.site.orders import check_accepted, check_order, note_order
+def _place(fl_ctx: FLContext) -> SitePlace:
+    from fedpeft.site.site_tasks import SitePlace
 
-    check_order(order, job)
-    folder, lineages, run = state_folder(fl_ctx, order.lineage), lineages_folder(fl_ctx), run_folder(fl_ctx)
-    needed = 0
-    if not isinstance(order, Hello):
-        check_accepted(order, run, any_width=bool(job.method.site_settings), stacked=job.method.rule.stacks)
-        needed = sum(tensor.nbytes for tensor in order.state.values())
-    note_order(order, run)
-    if policy is None:
-        prune(lineages, order.lineage)
-    else:
-        make_room(lineages, order.lineage, days=policy.kept_days, gib=policy.kept_gib, needed=needed)
-    claim(folder, _lasting(job), fl_ctx.get_job_id(), submitter=submitter_of(fl_ctx))
-    if policy is not None:  # the simulator has several processes, one after another, and its own lock
-        lock.take(folder, fl_ctx.get_job_id())
-    return folder
-
-
-def _member_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, sections: dict[str, Any]) -> SumMember:
-    """The site's part in the job's secure sums."""
-    from fedpeft.site.sum_member import SumMember
-
-    startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir()) if policy else None
-    return SumMember.of(
-        fl_ctx.get_identity_name(),
-        job.method,
-        policy,
-        sections,
-        job=fl_ctx.get_job_id(),
-        startup=startup,
+    return SitePlace(
+        site=fl_ctx.get_identity_name(),
+        run=run_folder(fl_ctx),
+        lineages=lineages_folder(fl_ctx),
+        job_id=fl_ctx.get_job_id(),
+        submitter=submitter_of(fl_ctx),
     )
-
-
-def _lasting(job: SiteJob) -> dict[str, Any]:
-    """The settings that jobs with the same state must share; not the data folder, which may have moved."""
-    from fedpeft.job.site_job import SECTIONS
-
-    sections = {name: asdict(getattr(job, name)) for name in SECTIONS}
-    return {**sections, "data": {name: value for name, value in sections["data"].items() if name != "root"}}
 
 
 def _import_tensors() -> None:

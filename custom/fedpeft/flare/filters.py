@@ -27,7 +27,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import DISK_FULL
 from fedpeft.core.settings import build
-from fedpeft.flare.folders import lineages_folder, note_problem, run_folder
+from fedpeft.flare.folders import lineages_folder, run_folder
 from fedpeft.flare.messages import FIELDS, from_model, model_of, register_tensors, to_model
 from fedpeft.flare.policy import policy_of, simulated
 from fedpeft.protocol import PrivacySettings, epsilon
@@ -55,6 +55,7 @@ from fedpeft.protocol.types import (
     empty_reply,
 )
 from fedpeft.site.orders import apply_delta
+from fedpeft.site.site_tasks import note_problem
 
 OFF = "off"
 ORDER = "fedpeft.order"

@@ -16,7 +16,6 @@ Who submitted a job: what it leaves behind is theirs alone.
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
@@ -25,11 +24,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from fedpeft.core.errors import LocalError
-from fedpeft.core.files import write_json
-from fedpeft.core.lineages import lineage_folder
 from fedpeft.core.locks import is_held_by_a_parent, take
-from fedpeft.core.workspace import PROBLEM, STATE_VARIABLE
+from fedpeft.core.workspace import STATE_VARIABLE
 
 NAME = "fedpeft"
 
@@ -42,29 +38,8 @@ def run_folder(fl_ctx: FLContext) -> Path:
     return folder
 
 
-def note_problem(folder: Path, site: str, problem: str) -> None:
-    """Write the full message of a site's problem into its `problem.json`; a full disk must not keep back the reply."""
-    try:
-        write_json(folder / PROBLEM, {"site": site, "problem": problem})
-    except LocalError as error:
-        logging.getLogger(__name__).error("%s", error)
-
-
-def state_folder(fl_ctx: FLContext, lineage: str) -> Path:
-    """`<participant's workspace>/fedpeft/<lineage>`, or `$FEDPEFT_STATE/<participant>/<lineage>` where that is set.
-
-    Args:
-        fl_ctx: of the participant.
-        lineage: name that a job shares with those that resume it.
-
-    Raises:
-        FedpeftError: the lineage is not a plain name; it comes from another participant and must not leave the folder.
-    """
-    return lineage_folder(lineages_folder(fl_ctx), lineage)
-
-
 def lineages_folder(fl_ctx: FLContext) -> Path:
-    """The parent folder of all lineages."""
+    """The parent folder of all lineages: `<participant's workspace>/fedpeft`, or `$FEDPEFT_STATE/<participant>`."""
     if chosen := os.environ.get(STATE_VARIABLE):
         return Path(chosen).expanduser() / fl_ctx.get_identity_name()
     return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / NAME

@@ -3,18 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import fedpeft
+from fedpeft.core.errors import LocalError
+from fedpeft.core.files import write_json
+from fedpeft.core.lineages import lineage_folder, prune
+from fedpeft.core.locks import StateLock
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER
+from fedpeft.core.workspace import PROBLEM
+from fedpeft.job.site_job import SECTIONS, SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.protocol.released_metrics import first_of_round, first_scores_of_round, released_metrics
+from fedpeft.protocol.reply_policy import allowed
+from fedpeft.protocol.site_check import admitted
 from fedpeft.protocol.types import (
     HELLO,
     METRICS,
     SCORE,
+    TASKS,
     TRAIN,
     Hello,
     Introduction,
@@ -24,38 +35,134 @@ from fedpeft.protocol.types import (
     ScoreReply,
     TrainOrder,
     TrainReply,
+    empty_reply,
 )
 from fedpeft.site import training_process
-from fedpeft.site.orders import accept, apply_delta
+from fedpeft.site.frames import Failure
+from fedpeft.site.kept_state import claim, make_room
+from fedpeft.site.orders import accept, apply_delta, check_accepted, check_order, note_order
 from fedpeft.site.sum_member import SumMember
-from fedpeft.site.supervisor import Answer
+from fedpeft.site.supervisor import Answer, RequestFailed
 
 Request = Callable[..., Answer]
-FolderOf = Callable[[Order], Path]
-MemberOf = Callable[[], SumMember]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiteContext:
-    """What a task needs from its site.
+class SitePlace:
+    """Where a site keeps the files of a job, and whose job it is.
 
     Args:
-        request: sends a request to the learner and returns its answer.
-        folder_of: checks an order and returns its state folder.
-        member_of: returns the site's part in secure sums.
-        policy: the site's own file; None in the simulator.
+        site: its name.
         run: the job's run folder.
+        lineages: folder of the state of all jobs.
+        job_id: FLARE's id of the job.
+        submitter: who submitted it; empty in the simulator.
     """
 
-    request: Request
-    folder_of: FolderOf
-    member_of: MemberOf
-    policy: SitePolicy | None
+    site: str
     run: Path
+    lineages: Path
+    job_id: str
+    submitter: str = ""
 
 
-def _introduce(hello: Hello, site: SiteContext) -> tuple[Introduction, str]:
-    member = site.member_of()
+class SiteTasks:
+    """Handles the tasks of one job at a site.
+
+    Args:
+        sections: of the job, as deployed to this site.
+        place: see `SitePlace`.
+        policy: the site's own file; None in the simulator.
+        request: sends a request to the learner and returns its answer.
+        lock: holds the lineages that this process uses.
+        startup: folder of the site's certificate; None in the simulator.
+
+    Raises:
+        FedpeftError: a setting is wrong, or the site does not allow it.
+    """
+
+    def __init__(
+        self,
+        sections: Mapping[str, Any],
+        place: SitePlace,
+        policy: SitePolicy | None,
+        *,
+        request: Request,
+        lock: StateLock,
+        startup: Path | None = None,
+    ) -> None:
+        self._sections, self._place, self._lock, self._startup = sections, place, lock, startup
+        self.policy, self.request, self.run = policy, request, place.run
+        self._job = SiteJob.from_sections(sections, site=place.site, policy=policy)
+        if policy:
+            admitted(policy, self._job)  # the training process checks too; here before anything is stored for the job
+
+    def answer(self, task: str, order: Order) -> tuple[Reply, str]:
+        """Carry out an order; return the reply, without what the site does not release, and a line for its log."""
+        reply, line = WORK[task](order, self)
+        return allowed(reply, self.policy), line
+
+    def member(self) -> SumMember:
+        """The site's part in the job's secure sums."""
+        place = self._place
+        return SumMember.of(
+            place.site, self._job.method, self.policy, self._sections, job=place.job_id, startup=self._startup
+        )
+
+    def folder_of(self, order: Order) -> Path:
+        """Check an order, claim the state of its lineage for the job, and return the state folder."""
+        job, place, policy = self._job, self._place, self.policy
+        check_order(order, job)
+        folder = lineage_folder(place.lineages, order.lineage)
+        needed = 0
+        if not isinstance(order, Hello):
+            check_accepted(order, place.run, any_width=bool(job.method.site_settings), stacked=job.method.rule.stacks)
+            needed = sum(tensor.nbytes for tensor in order.state.values())
+        note_order(order, place.run)
+        if policy is None:
+            prune(place.lineages, order.lineage)
+        else:
+            make_room(place.lineages, order.lineage, days=policy.kept_days, gib=policy.kept_gib, needed=needed)
+        claim(folder, _lasting(job), place.job_id, submitter=place.submitter)
+        if policy is not None:  # the simulator has several processes, one after another, and its own lock
+            self._lock.take(folder, place.job_id)
+        return folder
+
+
+def _lasting(job: SiteJob) -> dict[str, Any]:
+    """The settings that jobs with the same state must share; not the data folder, which may have moved."""
+    sections = {name: asdict(getattr(job, name)) for name in SECTIONS}
+    return {**sections, "data": {name: value for name, value in sections["data"].items() if name != "root"}}
+
+
+def problem_reply(
+    task: str, round: int, error: Exception, place: SitePlace, log: Callable[[str, Failure], None]
+) -> Reply:
+    """Log why a task failed, note it in the run's `problem.json`, and return the reply that gives the server a code."""
+    failed = error if isinstance(error, RequestFailed) else RequestFailed(Failure.of(error))
+    failure = failed.failure
+    log(failure.detail, failure)
+    note_problem(place.run, place.site, failure.detail)
+    return empty_reply(
+        TASKS[task].reply,
+        round=round,
+        problem=failure.code,
+        setting=failure.setting,
+        seconds=failed.seconds,
+        attempts=failed.attempts,
+    )
+
+
+def note_problem(folder: Path, site: str, problem: str) -> None:
+    """Write the full message of a site's problem into its `problem.json`; a full disk must not keep back the reply."""
+    try:
+        write_json(folder / PROBLEM, {"site": site, "problem": problem})
+    except LocalError as error:
+        logging.getLogger(__name__).error("%s", error)
+
+
+def _introduce(hello: Hello, site: SiteTasks) -> tuple[Introduction, str]:
+    member = site.member()
     folder = site.folder_of(hello)
     request = {"do": training_process.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
     answer = site.request({**request, "folder": str(folder)})
@@ -69,8 +176,8 @@ def _introduce(hello: Hello, site: SiteContext) -> tuple[Introduction, str]:
     return introduction, line * bool(unanswerable)
 
 
-def _score(order: ScoreOrder, site: SiteContext) -> tuple[ScoreReply, str]:
-    stacked, folder = site.member_of().method.rule.stacks, site.folder_of(order)
+def _score(order: ScoreOrder, site: SiteTasks) -> tuple[ScoreReply, str]:
+    stacked, folder = site.member().method.rule.stacks, site.folder_of(order)
     state = apply_delta(folder, order.state, base=order.base, version=order.version, stacked=stacked)
     answer = site.request({"do": training_process.SCORE, "folder": str(folder), "round": order.round}, state)
     scores = answer.values["scores"]
@@ -80,8 +187,8 @@ def _score(order: ScoreOrder, site: SiteContext) -> tuple[ScoreReply, str]:
     return reply, f"round {order.round}: scored {len(reply.scores)} layers"
 
 
-def _train(order: TrainOrder, site: SiteContext) -> tuple[TrainReply, str]:
-    member = site.member_of()
+def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
+    member = site.member()
     stacked, folder = member.method.rule.stacks, site.folder_of(order)
     state = apply_delta(folder, order.state, base=order.base, version=order.version, stacked=stacked)
     request = {"do": training_process.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
