@@ -59,6 +59,9 @@ def _carry_out(arguments: argparse.Namespace) -> int:
     return 0
 
 
+ENGINE_HELP = "flare: its simulator (default); pool: the sites take turns in as many processes as -t says"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedpeft", description=fedpeft.__doc__.partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"fedpeft {fedpeft.__version__}")
@@ -69,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("-t", "--threads", type=int, default=1, help="sites that run at the same time (default 1)")
     simulate.add_argument("-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="folder of the run")
     simulate.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    simulate.add_argument("--engine", choices=("flare", "pool"), default="flare", help=ENGINE_HELP)
     simulate.set_defaults(command=_simulate)
 
     jobs = commands.add_parser("jobs", help="write the job folders from app_configs/")
@@ -170,7 +174,9 @@ def _simulate(arguments: argparse.Namespace) -> None:
     if arguments.threads < 1:
         raise FedpeftError(f"-t is {arguments.threads}, it must be at least 1.")
     workspace = arguments.workspace.resolve()
-    results = simulate(arguments.job, workspace=workspace, threads=arguments.threads, overrides=arguments.set)
+    results = simulate(
+        arguments.job, workspace=workspace, threads=arguments.threads, overrides=arguments.set, engine=arguments.engine
+    )
     print(f"results  {results}\nreport   {results / 'report'}")
 
 

@@ -9,6 +9,7 @@ Move earlier runs out of a simulator workspace, which FLARE deletes when the nex
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,13 @@ def _unused(folder: Path) -> Path:
 
 SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
 SECONDS_TO_END = 60
+FLARE, POOL = ENGINES = ("flare", "pool")
+MANY_SITES = 20
+INSTEAD = "--engine pool lets them take turns in a few processes, with the same results."
 ROOM = 10**7  # bytes below which a disk counts as full
 
 
-def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[str] = ()) -> Path:
+def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[str] = (), engine: str = FLARE) -> Path:
     """Run one job folder to its end.
 
     Args:
@@ -122,6 +126,8 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
         threads: sites that run at the same time; fewer run where they train on a GPU that has no room for so many.
         overrides: settings as `section.name=value`; the job is then composed again from
             `app_configs/`.
+        engine: `flare`, the simulator; or `pool`, where the sites take turns in as many processes as `threads` and
+            share one backbone in each. Both give the same bytes.
 
     Returns:
         the folder with history, report, adapters and manifest.
@@ -142,6 +148,11 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
         check_place(workspace, job)
         (executor,) = (entry["executor"] for entry in admitted.client["executors"])
         check_sites(executor["args"], sites)
+        pooled = _pooled(folder) if engine == POOL else None
+        if engine == FLARE and len(sites) >= MANY_SITES:
+            print(
+                f"slow     FLARE starts a process for each of {len(sites)} sites in every round; {INSTEAD}", flush=True
+            )
         if threads > 1:
             threads = _that_fit(folder, workspace, threads)
         with held(workspace) as lock:
@@ -149,8 +160,40 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
             seed(workspace)
             if earlier := set_aside(workspace):
                 print(f"earlier  {earlier}", flush=True)
+            if pooled:
+                _run_pool(pooled, sites, workspace, threads)
+                return _verdict(results, workspace, sites, 0)
             code = _run_simulator(folder, workspace, threads, results / MANIFEST, lock)
             return _verdict(results, workspace, sites, code)
+
+
+def _pooled(job: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    from fedpeft.run.pool import sections_of  # imports torch
+
+    return sections_of(job)
+
+
+def _run_pool(
+    job: tuple[str, Mapping[str, Any], Mapping[str, Any]], sites: Sequence[str], workspace: Path, processes: int
+) -> None:
+    """Run a job in a pool of processes; its manifest says how it ended."""
+    from fedpeft.run.pool import run_pool
+
+    name, server, of_sites = job
+    for participant in ("server", *sites):  # what a run left that ended before its first round
+        shutil.rmtree(workspace / participant, ignore_errors=True)
+    with contextlib.suppress(FedpeftError), _ended_by_signal():
+        run_pool(name, server, of_sites, sites=sites, workspace=workspace, state=_state(workspace), processes=processes)
+
+
+@contextlib.contextmanager
+def _ended_by_signal() -> Iterator[None]:
+    """Let SIGTERM end this block as Ctrl-C does, so that its processes end with it."""
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _that_fit(job: Path, workspace: Path, threads: int) -> int:
@@ -213,19 +256,19 @@ def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path, loc
     if DATA_VARIABLE in environment:  # the simulator changes its working directory
         environment[DATA_VARIABLE] = str(Path(environment[DATA_VARIABLE]).resolve())
     ended_at = None
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        with with_sockets() as temporary, family(holding=[lock], removing=[*temporary.values()]) as mark:
-            process = subprocess.Popen(command, start_new_session=True, env=environment | temporary | mark)
-            while process.poll() is None:
-                time.sleep(0.2)
-                if ended_at is None and manifest.exists():
-                    ended_at = time.monotonic()
-                if ended_at is not None and time.monotonic() - ended_at > SECONDS_TO_END:
-                    break
-        return process.wait()
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    with (
+        _ended_by_signal(),
+        with_sockets() as temporary,
+        family(holding=[lock], removing=[*temporary.values()]) as mark,
+    ):
+        process = subprocess.Popen(command, start_new_session=True, env=environment | temporary | mark)
+        while process.poll() is None:
+            time.sleep(0.2)
+            if ended_at is None and manifest.exists():
+                ended_at = time.monotonic()
+            if ended_at is not None and time.monotonic() - ended_at > SECONDS_TO_END:
+                break
+    return process.wait()
 
 
 def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) -> Path:

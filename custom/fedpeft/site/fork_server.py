@@ -73,6 +73,14 @@ def start() -> subprocess.Popen | None:
     return process
 
 
+def stop(server: subprocess.Popen | None) -> None:
+    """End a server with all processes that it has forked."""
+    if server:
+        os.environ.pop(ADDRESS, None)
+        server.stdin.close()
+        server.wait()
+
+
 def same_user(connection: socket.socket) -> bool:
     """Whether the process at the other end is this user's: an abstract socket has no file permissions."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)

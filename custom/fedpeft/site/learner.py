@@ -50,7 +50,7 @@ from fedpeft.site.metrics import Measure, Measured
 from fedpeft.site.round_values import RoundValues, head_state, without_head
 from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
 from fedpeft.site.site_batches import SiteBatches
-from fedpeft.site.site_model import SiteModel
+from fedpeft.site.site_model import SharedModels, SiteModel
 from fedpeft.site.site_state import Facts, SiteRecord, below_constant, best_round, with_round
 
 
@@ -79,6 +79,7 @@ class Learner:
         answers: what the heads of all sites tell apart, where they are federated; None: the site's own answers.
         sections: of the job that these settings are from, kept with the site's state; None: there is no job.
         window: through which the site's images are shown, kept there too (`fedpeft.data.settings`).
+        shared: models of the other sites that take turns in this process; None: the site has one of its own.
 
     Attributes:
         constant: what the best constant answer reaches on the test split; None: nothing can be measured.
@@ -105,6 +106,7 @@ class Learner:
         answers: tuple[str, ...] | None = None,
         sections: Mapping[str, Any] | None = None,
         window: Mapping[str, Any] | None = None,
+        shared: SharedModels | None = None,
     ) -> None:
         self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
         self.salt, self._policy = "", policy
@@ -124,6 +126,7 @@ class Learner:
             labelled=bool(site_data.labels),
             metric=site_data.metric,
             policy=policy,
+            shared=shared,
         )
         self.device, self.backbone, self.trainable = self.model.device, self.model.backbone, self.model.trainable
         self.answering, self.head = self.model.answering, self.model.answering.head
@@ -157,7 +160,13 @@ class Learner:
 
     @classmethod
     def from_sections(
-        cls, sections: Mapping[str, Any], *, site: str, folder: Path, policy: SitePolicy | None = None
+        cls,
+        sections: Mapping[str, Any],
+        *,
+        site: str,
+        folder: Path,
+        policy: SitePolicy | None = None,
+        shared: SharedModels | None = None,
     ) -> Learner:
         """Build a learner from a job's sections.
 
@@ -166,6 +175,7 @@ class Learner:
             site: the site's name.
             folder: the site's state folder.
             policy: the site's own file; None in the simulator and in a notebook, where the job's settings apply.
+            shared: models of the other sites that take turns in this process.
 
         Raises:
             FedpeftError: a setting is wrong, or the site does not allow it.
@@ -186,6 +196,7 @@ class Learner:
             answers=job.answers,
             sections=sections,
             window=job.data.window,
+            shared=shared,
         )
 
     def first_state(self) -> State:
@@ -330,6 +341,13 @@ class Learner:
         """The last round, up to `most`, of which the site has a state; 0: none. Newer states are set aside."""
         site_state.set_aside_after(self.folder, most)
         return site_state.newest(self.folder, most=most)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of images that this learner keeps in memory; its model may be shared."""
+        examples = (example for split in self.data.splits().values() for example in split)
+        images = {id(one.image): one.image for one in examples}
+        return sum(getattr(image, "nbytes", 0) for image in images.values()) + self.batches.held_bytes
 
     @property
     def facts(self) -> Facts:

@@ -51,8 +51,7 @@ class RoundValues:
     def __init__(self, site: str, model: SiteModel, method: MethodSettings, folder: Path) -> None:
         self._site, self._model, self._folder = site, model, folder
         self._unequal_ranks = method.rule.unequal_ranks
-        self.first = model.trainable.state()
-        self._first_private = model.trainable.private_state()
+        self.first, self._first_private = model.first, model.first_private
         self.first_head = {k: value.detach().cpu().clone() for k, value in model.answering.head.state_dict().items()}
 
     @property

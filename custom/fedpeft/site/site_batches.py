@@ -33,6 +33,11 @@ class KeptImages:
         self._limit, self._held = mib * MIB, 0
         self._images: dict[str, np.ndarray] = {}
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are kept now."""
+        return self._held
+
     def open(self, image: ImageSource) -> Image.Image:
         """Open an image; see `fedpeft.data.images.open_image`."""
         if isinstance(image, np.ndarray):
@@ -73,6 +78,11 @@ class SiteBatches:
         self._site, self._data, self._collate, self._training = site, data, collate, training
         self._device, self._smallest = device, smallest
         self._images = KeptImages(training.kept_images_mib)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of opened images that are kept in memory."""
+        return self._images.held_bytes
 
     def of(
         self,

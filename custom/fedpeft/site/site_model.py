@@ -7,7 +7,11 @@ same numbers.
 
 from __future__ import annotations
 
+import json
 import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -33,6 +37,28 @@ from fedpeft.site.metrics import check_metric
 from fedpeft.site.site_state import SiteState
 
 
+class SharedModels:
+    """Models of one process in which several sites take turns: equal ones are built once, with one frozen backbone.
+
+    A site has a head of its own, and loads all values that train before it computes; none of another site's are left.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[str, SiteModel] = {}
+
+    def like(self, built_from: Mapping[str, Any]) -> SiteModel | None:
+        """Return the model that was built from the same settings; None: there is none yet."""
+        return self._models.get(_text_of(built_from))
+
+    def keep(self, model: SiteModel, built_from: Mapping[str, Any]) -> None:
+        """Keep a model for the sites that come after it."""
+        self._models[_text_of(built_from)] = model
+
+
+def _text_of(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
 class SiteModel:
     """A site's model with its first values.
 
@@ -46,6 +72,7 @@ class SiteModel:
         labelled: whether its images have labels.
         metric: by which its data are measured; empty: nobody has looked at them yet.
         policy: the site's own file; None in the simulator and in a notebook.
+        shared: models of the other sites of this process; None: this site has one of its own.
 
     Raises:
         FedpeftError: a setting is wrong, or the trained part is larger than the site allows.
@@ -63,45 +90,83 @@ class SiteModel:
         labelled: bool,
         metric: str,
         policy: SitePolicy | None = None,
+        shared: SharedModels | None = None,
     ) -> None:
         torch.set_num_threads(training.threads)
         self.training, self.vocabulary = training, vocabulary
         # in a notebook there is no job that was checked before
         method.check_schedule(active=schedule.active, joins=schedule.joins)
         self.device = computing.device_of(training)
-        with about("backbone"):
-            own = method.settings_of(site)
-            self.backbone = backbones.build(
-                backbone,
-                half=computing.reads_half(training, method.method, own),
-                download=policy is None or policy.download,
-            )
+        self._labelled, self._own_head = labelled, not method.federates_head
         own_start = method.initialization == "own" or site in schedule.joins
         self.init_site = site if own_start else ""  # whose seed the first values have; empty: that of all
+        own = method.settings_of(site)
+        built_from = {"backbone": asdict(backbone), "own": own, "start": self.init_site, "labelled": labelled}
+        shares = shared is not None and not own_start and ways.get(training.answering).head
+        like = shared.like(built_from) if shared and shares else None
+        if like is None:
+            self._build(backbone, method, own, schedule, policy)
+        else:
+            self._take_over(like)
+        with about("training"):
+            self.answering = self._answering(derive(training.seed, "head", site if self._own_head else ""))
+            if like is None:
+                computing.keep_frozen(self.backbone, training, self._weights, self.device, method)
+            self.answering.to(self.device)
+            if metric:
+                check_metric(metric, self.answering)
+            if like is None:
+                self._set_up(schedule)
+        if like is None:
+            self.products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
+            if shared and shares:
+                shared.keep(self, built_from)
+        self._check_trained(method)
+
+    def _build(
+        self,
+        backbone: backbones.BackboneSettings,
+        method: MethodSettings,
+        own: Mapping[str, Any],
+        schedule: ScheduleSettings,
+        policy: SitePolicy | None,
+    ) -> None:
+        """Build the backbone with the method's tensors in it."""
+        with about("backbone"):
+            self.backbone = backbones.build(
+                backbone,
+                half=computing.reads_half(self.training, method.method, own),
+                download=policy is None or policy.download,
+            )
         tuning = method.method.tuning()
         with about("method.settings"):
             if policy:
                 check_parameters(policy, method, parameter_count(self.backbone, tuning, own).trained)
-            weights = matrices(self.backbone.model)
-            seed = derive(training.seed, "adapter", self.init_site)
+            self._weights = matrices(self.backbone.model)
+            seed = derive(self.training.seed, "adapter", self.init_site)
             # PEFT's use of transformers
-            with warnings.catch_warnings(action="ignore", category=FutureWarning), seen_in_float32(weights):
+            with warnings.catch_warnings(action="ignore", category=FutureWarning), seen_in_float32(self._weights):
                 self.trainable = tuning.prepare(self.backbone, own, seed=seed)
-        self._labelled, self._own_head = labelled, not method.federates_head
-        with about("training"):
-            self.answering = self._answering(derive(training.seed, "head", site if self._own_head else ""))
-            computing.keep_frozen(self.backbone, training, weights, self.device, method)
-            self.answering.to(self.device)
-            if metric:
-                check_metric(metric, self.answering)
-            computing.set_up(self.backbone, training)
-            if training.reuse_passes:
-                self.trainable.reuse_passes()
-            self.features = computing.kept_features(
-                self.backbone, self.trainable, training, some_layers=schedule.active
-            )
-        self.products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
-        self._check_trained(method)
+        self.first, self.first_private = self.trainable.state(), self.trainable.private_state()
+
+    def _set_up(self, schedule: ScheduleSettings) -> None:
+        """Let the model compute as `training` says."""
+        computing.set_up(self.backbone, self.training)
+        if self.training.reuse_passes:
+            self.trainable.reuse_passes()
+        self.features = computing.kept_features(
+            self.backbone, self.trainable, self.training, some_layers=schedule.active
+        )
+
+    def _take_over(self, like: SiteModel) -> None:
+        """Take the backbone of another site's model, with first values in all that trains."""
+        self.backbone, self.trainable, self.features = like.backbone, like.trainable, like.features
+        self.products, self.first, self.first_private = like.products, like.first, like.first_private
+        self.trainable.set_companion(None)
+        self.trainable.load(self.first)
+        self.trainable.load_private(self.first_private)
+        if self.products:
+            self.products.set({})
 
     def _check_trained(self, method: MethodSettings) -> None:
         """Refuse a way of answering without a head where a head is all that is trained, or is to be averaged."""

@@ -60,6 +60,10 @@ class WorkerSupervisor:
         """Id of the training process."""
         return self._process.pid if self._process else None
 
+    def open_for_several(self) -> None:
+        """Start the process for sites that take turns in it; every request then names a `site` and its `log`."""
+        self._open({"sections": self._sections, "site": None, "log": None, "policy": None})
+
     def open(self, site: str, folder: Path, *, policy: SitePolicy | None) -> None:
         """Start building the learner in the background.
 
@@ -70,7 +74,10 @@ class WorkerSupervisor:
         """
         log = str(folder / LOG)
         own = asdict(policy) if policy else None
-        self._opening = {"sections": self._sections, "site": site, "log": log, "policy": own}
+        self._open({"sections": self._sections, "site": site, "log": log, "policy": own})
+
+    def _open(self, opening: dict[str, Any]) -> None:
+        self._opening = opening
         with contextlib.suppress(Lost, OSError):  # raised again when the process is needed
             self._open_process()
 
@@ -106,7 +113,7 @@ class WorkerSupervisor:
                     )
                 failure = Failure(**answer["failure"])
             except (Lost, OSError) as error:
-                failure = self._lost(error)
+                failure = self._lost(error, header.get("log") or self._opening.get("log"))
             if not failure.retryable:
                 raise RequestFailed(failure, attempts=attempt, seconds=_seconds_since(began))
             self._discard()
@@ -155,9 +162,9 @@ class WorkerSupervisor:
             self._process.end()
         self._process, self._is_open = None, False
 
-    def _lost(self, error: Exception) -> Failure:
+    def _lost(self, error: Exception, log: str | None) -> Failure:
         if isinstance(error, Lost):
-            detail = f"its training process {error}; what it printed is in {self._opening.get('log')}"
+            detail = f"its training process {error}; what it printed is in {log}"
         else:
             detail = f"its training process could not be started: {error}"
         return Failure(detail=detail, code="training-process-lost", retryable=True)

@@ -35,7 +35,7 @@ from fedpeft.site.frames import Failure, Frame, receive, send, unpack
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner
-
+    from fedpeft.site.site_model import SharedModels
 
 GIB = 2**30
 
@@ -58,6 +58,8 @@ def limit_memory(gib: float) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, most / whole), number)
 
 
+LEARNER_BYTES = 2**20  # of a learner without its images and the shared model
+MAX_HELD_BYTES = 256 * 2**20  # of the learners of sites that take turns in one process
 OPEN, INTRODUCE, SCORE, TRAIN = "open", "introduce", "score", "train"
 State = dict[str, Any]
 Answer = tuple[dict[str, Any], State]
@@ -87,22 +89,24 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
     """Build the learner, then answer requests until one fails for another reason than bad input.
 
     Args:
-        read: waits for the next request; all but `open` name the folder of the site's state.
+        read: waits for the next request; all but `open` name the folder of the site's state, and in a process that
+            several sites use in turn the site and its log.
         answer: sends `values` and tensors, or a `failure`; before them any number of `progress`, a line. `open` has no
             answer: an error in it is raised again when the learner is needed.
     """
-    learner: Learner | None = None
     opening: dict[str, Any] = {}
+    learners: Learners | None = None
     while True:
         request, state = unpack(read())
         do = request.pop("do")
         if do == OPEN:
             opening = request
             with contextlib.suppress(Exception):
-                learner = _open(**opening)
+                learners = Learners.opened(**opening)
             continue
         try:
-            learner = learner or _open(**opening)
+            learners = learners or Learners.opened(**opening)
+            learner = learners.of(request.pop("site", opening["site"]), request.pop("log", opening["log"]))
             learner.folder = Path(request.pop("folder"))
             learner.on_step = StepLines(lambda line: answer({"progress": line}, {}))
             values, tensors = HANDLERS[do](learner, state, **request)
@@ -115,16 +119,60 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
             answer({"values": values}, tensors)
 
 
-def _open(*, sections: dict[str, Any], site: str, log: str, policy: dict[str, Any] | None) -> Learner:
-    os.umask(0o077)  # what a site keeps is its own account's
-    _print_to(Path(log))
-    own = build(SitePolicy, policy, section=FILE, source=FILE) if policy is not None else None
-    keep_to(own)
-    if own and own.memory_gib:
-        limit_memory(own.memory_gib)
-    from fedpeft.site.learner import Learner
+class Learners:
+    """The learners of a training process: of its one site, or of several that take turns and share a backbone.
 
-    return Learner.from_sections(sections, site=site, folder=Path(log).parent, policy=own)
+    Args:
+        sections: of the job.
+        policy: the site's own file; None in the simulator.
+        shared: models that the sites share; None: there is one site.
+    """
+
+    def __init__(self, sections: dict[str, Any], policy: SitePolicy | None, shared: SharedModels | None) -> None:
+        self._sections, self._policy, self._shared = sections, policy, shared
+        self._learners: dict[str, Learner] = {}  # the one that was used last comes last
+
+    @classmethod
+    def opened(
+        cls, *, sections: dict[str, Any], site: str | None, log: str | None, policy: dict[str, Any] | None
+    ) -> Learners:
+        """Limit this process as the site's own file says; with a site build its learner."""
+        os.umask(0o077)  # what a site keeps is its own account's
+        if log:
+            _print_to(Path(log))
+        own = build(SitePolicy, policy, section=FILE, source=FILE) if policy is not None else None
+        keep_to(own)
+        if own and own.memory_gib:
+            limit_memory(own.memory_gib)
+        from fedpeft.site.site_model import SharedModels
+
+        made = cls(sections, own, None if site else SharedModels())
+        if site and log:
+            made.of(site, log)
+        return made
+
+    def of(self, site: str, log: str) -> Learner:
+        """Return a site's learner, built if it is not there, and print to the site's log from now on."""
+        if self._shared:
+            _print_to(Path(log))
+        learner = self._learners.pop(site, None)
+        if learner is None:
+            from fedpeft.site.learner import Learner
+
+            self._make_room()
+            learner = Learner.from_sections(
+                self._sections, site=site, folder=Path(log).parent, policy=self._policy, shared=self._shared
+            )
+        self._learners[site] = learner
+        return learner
+
+    def _make_room(self) -> None:
+        """Drop the learners that were not used for the longest time, until the rest hold few enough images."""
+        held = {site: LEARNER_BYTES + learner.held_bytes for site, learner in self._learners.items()}
+        for site in list(self._learners):
+            if sum(held.values()) <= MAX_HELD_BYTES:
+                return
+            del self._learners[site], held[site]
 
 
 def _print_to(file: Path) -> None:

@@ -1,0 +1,103 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Sites that take turns with one backbone compute what each computes with a backbone of its own."""
+
+import pytest
+import torch
+
+from fedpeft import methods
+from fedpeft.federate import federate
+from fedpeft.site import site_state
+from fedpeft.site.learner import Learner
+from fedpeft.site.site_model import SharedModels
+from fedpeft.site.training_process import MAX_HELD_BYTES, Learners
+
+SITES = ("slake", "vqa-rad", "vqa-med-2019")
+SMALL = (
+    f"federation.sites=[{', '.join(SITES)}]",
+    "training.rounds=2",
+    "training.local_epochs=1",
+    "training.learning_rate=0.3",
+    "data.train_size=4",
+    "data.validation_size=2",
+    "data.test_size=4",
+)
+SETTINGS = {"fourierft": ["method.settings.fourierft.n_frequency=64"]}
+OTHERS = {
+    "scheduled": ["schedule.solver=nsga2", "schedule.score_samples=4", "schedule.budget=1"],
+    "scored with the reply": ["schedule.solver=own", "schedule.scoring=with_reply", "schedule.score_samples=4"],
+    "joins": ["schedule.joins={vqa-rad: 2}"],
+    "some clients": ["schedule.clients_per_round=2"],
+    "two branches": ["method.pia.integration=frozen_global"],
+    "agreement": ["method.pia.share=agreement", "method.pia.accept=true"],
+    "secure sum": ["method.aggregation=fedavg", "method.secure_sum=true"],
+    "features": ["method.settings.houlsby.layers=[1]", "training.features_mib=10"],
+    "federated head": ["method.head=federated"],
+    "own start": ["method.initialization=own"],
+    "stacked": ["method.name=lora", "method.aggregation=stack"],
+    "of unequal widths": ["method.site_settings={slake: {reduction_factor: 8}}"],
+}
+
+
+def learners(chosen, folder, shared=None):
+    return {s: Learner.from_sections(chosen, site=s, folder=folder / s, shared=shared) for s in SITES}
+
+
+def equal(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def check(chosen, tmp_path):
+    alone = list(federate(learners(chosen, tmp_path / "alone")))
+    together = learners(chosen, tmp_path / "together", SharedModels())
+    for expected, result in zip(alone, federate(together), strict=True):
+        assert equal(expected.state, result.state)
+        assert expected.updates.keys() == result.updates.keys()
+        for site, update in expected.updates.items():
+            assert result.updates[site].metrics == update.metrics
+            assert equal(result.updates[site].state, update.state)
+    for site in SITES:
+        expected, kept = (site_state.load_before(tmp_path / name / site, 3) for name in ("alone", "together"))
+        for part in ("adapter", "private", "head", "optimizer"):
+            assert equal(getattr(expected, part), getattr(kept, part)), (site, part)
+    return together
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", methods.names())
+def test_every_method_gives_the_same_bits(name, sections, tmp_path):
+    made = check(sections(*SMALL, f"method.name={name}", *SETTINGS.get(name, ())), tmp_path)
+    backbones = {id(learner.backbone) for learner in made.values()}
+    assert len(backbones) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_kind_of_job_gives_the_same_bits(name, sections, tmp_path):
+    check(sections(*SMALL, *OTHERS[name]), tmp_path)
+
+
+def test_what_one_site_leaves_in_the_model_no_other_sees(sections, tmp_path):
+    chosen = sections(*SMALL, "training.rounds=1")
+    shared = SharedModels()
+    made, alone = learners(chosen, tmp_path / "a", shared), learners(chosen, tmp_path / "b")
+    with torch.no_grad():
+        for parameter in made["slake"].trainable.parameters().values():
+            parameter.fill_(float("nan"))
+        for parameter in made["slake"].head.parameters():
+            parameter.fill_(float("nan"))
+    for site in SITES[1:]:
+        expected, update = alone[site].train_round(1, {}), made[site].train_round(1, {})
+        assert equal(expected.state, update.state)
+        assert made[site].head is not made["slake"].head
+
+
+def test_the_learners_that_were_not_used_for_long_are_dropped(sections, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpeft.site.training_process._print_to", lambda file: None)
+    kept = Learners(sections(*SMALL), None, SharedModels())
+    logs = {site: str(tmp_path / site / "training.log") for site in SITES}
+    first = kept.of("slake", logs["slake"])
+    assert kept.of("slake", logs["slake"]) is first
+    monkeypatch.setattr(Learner, "held_bytes", MAX_HELD_BYTES)
+    second = kept.of("vqa-rad", logs["vqa-rad"])
+    assert second.backbone is first.backbone
+    assert kept.of("slake", logs["slake"]) is not first
