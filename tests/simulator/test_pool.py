@@ -1,0 +1,128 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A job whose sites take turns in a few processes: the bytes of the loop without processes, and what a crash costs."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from simulator_runs import write
+from undrawn import leave_pictures_out
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.federate import federate
+from fedpeft.flare.policy import default_scope
+from fedpeft.run.simulate import simulate
+from fedpeft.site.connection import WorkerProcess
+from fedpeft.site.learner import Learner
+
+pytestmark = pytest.mark.simulator
+SITES = ("slake", "vqa-rad", "vqa-med-2019")
+JOB = (f"federation.sites=[{', '.join(SITES)}]", "data.train_size=8", "data.validation_size=2", "data.test_size=4")
+HALVES = ("method.pia.share=0.5", "method.pia.accept=false")  # which goes with any schedule
+SCHEDULED = (*HALVES, "schedule.solver=nsga2", "schedule.score_samples=4")
+KINDS = {
+    "merged": ["method.pia.share=agreement", "method.pia.accept=true"],
+    "scheduled, some clients": [*SCHEDULED, "schedule.clients_per_round=2"],
+    "secure sum, private tensors": ["method.aggregation=fedavg", "method.secure_sum=true", "method.name=feddat_houlsby"],
+    "stacked": ["method.name=lora", "method.aggregation=stack"],
+    "joins": [*HALVES, "schedule.joins={vqa-rad: 2}"],
+    "prompts": ["method.name=vpt", "method.aggregation=fedavg"],
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Function: run a job in the pool; returns its results folder."""
+    leave_pictures_out(monkeypatch.setattr)
+
+    def start(chosen, name="run", threads=2, workspace="ws"):
+        job = write(tmp_path / f"job-{name}", chosen)
+        return simulate(job, workspace=tmp_path / workspace, threads=threads, engine="pool")
+
+    return start
+
+
+def same(file: Path, state):
+    saved = load_file(file)
+    return saved.keys() == state.keys() and all(torch.equal(saved[key], state[key]) for key in saved)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_gives_the_bytes_of_the_loop_in_one_process(kind, run, sections, tmp_path):
+    chosen = sections(*JOB, *KINDS[kind])
+    results = run(chosen)
+    *_, last = federate({s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in SITES})
+    assert same(results / "global.safetensors", last.state)
+    history = json.loads((results / "history.json").read_text())
+    for site, update in last.updates.items():
+        assert history["rounds"][-1]["sites"][site]["overall"] == update.metrics["overall"]
+    assert json.loads((results / "manifest.json").read_text())["status"] == "completed"
+
+
+@pytest.fixture
+def kill(monkeypatch):
+    """Function: let a site's training process be killed as often as given when it has got the order of a round."""
+    send, left = WorkerProcess.send, {}
+
+    def killing(process, header, tensors=None):
+        send(process, header, tensors)
+        key = header.get("site"), header.get("round")
+        if header["do"] == "train" and left.get(key):
+            left[key] -= 1
+            process.kill()
+
+    monkeypatch.setattr(WorkerProcess, "send", killing)
+    return left.update
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_a_process_that_is_killed_is_started_again_and_changes_nothing(site, run, kill, sections, tmp_path):
+    chosen = sections(*JOB, "federation.quorum=2")
+    kill({(site, 2): 1})
+    results = run(chosen)
+    *_, last = federate({s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in SITES})
+    assert same(results / "global.safetensors", last.state)
+    (fault,) = json.loads((results / "manifest.json").read_text())["faults"]
+    assert (fault["site"], fault["round"]) == (site, 2)
+    assert "begun 2 times" in fault["what"]
+
+
+def test_a_site_whose_process_is_killed_twice_misses_the_round(run, kill, sections):
+    kill({("slake", 1): 2})
+    results = run(sections(*JOB, "federation.quorum=2"))
+    history = json.loads((results / "history.json").read_text())
+    assert [sorted(one["sites"]) for one in history["rounds"]] == [sorted(SITES[1:]), sorted(SITES)]
+    assert "ended before it answered" in history["rounds"][0]["rejected"]["slake"]
+
+
+def test_it_resumes_with_the_same_bytes_after_kill_9(run, sections, tmp_path):
+    chosen = sections(*JOB, "training.rounds=4", *SCHEDULED)
+    whole = run(chosen, "whole", workspace="whole")
+    job = write(tmp_path / "job", chosen)
+    command = [sys.executable, "-m", "fedpeft.cli", "simulate", str(job), "-w", str(tmp_path / "ws")]
+    process = subprocess.Popen([*command, "-t", "2", "--engine", "pool"], stdout=subprocess.DEVNULL)
+    history = tmp_path / "ws" / "server" / "simulate_job" / "fedpeft" / "history.json"
+    while process.poll() is None and not (history.exists() and json.loads(history.read_text())["rounds"]):
+        time.sleep(0.02)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert not psutil.wait_procs(workers, timeout=60)[1]
+    results = run({**chosen, "federation": {**chosen["federation"], "resume_from": "latest"}}, "again")
+    assert same(results / "global.safetensors", load_file(whole / "global.safetensors"))
+    assert json.loads((results / "manifest.json").read_text())["resumed"]["sites_with_other_state"] == {}
+
+
+def test_what_needs_flare_is_refused(run, sections, tmp_path):
+    with pytest.raises(FedpeftError, match="mlflow"):
+        run(sections(*JOB, "federation.tracking=mlflow"))
+    (tmp_path / "ws" / "local").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "ws" / "local" / "privacy.json").write_text(json.dumps(default_scope()))
+    with pytest.raises(FedpeftError, match=r"filters task_data_filters, filters task_result_filters.*--engine flare"):
+        run(sections(*JOB))
