@@ -1,0 +1,237 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Many clients of one data set on one machine, some drawn in each round: time beside bare training, and memory.
+
+    python benchmarks/virtual_clients.py                                       # 100 clients, 10 a round, 30 rounds
+    python benchmarks/virtual_clients.py --clients 1000 --drawn 50 --rounds 10
+    python benchmarks/virtual_clients.py --clients 20 --drawn 4 --rounds 2 --backbone vilt
+    python benchmarks/virtual_clients.py --rounds 3 --engines pool flare       # FLARE's simulator: half an hour
+    python benchmarks/virtual_clients.py --rounds 3 --engines pool flower      # pip install flwr ray
+
+It runs fedpia_task4 with FedAvg. `bare` is the training of the same clients in the same rounds, in one process and
+nothing else: no server, no messages; what an engine needs is compared with that, divided by the processes. Flower's
+clients are actors of Ray that train with the same code; each actor keeps one model, as the pool does. Memory is the sum
+over all processes of the run of what each has to itself and its part of what they share (PSS), looked at every second.
+`vilt` is ViLT-B from its configuration, with random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from measured import ROOT, machine, python, show
+
+from fedpeft.job.composing import compose, write_job
+
+EVERY = 1.0  # seconds
+SMALL = ("data.train_size=40", "data.validation_size=8", "data.test_size=16")
+
+
+def sections(clients: int, drawn: int, rounds: int, backbone: Sequence[str]) -> dict[str, Any]:
+    """The job."""
+    names = ",".join(f"client-{number}" for number in range(1, clients + 1))
+    settings = [
+        f"data.parts={clients}",
+        f"schedule.clients_per_round={drawn}",
+        f"federation.sites=[{names}]",
+        "federation.hello_timeout=36000",
+        "federation.round_timeout=36000",
+        f"training.rounds={rounds}",
+        "method.aggregation=fedavg",
+        *SMALL,
+        *backbone,
+    ]
+    return compose(ROOT / "app_configs", "fedpia_task4", settings)
+
+
+def vilt(folder: Path) -> list[str]:
+    """ViLT-B with random weights and the words of the tiny one: the settings that read it."""
+    from transformers import BertTokenizerFast, ViltConfig, ViltModel
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789?'-.,"]
+    ViltModel(ViltConfig()).save_pretrained(folder)
+    BertTokenizerFast(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)
+    return ["backbone.name=vilt", f"backbone.source={folder}"]
+
+
+def memory(process: psutil.Process) -> int:
+    """Bytes of a process and all that it started."""
+    total = 0
+    for one in (process, *process.children(recursive=True)):
+        try:
+            total += one.memory_full_info().pss
+        except psutil.Error:  # it has just ended
+            continue
+    return total
+
+
+def watched(line: Sequence[str], log: Path) -> tuple[float, float]:
+    """Run a command; its seconds, and the most GiB that it and its processes had at once.
+
+    Raises:
+        RuntimeError: it failed; with the end of what it printed.
+    """
+    most, began = 0, time.monotonic()
+    with log.open("wb") as output, subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT) as running:
+        family = psutil.Process(running.pid)
+        while running.poll() is None:
+            most = max(most, memory(family))
+            time.sleep(EVERY)
+    seconds = time.monotonic() - began
+    if running.returncode:
+        raise RuntimeError(f"the run ended with {running.returncode}:\n{log.read_text()[-2000:]}")
+    return seconds, most / 2**30
+
+
+def bare(chosen: Mapping[str, Any], folder: Path) -> float:
+    """Seconds of the training and measuring of all rounds in this process, and of nothing else."""
+    from fedpeft.federate import federate
+    from fedpeft.site.learner import Learner
+    from fedpeft.site.site_model import SharedModels
+
+    shared, sites = SharedModels(), chosen["federation"]["sites"]
+    made = {site: Learner.from_sections(chosen, site=site, folder=folder / site, shared=shared) for site in sites}
+    spent = 0.0
+    for learner in made.values():
+        train = learner.train_round
+
+        def timed(*arguments: Any, train: Callable = train, **named: Any) -> Any:
+            nonlocal spent
+            began = time.monotonic()
+            result = train(*arguments, **named)
+            spent += time.monotonic() - began
+            return result
+
+        vars(learner)["train_round"] = timed
+    for _ in federate(made):
+        pass
+    return spent
+
+
+def flower(file: Path, folder: Path, workers: int) -> None:
+    """Run the job in Flower's simulation; called in a process of its own."""
+    import flwr
+    import ray
+    import torch
+    from flwr.common import Context, ndarrays_to_parameters
+    from flwr.simulation import run_simulation
+
+    chosen = json.loads(file.read_text())
+    names, settings = chosen["federation"]["sites"], chosen["schedule"]
+
+    def client(context: Context) -> flwr.client.Client:
+        site = names[int(context.node_config["partition-id"])]
+        return _client(chosen, site, folder / site).to_client()
+
+    first = _learner(chosen, names[0], folder / names[0]).first_state()
+    share = settings["clients_per_round"] / len(names)
+    strategy = flwr.server.strategy.FedAvg(
+        fraction_fit=share,
+        fraction_evaluate=0.0,
+        min_fit_clients=1,
+        min_available_clients=len(names),
+        initial_parameters=ndarrays_to_parameters([tensor.numpy() for tensor in first.values()]),
+    )
+
+    def server(context: Context) -> flwr.server.ServerAppComponents:
+        config = flwr.server.ServerConfig(num_rounds=chosen["training"]["rounds"])
+        return flwr.server.ServerAppComponents(strategy=strategy, config=config)
+
+    torch.set_num_threads(1)
+    run_simulation(
+        server_app=flwr.server.ServerApp(server_fn=server),
+        client_app=flwr.client.ClientApp(client_fn=client),
+        num_supernodes=len(names),
+        backend_config={"client_resources": {"num_cpus": psutil.cpu_count() / workers, "num_gpus": 0.0}},
+    )
+    ray.shutdown()
+
+
+_kept: dict[str, Any] = {}  # of an actor's process: its model, and the learners of the sites it had
+
+
+def _learner(chosen: Mapping[str, Any], site: str, folder: Path) -> Any:
+    from fedpeft.site.learner import Learner
+    from fedpeft.site.site_model import SharedModels
+
+    shared = _kept.setdefault("", SharedModels())
+    if site not in _kept:
+        _kept[site] = Learner.from_sections(chosen, site=site, folder=folder, shared=shared)
+    return _kept[site]
+
+
+def _client(chosen: Mapping[str, Any], site: str, folder: Path) -> Any:
+    import flwr
+    import torch
+
+    class Client(flwr.client.NumPyClient):
+        """Trains as a site of fedpeft does."""
+
+        def fit(self, parameters: list, config: dict) -> tuple[list, int, dict]:
+            learner = _learner(chosen, site, folder)
+            keys = list(learner.first_state())
+            state = {key: torch.from_numpy(array.copy()) for key, array in zip(keys, parameters, strict=True)}
+            last = learner.finished(10**6)
+            update = learner.train_round(last + 1, state)
+            return [update.state[key].numpy() for key in keys], update.samples, {}
+
+    return Client()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--drawn", type=int, default=10, help="clients in each round")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--workers", type=int, default=2, help="clients that work at the same time")
+    parser.add_argument("--backbone", choices=("tiny", "vilt"), default="tiny")
+    parser.add_argument("--engines", nargs="+", choices=("pool", "flare", "flower"), default=["pool"])
+    parser.add_argument("--flower", nargs=2, type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.flower:
+        flower(*given.flower, given.workers)
+        return
+    print(machine(), flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        backbone = vilt(folder / "vilt") if given.backbone == "vilt" else []
+        chosen = sections(given.clients, given.drawn, given.rounds, backbone)
+        job = folder / "job"
+        write_job(job, "many", chosen)
+        settings = folder / "sections.json"
+        settings.write_text(json.dumps(chosen))
+        training = bare(chosen, folder / "bare")
+        least = training / given.workers
+        rows = [("bare training, one process", f"{training:.0f}", "-", "-", "-")]
+        for engine in given.engines:
+            workspace = folder / engine
+            line = python("-m", "fedpeft.cli", "simulate", str(job), "-t", str(given.workers), "-w", str(workspace))
+            line += ["--engine", engine]
+            if engine == "flower":
+                line = [sys.executable, __file__, "--workers", str(given.workers), "--flower"]
+                line += [str(settings), str(workspace)]
+            seconds, most = watched(line, folder / f"{engine}.log")
+            in_rounds = seconds
+            history = workspace / "server" / "simulate_job" / "fedpeft" / "history.json"
+            if history.exists():
+                in_rounds = sum(one["seconds"] for one in json.loads(history.read_text())["rounds"])
+            rows.append((engine, f"{seconds:.0f}", f"{in_rounds:.0f}", f"{in_rounds / least:.2f}", f"{most:.1f}"))
+    show(
+        f"{given.clients} clients, {given.drawn} a round, {given.rounds} rounds, {given.workers} at a time, "
+        f"backbone {given.backbone}",
+        ("engine", "seconds", "in the rounds", "rounds / (bare / processes)", "GiB at most"),
+        rows,
+        "One run of each. Flower does not say how long its rounds take: its whole run stands there.",
+    )
+
+
+if __name__ == "__main__":
+    main()
