@@ -59,7 +59,7 @@ State = Mapping[str, torch.Tensor]
 
 
 def reply_rows(names: Sequence[str] = tuple(REPLIES)) -> Iterator[Row]:
-    """A site's replies to `train`, one attack a round; what nobody can refuse has a job of two rounds for itself.
+    """A site's replies to `train`, one attack a round; what no check can refuse has a job of two rounds for itself.
 
     In the last of forty rounds the learning rate is next to nothing, and so is what such an update moves. In a first
     round the server sends no adapter that an update could start from.
@@ -146,7 +146,7 @@ GROUPS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "jobs": ("Jobs that read from the machine that parses them (in this process)", job_rows),
     "settings": ("Jobs that set what only the site decides (in this process)", hostile_servers.settings_rows),
     "sums": ("Two secure sums that differ at one site (in this process)", sum_rows),
-    "fuzz": ("Spoilt hellos, scores and adapters, drawn with a seed (in this process)", fuzzed_replies.rows),
+    "fuzz": ("Malformed hellos, scores and adapters, drawn with a seed (in this process)", fuzzed_replies.rows),
     "parquet": ("Parquet and Arrow files of a stranger (a process for each)", hostile_files.parquet_rows),
     "xml": ("Open-I's reports, of a stranger (a process for each)", hostile_files.xml_rows),
     "safetensors": ("An adapter's file, of a stranger (a process for each)", hostile_files.tensor_rows),

@@ -101,8 +101,8 @@ def sections_of(case: Case, method: str, seed: int, overrides: Sequence[str], si
     """One site's settings. Where widths differ, only PIA at both ends can run: with the other methods every site takes
     the narrowest, and alone each its own."""
     job, widths = case.job, _widths(case.job)
-    usual = ["training.validate=false", f"training.seed={seed}", f"data.seed={seed}"]
-    chosen = [*case.overrides, *METHODS[method], *usual]
+    common = ["training.validate=false", f"training.seed={seed}", f"data.seed={seed}"]
+    chosen = [*case.overrides, *METHODS[method], *common]
     if widths and method not in MIXED:
         job, narrowest = EQUAL, max(widths.values())
         chosen.append(f"method.settings.houlsby.reduction_factor={widths[site] if method == LOCAL else narrowest}")

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""How the settings of the study's rows do beside others, on seeds from 100 on, which the study does not report.
+"""Other values of the settings of the study's rows, compared on seeds from 100 on, which the study does not report.
 
     python benchmarks/choices.py                               # what is missing in the results: hours of two cores
     python benchmarks/choices.py --questions share --seeds 100 # some of it
@@ -69,16 +69,16 @@ class Value:
         return " ".join([self.method, *changed])
 
 
-def _set(method: str, setting: str, values: Sequence[str], usual: str, **others: Any) -> dict[str, Value]:
+def _set(method: str, setting: str, values: Sequence[str], default: str, **others: Any) -> dict[str, Value]:
     """Values of a setting; that which the study's row has anyway is not set."""
-    overrides = {value: () if value == usual else (f"{setting}={value}",) for value in values}
+    overrides = {value: () if value == default else (f"{setting}={value}",) for value in values}
     return {value: Value(method, overrides[value], **others) for value in values}
 
 
 def _learned_with(method: str, attribute: str, values: Sequence[float]) -> dict[str, Value]:
     """Values of an attribute of the peers' learners; that which the study's row has anyway is not set."""
-    usual = getattr(PEERS[method], attribute)
-    return {f"{v:g}": Value(method, attribute=None if v == usual else (attribute, v)) for v in values}
+    default = getattr(PEERS[method], attribute)
+    return {f"{v:g}": Value(method, attribute=None if v == default else (attribute, v)) for v in values}
 
 
 RATES = ("5e-3", "3e-3", "8e-3", "1.2e-2")
@@ -129,9 +129,9 @@ def runs(questions: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
 
 def run(one: Run) -> dict[str, Any]:
     """The line of a run."""
-    usual = study.Run(one.dialects, one.value.method, one.seed, one.value.rounds).overrides
+    default = study.Run(one.dialects, one.value.method, one.seed, one.value.rounds).overrides
     settings = learning.settings_of(one.value.method)
-    overrides = [*usual, *one.value.overrides]
+    overrides = [*default, *one.value.overrides]
     result = learning.run_with(settings, one.value.method, one.seed, overrides, learner=one.value.learner)
     return {**study.compact(result), "value": one.value.key, "dialects": one.dialects}
 
@@ -151,20 +151,20 @@ def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
         value, dialects, seed, rounds = key_of(line)
         figures.setdefault((value, dialects, rounds), {})[seed] = study.figure(dict(line))
     for title, values in QUESTIONS.values():
-        usual, first = next(iter(values.items()))
+        default, first = next(iter(values.items()))
         ran = {n: [figures.get((v.key, world, v.rounds), {}) for world in v.worlds] for n, v in values.items()}
         ran = {name: worlds for name, worlds in ran.items() if all(worlds)}
-        if usual not in ran:
+        if default not in ran:
             continue
         seeds = set.intersection(*(set(world) for worlds in ran.values() for world in worlds))
         rows = []
         for name, worlds in ran.items():
             shared = [{seed: world[seed] for seed in sorted(seeds)} for world in worlds]
-            theirs = [{} for _ in worlds] if name == usual else ran[usual]
+            theirs = [{} for _ in worlds] if name == default else ran[default]
             cells = [cell for pair in zip(shared, theirs, strict=True) for cell in _cells(*pair)]
             rows.append((name, *cells, str(len(seeds))))
         columns = [
-            f"{column}, {world} swapped" for world in first.worlds for column in ("accuracy %", f"minus {usual}")
+            f"{column}, {world} swapped" for world in first.worlds for column in ("accuracy %", f"minus {default}")
         ]
         yield ResultTable(title, ("value", *columns, "seeds"), rows)
 

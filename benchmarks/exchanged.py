@@ -52,7 +52,7 @@ def save_backbone(folder: Path) -> None:
 
 
 def sent(method: str, source: Path, folder: Path) -> tuple[int, int, int]:
-    """Numbers in the tensors of one site's reply but for the head, those of the head, and bytes of the whole reply."""
+    """Numbers in the tensors of one site's reply without the head, those of the head, and bytes of the whole reply."""
     from nvflare.app_common.utils.fl_model_utils import FLModelUtils
     from nvflare.fuel.utils import fobs
 

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Faults brought about in real runs, and what each cost: the table of the documentation.
+"""Faults caused in real runs, and what each cost: the table of the documentation.
 
     python benchmarks/faults.py [--only WORD ...] [--set SECTION.NAME=VALUE]
 
 Three sites, three rounds, few samples. One site, or the server, fails in round 2; all others do as they should. All
-runs are of the simulator, but for those in a consortium: server and sites over mutual TLS on this machine. What
+runs are of the simulator, except those in a consortium: server and sites over mutual TLS on this machine. What
 was lost is measured against the same job without the fault: its rounds, its replies, its final adapter to the bit.
 """
 

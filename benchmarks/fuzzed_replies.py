@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Twenty thousand spoilt hellos, scores and adapters through the real controller, drawn with a seed, by kind.
+"""Twenty thousand malformed hellos, scores and adapters through the real controller, drawn with a seed, by kind.
 
-In each job of one round more than half of the sites reply as they should and all others send something spoilt. Every
+In each job of one round more than half of the sites reply as they should and all others send something malformed. Every
 sound adapter is the same one, so that the global adapter must be that one, whoever is accepted. What FLARE's
 serialization can carry goes through it; the rest is handed over as it is, as if a site had another way to send it.
 """
@@ -39,8 +39,8 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from harness import LAYERS, SCHEDULE, START, Harness, starting
 
-SPOILT = tuple(f"spoilt-{number}" for number in range(25))
-HONEST = tuple(f"honest-{number}" for number in range(len(SPOILT) + 1))
+FAULTY = tuple(f"malformed-{number}" for number in range(25))
+HONEST = tuple(f"honest-{number}" for number in range(len(FAULTY) + 1))
 TASKS = (HELLO, SCORE, TRAIN)
 COUNT, SEED = 20_000, 0
 SOUND = {key: torch.full(shape, 0.25) for key, shape in LAYERS.items()}
@@ -311,7 +311,7 @@ class Record:
     """A record that writes nothing, and keeps why each site's reply to one task was refused.
 
     Args:
-        task: whose replies are spoilt.
+        task: whose replies are malformed.
     """
 
     folder = Path()
@@ -332,10 +332,10 @@ class Record:
 
 
 def job(task: str, changes: dict[str, Spoil], *, carried: bool = True) -> tuple[dict[str, str], str]:
-    """One job of one round in which some sites' replies to a task are spoilt.
+    """One job of one round in which some sites' replies to a task are malformed.
 
     Args:
-        task: whose replies are spoilt.
+        task: whose replies are malformed.
         changes: by site.
         carried: whether replies go through FLARE's serialization where it can carry them.
 
@@ -421,8 +421,8 @@ def rows(count: int = COUNT, seed: int = SEED) -> Iterator[Row]:
         before = _peak_mb()
         for task in TASKS:
             number = each + (jobs.index((task, kind)) < rest)
-            for start in range(0, number, len(SPOILT)):
-                drawn = {site: _drawn(kind, task, seed, start + n) for n, site in enumerate(SPOILT[: number - start])}
+            for start in range(0, number, len(FAULTY)):
+                drawn = {site: _drawn(kind, task, seed, start + n) for n, site in enumerate(FAULTY[: number - start])}
                 answers, end = job(task, drawn, carried=KINDS[kind] not in SLOW_TO_SEND)
                 wrong += [f"{task}: {end}"] * bool(end)
                 ends.update(_end(site, answers.get(site)) for site in drawn)

@@ -156,7 +156,7 @@ def visitor_rows() -> Iterator[Row]:
         for one in open_ones:
             one.close()
     what = f"{most - len(open_ones)} were closed within {seconds:.0f} s, with {DEADLINE:g} s for a request"
-    meanwhile = "others are told that the server is busy while all its connections are taken"
+    meanwhile = "others read that the server is busy while all its connections are taken"
     lost = f"{meanwhile}; a page is served after them" if answered and not open_ones else "the page for everybody else"
     yield f"{VISITORS} connections that trickle", what, lost
 

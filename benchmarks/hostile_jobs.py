@@ -90,7 +90,7 @@ def job_archive(job: Path) -> bytes:
 
 @contextmanager
 def listener() -> Iterator[tuple[str, list[str]]]:
-    """A web server on the loopback: its address, and the paths that were asked for."""
+    """A web server on the loopback: its address, and the requested paths."""
     seen: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -143,7 +143,7 @@ def _ask(
         state = root / "fedpeft"
         was = _content(state)
         executor = SiteExecutor(**SECTIONS | changed)
-        executor._supervisor.close()  # nothing may be asked of it
+        executor._supervisor.close()  # it gets no request
         context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
         reply = executor.execute(task, FLModelUtils.to_shareable(to_model(order, round=1)), context, Signal())
         kept = "the state of other jobs is as it was" if _content(state) == was else "the state of jobs differs"

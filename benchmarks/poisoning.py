@@ -112,7 +112,7 @@ class Poisoner:
         return getattr(self._learner, name)
 
     def train_round(self, round: int, received: State, layers: Sequence[int] | None = None, *, part: float = 0.0):
-        """Train as told, then spoil the upload."""
+        """Train as ordered, then falsify the upload."""
         update = self._learner.train_round(round, received, layers, part=part)
         generator = torch.Generator().manual_seed(derive(self._learner.training.seed, "poison", round))
         lie = {VALIDATION: self._validation[round - 1]} if self._validation else {}

@@ -11,7 +11,7 @@ are embedded in the same way; the text layers are new. Per image one question; t
     asked       per patch: does it belong to what the question asks for? By its product with the first token
     anatomy     per patch: which kind of finding covers it, and is it bright?
     word        in a third of the samples the answer follows the question, masked, and is predicted (ALBEF's own loss)
-The heads are thrown away but for that of words. An interrupted run goes on from its last checkpoint.
+Of the heads only that of words is kept. An interrupted run continues from its last checkpoint.
 """
 
 import argparse

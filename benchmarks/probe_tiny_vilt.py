@@ -3,7 +3,7 @@
 
     python benchmarks/probe_tiny_vilt.py [--backbone tiny-vilt] [--seed 1] [--train 600] [--test 300]
 
-Asked once in the plain words of pre-training (are the features there?) and once in the clinical words of the sites
+Once in the plain words of pre-training (are the features there?) and once in the clinical words of the sites
 (what does the shift take away?), on fresh images of all modalities. A type whose plain column is low tells nothing
 about a method.
 """

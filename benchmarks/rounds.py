@@ -59,7 +59,7 @@ def save_full_size(folder: Path) -> None:
 def measure(overrides: Iterable[str], runs: int, folder: Path) -> dict[str, list[tuple[Spent, Spent]]]:
     """Seconds of every counted round by variant: of one site (the mean over sites), and of the server.
 
-    The first round is left out: nobody has an adapter of its own yet, so FedPIA does what FedAvg does.
+    The first round is left out: no site has an adapter of its own yet, so FedPIA does what FedAvg does.
     """
     overrides = [*overrides, f"training.rounds={runs + 1}"]
     learners: dict[str, dict[str, Learner]] = {}

@@ -59,7 +59,7 @@ def cell(name: str, port: int) -> tuple[Any, list[int]]:
 
 
 def serve(port: int, adapter: Mapping[str, Any], pipe: Connection) -> None:
-    """The server's process: hand out the adapter, take the reply, tell how many bytes were sent whenever asked."""
+    """The server's process: send the adapter, take the reply, report the bytes sent on request."""
     from nvflare.app_common.utils.fl_model_utils import FLModelUtils
     from nvflare.fuel.f3.cellnet.defs import CellChannel, ReturnCode
     from nvflare.fuel.f3.cellnet.utils import make_reply
@@ -89,7 +89,7 @@ def serve(port: int, adapter: Mapping[str, Any], pipe: Connection) -> None:
 
 
 def visit(port: int, pipe: Connection) -> None:
-    """The site's process: fetch the adapter when told to, then send it back when told to."""
+    """The site's process: fetch the adapter on request, then send it back on request."""
     from nvflare.apis.shareable import Shareable
     from nvflare.app_common.utils.fl_model_utils import FLModelUtils
     from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
@@ -118,10 +118,10 @@ def visit(port: int, pipe: Connection) -> None:
     order = None
     with pipe:  # closed by an error too, which ends the wait at the other end
         pipe.send(None)
-        while asked := pipe.recv():
-            if asked == TRAIN:
+        while request := pipe.recv():
+            if request == TRAIN:
                 order = from_model(TrainOrder, FLModelUtils.from_shareable(ask(TRAIN, Shareable())))
-            elif asked == REPLY:
+            elif request == REPLY:
                 facts = {"samples": 300, "metrics": dict.fromkeys(METRICS, 0.5), "seconds": 1.0}
                 reply = TrainReply(round=order.round, state=order.state, scores=[], problem="", **facts)
                 ask(REPLY, FLModelUtils.to_shareable(to_model(reply, round=1)))

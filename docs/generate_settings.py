@@ -128,7 +128,6 @@ def tables() -> dict[str, str]:
         "backbones": _backbones(),
         "parts": _parts(),
         "vit": _vit(),
-        "vit-head": _vit(head=7 * 768 + 7),
         "albef": _albef(),
         "orders": _messages([task.order for task in TASKS.values()]),
         "replies": _messages([task.reply for task in TASKS.values()]),
@@ -344,13 +343,13 @@ def _parts() -> str:
     return markdown(("part", "backbone", "weights", "other settings"), rows)
 
 
-def _vit(head: int = 0) -> str:
-    """What the methods of the vision papers exchange, with the parameters of a head that is federated."""
+def _vit(head: int = 7 * 768 + 7) -> str:
+    """What the methods of the vision papers exchange, without and with the parameters of a head for 7 classes."""
     backbone = backbones.skeleton("vit")
     counted = [entry(backbone, name) for name in OF_VISION]
-    counted = [dataclasses.replace(e, least=e.least + head, exchanged=e.exchanged + head) for e in counted]
-    title = f"exchanged on ViT-B/16{', head federated, 7 classes' if head else ''}"
-    return markdown(("method", title), [(f"`{one.name}`", one.sent) for one in counted])
+    with_head = [dataclasses.replace(e, least=e.least + head, exchanged=e.exchanged + head) for e in counted]
+    heads = ("method", "exchanged on ViT-B/16", "head federated, 7 classes")
+    return markdown(heads, [(f"`{e.name}`", e.sent, h.sent) for e, h in zip(counted, with_head, strict=True)])
 
 
 def _albef() -> str:

@@ -114,6 +114,6 @@ unset FEDPEFT_STATE # what this run keeps lies in its kits, which are removed
 mkdir "$HOME" "$TMPDIR"
 if [[ -n ${FEDPEFT_DATA:-} ]]; then FEDPEFT_DATA=$(cd "$FEDPEFT_DATA" && pwd); fi
 
-# The project as it is committed, but for the port and the server's storage.
+# The project as committed, except for the port and the server's storage.
 sed -e "s|fed_learn_port: [0-9]*|fed_learn_port: $port|" -e "s|storage: [^ ]*|storage: $scratch/storage|" \
     "$project" >"$scratch/project.yml"

@@ -199,23 +199,23 @@ def unknown_setting_of_an_adapter(here):
     Learner.from_sections(sections, site="slake", folder=here.folder)
 
 
-@case("no data folder, told to the site")
+@case("no data folder, at the site")
 def no_data_folder_at_the_site(here):
     here.monkeypatch.delenv("FEDPEFT_DATA", raising=False)
     data.load(data.DataSettings(dataset="vqa_rad"))
 
 
-@case("an image is missing, told to the site")
+@case("an image is missing, at the site")
 def an_image_is_missing_at_the_site(here):
     manifest(here.folder, "none.png,What?,yes,train")
 
 
-@case("an empty split, told to the site")
+@case("an empty split, at the site")
 def an_empty_split_at_the_site(here):
     manifest(here.folder, "scan.png,What?,yes,train", "scan.png,Where?,yes,validation")
 
 
-@case("the same three, told to the server")
+@case("the same three, at the server")
 def the_same_three_at_the_server(here):
     here.monkeypatch.delenv("FEDPEFT_DATA", raising=False)
     sections = here.sections()
@@ -230,7 +230,7 @@ def no_weights_for_the_backbone(here):
     Learner.from_sections(sections, site="slake", folder=here.folder)
 
 
-@case("weights that are a pickle, told to the site")
+@case("weights that are a pickle, at the site")
 def weights_that_are_a_pickle_at_the_site(here):
     shutil.copytree(TINY_FOLDER, here.folder / "backbone")
     (here.folder / "backbone" / "model.safetensors").rename(here.folder / "backbone" / "pytorch_model.bin")
@@ -280,7 +280,7 @@ def no_answer(here):
     return controller.SILENCE[HELLO].format(site="north", timeout=300)
 
 
-@case("a broken image, told to the site")
+@case("a broken image, at the site")
 def a_broken_image_at_the_site(here):
     (here.folder / "broken.jpg").write_bytes(b"\xff\xd8\xff")
     open_image(here.folder / "broken.jpg")
