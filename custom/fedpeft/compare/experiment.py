@@ -20,6 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpeft.alignment import PIASettings
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
@@ -213,6 +214,7 @@ def _alignment(number: int, report: Mapping[str, Any], *, apart: bool) -> Alignm
 
 def _apart(learner: Learner) -> bool:
     method = learner.method
+    assert isinstance(method.pia, PIASettings)
     return method.initialization != "shared" or method.pia.solver == IDENTITY or bool(learner.schedule.joins)
 
 
