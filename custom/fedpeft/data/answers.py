@@ -30,9 +30,22 @@ _NO_WIDTH = dict.fromkeys(
 )
 
 
+_SAME = ("<wide>", "<narrow>", "<compat>")  # forms of a letter or digit; a raised or circled one is another
+
+
 def clean_text(text: str) -> str:
-    """Return a text in Unicode's composed form (NFC), without characters that have no width."""
-    return text if text.isascii() else unicodedata.normalize("NFC", text.translate(_NO_WIDTH))
+    """Return a text in Unicode's composed form (NFC), without characters that have no width.
+
+    Letters and digits of full or half width, and ligatures, become the usual ones.
+    """
+    if text.isascii():
+        return text
+    return unicodedata.normalize("NFC", "".join(map(_usual, text.translate(_NO_WIDTH))))
+
+
+def _usual(letter: str) -> str:
+    same = letter.isalnum() and unicodedata.decomposition(letter).startswith(_SAME)
+    return unicodedata.normalize("NFKC", letter) if same else letter
 
 
 def clean_values(value: Any) -> Any:
