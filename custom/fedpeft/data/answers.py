@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from fedpeft.data.schema import Example
 
 YES_NO = frozenset({"yes", "no"})
-MISSING = frozenset({"", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"})  # as programs write a cell without value
+MISSING = frozenset(  # as programs write a cell without value: pandas, R, Excel
+    {
+        *("", "nan", "-nan", "na", "n/a", "#n/a", "#n/a n/a", "#na", "<na>", "nat", "null"),
+        *("1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
+        *("#value!", "#ref!", "#div/0!", "#name?", "#num!", "#null!"),
+    }
+)
+MAYBE_MISSING = ("none", "-1", "-9", "-99", "999", "?", "??", ".", "-", "--")  # as people write it, and answers too
 
 # joiners, marks of direction, soft hyphens, byte order marks: nobody sees them, and two texts differ by them
 _NO_WIDTH = dict.fromkeys(
