@@ -256,8 +256,8 @@ def report(
 
 
 def costs(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Numbers that a site trains, MB that all sites send in a round, and the median of the CPU seconds of a run."""
-    for name, factor, form in (("trained", 1, ",.0f"), ("sent", BYTES * len(results[0]["rounds"][0]) / 1e6, ".2f")):
+    """Numbers that a site trains, MB that it sends in a round, and the median of the CPU seconds of a run."""
+    for name, factor, form in (("trained", 1, ",.0f"), ("sent", BYTES / 1e6, ".2f")):
         yield format(factor * max(result[name] for result in results), form)
     yield f"{statistics.median(result['seconds'] for result in results):.0f}"
 

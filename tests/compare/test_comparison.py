@@ -19,6 +19,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, pooled_balanced_accuracy
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.palette import LIGHT
+from fedpeft.report.wording import Alignment
 
 
 def outcome(method, seed, *rounds, task="vqa_rad", sent=1e6, metrics=None, **changed):
@@ -56,8 +57,8 @@ def test_the_figure_of_a_run_is_the_mean_of_its_sites_over_the_last_rounds():
     assert math.isnan(RUNS[0].figure(MACRO_F1))
 
 
-def test_megabytes_add_up_over_sites_and_rounds():
-    assert RUNS[0].megabytes() == pytest.approx([2, 4])
+def test_megabytes_are_those_of_one_site_and_add_up_over_rounds():
+    assert RUNS[0].megabytes() == pytest.approx([1, 2])
 
 
 def test_a_run_comes_back_from_its_line():
@@ -74,6 +75,8 @@ def test_a_run_comes_back_from_its_line():
         {"extra": 1},
         {"pooled": [2.0]},
         {"samples": {"north": -1}},
+        {"alignment": {"places": 1, "moved": 2}},
+        {"alignment": {"places": "many"}},
     ],
 )
 def test_a_damaged_line_is_refused_with_its_place(changed):
@@ -123,8 +126,26 @@ def test_differences_are_paired_by_seed_and_the_best_mean_is_bold():
     assert cells(table, "mean accuracy (%) ± sd") == ["55.0 ± 7.1", "70.0 ± 14.1"]
     assert table.best == {(1, table.columns.index(name)) for name in ("north", "south", "mean accuracy (%) ± sd")}
     assert cells(table, "north") == ["45.0", "55.0"]
-    assert cells(table, "MB a round") == ["2.00", "1.00"]
+    assert cells(table, "MB a round") == ["1.00", "0.50"]
     assert cells(table, "seeds") == ["2", "2"]
+
+
+def test_what_each_alignment_moved_stands_below_the_table():
+    """Two methods that say the same share a line; one that aligned nothing has none."""
+    stayed = {"alignment": Alignment(places=300)}
+    runs = [outcome("local", seed, (0.2, 0.4)) for seed in (0, 1)]
+    runs += [outcome(name, seed, (0.2, 0.4), **stayed) for name in ("fedpia", "more") for seed in (0, 1)]
+    of_own = Alignment(places=600, moved=120, last=1, apart=True)
+    runs.append(outcome("own", 0, (0.2, 0.4), alignment=of_own))
+    lines = [
+        "fedpia, more: 0 of 600 places moved: sites that start from one adapter stay aligned.",
+        "own: 120 of 600 places moved, the last in round 1.",
+    ]
+    table = compared(runs, baseline="local")
+    assert [note for note in table.notes if "places" in note] == lines
+    shown = page(table, Picture(light=b"", dark=b""), runs)
+    for line in lines:
+        assert all(line in text for text in (table.markdown(), table.latex(), shown))
 
 
 def test_the_balanced_accuracy_of_all_images_is_not_the_mean_of_the_sites():

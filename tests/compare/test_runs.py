@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from histories import record
+from histories import complete, record, write
 from undrawn import in_one_form
 
 from fedpeft.answering.training_settings import TrainingSettings
@@ -17,6 +17,7 @@ from fedpeft.backbones import is_tiny
 from fedpeft.cli import main
 from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
+from fedpeft.compare.outcome import from_json
 from fedpeft.compare.runs import Variant, outcomes, sections_of, variants
 from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
@@ -26,6 +27,7 @@ from fedpeft.data.registry import DATASETS
 from fedpeft.job.composing import compose
 from fedpeft.job.federation import site_data
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.report.wording import Alignment
 from fedpeft.scheduling.settings import schedule_of
 from fedpeft.server.run_recorder import RunRecorder
 from fedpeft.site.learner import Learner
@@ -50,6 +52,16 @@ def test_runs_that_differ_in_their_seed_alone_share_a_row(tmp_path):
     assert {one.method for one in found} == {"FedPIA, Houlsby adapters"}
     assert [one.seed for one in found] == [0, 1]
     assert found[0].sent[0]["slake"] == 9
+
+
+def test_a_finished_run_has_the_places_that_its_alignment_moved(tmp_path):
+    made = complete(rounds=2)
+    made["settings"] = {"method": {"initialization": "shared"}}
+    for one in made["rounds"]:
+        one["alignment_report"]["decisions"] = {"a": {"moved": 3, "stayed": 9, "held": 0}}
+    (one,) = outcomes([write(tmp_path, made).parent])
+    assert one.alignment == Alignment(places=24, moved=6, last=2)
+    assert from_json(json.loads(json.dumps(one.as_json())), origin="line") == one
 
 
 def test_runs_of_one_method_are_named_by_what_differs(tmp_path):
@@ -295,6 +307,7 @@ def test_an_experiment_goes_on_where_it_ended(tmp_path):
     done = carry_out(runs[0])
     assert set(done.figures[0]) == {"slake", "vqa-rad"}
     assert done.megabytes()[-1] > 0
+    assert done.alignment == Alignment()
     (tmp_path / RUNS).write_text(json.dumps(done.as_json()) + "\n")
     assert earlier(tmp_path, runs) == [done]
     assert earlier(tmp_path, small("fedavg", "local", seeds=(0, 1), rounds=2)) == []
@@ -356,13 +369,15 @@ def test_the_command_runs_what_is_missing_and_writes_tables_picture_and_page(tmp
     words = ["data.train_size=8", "data.validation_size=4", "data.test_size=8", "training.local_epochs=1"]
     words += ["federation.sites=[slake, vqa-rad]", "training.rounds=1", "method.probe_samples=8"]
     options = [option for word in words for option in ("--set", word)]
-    command = ["compare", "jobs/fedpia_task1", "--configs", str(CONFIGS), "--methods", "fedavg", "--seeds", "1"]
+    methods = "fedavg,fedpia"
+    command = ["compare", "jobs/fedpia_task1", "--configs", str(CONFIGS), "--methods", methods, "--seeds", "1"]
     assert main([*command, *options, "--out", str(tmp_path)]) == 0
     assert sorted(file.suffix for file in tmp_path.iterdir()) == [".csv", ".html", ".jsonl", ".md", ".png", ".tex"]
     lines = (tmp_path / RUNS).read_text()
     assert main([*command, *options, "--out", str(tmp_path)]) == 0
     assert (tmp_path / RUNS).read_text() == lines
-    assert "fedavg" in capsys.readouterr().out
+    said = "fedpia: 0 of 48 places moved: sites that start from one adapter stay aligned.\n"
+    assert capsys.readouterr().out.count(said) == 2  # of a run that is new, and of one that is read
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,10 @@ def _example(answer: str, *alternatives: str) -> Example:
         ("CTA -  CT Angiography", "cta - ct angiography"),
         ("O\u0308de\u0300me", "\u00f6d\u00e8me"),  # as macOS decomposes letters
         ("\ufeffyes\u200b \u00ad", "yes"),
+        ("\uff27rade \uff11", "grade 1"),
+        ("\ufb01brosis \u00b5m", "fibrosis \u03bcm"),
+        ("\uff76\uff9e", "\u30ac"),
+        ("10\u2075 \u00bd \u2460", "10\u2075 \u00bd \u2460"),
         ("\u0130", "i\u0307"),
     ],
 )

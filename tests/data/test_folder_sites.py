@@ -130,8 +130,28 @@ def test_class_folders_are_shared_out_to_clients(tmp_path):
     assert {site.metric for site in found.data} == {BALANCED_ACCURACY}
     images = [{e.image_id for split in site.splits().values() for e in split} for site in found.data]
     assert sum(map(len, images)) == len(set().union(*images)) == 80
-    assert dict(found.data[0].left_out) == {"it is no image in a class folder": 1, "it is another client's": 60}
+    assert dict(found.data[0].left_out) == {"it is in no class folder": 1, "it is another client's": 60}
     assert {e.answer for site in found.data for e in site.train} == {"normal", "viral pneumonia"}
+
+
+def test_files_in_class_folders_that_are_not_read_are_counted_with_their_endings(tmp_path):
+    classes(tmp_path, each=10)
+    make(tmp_path / "normal", ["a.avif", "b.avif", "c.DCM", "scan", "d.jpg.bak"])
+    (site,) = sites_in(tmp_path).data
+    assert dict(site.left_out) == {"its ending is that of no image that is read (.avif, .dcm, .bak, no ending)": 5}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("training", "evaluation"), ("train_set", "test_set"), ("train", "test", "extra"), ("my-train", "val2", "dev")],
+)
+def test_folders_that_are_named_like_splits_are_neither_sites_nor_classes(names, tmp_path):
+    for name in names:
+        classes(tmp_path / name)
+    with pytest.raises(DataError, match=r"named like splits, .*, which are no sites: give one site"):
+        sites_in(tmp_path)
+    with pytest.raises(DataError, match="folders of splits and others beside them"):
+        load(DataSettings(dataset="class_folders", root=tmp_path, site="north"))
 
 
 def test_class_folders_with_a_split_keep_it(tmp_path):
@@ -258,7 +278,7 @@ def test_an_image_in_any_two_splits_has_all_split_again(pair, tmp_path):
 def test_folders_of_splits_are_no_sites(tmp_path):
     for name in ("train", "test"):
         manifest(tmp_path / name)
-    with pytest.raises(DataError, match="a folder for each split, test, train, which are no sites"):
+    with pytest.raises(DataError, match="folders named like splits, test, train, which are no sites"):
         sites_in(tmp_path)
 
 

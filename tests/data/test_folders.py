@@ -91,6 +91,21 @@ def test_linked_folders_are_entered_but_none_that_holds_the_link(tmp_path):
     assert names == ["0.png", "linked/a/1.png", "linked/b/2.png"]
 
 
+def test_a_link_back_to_the_data_is_no_second_copy_in_another_class(tmp_path):
+    for name in ("normal", "ill"):
+        layouts.pictures(tmp_path / name, [f"{name}-{number}" for number in range(12)])
+    (tmp_path / "ill" / "all").symlink_to(tmp_path)
+    data = load(DataSettings(dataset="class_folders", root=tmp_path))
+    assert sum(map(len, data.splits().values())) == 24
+    assert data.left_out == ()
+
+
+def test_an_image_that_is_a_link_to_nothing_is_named(tmp_path):
+    (tmp_path / "1.JPG").symlink_to(".git/annex/objects/1.JPG")
+    with pytest.raises(DataError, match=r"1\.JPG is a link to a file that is not there: fetch it"):
+        files_below(tmp_path)
+
+
 def test_links_that_lead_into_each_other_do_not_go_on_for_ever(tmp_path, monkeypatch):
     folders = [tmp_path / str(number) for number in range(8)]
     for folder in folders:

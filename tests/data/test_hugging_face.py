@@ -8,6 +8,7 @@ import io
 import json
 import pickle
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from PIL import Image
 
 from fedpeft.data import DataError, DataSettings, hub_files, load
 from fedpeft.data.duplicates import fingerprints
+from fedpeft.data.folder_sites import sites_in
 from fedpeft.data.images import as_array
 from fedpeft.site.site_batches import KeptImages
 
@@ -191,11 +193,13 @@ def test_what_is_incomplete_is_counted(tmp_path):
         ("data/my-training-file", "data/my.testing.file"),
         ("train/part-0", "test/part-0"),
         ("default/train/0000", "default/partial-test/0000"),
+        ("train", "TEST.PARQUET"),
     ],
 )
 def test_a_published_split_stays_whatever_wrote_its_name(tmp_path, names):
     for number, name in enumerate(names):
-        _parquet(tmp_path / f"{name}.parquet", _rows(20 * number, 8))
+        file = name if name.lower().endswith(".parquet") else f"{name}.parquet"
+        _parquet(tmp_path / file, _rows(20 * number, 8))
     data = _load(tmp_path)
     published = [hashlib.sha256(_png(20 + number // 2)).hexdigest() for number in range(16)]
     assert [example.image_id for example in data.test] == published
@@ -208,11 +212,34 @@ def test_a_published_split_stays_whatever_wrote_its_name(tmp_path, names):
     [
         (("train-00000-of-00001", "more"), "more.parquet names no split, and other files do: name it like one"),
         (("train-or-test", "test"), "train-or-test.parquet is named like test and train; name it like one split"),
+        (("train-00000-of-00002", "test"), "has 1 of 2 files train-...-of-00002: download the others"),
+        (("train-00001-of-00003", "train-00001-of-00003-0a", "test"), "has 1 of 3 files train-"),
+        (("train", "eval"), "eval.parquet names no split, and other files do"),
+        (("train", "test.csv"), "test.csv is named like the split test, which no Parquet file here has: save it as"),
+        (("train", "test.parquet.incomplete"), "is named like the split test, which no Parquet file"),
     ],
 )
 def test_a_name_that_is_not_understood_is_refused(tmp_path, names, sentence):
     for name in names:
-        _parquet(tmp_path / f"{name}.parquet", _rows(0, 8))
+        _parquet(tmp_path / (name if Path(name).suffix else f"{name}.parquet"), _rows(0, 8))
+    with pytest.raises(DataError, match=sentence):
+        _load(tmp_path)
+    with pytest.raises(DataError, match=sentence):
+        sites_in(tmp_path)
+
+
+def test_a_file_beside_a_complete_set_is_none_of_its_splits(tmp_path):
+    _hub(tmp_path)
+    (tmp_path / "data" / "train_captions.json").write_text("[]")
+    assert len(_all(_load(tmp_path))) == 2 * sum(PARTS.values())
+
+
+@pytest.mark.parametrize(
+    ("listed", "sentence"), [('{"splits": ["train", "more"]}', "split 'more', which is"), ("[]", "is not what")]
+)
+def test_a_saved_split_that_is_not_there_is_refused(tmp_path, listed, sentence):
+    _saved(tmp_path)
+    (tmp_path / "dataset_dict.json").write_text(listed)
     with pytest.raises(DataError, match=sentence):
         _load(tmp_path)
 

@@ -204,7 +204,7 @@ def test_a_header_that_can_be_read_in_two_ways_or_none_says_what_was_found_and_w
         _load(tmp_path)
 
 
-@pytest.mark.parametrize("value", ["", " ", "nan", "NaN", "N/A", "na", "NULL", "<NA>"])
+@pytest.mark.parametrize("value", ["", " ", "nan", "NaN", "N/A", "na", "NULL", "<NA>", "#VALUE!", "1.#IND"])
 @pytest.mark.parametrize("column", ["question", "answer", "label"])
 def test_a_value_that_is_missing_is_refused_in_every_row(tmp_path, value, column):
     _scans(tmp_path)
@@ -277,10 +277,12 @@ def test_of_many_bad_rows_the_first_twenty_are_named_and_all_are_counted(tmp_pat
     assert [f"{n}.png, named in line {n + 2}" in one for n, one in enumerate(others)] == [True] * 20
 
 
-def test_none_is_an_answer_and_counted_as_such(tmp_path):
+@pytest.mark.parametrize("answer", ["None", "-1", "?"])
+def test_what_may_be_missing_or_an_answer_is_an_answer_and_counted_as_such(tmp_path, answer):
     _scans(tmp_path)
-    _csv(tmp_path, _rows(answer="None"))
-    assert _load(tmp_path).notes == ("10 answers are the word none, which is an answer like others.",)
+    _csv(tmp_path, _rows(answer=answer))
+    (note,) = _load(tmp_path).notes
+    assert note.startswith(f"10 answers are {answer.lower()!r}, which is an answer like others: where it says that")
 
 
 def test_labels_may_be_empty_and_not_missing(tmp_path):

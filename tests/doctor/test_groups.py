@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import histories
 import pytest
 from PIL import Image
 
@@ -21,6 +22,7 @@ from fedpeft.doctor import context as job
 from fedpeft.doctor import machine, memory, open_context, policies
 from fedpeft.doctor.footprint import Footprint, largest
 from fedpeft.flare.policy import default_scope
+from fedpeft.report.status.progress import SIMULATED
 from fedpeft.site.site_state import KEPT_ROUNDS
 
 GB = 10**9
@@ -322,6 +324,32 @@ def test_a_learning_rate_far_from_what_the_backbone_declares_is_a_warning(make_j
     _, *others = job.check_job(open_context(make_job(*overrides)))
     found = text(one for one in others if "learning_rate" in one.sentence)
     assert re.match(f"warn: training.learning_{expected}", found) if expected else not found
+
+
+@pytest.mark.parametrize(
+    ("changed", "warned"),
+    [
+        ([], True),
+        (["training.rounds=2"], True),
+        (["training.learning_rate=0.01"], False),
+        (["training.rounds=4"], False),
+    ],
+)
+def test_a_site_that_the_last_run_left_below_its_constant_answer_is_a_warning(make_job, changed, warned, tmp_path):
+    made = histories.record(("north", "south"), rounds=3)
+    made |= {"job": "job", "settings": {"training": {"learning_rate": 0.005, "rounds": 3}}}
+    made["rounds"][2]["sites"]["south"]["below_constant"] = 1.0
+    workspace = tmp_path / "run"
+    folder = histories.write(workspace / SIMULATED, made).parent
+    settings = ["training.rounds=3", "training.learning_rate=0.005", *changed]
+    context = open_context(make_job(*settings), workspace=workspace)
+    assert "run in" not in text(job.check_job(context)), "it has not ended"
+    (folder / "manifest.json").write_text("{}")
+    found = text(one for one in job.check_job(context) if "run in" in one.sentence)
+    expected = f"warn: the run in {workspace}: south: no better than its best constant answer for 3 rounds: set another"
+    assert found.startswith(expected) if warned else not found
+    (folder / "history.json").write_text("[")
+    assert "is not valid JSON" in text(job.check_job(context))
 
 
 def test_a_job_that_nobody_would_admit_is_not_examined(make_job):

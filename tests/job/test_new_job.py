@@ -2,16 +2,21 @@
 """`fedpeft new` writes a job for a folder, and `fedpeft data` shows a job, a site of it, or a folder."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import layouts
+import numpy as np
 import pytest
+from PIL import Image
 
 from fedpeft import cli
 from fedpeft.backbones import BACKBONES
+from fedpeft.federate import federate
 from fedpeft.job.composing import CONFIGS, compose, outdated, part_of, recipes
 from fedpeft.job.yaml_values import parse
+from fedpeft.site.learner import Learner
 
 
 @pytest.fixture
@@ -85,6 +90,40 @@ def test_the_example_of_a_consortium_takes_the_method_that_new_takes(clinics, ca
         for parts in (parse(line)["own"], recipes(CONFIGS)["own"])
     ]
     assert methods[0] == methods[1] != set()
+
+
+def test_the_example_of_a_consortium_beats_the_constant_answer_at_both_hospitals(tmp_path, monkeypatch, request):
+    """The page's two YAML blocks as they stand, without FLARE: fewer rounds, tables of 60 scans with a sign."""
+    page = (request.config.rootpath / "docs" / "consortium.md").read_text()
+    block = r"```yaml\n# app_configs/{}.*?\n(.*?)```"
+    task, jobs = (re.search(block.format(file), page, re.DOTALL)[1] for file in ("tasks/own.yml", "jobs.yml"))
+    (tmp_path / CONFIGS / "tasks").mkdir(parents=True)
+    (tmp_path / CONFIGS / "tasks" / "own.yml").write_text(task)
+    (tmp_path / CONFIGS / "jobs.yml").write_text(jobs)
+    for number, site in enumerate(("north", "south")):
+        signs_in_scans(tmp_path / "vqa" / site, seed=number)
+    monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path / "vqa"))
+    sections = compose(tmp_path / CONFIGS, "own", ["training.rounds=3"])
+    learners = {site: Learner.from_sections(sections, site=site, folder=tmp_path / site) for site in ("north", "south")}
+    *_, last = federate(learners)
+    for site, update in last.updates.items():
+        assert update.metrics["overall"] > learners[site].constant + 0.5
+        assert update.metrics["below_constant"] == 0
+
+
+def signs_in_scans(folder, *, seed):
+    """A table of two questions about each scan, answered by the place of a bright square."""
+    random = np.random.default_rng(seed)
+    rows = ["image,question,answer"]
+    for number in range(60):
+        scan = random.integers(0, 60, (32, 32), dtype=np.uint8)
+        right, low = random.integers(0, 2, 2)
+        scan[16 * low : 16 * low + 16, 16 * right : 16 * right + 16] = 255
+        (folder / "scans").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(scan).save(folder / "scans" / f"{number}.png")
+        rows.append(f"scans/{number}.png,Is there a fracture?,{('no', 'yes')[right]}")
+        rows.append(f"scans/{number}.png,Which bone is shown?,{('tibia', 'femur')[low]}")
+    (folder / "manifest.csv").write_text("\n".join(rows) + "\n")
 
 
 def test_another_place_gets_a_folder_of_its_own(clinics, tmp_path, capsys):

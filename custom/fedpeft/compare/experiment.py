@@ -18,8 +18,9 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedpeft.alignment import PIASettings
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
@@ -29,6 +30,10 @@ from fedpeft.core.processes import without_current_folder
 from fedpeft.job.composing import changed, check_used, unused
 from fedpeft.job.federation import NONE, SETTING
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.report.wording import IDENTITY, Alignment
+
+if TYPE_CHECKING:
+    from fedpeft.site.learner import Learner
 
 RUNS = "runs.jsonl"
 SEEDS = ("training.seed", "data.seed")
@@ -173,9 +178,10 @@ def carry_out(run: Run) -> Outcome:
         learners = {site: Learner.from_sections(run.sections, site=site, folder=Path(folder) / site) for site in sites}
         on_cpu = all(learner.device.type == "cpu" for learner in learners.values())
         before = _cpu_seconds()  # without the imports, which only the first run of a process pays for
-        rounds, pooled = [], []
+        rounds, pooled, alignment = [], [], Alignment()
         for result in federate(learners):
             rounds.append(result.updates)
+            alignment += _alignment(result.round, result.report, apart=_apart(next(iter(learners.values()))))
             pooled.append(pooled_balanced_accuracy(learners[site].recognized() for site in result.updates))
         spent = _cpu_seconds() - before
     return Outcome(
@@ -196,7 +202,20 @@ def carry_out(run: Run) -> Outcome:
         samples={site: one.samples for updates in rounds for site, one in updates.items()},
         pooled=tuple(value for value in pooled if value is not None),
         cpu_seconds=spent if on_cpu else None,
+        alignment=alignment,
     )
+
+
+def _alignment(number: int, report: Mapping[str, Any], *, apart: bool) -> Alignment:
+    decisions = report.get("decisions", {}).values()
+    moved, stayed, held = (sum(one[name] for one in decisions) for name in ("moved", "stayed", "held"))
+    return Alignment(places=moved + stayed, moved=moved, held=held, last=number if moved else 0, apart=apart)
+
+
+def _apart(learner: Learner) -> bool:
+    method = learner.method
+    assert isinstance(method.pia, PIASettings)
+    return method.initialization != "shared" or method.pia.solver == IDENTITY or bool(learner.schedule.joins)
 
 
 def _cpu_seconds() -> float:

@@ -13,7 +13,7 @@ from fedpeft.core.metrics import TITLES
 from fedpeft.core.text import one_line
 from fedpeft.protocol.fields import MB
 from fedpeft.report.history import History
-from fedpeft.report.wording import caution
+from fedpeft.report.wording import Alignment, alignment_of, caution
 
 Sites = Mapping[str, float]
 
@@ -38,6 +38,7 @@ class Outcome:
             nobody counted them by class, as in a finished run, whose sites send no such counts.
         cpu_seconds: of all threads and child processes, from the first round to the last; None where nobody measured,
             or an accelerator did the work.
+        alignment: what became of the places that the server's alignment could have moved, in all rounds.
     """
 
     task: str
@@ -54,6 +55,7 @@ class Outcome:
     samples: Mapping[str, int] = field(default_factory=dict)
     pooled: tuple[float, ...] = ()
     cpu_seconds: float | None = None
+    alignment: Alignment = field(default_factory=Alignment)
 
     def figure(self, metric: str, *, last: int = 1) -> float:
         """Return the mean over the sites with this metric and over the last rounds, in percent; NaN: there is none."""
@@ -79,12 +81,17 @@ class Outcome:
         return [Outcome.figure(self._only(number), metric) for number in range(len(self.figures))]
 
     def megabytes(self) -> list[float]:
-        """Return what all sites together had sent after each round, in MB; empty where nobody counted."""
+        """Return what a site had sent after each round, in MB, the mean of all; empty where nobody counted."""
         total, sums = 0.0, []
         for sites in self.sent:
             total += sum(sites.values()) / MB
-            sums.append(total)
+            sums.append(total / len(self.metrics))
         return sums
+
+    def megabytes_a_round(self) -> float | None:
+        """Return what a site that takes part sends in a round, in MB, the mean of all; None where nobody counted."""
+        replies = [sent for sites in self.sent for sent in sites.values()]
+        return sum(replies) / len(replies) / MB if replies else None
 
     def as_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
@@ -102,13 +109,15 @@ def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
     """
     try:
         of_rounds = {name: tuple(values.get(name, ())) for name in ("figures", "sent", "pooled")}
-        outcome = Outcome(**{**values, **of_rounds})
+        alignment = Alignment(**values.get("alignment", {}))
+        outcome = Outcome(**{**values, **of_rounds, "alignment": alignment})
         fine = all(0 <= value <= 1 for sites in outcome.figures for value in sites.values())
         fine = fine and all(0 <= value <= 1 for value in outcome.pooled)
         fine = fine and all(isinstance(count, int) and count >= 0 for count in outcome.samples.values())
         fine = fine and 0 <= (outcome.cpu_seconds or 0) < math.inf
         fine = fine and 0 <= outcome.seconds < math.inf and outcome.seed == int(outcome.seed)
         fine = fine and all(0 <= value < math.inf for sites in outcome.sent for value in sites.values())
+        fine = fine and alignment.counted
         fine = fine and all(map(one_line, (outcome.task, outcome.method)))
         known = all(TITLES[outcome.metrics[site]] for sites in outcome.figures for site in sites)
     except (TypeError, KeyError, AttributeError) as error:
@@ -147,6 +156,7 @@ def of_history(history: History, *, method: str, recipe: str = "") -> Outcome:
         tiny=history.tiny,
         recipe=recipe,
         samples={s: r.samples for one in rounds for s, r in one.sites.items() if r.samples is not None},
+        alignment=alignment_of(history),
     )
 
 

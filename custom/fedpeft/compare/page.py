@@ -69,7 +69,7 @@ def _figure(outcomes: Sequence[Outcome], theme: Theme, *, narrow: bool, framed: 
         row[0].set_ylabel(f"{TITLES[metric]}, mean of the sites (%)")
         row[-1].set_ylabel(f"{TITLES[metric]}, mean of the sites (%)" if narrow or not counted else "")
         row[0].xaxis.get_major_locator().set_params(integer=True)
-        for axes, place in zip(row, ("round", "MB sent by all sites together"), strict=False):
+        for axes, place in zip(row, ("round", "MB that a site had sent"), strict=False):
             axes.grid(axis="y", color=theme.grid, linewidth=0.6)
             axes.set_xlabel(place if narrow or index == len(metrics) else "")
     handles = {shown.get_label(): shown for shown in panels[0][0].lines}
@@ -133,7 +133,7 @@ def page(comparison: Comparison, picture: Picture, outcomes: Sequence[Outcome], 
     below = "".join(f'<p class="caption">{escape(note)}</p>' for note in notes)
     metric = title_of(metric for one in outcomes for metric in one.metrics.values())
     methods = ", ".join(dict.fromkeys(one.method for one in outcomes))
-    curves = f"Curves of {metric} by round, and against the MB that all sites had sent, for {methods}."
+    curves = f"Curves of {metric} by round, and against the MB that a site had sent, for {methods}."
     body = "\n".join(
         (
             section("Methods", laid_out(table) + below),

@@ -28,7 +28,7 @@ from fedpeft.compare.published import NOT_COMPARABLE, differences, published, so
 from fedpeft.core.console import cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import BALANCED_ACCURACY, TITLES
-from fedpeft.report.wording import DASH, FEWER
+from fedpeft.report.wording import DASH, FEWER, Alignment
 
 Cells = tuple[tuple[str, ...], ...]  # a row of heads, then the others
 GAP, EDGES = 2, 2  # letters between columns and beside the table of the terminal
@@ -321,7 +321,7 @@ def _pairs(name: str, figures: dict[str, dict[int, float]], baseline: str) -> li
 
 
 def _megabytes(runs: Sequence[Outcome]) -> float | None:
-    return _mean([one.megabytes()[-1] / len(one.sent) for one in runs if one.sent])
+    return _mean([value for one in runs if (value := one.megabytes_a_round()) is not None])
 
 
 def _cpu_seconds(runs: Sequence[Outcome]) -> float | None:
@@ -333,6 +333,15 @@ def _when(outcomes: Sequence[Outcome], last: int) -> str:
     rounds = sorted({len(one.figures) for one in outcomes})
     after = f"{' or '.join(map(str, rounds))} round{'s' * (rounds != [1])}"
     return f"after {after}" if last == 1 else f"mean of the last {min(last, rounds[-1])} of {after}"
+
+
+def _moved(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return how many places the alignment of each method moved in all its runs."""
+    said: dict[str, list[str]] = {}
+    for method in dict.fromkeys(one.method for one in outcomes):
+        counted = sum((one.alignment for one in outcomes if one.method == method), Alignment())
+        said.setdefault(counted.sentence(), []).append(method)
+    return [f"{', '.join(methods)}: {sentence}." for sentence, methods in said.items() if sentence]
 
 
 def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: int) -> tuple[str, ...]:
@@ -348,7 +357,8 @@ def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: i
         notes.append(f"{FEWER} a mean of some sites: others were not drawn, or did not answer, in these rounds.")
     if any(one.pooled for one in outcomes):
         notes.append(f"{POOLED}: on the test images of all sites together, the mean over their classes.")
-    notes += ["MB: a million bytes of adapters, as all sites together send them in a round."]
+    notes += ["MB: a million bytes of adapters, as one site sends them in a round."]
+    notes += _moved(outcomes)
     if any(one.cpu_seconds is not None for one in outcomes):
         notes.append(CPU_SECONDS)
     if beside and (source := source_of(outcomes[0].task)):

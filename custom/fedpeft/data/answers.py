@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from fedpeft.data.schema import Example
 
 YES_NO = frozenset({"yes", "no"})
-MISSING = frozenset({"", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"})  # as programs write a cell without value
+MISSING = frozenset(  # as programs write a cell without value: pandas, R, Excel
+    {
+        *("", "nan", "-nan", "na", "n/a", "#n/a", "#n/a n/a", "#na", "<na>", "nat", "null"),
+        *("1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
+        *("#value!", "#ref!", "#div/0!", "#name?", "#num!", "#null!"),
+    }
+)
+MAYBE_MISSING = ("none", "-1", "-9", "-99", "999", "?", "??", ".", "-", "--")  # as people write it, and answers too
 
 # joiners, marks of direction, soft hyphens, byte order marks: nobody sees them, and two texts differ by them
 _NO_WIDTH = dict.fromkeys(
@@ -30,9 +37,22 @@ _NO_WIDTH = dict.fromkeys(
 )
 
 
+_SAME = ("<wide>", "<narrow>", "<compat>")  # forms of a letter or digit; a raised or circled one is another
+
+
 def clean_text(text: str) -> str:
-    """Return a text in Unicode's composed form (NFC), without characters that have no width."""
-    return text if text.isascii() else unicodedata.normalize("NFC", text.translate(_NO_WIDTH))
+    """Return a text in Unicode's composed form (NFC), without characters that have no width.
+
+    Letters and digits of full or half width, and ligatures, become the usual ones.
+    """
+    if text.isascii():
+        return text
+    return unicodedata.normalize("NFC", "".join(map(_usual, text.translate(_NO_WIDTH))))
+
+
+def _usual(letter: str) -> str:
+    same = letter.isalnum() and unicodedata.decomposition(letter).startswith(_SAME)
+    return unicodedata.normalize("NFKC", letter) if same else letter
 
 
 def clean_values(value: Any) -> Any:

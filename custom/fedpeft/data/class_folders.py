@@ -13,6 +13,7 @@ is FEDPEFT_DATA/<site>.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +23,14 @@ from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.answers import clean_text
 from fedpeft.data.folders import Glance, Recognized, dataset_folder, files_below, tree
 from fedpeft.data.labelled_images import TAKES, class_example, class_folders, site_of
-from fedpeft.data.partition import SPELLINGS
+from fedpeft.data.partition import SPELLINGS, named_like_splits
 from fedpeft.data.registry import DATASETS, DataSet
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
 # what sets of images call folders that are no classes
 NO_CLASSES = frozenset({"annotations", "image", "images", "imgs", "label", "labels", "mask", "masks", "scans"})
+MAX_ENDINGS = 5  # that are named
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 
 
@@ -41,8 +43,7 @@ def load(settings: DataSettings) -> SiteData:
     root = dataset_folder(settings, (settings.site or "class_folders",))
     parts: dict[str, list[Example]] = {TRAIN: [], VALIDATION: [], TEST: []}
     names = class_folders(root)
-    splits = {SPELLINGS[name.lower()] for name in names if name.lower() in SPELLINGS}
-    if {TRAIN, TEST} <= splits and not _are_splits(names):
+    if not _are_splits(names) and named_like_splits(names):
         beside = ", ".join(sorted(name for name in names if name.lower() not in SPELLINGS))
         raise DataError(
             f"{root} has folders of splits and others beside them ({beside:.200}): move those elsewhere, or name each "
@@ -55,8 +56,9 @@ def load(settings: DataSettings) -> SiteData:
         parts[TRAIN] = _examples(root, root)
     train, validation, test = parts.values()
     split = bool(train and test)
-    found = sum(map(len, parts.values()))
-    others = len(files_below(root)) - found
+    loaded_files = {example.image for examples in parts.values() for example in examples}
+    others = [file for file in files_below(root) if file not in loaded_files]
+    inside = [file for file in others if file.relative_to(root).parts[0] in names]
     site = settings.site or root.resolve().name
     loaded = site_of(
         settings,
@@ -65,7 +67,10 @@ def load(settings: DataSettings) -> SiteData:
         train=train if split else [*train, *validation, *test],
         validation=validation or None if split else None,
         test=test if split else None,
-        left_out=[("it is no image in a class folder", others)],
+        left_out=[
+            (f"its ending is that of no image that is read ({_endings(inside)})", len(inside)),
+            ("it is in no class folder", len(others) - len(inside)),
+        ],
         notes=_patients([*train, *validation, *test]),
     )
     return replace(loaded, own_ids=True)
@@ -101,6 +106,11 @@ def _examples(folder: Path, root: Path) -> list[Example]:
             group = clean_text(file.parent.relative_to(folder / name).as_posix().removeprefix("."))
             examples.append(class_example(file, name.replace("_", " "), image_id=place, group=group))
     return examples
+
+
+def _endings(files: Iterable[Path]) -> str:
+    counts = Counter(file.suffix[:10].strip().lower() or "no ending" for file in files)
+    return ", ".join(name for name, _ in counts.most_common(MAX_ENDINGS))
 
 
 def _patients(examples: Iterable[Example]) -> Iterator[str]:

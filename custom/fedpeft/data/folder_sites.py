@@ -17,7 +17,7 @@ from typing import Any
 from fedpeft.core.errors import DataError
 from fedpeft.core.settings import build
 from fedpeft.data.folders import Glance, glance
-from fedpeft.data.partition import SPELLINGS
+from fedpeft.data.partition import SPELLINGS, named_like_splits
 from fedpeft.data.registry import DATASETS, load, require_known
 from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import IID, NATURAL, DataSettings
@@ -81,10 +81,10 @@ def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSit
         known = {name: part for name, part in inner.items() if _layouts(part)}
         if not known:
             raise DataError(unknown_layout(whole))
-        if len(known) > 1 and all(name.lower() in SPELLINGS for name in known):
+        if named_like_splits(known):
             raise DataError(
-                f"{seen.root} has a folder for each split, {', '.join(known)}, which are no sites; give one site one "
-                f"table with a column 'split', or class folders in these folders."
+                f"{seen.root} has folders named like splits, {_listed([*known])}, which are no sites: give one site "
+                f"one table with a column 'split', or class folders in folders train, validation and test alone."
             )
         parts = [(name, layout, part) for name, part in known.items() for layout in _layouts(part)]
         rest = {name: seen.folders[name] for name in inner if name not in known}

@@ -112,14 +112,14 @@ def images_below(folder: Path) -> dict[str, Path]:
 def files_below(folder: Path) -> list[Path]:
     """Return all files below a folder, at any depth, in the order of their paths.
 
-    Links are followed, also those to folders, but not back into a folder that they lie in. Hidden files and folders are
-    left out, and what macOS adds to archives.
+    Links are followed, also those to folders, but not back into a folder that they or `folder` lie in. Hidden files and
+    folders are left out, and what macOS adds to archives.
 
     Raises:
-        DataError: a folder cannot be read, or there are more than `MAX_FOLDERS`.
+        DataError: a folder cannot be read, there are more than `MAX_FOLDERS`, or an image is a link to nothing.
     """
     files: list[Path] = []
-    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(str(folder), frozenset())]
+    waiting = [(str(folder), _places(folder))]
     opened = 0
     while waiting:
         current, around = waiting.pop()
@@ -137,9 +137,20 @@ def files_below(folder: Path) -> list[Path]:
                         waiting.append((entry.path, around | {place}))
                     elif entry.is_file():
                         files.append(Path(entry.path))
+                    elif entry.is_symlink() and is_image(Path(entry.name)):
+                        raise DataError(
+                            f"{entry.path} is a link to a file that is not there: fetch it, as with git annex get or "
+                            f"dvc pull, or remove the link."
+                        )
         except OSError as error:
             raise DataError(f"{current} cannot be read ({error.strerror}); check its permissions.") from error
     return sorted(files)
+
+
+def _places(folder: Path) -> frozenset[tuple[int, int]]:
+    """Return where on the disk the folders are that a folder lies in, by its path and without links."""
+    stats = (os.stat(parent) for path in (folder.absolute(), folder.resolve()) for parent in path.parents)
+    return frozenset((stat.st_dev, stat.st_ino) for stat in stats)
 
 
 def is_hidden(name: str) -> bool:

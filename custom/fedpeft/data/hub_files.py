@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -31,8 +31,20 @@ MAX_ROWS = 5 * 10**6
 MAX_UNPACKED = 2**29  # bytes of one column in one row group
 _MAX_IN_BATCH = 2**28  # bytes that a column of a batch may have where every row is as long as its column
 ONE_READER = Lock()  # pyarrow does not say that threads may share an open file; and they find what another has read
-_SHARD = re.compile(r"(.+)-\d+-of-\d+(?:-[0-9a-f]+)?")  # until 2023 `push_to_hub` added a digest
+_SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)(?:-[0-9a-f]+)?")  # until 2023 `push_to_hub` added a digest
 _WORDS = re.compile(r"[a-z]+")
+_SAVED = "dataset_dict.json"
+# of files that may hold a split in a form that is not read, or of a download that did not end
+_OTHER_TABLES = frozenset(
+    {
+        *(".csv", ".tsv", ".json", ".jsonl", ".arrow", ".feather", ".pq", ".tar", ".zip", ".gz", ".zst", ".xz", ".7z"),
+        *(".part", ".incomplete", ".crdownload"),
+    }
+)
+
+
+class SeveralSetsError(DataError):
+    """A folder holds several data sets, each of which is to be named alone."""
 
 
 class Shard(NamedTuple):
@@ -46,35 +58,86 @@ def shards(root: Path) -> list[Shard]:
     """Return the files with rows below a folder, in the order of their paths.
 
     Raises:
-        DataError: there are none, of two kinds, or of several configurations.
+        SeveralSetsError: there are files of two kinds, or of several configurations.
+        DataError: there are none, or some of a split are not there, or in a form that is not read.
     """
     below = files_below(root)
-    parquet = [path for path in below if path.suffix == ".parquet"]
+    parquet = [path for path in below if _is_parquet(path)]
     states = [path for path in below if path.name == "state.json"]
     if parquet and states:
-        raise DataError(f"Both {parquet[0]} and {states[0]} are there; let root be the folder of one of the two.")
+        raise SeveralSetsError(
+            f"Both {parquet[0]} and {states[0]} are there; let root be the folder of one of the two."
+        )
     if not parquet and not states:
         raise DataError(f"{root} is no folder of Hugging Face datasets; let root be the folder of one.")
     if states:
         saved = sorted({state.parent if state.parent == root else state.parent.parent for state in states})
         if len(saved) > 1:
-            raise DataError(f"Both {saved[0]} and {saved[1]} hold saved data; let root be the folder of one of them.")
+            raise SeveralSetsError(
+                f"Both {saved[0]} and {saved[1]} hold saved data; let root be the folder of one of them."
+            )
+        _check_saved(path for path in below if path.name == _SAVED)
         return [shard for state in states for shard in _saved(state)]
     named = [(path, *_split_of(path, root)) for path in parquet]
     homes = sorted({home for _, _, home in named})
     if len(homes) > 1:
-        raise DataError(f"Both {homes[0]} and {homes[1]} hold Parquet files; let root be the folder of one of them.")
+        raise SeveralSetsError(
+            f"Both {homes[0]} and {homes[1]} hold Parquet files; let root be the folder of one of them."
+        )
     if any(split for _, split, _ in named) and (unnamed := [path for path, split, _ in named if not split]):
         raise DataError(
             f"{unnamed[0]} names no split, and other files do: name it like one, as train-00000-of-00001.parquet, or "
             f"let root hold the files of one data set alone."
         )
+    _check_numbers(parquet)
+    _check_others(below, {SPELLINGS.get(split, split) for _, split, _ in named})
     return [Shard(path, split) for path, split, _ in named]
+
+
+def _check_numbers(parquet: Sequence[Path]) -> None:
+    """Refuse a split of which some of the numbered files are not there."""
+    there: dict[tuple[Path, str, int], set[int]] = {}
+    for path in parquet:
+        if shard := _SHARD.fullmatch(path.stem):
+            there.setdefault((path.parent, shard[1], int(shard[3])), set()).add(int(shard[2]))
+    for (folder, name, count), numbers in there.items():
+        if len(numbers) < count:
+            raise DataError(
+                f"{folder} has {len(numbers)} of {count} files {name}-...-of-{count:05d}: download the others, or, to "
+                f"train without them, name those that are there like {name}-1.parquet."
+            )
+
+
+def _check_others(below: Sequence[Path], splits: Collection[str]) -> None:
+    """Refuse a file in another form that is named like a split that no Parquet file has."""
+    for path in below:
+        if path.suffix.lower() in _OTHER_TABLES:
+            words = {SPELLINGS[word] for word in _WORDS.findall(path.name.lower()) if word in SPELLINGS}
+            if len(words) == 1 and not words & set(splits):
+                raise DataError(
+                    f"{path} is named like the split {words.pop()}, which no Parquet file here has: save it as "
+                    f"Parquet, or give it another name."
+                )
+
+
+def _check_saved(files: Iterable[Path]) -> None:
+    """Refuse what `save_to_disk` wrote, if a split that it lists is not there."""
+    for file in files:
+        try:
+            splits = [str(split) for split in json.loads(read_text(file))["splits"]]
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"{file} is not what save_to_disk writes; save the data set again.") from error
+        if missing := [
+            split
+            for split in splits
+            if not (file.parent / inside(file.parent, split, where=str(file)) / "state.json").is_file()
+        ]:
+            raise DataError(f"{file} lists the split {missing[0]!r:.80}, which is not there; copy the whole folder.")
 
 
 def columns_of(file: Path) -> tuple[tuple[str, ...], dict[str, list[str]]]:
     """Return the names of a file's columns, and the classes of those whose numbers stand for classes."""
-    schema = _parquet(file).schema_arrow if file.suffix == ".parquet" else _arrow(file).schema
+    schema = _parquet(file).schema_arrow if _is_parquet(file) else _arrow(file).schema
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
@@ -100,10 +163,10 @@ def rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         DataError: the file is broken, or unpacks to more than a data set has.
     """
     chosen = list(dict.fromkeys(columns))
-    largest = _largest_column(file, chosen) if file.suffix == ".parquet" else 0
+    largest = _largest_column(file, chosen) if _is_parquet(file) else 0
     size = max(1, min(_BATCH, _MAX_IN_BATCH // max(1, largest)))
     try:
-        if file.suffix == ".parquet":
+        if _is_parquet(file):
             batches = _parquet(file).iter_batches(size, columns=chosen, use_threads=False)
         else:
             batches = _arrow(file).select(chosen).to_batches(max_chunksize=_BATCH)
@@ -122,7 +185,7 @@ def image_bytes(file: Path, column: str, row: int) -> bytes:
         DataError: the file is gone or broken.
     """
     try:
-        if file.suffix != ".parquet":
+        if not _is_parquet(file):
             return _content(_arrow(file).column(column)[row].as_py())
         metadata = _parquet(file).metadata
         for group in range(metadata.num_row_groups):
@@ -195,6 +258,10 @@ def _saved(state: Path) -> list[Shard]:
     if not values.get("_split") and split not in SPELLINGS:
         split = ""
     return [Shard(file, split) for file in files]
+
+
+def _is_parquet(file: Path) -> bool:
+    return file.suffix.lower() == ".parquet"
 
 
 def _stamp(file: Path) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from typing import Any
 from fedpeft.core.errors import DataError
 from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, normalize
 from fedpeft.data.folders import Glance, dataset_folder, image_file, inside, tree
-from fedpeft.data.hub_files import Shard, columns_of, encoded, image_bytes, rows, shards
+from fedpeft.data.hub_files import SeveralSetsError, Shard, columns_of, encoded, image_bytes, rows, shards
 from fedpeft.data.images import EncodedImage
 from fedpeft.data.partition import SPELLINGS, arrange, pooled, published
 from fedpeft.data.records import BadRows, Row, reading
@@ -173,8 +173,10 @@ def recognized(seen: Glance) -> bool:
         return False
     try:
         return bool(shards(seen.root))
-    except DataError:
+    except SeveralSetsError:
         return False
+    except DataError:  # which loading says then
+        return True
 
 
 DATASET = DataSet(

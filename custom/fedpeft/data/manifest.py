@@ -23,6 +23,7 @@ that is none of the known ones is a column that is not read, and the notes say s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from typing import NamedTuple
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
-from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, normalize
+from fedpeft.data.answers import MAYBE_MISSING, closed_by_answer, closed_by_type, is_missing, normalize
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.folders import dataset_folder, holds, inside, tree
 from fedpeft.data.images import ChosenImage
@@ -226,8 +227,13 @@ def _unusual(settings: DataSettings, rows: list[Row], kept: list[Placed]) -> Ite
     """Yield a sentence for each thing that a site should know of its table."""
     if settings.split == "published":
         yield from across_splits(kept)
-    if nones := sum(example.answer == "none" for _, example in kept):
-        yield f"{nones:,} answers are the word none, which is an answer like others."
+    counts = Counter(answer for _, example in kept for answer in (example.labels or (example.answer,)))
+    for answer in MAYBE_MISSING:
+        if counts[answer]:
+            yield (
+                f"{counts[answer]:,} answers are {answer!r}, which is an answer like others: where it says that a "
+                f"value is missing, remove these rows."
+            )
     if any("patient" in row.values for row in rows) and (alone := sum(not e.group for _, e in kept)):
         yield f"{alone:,} rows name no patient; their images count as different patients."
 

@@ -12,6 +12,7 @@ splits stays, as the table says so, and is noted.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
@@ -26,7 +27,14 @@ SPELLINGS = {  # of a split's name in tables and folders
     **dict.fromkeys(("validation", "validate", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+_SIMILAR = {**SPELLINGS, "eval": "test", "evaluation": "test"}
 Splits = tuple[tuple[Example, ...], tuple[Example, ...], tuple[Example, ...]]
+
+
+def named_like_splits(names: Iterable[str]) -> bool:
+    """Return whether by their words one name is that of training and another that of a test or validation."""
+    splits = {_SIMILAR[word] for name in names for word in re.findall(r"[a-z]+", name.lower()) if word in _SIMILAR}
+    return "train" in splits and len(splits) > 1
 
 
 def arrange(

@@ -21,7 +21,7 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build, suggestion
-from fedpeft.core.workspace import listed_classes
+from fedpeft.core.workspace import MANIFEST, listed_classes
 from fedpeft.doctor.kit import SITE, Kit, read_kit
 from fedpeft.job.admission.job import admit_folder
 from fedpeft.job.composing import CONTROLLER, EXECUTOR, SECTIONS, FlareSettings
@@ -30,6 +30,9 @@ from fedpeft.job.federation import site_backbone
 from fedpeft.job.folder import job_folder
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.report.history_reader import read
+from fedpeft.report.status.progress import SIMULATED
+from fedpeft.report.wording import not_learning
 from fedpeft.server.update_check import MIN_REPLIES
 
 if TYPE_CHECKING:
@@ -139,6 +142,7 @@ def check_job(context: Context) -> Iterator[Finding]:
         yield failed(f"{differing[0]} differs between server and sites: write the job again with `fedpeft jobs`.")
     yield from _average(job)
     yield from _rate(job)
+    yield from _earlier(context)
     if context.kit and context.kit.role == SITE and context.kit.name not in job.sites:
         yield failed(f"site {context.kit.name} is not in federation.sites: {suggestion(context.kit.name, job.sites)}.")
 
@@ -171,6 +175,23 @@ def _rate(job: Job) -> Iterator[Finding]:
                 f"training.learning_rate is {rate:g}, and {name} declares {declared:g} for adapters: it may {what}; "
                 f"set it to {declared:g}, or leave it out and write the job again with `fedpeft jobs`."
             )
+
+
+def _earlier(context: Context) -> Iterator[Finding]:
+    """Say which sites the last simulated run left below their constant answer, where rate and rounds are still its."""
+    folder = context.workspace / SIMULATED
+    if context.kit or not (folder / MANIFEST).is_file():
+        return
+    try:
+        history = read(folder)
+    except FedpeftError as error:
+        yield warned(str(error))
+        return
+    training = build(TrainingSettings, context.job.client.get("training"), section="training")
+    ran_at = history.settings.get("training.learning_rate")
+    unchanged = ran_at == str(training.learning_rate) and training.rounds <= len(history.rounds)
+    if history.job == context.job.folder.name and unchanged:
+        yield from (warned(f"the run in {context.workspace}: {sentence}.") for sentence in not_learning(history))
 
 
 def _arguments(components: list[Mapping[str, Any]], path: str) -> Mapping[str, Any]:

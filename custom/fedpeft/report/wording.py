@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fedpeft.core.metrics import ACCURACY, NO_BETTER
 from fedpeft.report.history import History
 
@@ -83,25 +85,69 @@ def not_learning(history: History) -> list[str]:
     return [f"{site}: {NO_BETTER}" for site in history.below_constant]
 
 
-def moved_places(history: History) -> str:
-    """Return how many places the server's alignment moved in all rounds, and where it moved none the reason.
+@dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """What became of the places that a server's alignment could have moved, in all rounds of a run or of several.
 
-    A place is one module of one site's adapter in one round. Empty where nothing of equal width was aligned.
+    A place is one module of one site's adapter in one round.
+
+    Args:
+        places: those whose neurons could have stayed as they were, because widths are equal.
+        moved: those of them where neurons moved.
+        held: those where all stayed because of the margin.
+        last: the last round in which one moved; 0: there is none.
+        apart: whether sites need not be aligned from the start: each has a first adapter of its own or joins later, or
+            nothing was to move.
     """
-    aligned = [value for one in history.rounds for value in one.aligned.values()]
-    moved, places, held = (sum(getattr(one, name) for one in aligned) for name in ("moved_places", "places", "held"))
-    if not places:
-        return ""
-    counted = f"{moved:,} of {places:,} places moved"
-    if moved:
-        last = max(one.round for one in history.rounds if any(value.moved_places for value in one.aligned.values()))
-        counted += f", the last in round {last}"
-    if held:
-        return f"{counted}; {held:,} stayed because they would have gained less than method.pia.margin"
-    settings = history.settings
+
+    places: int = 0
+    moved: int = 0
+    held: int = 0
+    last: int = 0
+    apart: bool = False
+
+    def __add__(self, other: Alignment) -> Alignment:
+        return Alignment(
+            places=self.places + other.places,
+            moved=self.moved + other.moved,
+            held=self.held + other.held,
+            last=max(self.last, other.last),
+            apart=self.apart or other.apart,
+        )
+
+    @property
+    def counted(self) -> bool:
+        """Whether these can be counts."""
+        return 0 <= self.moved <= self.places and 0 <= self.held <= self.places - self.moved and self.last >= 0
+
+    def sentence(self) -> str:
+        """Return how many places moved, and where none did the reason; empty where nothing of equal width was
+        aligned."""
+        if not self.places:
+            return ""
+        text = f"{self.moved:,} of {self.places:,} places moved" + f", the last in round {self.last}" * (self.moved > 0)
+        if self.held:
+            return f"{text}; {self.held:,} stayed because they would have gained less than method.pia.margin"
+        return text + (": " + STAY_ALIGNED) * (not self.moved and not self.apart)
+
+
+def alignment_of(history: History) -> Alignment:
+    """Return what a run's alignment did."""
+    settings, rounds = history.settings, history.rounds
+    aligned = [value for one in rounds for value in one.aligned.values()]
     together = settings.get("method.initialization") == "shared" and settings.get("method.pia.solver") != IDENTITY
-    joined = any(name.startswith("schedule.joins.") for name in settings)
-    return counted + (": " + STAY_ALIGNED) * (not moved and together and not joined)
+    return Alignment(
+        places=sum(value.places for value in aligned),
+        moved=sum(value.moved_places for value in aligned),
+        held=sum(value.held for value in aligned),
+        last=max((one.round for one in rounds if any(v.moved_places for v in one.aligned.values())), default=0),
+        apart=not together or any(name.startswith("schedule.joins.") for name in settings),
+    )
+
+
+def moved_places(history: History) -> str:
+    """Return how many places the alignment of a run moved, and where it moved none the reason."""
+    return alignment_of(history).sentence()
 
 
 def rejections(history: History) -> list[str]:
