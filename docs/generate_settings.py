@@ -42,7 +42,7 @@ from fedpeft.methods.prompts import PromptTuning
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.slot_tuning import SlotTuning
 from fedpeft.protocol import PrivacySettings
-from fedpeft.protocol.problem_codes import CODES
+from fedpeft.protocol.fields import CODES
 from fedpeft.protocol.types import TASKS
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.scheduling.solvers import SOLVERS

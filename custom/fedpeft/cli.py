@@ -175,7 +175,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 
 def _jobs(arguments: argparse.Namespace) -> None:
-    from fedpeft.job.admission.job import admit_folder
+    from fedpeft.job.admission import admit_folder
     from fedpeft.job.composing import check_used, compose, default_configs, name_of, outdated, recipes, write_job
 
     configs = arguments.configs or default_configs()

@@ -15,8 +15,8 @@ import fedpeft
 from fedpeft.federate import federate
 from fedpeft.job.composing import write_job
 from fedpeft.job.site_policy import read_policy
-from fedpeft.protocol.secret_seed import salt_of, secret_of, start_of
 from fedpeft.protocol.secure_sum import digest
+from fedpeft.protocol.signed_keys import salt_of, secret_of, start_of
 from fedpeft.report.status import run_folder
 from fedpeft.report.verify import verify
 from fedpeft.site.learner import Learner

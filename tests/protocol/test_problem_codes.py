@@ -11,7 +11,7 @@ from fedpeft.data import DataError, DataSettings
 from fedpeft.flare.messages import from_model, to_model
 from fedpeft.job.setting_names import declared_part, names
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.problem_codes import CODES, is_known, sentence
+from fedpeft.protocol.fields import CODES, is_known, sentence
 from fedpeft.protocol.reply_contract import check_introduction
 from fedpeft.protocol.types import Introduction
 from fedpeft.site.frames import Failure

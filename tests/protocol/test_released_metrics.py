@@ -4,7 +4,7 @@
 import pytest
 
 from fedpeft.core.errors import LocalError
-from fedpeft.protocol.released_metrics import FILE, first_of_round, first_scores_of_round, released_metrics
+from fedpeft.protocol.reply_policy import METRICS_FILE, first_of_round, first_scores_of_round, released_metrics
 
 MEASURED = {"overall": 0.61234, "open": 0.51234, "closed": 0.71234, "loss": 1.23456, "loss_first": 123.456}
 ROUNDED = {"overall": 0.61, "open": 0.51, "closed": 0.71, "loss": 1.23, "loss_first": 123.0}
@@ -62,7 +62,7 @@ def test_a_repeated_round_answers_what_it_answered_before(tmp_path):
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"round": 1, "metrics": {}}'])
 def test_metrics_that_may_have_left_already_stay(tmp_path, content):
-    (tmp_path / FILE).write_text(content)
+    (tmp_path / METRICS_FILE).write_text(content)
     with pytest.raises(LocalError, match="submit the job again"):
         first_of_round(ROUNDED, 1, tmp_path)
 

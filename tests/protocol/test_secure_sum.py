@@ -11,8 +11,9 @@ import torch
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.site_job import digest_of
-from fedpeft.protocol import fixed_point, secure_sum
+from fedpeft.job.settings import digest_of
+from fedpeft.protocol import secure_sum
+from fedpeft.protocol import secure_sum as fixed_point
 from fedpeft.protocol.signed_keys import Kit
 
 SITES = ("berlin", "paris", "rome", "wien")
@@ -175,7 +176,7 @@ def test_a_key_is_used_up_by_an_upload_that_fails(tmp_path, kits):
 
 def test_the_private_key_is_for_the_sites_user_alone(tmp_path):
     Round(tmp_path)
-    assert (tmp_path / "paris" / secure_sum.FILE).stat().st_mode & 0o077 == 0
+    assert (tmp_path / "paris" / secure_sum.KEY_FILE).stat().st_mode & 0o077 == 0
 
 
 def replaced(chosen, kits, kind):

@@ -16,7 +16,7 @@ from fedpeft.backbones import BackboneSettings, usual_source
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data import DataError, DataSettings
 from fedpeft.data.answer_space import UNLISTED
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.site_check import MAX, MIN, admitted, load_data, refusals

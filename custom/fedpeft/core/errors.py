@@ -15,7 +15,7 @@ class FedpeftError(ValueError):
     Args:
         sentence: for the user of this machine; it may hold values and paths, so it does not leave the machine.
         setting: dotted name of the wrong setting, e.g. `training.device`; empty if it is not about a setting.
-        code: what a site sends to the server in place of the sentence, one of `fedpeft.protocol.problem_codes`; empty:
+        code: what a site sends to the server in place of the sentence, one of `fedpeft.protocol.fields`; empty:
             `default_code`, or the code of a wrong setting if one is named.
     """
 

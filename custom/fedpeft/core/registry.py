@@ -14,6 +14,7 @@ the site's own file lists (`only_plugins`), so that no loop over all names impor
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
@@ -164,3 +165,25 @@ def _described(home: object) -> str:
 
 def _package(point: EntryPoint) -> str:
     return f"package {point.dist.name} {point.dist.version}" if point.dist else point.module
+
+
+def lazily(package: str, homes: Mapping[str, str], name: str) -> Any:
+    """Import a public name; for a package's `__getattr__` (PEP 562).
+
+    Args:
+        package: its `__name__`.
+        homes: public name -> module that defines it, by its full name or relative to the package.
+        name: the public name.
+
+    Raises:
+        AttributeError: the package has no such name.
+    """
+    if name not in homes:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    home = homes[name]
+    return getattr(import_module(home if home.startswith("fedpeft.") else f"{package}.{home}"), name)
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> list[str]:
+    """Return all names that the package has or can import; for its `__dir__`."""
+    return sorted({*vars(sys.modules[package]), *homes})

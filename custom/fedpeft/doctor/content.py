@@ -31,7 +31,7 @@ from fedpeft.data.schema import SiteData
 from fedpeft.doctor.context import PASS, Context, Finding, failed, passed, warned
 from fedpeft.doctor.kit import SERVER
 from fedpeft.job.federation import NONE, SETTING, several_backbones, site_backbone, usable
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.site_check import admitted, load_data
 from fedpeft.report.data_summary import Overlap

@@ -23,7 +23,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build, suggestion
 from fedpeft.core.workspace import listed_classes
 from fedpeft.doctor.kit import SITE, Kit, read_kit
-from fedpeft.job.admission.job import admit_folder
+from fedpeft.job.admission import admit_folder
 from fedpeft.job.composing import CONTROLLER, EXECUTOR, SECTIONS, FlareSettings
 from fedpeft.job.composing import check as check_sections
 from fedpeft.job.federation import site_backbone

@@ -30,7 +30,7 @@ from fedpeft.data.schema import Example
 from fedpeft.importance.memory_budget import layer_memory
 from fedpeft.importance.settings import MemorySettings
 from fedpeft.job.federation import several_backbones, site_backbone
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Trainable

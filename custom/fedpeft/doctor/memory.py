@@ -115,7 +115,7 @@ def sites_at_once(job: Path, threads: int, *, workspace: Path) -> tuple[int, str
 def fitting(context: Context, threads: int) -> tuple[int, str]:
     """Return what `sites_at_once` returns, measured in this process; 0 if not even one site fits."""
 
-    from fedpeft.job.site_job import SiteJob
+    from fedpeft.job.settings import SiteJob
     from fedpeft.site import computing
 
     if context.job is None:

@@ -21,10 +21,9 @@ from fedpeft.core.settings import build
 from fedpeft.core.workspace import COMPONENTS, GUARDS, KEY, PRIVACY, RESOURCES
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 from fedpeft.doctor.kit import ADMIN, SITE, Kit, read_object
-from fedpeft.job.admission.job import FILES
-from fedpeft.job.privacy_settings import PrivacySettings
-from fedpeft.job.site_job import SiteJob
-from fedpeft.job.site_policy import SitePolicy
+from fedpeft.job.admission import FILES
+from fedpeft.job.settings import SiteJob
+from fedpeft.job.site_policy import PrivacySettings, SitePolicy
 from fedpeft.protocol.site_check import refusals
 
 PROBE = "fedpeft.flare.flare_guards"

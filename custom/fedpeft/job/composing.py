@@ -184,9 +184,8 @@ def changed(overrides: Iterable[str]) -> dict[str, Any]:
 
 def check(sections: Mapping[str, Any]) -> None:
     """Check every section as server and sites will."""
-    from fedpeft.job.admission.strict_json import check_texts
-    from fedpeft.job.settings import ServerJob
-    from fedpeft.job.site_job import SiteJob
+    from fedpeft.job.settings import ServerJob, SiteJob
+    from fedpeft.job.strict_files import check_texts
 
     unknown = sorted(set(sections) - set(SECTIONS))
     if unknown:

@@ -39,7 +39,7 @@ from fedpeft.job.composing import (
     write_job,
 )
 from fedpeft.job.federation import site_backbone, site_data
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 
 
 def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:

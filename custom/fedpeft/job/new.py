@@ -15,7 +15,7 @@ from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1, VALIDATION
 from fedpeft.core.settings import suggestion
 from fedpeft.data import DataSettings
 from fedpeft.data.folder_sites import FolderSites, sites_in
-from fedpeft.job.admission.job import admit_folder
+from fedpeft.job.admission import admit_folder
 from fedpeft.job.composing import CONFIGS, PACKAGED, RECIPES, changed, composed, merged, part_of, recipes, write_job
 from fedpeft.job.folder import as_read
 from fedpeft.job.yaml_values import TASKS, parse, write

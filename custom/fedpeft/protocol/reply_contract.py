@@ -21,8 +21,7 @@ from fedpeft.core.metrics import BELOW_CONSTANT, TITLES
 from fedpeft.core.states import first_misfit
 from fedpeft.data.registry import DATASETS
 from fedpeft.protocol import signed_keys
-from fedpeft.protocol.fields import LARGEST_WHOLE_NUMBER, MAX_ATTEMPTS, shown, some
-from fedpeft.protocol.problem_codes import sentence
+from fedpeft.protocol.fields import LARGEST_WHOLE_NUMBER, MAX_ATTEMPTS, sentence, shown, some
 from fedpeft.protocol.types import FRACTIONS, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -36,15 +36,76 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedpeft.core.errors import SecureSumError
+from fedpeft.core.errors import FedpeftError, SecureSumError
 from fedpeft.core.files import replacing
 from fedpeft.core.states import State
 from fedpeft.job.site_policy import MIN_MEMBERS
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol import fixed_point
-from fedpeft.protocol.fixed_point import encode, to_wire
-from fedpeft.protocol.secret_seed import private
-from fedpeft.protocol.signed_keys import Kit, Offer, SignedKey, signed, verified
+from fedpeft.protocol.signed_keys import Kit, Offer, SignedKey, private, signed, verified
+
+FRACTION_BITS = 32
+Numbers = dict[str, np.ndarray]
+
+
+def encode(state: State, weight: int, sites: int) -> Numbers:
+    """Encode a site's weighted tensors as uint64 arrays of the same shapes.
+
+    Args:
+        state: floating-point tensors of any dtype.
+        weight: n_k, at least 1.
+        sites: K, at least 1, the number of encodings to be added: each is below 2^62 / K, so the sum cannot overflow.
+
+    Raises:
+        FedpeftError: a number is NaN, infinite or too large for this weight and number of sites; names the key.
+    """
+    most = 2**62 / (sites * weight)
+    numbers = {}
+    for key, tensor in state.items():
+        scaled = np.rint(tensor.detach().to("cpu", torch.float64).numpy() * 2.0**FRACTION_BITS)
+        if not (np.abs(scaled) <= most).all():  # NaN compares false
+            raise FedpeftError(
+                f"{key} has a number that a secure sum of {sites} sites cannot hold with a weight of {weight}: the "
+                f"site's training diverged, or use method.pia.weighting='uniform'.",
+                code="training-diverged",
+            )
+        numbers[key] = (scaled.astype(np.int64) * np.int64(weight)).view(np.uint64)
+    return numbers
+
+
+def wrapped_sum(states: Sequence[State]) -> Numbers:
+    """Add int64 wire tensors modulo 2^64; all states have the same keys and shapes."""
+    first, *others = states
+    totals = {key: from_wire(tensor).copy() for key, tensor in first.items()}
+    for state in others:
+        for key, total in totals.items():
+            total += from_wire(state[key])
+    return totals
+
+
+def decode(totals: Mapping[str, np.ndarray], weight: int, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
+    """Decode a sum of encodings into the weighted mean.
+
+    Args:
+        totals: uint64 arrays.
+        weight: the sum of all n_k.
+        dtypes: of the result, by key.
+    """
+    divisor = 2.0**FRACTION_BITS * weight
+    return {
+        key: torch.from_numpy(np.asarray(total.view(np.int64).astype(np.float64) / divisor)).to(dtypes[key])
+        for key, total in totals.items()
+    }
+
+
+def to_wire(numbers: np.ndarray) -> torch.Tensor:
+    """View a uint64 array as an int64 tensor with the same bits, which every version of torch can send."""
+    return torch.from_numpy(np.ascontiguousarray(numbers).view(np.int64))
+
+
+def from_wire(tensor: torch.Tensor) -> np.ndarray:
+    """View an int64 tensor as a uint64 array with the same bits."""
+    return tensor.detach().cpu().contiguous().numpy().view(np.uint64)
+
 
 LABEL = b"fedpeft pairwise mask 1"
 KEY_BYTES = 32
@@ -67,7 +128,7 @@ def context_of(
 
     Args:
         job: the job's lineage.
-        settings: digest of the job as deployed, of `fedpeft.job.site_job.digest_of`: a server could have all sites but
+        settings: digest of the job as deployed, of `fedpeft.job.settings.digest_of`: a server could have all sites but
             one train with a learning rate of zero, and read the update of that one from the sum.
         round: counted from 1.
         keys: public key of every site of the sum, by name.
@@ -125,7 +186,7 @@ def _stream(secret: bytes, site: str, peer: str, key: bytes, context: bytes):
     return Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
 
 
-FILE = "secure_sum.json"
+KEY_FILE = "secure_sum.json"
 
 
 def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str, start: bytes = b"") -> SignedKey:
@@ -137,10 +198,10 @@ def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str, sta
         job: the job's lineage.
         round: the round that the key is for.
         site: name of the site.
-        start: what its training starts from, see `fedpeft.protocol.secret_seed`.
+        start: what its training starts from, see `fedpeft.protocol.signed_keys`.
     """
     secret = new_secret()
-    with replacing(folder / FILE) as draft, open(draft, "w", opener=private) as file:
+    with replacing(folder / KEY_FILE) as draft, open(draft, "w", opener=private) as file:
         json.dump({"job": job, "round": round, "secret": secret.hex()}, file)
     return signed(Offer(public_key(secret), start), kit, job=job, round=round, site=site)
 
@@ -196,14 +257,14 @@ def upload(
     """
     offers = verified_offers(offered, kit, job=job, round=round, site=site, members=members)
     keys = {name: offer.public for name, offer in offers.items()}
-    secret = _take(folder / FILE, job=job, round=round)
+    secret = _take(folder / KEY_FILE, job=job, round=round)
     if keys[site] != public_key(secret):
         raise SecureSumError(f"the server passes on another key of site {site} than it offered for round {round}.")
     if len(set(keys.values())) != len(keys):
         raise SecureSumError(f"two sites have the same key in round {round}: a secure sum needs one for each.")
     shapes = {key: list(tensor.shape) for key, tensor in trained.items()}
     context = context_of(job=job, settings=settings, round=round, keys=keys, shapes=shapes, received=digest(received))
-    numbers = fixed_point.encode(trained, weight, len(keys))
+    numbers = encode(trained, weight, len(keys))
     return masked(numbers, site=site, secret=secret, keys=keys, context=context)
 
 
@@ -217,7 +278,7 @@ def mean(
         weights: n_k of each, in the same order.
         dtypes: of the global adapter, by key.
     """
-    return fixed_point.decode(fixed_point.wrapped_sum(uploads), sum(weights), dtypes)
+    return decode(wrapped_sum(uploads), sum(weights), dtypes)
 
 
 def digest(state: State) -> str:

@@ -7,11 +7,15 @@ certificate that the consortium's authority issued to that site. Only the holder
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -20,7 +24,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from fedpeft.core.errors import SecureSumError
+from fedpeft.core.errors import LocalError, SecureSumError
+from fedpeft.core.files import replacing
 
 LABEL = "fedpeft secure sum key 2"
 PADDING = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
@@ -62,7 +67,7 @@ class Kit:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A public key, and the digest of what its site's training starts from (`fedpeft.protocol.secret_seed`)."""
+    """A public key, and the digest of what its site's training starts from (`fedpeft.protocol.signed_keys`)."""
 
     public: bytes
     start: bytes = b""
@@ -147,3 +152,59 @@ def _key_of(encoded: bytes, root: x509.Certificate, site: str) -> rsa.RSAPublicK
 
 def _statement(offer: Offer, job: str, round: int, site: str) -> bytes:
     return json.dumps([LABEL, job, round, site, offer.public.hex(), offer.start.hex()]).encode()
+
+
+SEED_FILE = "secret_seed"
+BYTES = 32
+
+
+def secret_of(folder: Path) -> bytes:
+    """Return the secret in a lineage's state folder, for the site's user alone; it is drawn if there is none yet.
+
+    Raises:
+        LocalError: it cannot be read.
+    """
+    file = folder / SEED_FILE
+    if not file.exists():
+        with replacing(file) as draft, open(draft, "wb", opener=private) as written:
+            written.write(os.urandom(BYTES))
+    try:
+        secret = file.read_bytes()
+    except OSError as error:
+        raise LocalError(f"the secret seed {file} cannot be read ({error}): remove that file.") from error
+    if len(secret) != BYTES:
+        raise LocalError(f"the secret seed {file} has {len(secret)} bytes, not {BYTES}: remove that file.")
+    return secret
+
+
+def start_of(secret: bytes, facts: Mapping[str, Any]) -> bytes:
+    """Return a digest of what a site's training depends on, which tells nobody without the secret what that is.
+
+    Args:
+        secret: of the site and the lineage.
+        facts: JSON-serializable, e.g. the digest of its data.
+    """
+    return _keyed(secret, "start", facts)
+
+
+def salt_of(secret: bytes, *, job: str, round: int, starts: Mapping[str, bytes], received: str) -> str:
+    """Return what goes into every seed of a site's training in a round.
+
+    Args:
+        secret: of the site and the lineage.
+        job: the lineage.
+        round: counted from 1.
+        starts: of every member of the sum, by name.
+        received: digest of the global adapter that the round starts from.
+    """
+    named = {site: start.hex() for site, start in starts.items()}
+    return _keyed(secret, "salt", {"job": job, "round": round, "starts": named, "received": received}).hex()
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that its user alone may read, as `opener` of `open`."""
+    return os.open(path, flags, 0o600)
+
+
+def _keyed(secret: bytes, purpose: str, facts: Mapping[str, Any]) -> bytes:
+    return hmac.digest(secret, json.dumps([purpose, facts], sort_keys=True).encode(), hashlib.sha256)

@@ -21,12 +21,12 @@ from fedpeft.data.settings import NATURAL
 from fedpeft.data.sharing import pooled
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.setting_limits import refused_settings
-from fedpeft.protocol.released_metrics import rounded_count
+from fedpeft.protocol.reply_policy import rounded_count
 from fedpeft.scheduling.settings import ALL
 from fedpeft.scheduling.settings import OWN as OWN_LAYERS
 
 if TYPE_CHECKING:
-    from fedpeft.job.site_job import SiteJob
+    from fedpeft.job.settings import SiteJob
     from fedpeft.methods.settings import MethodSettings
 
 NOT_ALLOWED, TOO_FEW = "setting-not-allowed", "data-too-few"

@@ -79,7 +79,7 @@ class Introduction(_Message):
             often an answer occurs.
         start_digest: SHA-256 of the adapter that the site starts from (`fedpeft.core.states.digest`), where all sites
             can compute it and one of them sends it to all; it depends on no data.
-        problem: why the site cannot take part, a code of `fedpeft.protocol.problem_codes`; empty when it can.
+        problem: why the site cannot take part, a code of `fedpeft.protocol.fields`; empty when it can.
         setting: the name of the job's setting that the problem is about, if it is about one.
         sum_key: the site's public key for the first secure sum, with its certificate and signature; empty without
             `method.secure_sum`.
@@ -270,7 +270,7 @@ def empty_reply(
     Args:
         kind: the message that answers the task.
         round: of the order; an introduction has none.
-        problem: why there is no result, a code of `fedpeft.protocol.problem_codes`.
+        problem: why there is no result, a code of `fedpeft.protocol.fields`.
         setting: the name of the job's setting that the problem is about, if it is about one.
         seconds: wall time that was lost; an introduction has none.
         attempts: how often the site began the round, where it was to train.

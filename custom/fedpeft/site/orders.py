@@ -27,7 +27,7 @@ from fedpeft.alignment.factors import MAX_RANKS, extended
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import replacing, write_json
 from fedpeft.core.states import first_misfit
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.types import SCORE, TRAIN, Hello, Introduction, Order, ScoreOrder, TrainOrder
 
 FILE = "received.safetensors"

@@ -16,9 +16,9 @@ from fedpeft.core.lineages import lineage_folder, prune
 from fedpeft.core.locks import StateLock
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER
 from fedpeft.core.workspace import PROBLEM
-from fedpeft.job.site_job import SECTIONS, SiteJob
+from fedpeft.job.settings import SECTIONS, SiteJob
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.protocol.released_metrics import first_of_round, first_scores_of_round, released_metrics
+from fedpeft.protocol.reply_policy import first_of_round, first_scores_of_round, released_metrics
 from fedpeft.protocol.reply_policy import allowed
 from fedpeft.protocol.site_check import admitted
 from fedpeft.protocol.types import (

@@ -11,11 +11,10 @@ from typing import Any
 import fedpeft
 from fedpeft.core.errors import SecureSumError
 from fedpeft.core.states import State
-from fedpeft.job.privacy_settings import RECEIVED, PrivacySettings
-from fedpeft.job.site_job import digest_of
-from fedpeft.job.site_policy import SitePolicy
+from fedpeft.job.settings import digest_of
+from fedpeft.job.site_policy import RECEIVED, PrivacySettings, SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol import secret_seed, secure_sum
+from fedpeft.protocol import secure_sum, signed_keys
 from fedpeft.protocol.secure_sum import weight_of
 from fedpeft.protocol.signed_keys import Kit, SignedKey
 from fedpeft.protocol.types import TrainOrder
@@ -100,7 +99,7 @@ class SumMember:
         start = b""
         if self.members is not None:
             facts = {**facts, "policy": self.policy, "fedpeft": fedpeft.__version__}
-            start = secret_seed.start_of(secret_seed.secret_of(folder), facts)
+            start = signed_keys.start_of(signed_keys.secret_of(folder), facts)
         return secure_sum.offer(folder, self.kit, job=job, round=round, site=self.site, start=start)
 
     def salt(self, folder: Path, order: TrainOrder, *, received: State) -> str:
@@ -119,8 +118,8 @@ class SumMember:
             order.sum_keys, self.kit, job=job, round=round, site=self.site, members=self.members
         )
         starts = {name: offer.start for name, offer in offers.items()}
-        secret, state = secret_seed.secret_of(folder), secure_sum.digest(received)
-        return secret_seed.salt_of(secret, job=job, round=round, starts=starts, received=state)
+        secret, state = signed_keys.secret_of(folder), secure_sum.digest(received)
+        return signed_keys.salt_of(secret, job=job, round=round, starts=starts, received=state)
 
     def upload(self, trained: State, folder: Path, order: TrainOrder, *, samples: int, received: State) -> State:
         """Mask the trained adapter; without secure sums return it unchanged.
@@ -160,7 +159,7 @@ class SumMember:
         if self.noised is None:
             return trained
         from fedpeft.protocol import release_adapter
-        from fedpeft.protocol.ledger import BOOK, enter
+        from fedpeft.protocol.release import BOOK, enter
 
         settings = self.noised
         noised, _ = release_adapter(trained, received if settings.reference == RECEIVED else None, settings)

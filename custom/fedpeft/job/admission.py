@@ -16,18 +16,6 @@ from typing import Any
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
 from fedpeft.core.settings import about, build
-from fedpeft.job.admission.archive import read_archive, read_folder
-from fedpeft.job.admission.strict_json import (
-    AdmissionError,
-    check_keys,
-    check_list,
-    check_texts,
-    is_count,
-    is_whole,
-    parse,
-    short,
-    wrong,
-)
 from fedpeft.job.composing import (
     AGGREGATOR,
     ARGUMENTS,
@@ -37,6 +25,19 @@ from fedpeft.job.composing import (
     PERSISTOR,
     SECTIONS,
     FlareSettings,
+)
+from fedpeft.job.strict_files import (
+    AdmissionError,
+    check_keys,
+    check_list,
+    check_texts,
+    is_count,
+    is_whole,
+    parse_json,
+    read_archive,
+    read_folder,
+    short,
+    wrong,
 )
 
 META = "meta.json"
@@ -246,7 +247,7 @@ def admit_app(data: bytes, app: str, meta: Mapping[str, Any]) -> None:
     admit_meta({key: value for key, value in meta.items() if key not in BOOKKEEPING})
     files = read_archive(data, tuple(CONFIGURATIONS.values()))
     for role, name in CONFIGURATIONS.items():
-        admit_configuration(role, parse(files[name], name), name)
+        admit_configuration(role, parse_json(files[name], name), name)
 
 
 def admit_configuration(role: str, configuration: Mapping[str, Any], file: str, classes: Sequence[str] = ()) -> None:
@@ -283,7 +284,7 @@ def admit_configuration(role: str, configuration: Mapping[str, Any], file: str, 
 
 
 def _admit(files: Mapping[str, bytes], where: str, classes: Sequence[str]) -> AdmittedJob:
-    parsed = {name: parse(files[name], f"{where}{name}") for name in FILES}
+    parsed = {name: parse_json(files[name], f"{where}{name}") for name in FILES}
     admit_meta(parsed[META], f"{where}{META}")
     both = {role: parsed[f"{APP}/{name}"] for role, name in CONFIGURATIONS.items()}
     for role, name in CONFIGURATIONS.items():
