@@ -1,10 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The exceptions of fedpeft, and those for wrong data of a site.
-
-The exceptions for wrong input, settings and data; any other exception is a bug of fedpeft.
-
-The errors for wrong data or data settings of a site.
-"""
+"""The exceptions for wrong input, settings and data; any other exception is a bug of fedpeft."""
 
 from __future__ import annotations
 

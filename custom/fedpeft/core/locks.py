@@ -1,14 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Two locks that the system releases when their process ends: on a job's lineage, and on a simulator workspace.
+"""Two locks, which the system releases when their process ends: on a job's lineage, and on a simulator workspace.
 
-A lock on a lineage's folder, so that one job at a time uses it.
-
-The operating system releases the lock when its process ends, so that no stale lock remains.
-
-A lock that allows one run at a time in a simulator workspace; the run's process holds it until it ends.
-
-The file lies beside the workspace, in the folder of its earlier runs, because FLARE deletes what is inside. The system
-releases the lock when the last process that holds it has ended, so a dead process leaves no lock behind.
+The workspace's file lies beside the workspace, in the folder of its earlier runs, because FLARE deletes what is inside.
 """
 
 from __future__ import annotations
@@ -40,16 +33,7 @@ class StateLock:
         self._held: dict[Path, int] = {}
 
     def take(self, folder: Path, job: str, *, patience: float = SECONDS_TO_END) -> None:
-        """Lock a lineage until `release` or the end of this process.
-
-        Args:
-            folder: of the lineage; created if it is missing.
-            job: FLARE's job id, named in the error that another job gets.
-            patience: seconds to wait for a process that holds it.
-
-        Raises:
-            LocalError: another process holds it, or the lock file cannot be created.
-        """
+        """Lock a lineage until `release` or the end of this process."""
         if folder in self._held:
             return
         try:
@@ -96,11 +80,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 def is_held(file: Path) -> bool | None:
-    """Whether a process holds a lock file; None: there is none, or this machine cannot say.
-
-    Args:
-        file: of this lock or of a workspace's, which names the machine of whoever took it last.
-    """
+    """Whether a process holds a lock file of this kind or of a workspace; None: none, or this machine cannot say."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -177,11 +157,7 @@ def lock_file(workspace: Path) -> Path:
 
 @contextlib.contextmanager
 def held(workspace: Path) -> Iterator[int]:
-    """Lock the workspace in this block; yields the lock's file descriptor, for child processes that hold it as well.
-
-    Raises:
-        FedpeftError: another run uses it, or the file cannot be made.
-    """
+    """Lock the workspace in this block; yields the lock's file descriptor, for child processes that hold it as well."""
     descriptor = take(workspace)
     try:
         yield descriptor
@@ -191,11 +167,7 @@ def held(workspace: Path) -> Iterator[int]:
 
 
 def take(workspace: Path) -> int:
-    """Lock the workspace until this process ends or the file descriptor is closed.
-
-    Raises:
-        FedpeftError: another run uses it, or the file cannot be made.
-    """
+    """Lock the workspace until this process ends or the file descriptor is closed."""
     file = lock_file(workspace)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -35,12 +35,7 @@ class StepLines:
         self._first: tuple[int, float] | None = None  # a step, and when it was done
 
     def __call__(self, step: int, steps: int) -> None:
-        """Note that a step is done.
-
-        Args:
-            step: counted from 1 in each round.
-            steps: of the whole round.
-        """
+        """Note that a step is done."""
         at = self._now()
         if self._first is None or step < self._first[0]:
             self._first = step, at

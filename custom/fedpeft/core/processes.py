@@ -31,9 +31,6 @@ def python_environment(environment: Mapping[str, str] | None = None) -> dict[str
     """Return an environment in which Python, and each Python that it starts, imports nothing from the current folder.
 
     An empty entry of PYTHONPATH stands for that folder; relative ones become absolute.
-
-    Args:
-        environment: what to begin with; None: that of this process.
     """
     changed = {**(os.environ if environment is None else environment), SAFE_PATH: "1"}
     if PATH in changed:
@@ -71,9 +68,6 @@ def with_sockets() -> Iterator[dict[str, str]]:
     """Yield the environment variable for processes that need sockets: a short folder, removed with the block.
 
     It is empty where the temporary folder can hold them.
-
-    Raises:
-        FedpeftError: it cannot, and no other folder can be made.
     """
     problem = no_sockets()
     if not problem:

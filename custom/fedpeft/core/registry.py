@@ -87,12 +87,7 @@ class Registry(Generic[T]):
             yield name, usable
 
     def skip(self, name: str, error: Exception) -> None:
-        """Log once that a plugin is left out; what is wrong with the package's own is raised.
-
-        Args:
-            name: of the plugin.
-            error: what is wrong with it.
-        """
+        """Log once that a plugin is left out; what is wrong with the package's own is raised."""
         if not self.is_plugin(name):
             raise error
         if name not in self._skipped:
@@ -171,12 +166,7 @@ def lazily(package: str, homes: Mapping[str, str], name: str) -> Any:
     """Import a public name; for a package's `__getattr__` (PEP 562).
 
     Args:
-        package: its `__name__`.
         homes: public name -> module that defines it, by its full name or relative to the package.
-        name: the public name.
-
-    Raises:
-        AttributeError: the package has no such name.
     """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -39,13 +39,8 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
     """Build the dataclass `cls` from a JSON object; check names, types and values.
 
     Args:
-        cls: a keyword-only dataclass; its own `__post_init__` checks ranges.
         values: the JSON object; None means that FLARE handed over none.
         section: where the object stands in the job, e.g. `training`; errors begin with it.
-        source: the file that the error asks to correct.
-
-    Raises:
-        FedpeftError: unknown name, None, wrong type or wrong value.
     """
     if values is None:
         raise _undefined(section, source)
@@ -83,11 +78,7 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
 
 
 def nested(cls: type[T], value: T | Mapping[str, Any], *, section: str) -> T:
-    """Build a section within a section from a JSON object; one that is built already is returned as it is.
-
-    Raises:
-        FedpeftError: as `build`.
-    """
+    """Build a section within a section from a JSON object; one that is built already is returned as it is."""
     return value if isinstance(value, cls) else build(cls, cast(Mapping[str, Any], value), section=section)
 
 
@@ -149,13 +140,7 @@ def by_site(settings: DataclassInstance) -> Iterator[str]:
 def without_former(
     cls: type[DataclassInstance], values: Mapping[str, Any], chosen: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a section's values without settings of what `chosen` replaces, such as those of another score.
-
-    Args:
-        cls: the section's dataclass, in which such settings declare whose they are (`OWNER`).
-        values: of the section.
-        chosen: values that are to replace some of them.
-    """
+    """Return a section's values without settings of what `chosen` replaces, such as those of another score."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     former = {
         name

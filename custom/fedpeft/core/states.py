@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A state: tensors by key (`fedpeft.core.keys`), of an adapter or of whatever else is trained and exchanged.
-
-Hold a state against its schema: keys, form, dtype, shapes and values. Who reports a misfit puts it into words.
-"""
+"""A state: tensors by key (`fedpeft.core.keys`), of an adapter or of whatever else is trained and exchanged."""
 
 from __future__ import annotations
 

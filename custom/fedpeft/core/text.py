@@ -1,12 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Texts of others on a terminal and in CSV files.
 
-Text from outside on a terminal: names, answers and reasons of others must not move its cursor, hide or turn words.
+Names, answers and reasons of others must not move a terminal's cursor, hide or turn words.
 
 `fedpeft` writes everything through `cleaned_output`, so that no command can forget it; tables are printed by
 `fedpeft.core.console`.
-
-Texts of others as cells of a CSV file that no spreadsheet computes.
 """
 
 from __future__ import annotations
@@ -29,10 +27,6 @@ def printable(text: str, *, most: int = MAX) -> str:
     """Return a text in which a mark stands for each character that a terminal would obey, hide or turn around.
 
     These are control characters, those that change the direction of writing, and those without width. Line breaks stay.
-
-    Args:
-        text: from anywhere.
-        most: characters of a line; the rest of a longer one is left out, with its length.
     """
     if not _USUAL.fullmatch(text):
         text = "".join(one if one == "\n" or _is_seen(one) else " " if one == "\t" else MARK for one in text)
@@ -42,32 +36,18 @@ def printable(text: str, *, most: int = MAX) -> str:
 
 
 def one_line(text: str, *, most: int = MAX) -> str:
-    """Return a printable text on one line, for a table's cell or a part of a sentence.
-
-    Args:
-        text: from anywhere.
-        most: its characters, as in `printable`.
-    """
+    """Return a printable text on one line, for a table's cell or a part of a sentence."""
     return printable(" ".join(text.split()), most=most)
 
 
 def shortened(text: str, *, max_start: int = 3000, max_end: int = 600) -> str:
-    """Return an error's text; of one that a stranger's file made too long, the start, and the end with its remedy.
-
-    Args:
-        text: from anywhere.
-        max_start, max_end: characters that stay of a longer one.
-    """
+    """Return an error's text; of one that a stranger's file made too long, the start, and the end with its remedy."""
     left_out = len(text) - max_start - max_end
     return text if left_out <= 0 else f"{text[:max_start]}... ({left_out:,} more characters) ...{text[-max_end:]}"
 
 
 class CleanedStream:
-    """A text stream that writes what is printable.
-
-    Args:
-        stream: where to.
-    """
+    """A text stream that writes what is printable."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream

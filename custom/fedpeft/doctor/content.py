@@ -1,12 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Checks of what a job names: backbones, data, tracker.
-
-Check the backbones' files (in a folder, in the package, in the hub's cache), and that the backbones fit together.
-
-Load the data of the sites that train here: samples, answers, and whether the images can be opened.
-
-Check that the tracker that a job names is installed and configured where its server will run.
-"""
+"""Checks of what a job names: the backbones' files, the data of the sites that train here, and the tracker."""
 
 from __future__ import annotations
 
@@ -60,13 +53,7 @@ def check_backbone(context: Context) -> Iterator[Finding]:
 
 
 def compared(backbones: Mapping[str, Backbone], deepest: int | None, *, all_here: bool) -> Finding:
-    """Check that adapters in the backbones of several sites can be averaged.
-
-    Args:
-        backbones: by site.
-        deepest: layers of the deepest, as the job has it; None: the same at all sites.
-        all_here: whether these are all sites of the job.
-    """
+    """Check that adapters in the backbones of several sites can be averaged."""
     facts = {site: (backbone.family, backbone.hidden_size) for site, backbone in backbones.items()}
     layers = {site: backbone.num_layers for site, backbone in backbones.items()}
     listed = ", ".join(
@@ -82,13 +69,7 @@ def compared(backbones: Mapping[str, Backbone], deepest: int | None, *, all_here
 
 
 def files(name: str, named: str | None, *, download: bool) -> Finding:
-    """Check the files of one backbone, in a folder or in the hub's cache.
-
-    Args:
-        name: registered name.
-        named: source of the job; None: the default one.
-        download: whether the job may fetch what the cache lacks.
-    """
+    """Check the files of one backbone, in a folder or in the hub's cache."""
     source, pretrained = named or usual_source(name), BACKBONES.get(name)
     needed = FILES if pretrained.tokenizer else FILES[:-1]
     try:
@@ -103,13 +84,7 @@ def files(name: str, named: str | None, *, download: bool) -> Finding:
 
 
 def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES, *, pickle: str = "") -> Finding:
-    """Check a local folder in the hub's layout.
-
-    Args:
-        path: of the folder.
-        needed: kinds of files; of each kind one of the names must be there.
-        pickle: name of the file that may be there instead of safetensors.
-    """
+    """Check a local folder in the hub's layout."""
     present = [file.name for file in path.iterdir()]
     try:
         config = read_json(path / CONFIG) if CONFIG in present else {"model_type": None}
@@ -179,16 +154,7 @@ def _answers(loaded: SiteData, vocabulary: AnswerVocabulary) -> str:
 
 
 def _open(loaded: SiteData, *, decoded: bool, sites: int = 1) -> str:
-    """Decode the images, of many some that are spread evenly over all splits.
-
-    Args:
-        loaded: data of the site.
-        decoded: all of them have been, when the data were loaded.
-        sites: that share the number of images that are opened.
-
-    Raises:
-        DataError: some cannot be.
-    """
+    """Decode the images, of many some that are spread evenly over all splits."""
     images = images_of(loaded)
     if not images:
         return "all images drawn by program"
@@ -210,11 +176,7 @@ def _step(images: list[Any], sites: int) -> int:
 
 
 def check_tracking(context: Context) -> Iterator[Finding]:
-    """Check `federation.tracking` with a server's kit, or where all sites are on this machine.
-
-    Raises:
-        FedpeftError: the tracker cannot be used; the message has the remedy.
-    """
+    """Check `federation.tracking` with a server's kit, or where all sites are on this machine."""
     here = context.kit.role == SERVER if context.kit else context.job and context.sites == context.job.sites
     if context.job is None or not here:
         return

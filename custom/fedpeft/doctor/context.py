@@ -1,12 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What doctor checks, what a check finds, and the job that it reads.
-
-What doctor checks: a job, a participant's start-up kit, or only this machine.
-
-The result of one check: passed, or what to do.
-
-Read a job folder as strictly as server and sites do, and check its settings.
-"""
+"""What doctor checks, a job, a participant's start-up kit, or only this machine; and what a check finds."""
 
 from __future__ import annotations
 
@@ -98,15 +91,7 @@ class Job:
 
 
 def read_job(folder: Path, *, classes: Sequence[str] = ()) -> Job:
-    """Read a job folder, as strictly as server and sites do.
-
-    Args:
-        folder: the job's.
-        classes: additional classes of the simulator's allow-list.
-
-    Raises:
-        FedpeftError: it is not a job folder, or server and sites would not admit it.
-    """
+    """Read a job folder, as strictly as server and sites do."""
     admitted = admit_folder(folder, classes=classes)
     server, client = admitted.server, admitted.client
     try:
@@ -214,11 +199,7 @@ class Context:
 
     @cached_property
     def policy(self) -> SitePolicy | None:
-        """The content of that file; None in the simulator, where the job's settings apply.
-
-        Raises:
-            LocalError: it is missing or cannot be used.
-        """
+        """The content of that file; None in the simulator, where the job's settings apply."""
         return read_policy(self.policy_file) if self.policy_file else None
 
     @property
@@ -228,11 +209,7 @@ class Context:
 
     @cached_property
     def footprint(self) -> Footprint:
-        """Memory and disk that one of the sites needs, the one with the deepest backbone; measured once.
-
-        Raises:
-            FedpeftError: the site does not allow the job; its network cannot be built, or does not fit on the device.
-        """
+        """Memory and disk that one of the sites needs, the one with the deepest backbone; measured once."""
         from fedpeft.doctor.footprint import footprint, largest
 
         sections = self.job.sections
@@ -247,18 +224,7 @@ def open_context(
     site: str | None = None,
     workspace: Path = WORKSPACE,
 ) -> Context:
-    """Read the job and kit that the command names.
-
-    Args:
-        job: a FLARE job folder, or the name of a job of `app_configs/`.
-        overrides: settings of the job as `section.name=value`.
-        startup_kit: the folder of a participant's kit.
-        site: one site of the job, without a kit; None: all sites are on this machine.
-        workspace: the simulator's folder.
-
-    Raises:
-        FedpeftError: the job or kit does not exist, or job, kit and site contradict each other.
-    """
+    """Read the job and kit that the command names."""
     kit = read_kit(startup_kit) if startup_kit else None
     read = _read(job, overrides, classes=() if kit else listed_classes(workspace)) if job else None
     if overrides and not job:

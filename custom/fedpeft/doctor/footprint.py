@@ -68,13 +68,7 @@ class Footprint:
 
 
 def largest(sections: Mapping[str, Any], sites: Sequence[str], *, download: bool = True) -> str:
-    """Return the site with the most layers in its backbone, of several the first.
-
-    Args:
-        sections: of the job.
-        sites: their names.
-        download: whether the description of a backbone may be fetched from the hub.
-    """
+    """Return the site with the most layers in its backbone, of several the first."""
     if not several_backbones(sections["backbone"]):
         return sites[0]
     chosen = {
@@ -88,17 +82,7 @@ def largest(sections: Mapping[str, Any], sites: Sequence[str], *, download: bool
 
 
 def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | None = None) -> Footprint:
-    """Build a site's network and measure its footprint.
-
-    Args:
-        sections: of the job.
-        site: name of the site, whose adapter settings apply.
-        policy: the site's own file; None in the simulator.
-
-    Raises:
-        FedpeftError: the site does not allow the job, the backbone cannot be loaded, a setting is wrong, or a step does
-            not fit on the GPU.
-    """
+    """Build a site's network and measure its footprint."""
     job = SiteJob.from_sections(sections, site=site, policy=policy)
     job = admitted(policy, job) if policy else job
     training, method = job.training, job.method

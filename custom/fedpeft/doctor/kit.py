@@ -54,11 +54,7 @@ class Kit:
 
     @property
     def resources_file(self) -> Path:
-        """The file that FLARE reads: `resources.json`, or else the default one of the kit.
-
-        Raises:
-            FedpeftError: both are missing.
-        """
+        """The file that FLARE reads: `resources.json`, or else the default one of the kit."""
         for name in RESOURCES:
             if (file := self.folder / "local" / name).is_file():
                 return file
@@ -70,11 +66,7 @@ class Kit:
 
 
 def read_kit(folder: Path) -> Kit:
-    """Read a kit from its folder, or from the `startup/` folder in it.
-
-    Raises:
-        FedpeftError: it is not a kit, or its configuration is damaged.
-    """
+    """Read a kit from its folder, or from the `startup/` folder in it."""
     folder = folder.parent if folder.name == "startup" else folder
     kinds = [kind for kind, name in CONFIGURATIONS.items() if (folder / "startup" / name).is_file()]
     if not kinds:
@@ -107,11 +99,7 @@ def read_kit(folder: Path) -> Kit:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
-
-    Raises:
-        FedpeftError: the file is missing, unreadable or not a JSON object.
-    """
+    """Read a JSON object from a file."""
     try:
         content = read_json(file)
     except FileNotFoundError as error:

@@ -27,12 +27,7 @@ register = CHECKS.register
 def examine(
     context: Context, *, during: Callable[[str], AbstractContextManager] = nullcontext
 ) -> Iterator[tuple[str, Finding]]:
-    """Run all groups of checks and yield each finding with its group's name; an error ends only its own group.
-
-    Args:
-        context: what to check.
-        during: makes a context manager around a group, for instance one that shows its name.
-    """
+    """Run all groups of checks and yield each finding with its group's name; an error ends only its own group."""
     for name in CHECKS.names():
         findings: list[Finding] = []
         with during(name):
@@ -52,11 +47,7 @@ WIDTH = 10
 
 
 def print_findings(context: Context, *, console: Console | None = None) -> None:
-    """Run all checks and print every finding.
-
-    Raises:
-        FedpeftError: a check failed.
-    """
+    """Run all checks and print every finding."""
     console = console or Console()
     counts: Counter[str] = Counter()
     for group, finding in examine(context, during=lambda name: _busy(console, name)):

@@ -105,15 +105,7 @@ ALLOWED = 1.0  # in place of an interval or timeout that a file does not have
 
 
 def check_flare(configuration: Mapping[str, Any], file: str) -> None:
-    """Refuse FLARE's intervals and timeouts that no job may have.
-
-    Args:
-        configuration: a file's, with them at its top.
-        file: its name, for messages.
-
-    Raises:
-        AdmissionError: naming file and setting.
-    """
+    """Refuse FLARE's intervals and timeouts that no job may have."""
     names = [field.name for field in fields(FlareSettings)]
     try:
         build(FlareSettings, {name: configuration.get(name, ALLOWED) for name in names}, section="flare", source=file)
@@ -122,15 +114,7 @@ def check_flare(configuration: Mapping[str, Any], file: str) -> None:
 
 
 def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) -> None:
-    """Refuse settings that the server itself would refuse, or of which its components and the sites get other ones.
-
-    Args:
-        parts: the arguments of each of the job's components, by section.
-        deployed: the participants of the deploy map.
-
-    Raises:
-        AdmissionError: naming the setting.
-    """
+    """Refuse settings that the server itself would refuse, or of which its components and the sites get other ones."""
     from fedpeft.backbones.registry import BACKBONES, BackboneSettings
     from fedpeft.data.registry import DATASETS
     from fedpeft.data.settings import DataSettings
@@ -199,13 +183,8 @@ def admit_folder(folder: Path, *, classes: Sequence[str] = ()) -> AdmittedJob:
     """Check a job folder.
 
     Args:
-        folder: as `fedpeft jobs` writes it; it may contain FLARE's signatures.
         classes: additional classes of this machine's allow-list, for tests and experiments in the simulator; an entry
             that ends with a period stands for everything below it.
-
-    Raises:
-        AdmissionError: the job is not admitted; the message says why.
-        FedpeftError: the folder is not a job folder.
     """
     if not (folder / META).is_file():
         raise FedpeftError(
@@ -218,11 +197,7 @@ def admit_submission(data: bytes, folder: str) -> AdmittedJob:
     """Check a submitted archive.
 
     Args:
-        data: the zip archive.
         folder: name of the job folder, the only one at the top of the archive.
-
-    Raises:
-        AdmissionError: the job is not admitted; the message says why.
     """
     if not isinstance(folder, str) or not _FOLDER.fullmatch(folder) or not folder.isprintable():
         raise AdmissionError(f"the job's folder is {short(folder)}: give it a plain name.", reason="archive")
@@ -233,12 +208,7 @@ def admit_app(data: bytes, app: str, meta: Mapping[str, Any]) -> None:
     """Check an app that a server deploys at a site.
 
     Args:
-        data: the zip archive of the app folder.
-        app: its name.
         meta: the job's meta.json, with the fields that the server added.
-
-    Raises:
-        AdmissionError: the job is not admitted; the message says why.
     """
     if app != APP:
         raise AdmissionError(f"the app is {short(app)}: name it {APP!r}.", reason="file")
@@ -251,14 +221,7 @@ def admit_app(data: bytes, app: str, meta: Mapping[str, Any]) -> None:
 
 
 def admit_configuration(role: str, configuration: Mapping[str, Any], file: str, classes: Sequence[str] = ()) -> None:
-    """Check one parsed configuration.
-
-    Args:
-        role: server or client.
-        configuration: content of the file.
-        file: its name, for messages.
-        classes: as for `admit_folder`.
-    """
+    """Check one parsed configuration."""
     check_texts(configuration, file)
     timeouts = tuple(field.name for field in fields(FlareSettings) if field.name != _SERVER)
     check_keys(configuration, (*_COMMON, *_OWN[role], *timeouts), file, required=(*_COMMON, *_OWN[role]))

@@ -1,9 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What there is to choose from: methods with their parameters, and the papers' tasks.
-
-What can be trained in a backbone: every method with its parameters and what it can do.
-
-The tasks of the papers: who takes part, by what they are measured, with which data, and which jobs run them.
+"""What there is to choose from: methods with their parameters and what they can do, and the papers' tasks.
 
 What a task is called stands in `app_configs/papers.yml`; all else follows from its job and from what the data sets
 declare.
@@ -79,7 +75,6 @@ def entries(backbone: Backbone, settings: Settings = NO_SETTINGS) -> Iterator[Me
     """Yield every method that can be used here, in the order of registration.
 
     Args:
-        backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
         settings: by method, as `method.settings` of a job; a composed job has those that its backbone declares
             (`Pretrained.method_settings`). What they leave out is the method's default.
     """
@@ -91,13 +86,7 @@ def entry(backbone: Backbone, name: str, settings: Settings = NO_SETTINGS, *, wa
     """Return one method in a backbone, without counting the others.
 
     Args:
-        backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
-        name: of the method.
-        settings: as for `entries`.
         way: as `training.answering` writes it; empty: the only one that the backbone has, or any.
-
-    Raises:
-        FedpeftError: no method has that name.
     """
     return _entry(backbone, name, METHODS.get(name), settings, way)
 
@@ -176,11 +165,7 @@ class PaperTask:
 
 
 def paper_tasks(configs: Path) -> Iterator[PaperTask]:
-    """Yield the tasks in the order of the papers.
-
-    Args:
-        configs: the `app_configs` folder; what it lacks is taken from the one of the package.
-    """
+    """Yield the tasks in the order of the papers."""
     own = configs / PAPERS
     jobs = known_jobs(configs)
     for name, title in read_yaml(own if own.exists() else PACKAGED / PAPERS).items():

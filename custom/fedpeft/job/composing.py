@@ -80,11 +80,7 @@ def name_of(job: Path | str) -> str:
 
 
 def configs_of(folder: Path) -> tuple[Path, str]:
-    """Return the `app_configs` folder beside the `jobs/` in which a job folder lies, and the job's name in it.
-
-    Raises:
-        FedpeftError: the folder is not in such a place.
-    """
+    """Return the `app_configs` folder beside the `jobs/` in which a job folder lies, and the job's name in it."""
     folder = folder.resolve()
     for root in folder.parents:
         if (root / CONFIGS).is_dir() and (root / "jobs") in folder.parents:
@@ -99,21 +95,13 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
 
     Args:
         configs: the `app_configs` folder; what it lacks, job or part, is taken from the one of the package.
-        job: a name in `jobs.yml`.
         overrides: settings as `section.name=value`; the value is read as YAML.
-
-    Raises:
-        FedpeftError: unknown job, part, section or setting, or a value that is not allowed.
     """
     return compose_parts(configs, parts_of(configs, job), overrides)
 
 
 def parts_of(configs: Path, job: str) -> list[str]:
-    """Return the parts that a job is composed of.
-
-    Raises:
-        FedpeftError: there is no such job.
-    """
+    """Return the parts that a job is composed of."""
     known = known_jobs(configs)
     if job not in known:
         raise FedpeftError(f"{job!r} is not a job of {configs / RECIPES}: {suggestion(job, known)}.")
@@ -121,11 +109,7 @@ def parts_of(configs: Path, job: str) -> list[str]:
 
 
 def compose_parts(configs: Path, parts: Iterable[str], overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """Merge parts, later ones override earlier ones, and overrides into sections, and check all of them; see `compose`.
-
-    Raises:
-        FedpeftError: unknown part, section or setting, or a value that is not allowed.
-    """
+    """Merge parts, later ones over earlier ones, and overrides into sections, and check all of them; see `compose`."""
     return composed([part_of(configs, part) for part in parts], overrides)
 
 
@@ -134,9 +118,6 @@ def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) 
 
     Under `method.settings` and `training.learning_rate` goes what the backbone declares (`Pretrained`), so that a job
     says all that its sites are to build, and another backbone is one setting.
-
-    Raises:
-        FedpeftError: as for `compose`.
     """
     sections: dict[str, Any] = {"schedule": {}}
     for part in parts:
@@ -147,16 +128,7 @@ def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) 
 
 
 def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str) -> None:
-    """Refuse settings of a method that a job does not have, which would change nothing.
-
-    Args:
-        settings: as `section.name=value`.
-        sections: of the job, composed with them.
-        job: its name, for the error.
-
-    Raises:
-        FedpeftError: with the first such setting.
-    """
+    """Refuse settings of a method that a job does not have, which would change nothing."""
     from fedpeft.methods import METHODS
     from fedpeft.methods.settings import MethodSettings
 
@@ -347,11 +319,7 @@ def part_of(configs: Path, part: str) -> Mapping[str, Any]:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Return what a YAML file holds by name.
-
-    Raises:
-        FedpeftError: it is missing, cannot be read, or holds something else.
-    """
+    """Return what a YAML file holds by name."""
     try:
         content = parse(read_text(file))
     except FileNotFoundError as error:

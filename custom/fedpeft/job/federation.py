@@ -1,10 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The `federation` section of a job, and each site's own part of the sections `data` and `backbone`.
 
-The services that can follow a run (`federation.tracking`), each through a receiver of FLARE's.
-
-A job names one of them. Where the figures go, and with which key, is read from the environment of the server's own
-process: who writes a job cannot make the server connect anywhere.
+Services can follow a run (`federation.tracking`), each through a receiver of FLARE's. A job names one of them. Where
+the figures go, and with which key, is read from the environment of the server's own process: who writes a job cannot
+make the server connect anywhere.
 """
 
 from __future__ import annotations
@@ -66,11 +65,7 @@ TRACKERS.register("wandb", "fedpeft.flare.wandb_tracker:TRACKER")
 
 
 def usable(name: str) -> Tracker:
-    """Return a tracker that is installed and configured on this machine.
-
-    Raises:
-        FedpeftError: it is not; the message has the remedy.
-    """
+    """Return a tracker that is installed and configured on this machine."""
     tracker = TRACKERS.get(name)
     spec = find_spec(tracker.library)
     if spec is None or spec.origin is None:  # a folder of that name, which W&B writes its runs to, is no library
@@ -97,13 +92,7 @@ def reason_of(error: Exception) -> str:
 
 
 def unusable(title: str, error: Exception, remedy: str) -> FedpeftError:
-    """Log the reason at the server, and return what the lead of the job may read of it: its kind.
-
-    Args:
-        title: of the service.
-        error: that it raised.
-        remedy: what to do, after a colon.
-    """
+    """Log the reason at the server, and return what the lead of the job may read of it: its kind."""
     _log.error("%s: %s", title, reason_of(error))
     return FedpeftError(
         f"{title} cannot be used from the server ({type(error).__name__}, the server's log has more): {remedy}."
@@ -176,16 +165,7 @@ class FederationSettings:
 
 
 def check_joins(joins: Mapping[str, int], federation: FederationSettings, *, rounds: int) -> None:
-    """Refuse a job that a site joins after its end, or that has too few sites in its first round.
-
-    Args:
-        joins: by site, the first round that it takes part in (`schedule.joins`).
-        federation: whose sites and quorum these are.
-        rounds: of the job.
-
-    Raises:
-        FedpeftError: naming the site or the number of sites.
-    """
+    """Refuse a job that a site joins after its end, or that has too few sites in its first round."""
     for site, round in joins.items():
         if round > rounds:
             raise FedpeftError(f"schedule.joins lets {site} join in round {round}, the job has {rounds}: lower it.")
@@ -194,11 +174,7 @@ def check_joins(joins: Mapping[str, int], federation: FederationSettings, *, rou
 
 
 def checkpoint_of(resume_from: str) -> tuple[str, int | None]:
-    """Return the lineage and the round that `resume_from` names; the round is None for the newest.
-
-    Raises:
-        FedpeftError: it is neither `latest` nor a plain name, which is required because it becomes a path.
-    """
+    """Return the lineage, a plain name because it becomes a path, and the round of `resume_from`; None: the newest."""
     if match := _CHECKPOINT.fullmatch(resume_from):
         return match[1], int(match[2]) if match[2] else None
     raise FedpeftError(
@@ -208,22 +184,14 @@ def checkpoint_of(resume_from: str) -> tuple[str, int | None]:
 
 
 def site_data(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
-    """Return a site's data settings: the common ones, replaced by those under `sites`, with the site's name.
-
-    Raises:
-        FedpeftError: the section, `sites` or what it has for the site is not an object.
-    """
+    """Return a site's data settings: the common ones, replaced by those under `sites`, with the site's name."""
     if section is None:
         raise FedpeftError("data is None: the job's configuration must say which data set each site holds.")
     return {"site": site, **_at_site("data", section, site)}
 
 
 def site_backbone(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
-    """Return a site's backbone settings: the common ones, replaced by those under `sites`.
-
-    Raises:
-        FedpeftError: as for `site_data`.
-    """
+    """Return a site's backbone settings: the common ones, replaced by those under `sites`."""
     if section is None:
         raise FedpeftError("backbone is None: the job's configuration must name a backbone.", setting="backbone")
     return _at_site("backbone", section, site)
@@ -236,11 +204,7 @@ def sections_by_site(sections: Mapping[str, Any]) -> list[str]:
 
 
 def several_backbones(section: Mapping[str, Any]) -> bool:
-    """Return whether some site has other pre-trained weights than the rest.
-
-    Args:
-        section: `backbone` of the job, as `site_backbone` has checked it.
-    """
+    """Return whether some site has other pre-trained weights than the rest."""
     return any({"name", "source"} & set(own) for own in section.get("sites", {}).values() if isinstance(own, Mapping))
 
 

@@ -1,12 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A job on this machine: its folder, its data, and what its sites would find out only when they start.
-
-The job folder that a person means by a folder or a name, with or without changed settings.
-
-What the sites of a simulated job would find out only when they start, checked on this machine before.
-
-The data of a job's sites on this machine, for one person who holds all of them.
-"""
+"""A job on this machine: its folder, its data, and what its sites would find out only when they start."""
 
 from __future__ import annotations
 
@@ -47,11 +40,6 @@ def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
 
     Args:
         job: a FLARE job folder, or the name of a job of `app_configs/`, here or in the package.
-        overrides: settings as `section.name=value`.
-        scratch: a folder to write the composed job into.
-
-    Raises:
-        FedpeftError: it is neither, or a setting is wrong.
     """
     there = (job / "meta.json").is_file()
     if there and not overrides:
@@ -73,13 +61,6 @@ def check_sites(sections: Mapping[str, Any], sites: Iterable[str]) -> None:
     """Refuse a job whose data folders are missing here, or whose method does not fit in a site's backbone.
 
     The backbones are built without their weights.
-
-    Args:
-        sections: of the job, those that a site receives.
-        sites: its sites.
-
-    Raises:
-        FedpeftError: it names the first site that is concerned, or none where it is all of them.
     """
     jobs = [SiteJob.from_sections(sections, site=site) for site in sites]
     for job in jobs:
@@ -147,10 +128,6 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
 
     Args:
         what: as it was typed; `./NAME` is the folder, also where a job has that name, and `jobs/NAME` the job.
-        configs: the folder that was typed; None: the default one.
-
-    Raises:
-        FedpeftError: it is neither, or both.
     """
     folder = Path(what)
     if configs is None and (folder / "meta.json").is_file():
@@ -169,17 +146,7 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
 def of_job(
     configs: Path, job: str, overrides: Iterable[str], *, only: str | None
 ) -> list[tuple[data.DataSettings, data.SiteData]]:
-    """Return the section `data` of each site of a job, and the site's data as its backbone reads them.
-
-    Args:
-        configs: the `app_configs` folder.
-        job: a name in `jobs.yml`.
-        overrides: settings as `section.name=value`.
-        only: this site; None: all.
-
-    Raises:
-        FedpeftError: unknown job or site, a wrong setting, or data that cannot be read.
-    """
+    """Return the section `data` of each site of a job, and the site's data as its backbone reads them."""
     sections = compose(configs, job, overrides)
     sites = sections["federation"]["sites"]
     if only is not None and only not in sites:
@@ -195,13 +162,7 @@ def as_read(loaded: data.SiteData, sections: Mapping[str, Any], site: str, *, sh
     Nothing is downloaded for it; where the backbone is not here, a note says so.
 
     Args:
-        loaded: data of the site.
-        sections: of its job.
-        site: the name that it has there.
         share: of its images that may be left out.
-
-    Raises:
-        DataError: there are more.
     """
     backbone = build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
     way = (sections.get("training") or {}).get("answering", TrainingSettings.answering)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The sections of a job that server and sites both receive, as checked settings, and the job as its server has it."""
+"""A job as checked settings: what server and sites both receive, the job as its server has it, and that of one site."""
 
 from __future__ import annotations
 
@@ -43,14 +43,7 @@ class CommonSettings(NamedTuple):
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> CommonSettings:
-        """Build and check the settings from a job's sections.
-
-        Args:
-            sections: `method` and `training`, and `schedule` where layers are scheduled.
-
-        Raises:
-            FedpeftError: a section or setting is missing or wrong, or does not go with another; names it.
-        """
+        """Build and check the settings from a job's sections."""
         method = build(MethodSettings, sections.get("method"), section="method")
         training = build(TrainingSettings, sections.get("training"), section="training")
         schedule = schedule_of(sections.get("schedule", {}), method.method)
@@ -74,11 +67,7 @@ class ServerJob:
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> ServerJob:
-        """Build and check the settings from a job's sections.
-
-        Raises:
-            FedpeftError: a section or setting is missing or wrong, or does not go with another; names it.
-        """
+        """Build and check the settings from a job's sections."""
         federation = build(FederationSettings, sections.get("federation"), section="federation")
         method, training, schedule = CommonSettings.from_sections(sections)
         check_secure_sum(method, schedule, federation)
@@ -87,11 +76,7 @@ class ServerJob:
 
 
 def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federation: FederationSettings) -> None:
-    """Refuse a job whose other settings are incompatible with a secure sum.
-
-    Raises:
-        FedpeftError: naming the setting.
-    """
+    """Refuse a job whose other settings are incompatible with a secure sum."""
     if not method.secure_sum:
         return
     if schedule.active:
@@ -122,19 +107,13 @@ def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:
     Args:
         sections: of the job, with `data.sites` and `backbone.sites` of every site, before a site replaces values by its
             own.
-        job: FLARE's job id.
     """
     facts = {"job": job, "sections": {name: sections.get(name) or {} for name in SECTIONS}}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def pooled_data(section: Mapping[str, Any], own: DataSettings) -> tuple[DataSettings, ...]:
-    """Return the settings of the sites whose data a site holds, as each of them would load its own.
-
-    Args:
-        section: `data` of the job.
-        own: of the site that holds them.
-    """
+    """Return the settings of the sites whose data a site holds, as each of them would load its own."""
     parts = ({**site_data(section, name), "pool": []} for name in own.pool)
     return tuple(build(DataSettings, part, section="data") for part in parts)
 
@@ -169,12 +148,7 @@ class SiteJob:
         """Build and check the settings from a job's sections.
 
         Args:
-            sections: of the job.
-            site: the site's name in the consortium.
             policy: the site's own file: no plugin is imported that it does not list; None in the simulator.
-
-        Raises:
-            FedpeftError: a section or setting is missing or wrong; names it.
         """
         if policy:
             check_plugins(policy, sections)

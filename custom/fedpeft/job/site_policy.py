@@ -3,7 +3,7 @@
 
 python -m fedpeft.job.site_policy > local/fedpeft.json     # the defaults
 
-Import no plugin that the site's own file does not list: neither by a name in a job, nor by a loop over all names.
+No plugin is imported that the file does not list: neither by a name in a job, nor by a loop over all names.
 """
 
 from __future__ import annotations
@@ -300,11 +300,7 @@ class SitePolicy:
 
 
 def read_policy(file: Path) -> SitePolicy:
-    """Read a site's own file.
-
-    Raises:
-        LocalError: the file is missing, cannot be read, or has an invalid value.
-    """
+    """Read a site's own file."""
     try:
         values = read_json(file)
     except FileNotFoundError as error:
@@ -329,24 +325,12 @@ def main() -> int:
 
 
 def keep_to(policy: SitePolicy | None) -> None:
-    """Have this process look up no other plugins than those of a site's own file.
-
-    Args:
-        policy: the file; None in the simulator, where all that are installed can be used.
-    """
+    """Have this process look up no other plugins than those of a site's own file."""
     only_plugins(None if policy is None else {kind.group: allowed for _, kind, allowed in _listed(policy)})
 
 
 def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
-    """Answer for a plugin that is not listed as for a name that is unknown: what is installed is the site's business.
-
-    Args:
-        policy: the site's own file.
-        sections: of the job, as they arrived.
-
-    Raises:
-        FedpeftError: naming the setting.
-    """
+    """Answer for a plugin that is not listed as for an unknown name: what is installed is the site's business."""
     for setting, registry, allowed in _listed(policy):
         for name in _named(sections, setting):
             if name not in allowed and _is_plugin(registry, name):

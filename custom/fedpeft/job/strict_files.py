@@ -1,9 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Parse JSON of bounded size and depth, without duplicate keys, NaN, or a text that FLARE would expand.
+"""Read a job's files, from a folder or a zip archive: exactly the expected ones, and strict JSON of bounded size.
 
-Why a job is not admitted: a code of a fixed list for others, the full message for this machine's log.
+FLARE searches subfolders for a configuration and accepts `.conf`, `.yml` and `*.default` too, so that any additional
+file could be the one that it reads. It also expands texts with braces, so no text may hold one.
 
-Check parsed JSON for the expected keys, lists and numbers; each error names the place and the value.
+Why a job is not admitted is a code of a fixed list for others, and the full message for this machine's log.
 """
 
 from __future__ import annotations
@@ -39,9 +40,7 @@ class AdmissionError(FedpeftError):
     """A job that is not admitted.
 
     Args:
-        sentence: full message with file, value and remedy; it stays on this machine.
         reason: one of the codes in `REASONS`.
-        setting: dotted name of the wrong setting, if it is about one.
     """
 
     def __init__(self, sentence: str, *, reason: str, setting: str = "") -> None:
@@ -66,15 +65,7 @@ LINE_BREAKS = "\n\t"
 
 
 def parse_json(data: bytes, file: str) -> dict[str, Any]:
-    """Read one JSON object.
-
-    Args:
-        data: the file's bytes.
-        file: its name, for the message.
-
-    Raises:
-        AdmissionError: it is too large, not UTF-8, not a JSON object, or refused by `check_texts`.
-    """
+    """Read one JSON object."""
     if len(data) > MAX_BYTES:
         raise AdmissionError(f"{file} has {len(data)} bytes: make it at most {MAX_BYTES}.", reason="limit")
     try:
@@ -101,16 +92,7 @@ def parse_json(data: bytes, file: str) -> dict[str, Any]:
 
 
 def check_texts(value: Any, where: str, depth: int = 0) -> None:
-    """Refuse braces, control characters and excessive length in every text, keys included, and excessive depth.
-
-    Args:
-        value: parsed JSON.
-        where: name of the value in messages; keys are appended.
-        depth: number of levels above it.
-
-    Raises:
-        AdmissionError: names the text and its place.
-    """
+    """Refuse braces, control characters and excessive length in every text, keys included, and excessive depth."""
     if depth > MAX_DEPTH:
         raise AdmissionError(f"{where} is nested too deeply: use at most {MAX_DEPTH} levels.", reason="limit")
     if isinstance(value, str):
@@ -215,15 +197,7 @@ _ENCRYPTED = 0x1
 
 
 def read_folder(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Read the named files of a folder.
-
-    Args:
-        folder: the job's.
-        names: required paths below it, with `/`.
-
-    Raises:
-        AdmissionError: a file is missing or too large, or the folder has other files.
-    """
+    """Read the named files of a folder."""
     contents: dict[str, bytes] = {}
     folders, signatures = _folders(names), _signatures(names)
     for below in sorted(folders):
@@ -242,16 +216,7 @@ def read_folder(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
 
 
 def read_archive(data: bytes, names: Sequence[str], *, root: str = "") -> dict[str, bytes]:
-    """Read the named files of a zip archive.
-
-    Args:
-        data: the archive.
-        names: required paths below `root`, with `/`.
-        root: the folder in the archive that holds the job.
-
-    Raises:
-        AdmissionError: it is not a plain archive, a file is missing, or it has other files.
-    """
+    """Read the named files of a zip archive."""
     prefix = f"{root}/" if root else ""
     files = {f"{prefix}{name}": name for name in names}
     others = {f"{prefix}{name}" for name in _signatures(names)}
@@ -265,11 +230,7 @@ def read_archive(data: bytes, names: Sequence[str], *, root: str = "") -> dict[s
 
 
 def check_archive(data: bytes) -> None:
-    """Refuse an archive that cannot be unpacked safely.
-
-    Raises:
-        AdmissionError: it is not a plain archive, or larger than a job can be.
-    """
+    """Refuse an archive that cannot be unpacked safely."""
     _entries(data)
 
 

@@ -3,7 +3,9 @@
 
 Another participant wrote these values: nothing here may raise anything but the refusal, whatever they are.
 
-The largest message, and what stands in place of the tensors of a larger one. Imports nothing that takes long.
+What a site may report of a problem: a code of this list and the name of a setting, never a value or free text. The
+site sends the code, the server prints the sentence. The details (values, paths, exception) stay in the site's own log,
+in its `problem.json`, and in what `fedpeft doctor` prints there. This file imports nothing that takes long.
 """
 
 from __future__ import annotations
@@ -50,13 +52,7 @@ def check_fields(values: Any, hints: Mapping[str, Any], *, message: str, sender:
     """Accept the fields of a message only if they are the declared ones, each of its declared type.
 
     Args:
-        values: what arrived.
         hints: by field, its declared type: str, bool, int, float, None, list[...], dict[str, ...] or a union of them.
-        message: name of the kind of message, for errors.
-        sender: who sent it, for errors.
-
-    Raises:
-        FedpeftError: naming sender and field.
     """
     if type(values) is not dict or set(values) != set(hints):
         got = some(values) if type(values) is dict else type(values).__name__
@@ -78,9 +74,7 @@ def find_misfit(value: Any, hint: Any, path: str) -> tuple[str, Any] | None:
     """The first value that is not of its declared type or excessively large, with its path; None: all is as declared.
 
     Args:
-        value: what arrived.
         hint: its declared type; an instance of a subclass is not of that type.
-        path: how errors call the value.
     """
     kind, parts = typing.get_origin(hint), typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
@@ -163,12 +157,7 @@ def is_known(code: object, setting: object) -> bool:
 
 
 def sentence(code: object, setting: object = "") -> str:
-    """The sentence that the server prints for a site's problem; an unknown code or setting is not repeated.
-
-    Args:
-        code: as received, of any type.
-        setting: as received, of any type.
-    """
+    """The sentence that the server prints for a site's problem; an unknown code or setting is not repeated."""
     if not is_known(code, setting):
         return "it sent an unknown problem code: install the same fedpeft version everywhere."
     return CODES[str(code)].replace(SETTING_MARK, str(setting) or "a setting")

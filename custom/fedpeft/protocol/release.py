@@ -1,7 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Clip and noise what a site sends, and record it before it leaves.
-
-Clip and noise the adapter and the scores that a site sends.
+"""Clip and noise the adapter and the scores that a site sends, and record each release before it leaves.
 
     adapter:  round(reference + clip(sent - reference) + N(0, (noise * 2 * clip)^2))
     scores:   max(0, clip(scores) + N(0, (score_noise * sqrt(2) * score_clip)^2))
@@ -10,11 +8,8 @@ The sum is formed in float64 and then rounded to the tensor's own dtype, float32
 post-processing of the noised number, so it cannot weaken the guarantee; the same holds for max(0, .). The theorem does
 not model the finite precision of float64 in the sum itself.
 
-Gaussian noise from the operating system's cryptographic generator.
-
-Clip adapter updates and layer scores, in double precision, to bound what one site can change in a release.
-
-Clip and noise a checked reply before it leaves, and record the release in the ledger.
+A site's ledger holds the noised releases of all its jobs, one JSON line each, written before the release leaves. One
+that is recorded and then lost on the way still counts: an unrecorded release would break the guarantee.
 
 A repeated order (same global adapter, round and layers) gets the bytes of the earlier release, which reveals nothing
 new and costs nothing. Any other order, even for the same round, gets fresh noise and is counted.
@@ -90,18 +85,11 @@ class Spent:
 
 
 def enter(file: Path, lineage: str, releases: Sequence[dict], *, delta: float, limit: float) -> Spent:
-    """Record releases and return epsilon of all releases in the ledger.
+    """Record releases and return epsilon of all releases in the ledger; after an error nothing may leave.
 
     Args:
-        file: the ledger; jobs that run at the same time may share it.
-        lineage: name of the job, and of jobs that resume it, that makes the releases.
         releases: each with `noise`, its standard deviation over its sensitivity, and fields that identify it.
-        delta: the delta at which epsilon is given.
         limit: the largest epsilon of all releases together; 0: no limit.
-
-    Raises:
-        FedpeftError: the accountant is missing, the ledger cannot be read or written, or the limit would be exceeded;
-            nothing is recorded then, and nothing may leave.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -284,14 +272,6 @@ def release_reply(
 
     Args:
         reply: already checked by the reply policy, without a problem.
-        order: the order that it answers.
-        reference: the global adapter that came with the order.
-        settings: the site's privacy settings.
-        folder: where the last releases are kept.
-        book: the ledger file, see `ledger.enter`; a release is recorded under the lineage of its order.
-
-    Raises:
-        FedpeftError: the reply must not leave; the message says why.
     """
     trained = isinstance(reply, TrainReply)
     if isinstance(reply, TrainReply) and reply.sum_key:

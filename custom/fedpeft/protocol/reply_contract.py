@@ -38,17 +38,7 @@ MODULE_PATH = re.compile(r"([A-Za-z_0-9]{1,60}\.){0,12}\{layer\}(\.[A-Za-z_0-9]{
 
 
 def check_introduction(introduction: Introduction, *, site: str, initial: bool, most_samples: int) -> None:
-    """Accept the reply to `hello` only of a site that can take part, with what it was to send.
-
-    Args:
-        introduction: from the site, its fields of their declared types.
-        site: its name.
-        initial: whether it was to send the adapter that it starts from.
-        most_samples: training samples that a site may announce.
-
-    Raises:
-        FedpeftError: naming the site and what is wrong, or why it cannot take part.
-    """
+    """Accept the reply to `hello` only of a site that can take part, with what it was to send."""
     if introduction.problem:
         reason = sentence(introduction.problem, introduction.setting)
         raise FedpeftError(f"site {site} cannot take part: {reason}")
@@ -58,11 +48,7 @@ def check_introduction(introduction: Introduction, *, site: str, initial: bool, 
 
 
 def check_announcement(introduction: Introduction, *, site: str, most_samples: int = LARGEST_WHOLE_NUMBER) -> None:
-    """Accept an introduction only if its names are known, its numbers are counts and its keys are wire keys.
-
-    Raises:
-        FedpeftError: naming the site and the field.
-    """
+    """Accept an introduction only if its names are known, its numbers are counts and its keys are wire keys."""
     known = {
         "dataset": DATASETS.names().__contains__,  # the server imports no plugin for what a site names
         "backbone": BACKBONES.names().__contains__,
@@ -106,11 +92,7 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
 
 
 def _check_flags(introduction: Introduction, site: str) -> None:
-    """Accept what a site says of a data set or backbone of this package only if it is so; of a plugin it is believed.
-
-    Raises:
-        FedpeftError: naming the site and the field.
-    """
+    """Accept what a site says of a data set or backbone only if it is so; of a plugin it is believed."""
     dataset, backbone = introduction.dataset, introduction.backbone
     flags: dict[str, tuple[str, bool]] = {}
     if not DATASETS.is_plugin(dataset):
@@ -132,11 +114,7 @@ def _is_family(name: str) -> bool:
 
 
 def _check_slots(introduction: Introduction, site: str) -> None:
-    """Accept module paths of slots only where the family has none, for every slot of the tensors.
-
-    Raises:
-        FedpeftError: naming the site and the slot.
-    """
+    """Accept module paths of slots only where the family has none, for every slot of the tensors."""
     slots = introduction.slots
     for slot, path in slots.items():
         if not MODULE_PATH.fullmatch(path) or not re.fullmatch(SLOT, slot) or slot == "shared":
@@ -152,17 +130,7 @@ def _check_slots(introduction: Introduction, site: str) -> None:
 
 
 def check_score_reply(reply: ScoreReply, *, site: str, round: int, schema: Schema) -> None:
-    """Accept a reply to `score` only with one score for each layer that the site announced.
-
-    Args:
-        reply: from the site, its fields of their declared types.
-        site: its name.
-        round: that it must be for.
-        schema: that the site announced.
-
-    Raises:
-        FedpeftError: naming the site and what is wrong.
-    """
+    """Accept a reply to `score` only with one score for each layer that the site announced."""
     if reply.problem:
         reason = sentence(reply.problem, reply.setting)
         raise FedpeftError(f"site {site} could not score round {round}: {reason}")
@@ -176,16 +144,10 @@ def check_train_reply(
 ) -> None:
     """Accept a reply to `train` only if it is what the site announced, of the layers that it was to train, and finite.
 
-    Args:
-        reply: from the site, its fields of their declared types.
-        site: its name.
-        order: what it was to do.
-        schema: that the site announced; empty where no adapters travel in this job.
-        dtype: that it announced.
-        samples: training samples that it announced.
+    Any other reply must not reach the global adapter.
 
-    Raises:
-        FedpeftError: with the site, the key and what is wrong; such a reply must not reach the global adapter.
+    Args:
+        schema: that the site announced; empty where no adapters travel in this job.
     """
     if reply.problem:
         attempts = f" in {MAX_ATTEMPTS} attempts" if reply.attempts == MAX_ATTEMPTS else ""
@@ -209,14 +171,7 @@ def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype:
     """Exactly the announced keys and shapes, dense, of the announced dtype, finite and no larger than a weight is.
 
     Args:
-        state: what arrived; its keys may be anything.
-        site: who sent it.
-        schema: by key, the shape that was announced.
-        dtype: that was announced, as torch names it.
         masked: whether they are masked: int64 then, every value as likely as any other.
-
-    Raises:
-        FedpeftError: naming the site and the key.
     """
     if masked:
         misfit = first_misfit(state, schema, dtype="int64")
@@ -256,7 +211,7 @@ def check_scores(scores: Sequence[float], count: int, site: str) -> None:
 
 
 def _check_sum_key(offered: Mapping[str, list[str]], site: str, *, needed: bool = False) -> None:
-    """Blame the right one: a malformed key would make all other sites refuse the round."""
+    """Refuse a malformed key as its own site's: with it all other sites would refuse the round."""
     if offered or needed:
         signed_keys.read(offered, site=site)
 

@@ -1,9 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What may leave a site: messages whose every field is known and expected, in the form that was announced.
 
-What a site announced in round 0, stored in the job's run folder for the checks of its later replies.
+What a site announced in round 0 is in the job's run folder, because the simulator runs every task in a new process.
 
-It is on disk because the simulator runs every task in a new process.
+Accuracies, losses and layer scores leave rounded, once per round of a job. The server chooses the model that they are
+measured on: exact numbers of two models, or of a group of one question, would reveal how single samples are answered.
+Rounding only delays that; `metrics: false` prevents it, and `scores: false` for the scores. Numbers of samples are
+rounded for secure sums.
 """
 
 from __future__ import annotations
@@ -69,11 +72,7 @@ class Announced:
 
 
 class AnnouncementStore:
-    """The announcement of a site on its disk, with its initial adapter and whether it has trained since.
-
-    Args:
-        folder: `<run folder>/outgoing`; created if it is missing.
-    """
+    """The announcement of a site on its disk, with its initial adapter and whether it has trained since."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,11 +98,7 @@ class AnnouncementStore:
         )
 
     def load(self) -> Announced | None:
-        """Load the announcement; None before the introduction.
-
-        Raises:
-            LocalError: it cannot be read.
-        """
+        """Load the announcement; None before the introduction."""
         file = self.folder / ANNOUNCED
         if not file.exists():
             return None
@@ -159,25 +154,13 @@ KNOWN = {
 
 
 def only(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
-    """Refuse names that are not allowed.
-
-    Raises:
-        FedpeftError: with the first of them.
-    """
+    """Refuse names that are not allowed."""
     for name in sorted(map(str, set(names) - set(allowed))):
         raise FedpeftError(f"unexpected {what} {name!r:.120}.")
 
 
 def check_known(kind: type[Reply], names: Iterable[str]) -> None:
-    """Refuse fields of a reply that no rule of this file is about.
-
-    Args:
-        kind: of the reply.
-        names: of its fields, without the tensors.
-
-    Raises:
-        FedpeftError: with the first of them.
-    """
+    """Refuse fields of a reply that no rule of this file is about."""
     only("field", names, KNOWN[kind] - {"state"})
     if unknown := {f.name for f in dataclasses.fields(kind)} - KNOWN[kind]:
         raise FedpeftError(f"the field {min(unknown)} of {kind.__name__}, which this filter has no rule for.")
@@ -189,11 +172,7 @@ def has_head(reply: Reply) -> bool:
 
 
 def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
-    """Remove what the site's own file withholds from a reply.
-
-    Raises:
-        FedpeftError: it has a classifier's head, which may not leave.
-    """
+    """Remove what the site's own file withholds from a reply."""
     if policy is None:
         return reply
     if isinstance(reply, TrainReply) and (policy.sum_with or not policy.metrics):
@@ -206,18 +185,7 @@ def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
 
 
 def permitted(reply: Reply, order: Order, announced: Announced | None, *, site: str, trained: bool) -> Reply:
-    """The message to send, built anew from a reply's checked values.
-
-    Args:
-        reply: what the executor wants to send.
-        order: of the server.
-        announced: what the site said of itself; None in round 0.
-        site: its name, for errors.
-        trained: whether the site has trained in this job before.
-
-    Raises:
-        FedpeftError: naming what is not allowed.
-    """
+    """The message to send, built anew from a reply's checked values."""
     if reply.problem or reply.setting:
         return _problem(reply, order)
     if isinstance(reply, Introduction) and isinstance(order, Hello):
@@ -331,9 +299,7 @@ def released_metrics(
 
     Args:
         measured: fractions and losses by name; None: not measured.
-        questions: number of questions in each group, by the name of its fraction.
         least: the smallest group whose fraction may leave.
-        enough_validation: whether the validation split has as many samples as the site requires.
     """
     withheld = set(questions) if any(0 < count < least for count in questions.values()) else set()
     withheld |= set() if enough_validation else {VALIDATION}
@@ -345,31 +311,13 @@ def released_metrics(
 
 
 def first_of_round(metrics: Metrics, round: int, folder: Path) -> Metrics:
-    """Return these metrics, or those already sent in this round, so that a repeated order reveals nothing new.
-
-    Args:
-        metrics: about to leave the site.
-        round: number of the round; it never decreases within a job.
-        folder: the job's run folder.
-
-    Raises:
-        LocalError: the record of sent metrics cannot be read or written.
-    """
+    """Return these metrics, or those already sent in this round, so that a repeated order reveals nothing new."""
     before = _first_value(metrics, round, folder / METRICS_FILE)
     return {name: before.get(name) for name in metrics}
 
 
 def first_scores_of_round(scores: Sequence[float], task: str, round: int, folder: Path) -> list[float]:
-    """Return these layer scores, rounded to three digits, or those already sent in this round for the same task.
-
-    Args:
-        scores: about to leave the site.
-        task: that they answer.
-        round, folder: as in `first_of_round`.
-
-    Raises:
-        LocalError: the record of sent scores cannot be read or written.
-    """
+    """Return these layer scores, rounded to three digits, or those already sent in this round for the same task."""
     rounded = [float(f"{score:.{SCORE_DIGITS}g}") for score in scores]
     return list(_first_value(rounded, round, folder / SCORES_FILE.format(task=task)))
 

@@ -13,6 +13,13 @@ Pairwise masks that cancel in the sum: what each site sends is uniformly random 
     masked_i = e_i + sum_{j > i} m_ij - sum_{j < i} m_ij   (mod 2^64)        m_ij = ChaCha20(k_ij)
     k_ij = HKDF-SHA256(X25519(secret_i, public_j), salt = context)
 
+Adapters travel as integers modulo 2^64: their sum is exact, and a uniform mask hides each of them completely.
+
+    encode    e = n round(2^32 x) mod 2^64        n: the site's weight, an integer
+    decode    sum_k n_k x_k / sum_k n_k
+
+Rounding costs at most 2^-33 in each number, whatever the number of sites.
+
 A key pair is used for one upload: the same mask on two uploads would reveal their difference. The context holds what
 the sites must agree on; if two sites have different contexts, their masks do not cancel, and nothing is revealed.
 
@@ -54,9 +61,6 @@ def encode(state: State, weight: int, sites: int) -> Numbers:
         state: floating-point tensors of any dtype.
         weight: n_k, at least 1.
         sites: K, at least 1, the number of encodings to be added: each is below 2^62 / K, so the sum cannot overflow.
-
-    Raises:
-        FedpeftError: a number is NaN, infinite or too large for this weight and number of sites; names the key.
     """
     most = 2**62 / (sites * weight)
     numbers = {}
@@ -86,9 +90,7 @@ def decode(totals: Mapping[str, np.ndarray], weight: int, dtypes: Mapping[str, t
     """Decode a sum of encodings into the weighted mean.
 
     Args:
-        totals: uint64 arrays.
         weight: the sum of all n_k.
-        dtypes: of the result, by key.
     """
     divisor = 2.0**FRACTION_BITS * weight
     return {
@@ -158,9 +160,6 @@ def masked(
         secret: the site's private key, for this upload only.
         keys: public key of every site of the sum, including its own.
         context: result of `context_of`.
-
-    Raises:
-        SecureSumError: a site's public key is invalid; names the site.
     """
     totals = {key: numbers[key].copy() for key in sorted(numbers)}
     for peer in sorted(keys.keys() - {site}):
@@ -193,11 +192,6 @@ def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str, sta
     """Create a key pair for one upload; the private key stays in `folder` and replaces any earlier one.
 
     Args:
-        folder: where the site's state of this job lies.
-        kit: signs the public key; None in the simulator.
-        job: the job's lineage.
-        round: the round that the key is for.
-        site: name of the site.
         start: what its training starts from, see `fedpeft.protocol.signed_keys`.
     """
     secret = new_secret()
@@ -215,14 +209,7 @@ def verified_offers(
     site: str,
     members: Sequence[str] | None,
 ) -> dict[str, Offer]:
-    """Verify the key of every member of a sum, and that these are its members.
-
-    Args:
-        offered, kit, job, round, site, members: as in `upload`.
-
-    Raises:
-        SecureSumError: members or keys are wrong.
-    """
+    """Verify the key of every member of a sum, and that these are its members."""
     _check_members(offered, site=site, members=members)
     return {name: verified(key, kit, job=job, round=round, site=name) for name, key in offered.items()}
 
@@ -241,19 +228,12 @@ def upload(
     members: Sequence[str] | None,
     received: State,
 ) -> dict[str, torch.Tensor]:
-    """Mask a site's adapter: int64 tensors that reveal nothing without those of all other members.
+    """Mask a site's adapter: int64 tensors that reveal nothing without those of all others; else nothing leaves.
 
     Args:
-        trained: the adapter.
-        folder, kit, job, round, site: as in `offer`.
         settings: digest of the job as deployed to this site.
         weight: of the site in the mean, an integer.
-        offered: the key of every member, as the server passed it on.
         members: the sites of the sum, from the site's own file; None in the simulator: all in `offered`.
-        received: the global adapter that the round started from.
-
-    Raises:
-        SecureSumError: members, keys or numbers are wrong; nothing may leave then.
     """
     offers = verified_offers(offered, kit, job=job, round=round, site=site, members=members)
     keys = {name: offer.public for name, offer in offers.items()}
@@ -271,13 +251,7 @@ def upload(
 def mean(
     uploads: Sequence[State], weights: Sequence[int], dtypes: Mapping[str, torch.dtype]
 ) -> dict[str, torch.Tensor]:
-    """The weighted mean of the members' adapters, from their masked uploads.
-
-    Args:
-        uploads: one for each member, of the same keys and shapes.
-        weights: n_k of each, in the same order.
-        dtypes: of the global adapter, by key.
-    """
+    """The weighted mean of the members' adapters, from their masked uploads."""
     return decode(wrapped_sum(uploads), sum(weights), dtypes)
 
 

@@ -3,6 +3,17 @@
 
 The server could replace a key by its own, but it cannot forge a signature over job, round, site and key by the
 certificate that the consortium's authority issued to that site. Only the holder of the authority's private key can.
+
+Randomness of a site's training that the server does not know, for jobs whose adapters leave in a secure sum only. If
+the server knew it, a second job would give every other site the same bits, and the difference of the two sums would be
+what changed at one site: its data, or what a setting does to them.
+
+    secret       32 random bytes for a site and a lineage, on the site's disk
+    start        HMAC(secret, what the site's training depends on there), public, signed with the key for a round
+    salt         HMAC(secret, lineage, round, start of every member, the global adapter): goes into every seed
+
+A resumed job thus repeats a round to the bit, but only if every member begins it with what it had. Where one of them
+has other data, another file or no state, all members draw anew, so that no sums cancel.
 """
 
 from __future__ import annotations
@@ -45,11 +56,7 @@ class Kit:
 
     @classmethod
     def load(cls, startup: Path) -> Kit:
-        """Read client.key, client.crt and rootCA.pem.
-
-        Raises:
-            SecureSumError: one of them is missing or cannot be read.
-        """
+        """Read client.key, client.crt and rootCA.pem."""
         try:
             key = load_pem_private_key((startup / "client.key").read_bytes(), password=None)
             certificate = x509.load_pem_x509_certificate((startup / "client.crt").read_bytes())
@@ -87,12 +94,7 @@ def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, rou
     """Verify that a site offered a public key for this round of this job, and return its offer.
 
     Args:
-        offered: what the server passed on.
         kit: holds the trusted authority; None in the simulator, where there are no certificates.
-        job, round, site: what the signature must cover.
-
-    Raises:
-        SecureSumError: naming the site and what is wrong with its key.
     """
     public, start, certificate, signature = (read(offered, site=site)[name] for name in FIELDS)
     offer = Offer(public, start)
@@ -109,11 +111,7 @@ def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, rou
 
 
 def read(offered: Mapping[str, list[str]], *, site: str) -> dict[str, bytes]:
-    """Decode the fields of a key on the wire, each of bounded length, the public key of 32 bytes.
-
-    Raises:
-        SecureSumError: the key is malformed.
-    """
+    """Decode the fields of a key on the wire, each of bounded length, the public key of 32 bytes."""
     try:
         if set(offered) != set(FIELDS) or any(len(lines) > MAX_LINES for lines in offered.values()):
             raise ValueError
@@ -159,11 +157,7 @@ BYTES = 32
 
 
 def secret_of(folder: Path) -> bytes:
-    """Return the secret in a lineage's state folder, for the site's user alone; it is drawn if there is none yet.
-
-    Raises:
-        LocalError: it cannot be read.
-    """
+    """Return the secret in a lineage's state folder, for the site's user alone; it is drawn if there is none yet."""
     file = folder / SEED_FILE
     if not file.exists():
         with replacing(file) as draft, open(draft, "wb", opener=private) as written:
@@ -178,12 +172,7 @@ def secret_of(folder: Path) -> bytes:
 
 
 def start_of(secret: bytes, facts: Mapping[str, Any]) -> bytes:
-    """Return a digest of what a site's training depends on, which tells nobody without the secret what that is.
-
-    Args:
-        secret: of the site and the lineage.
-        facts: JSON-serializable, e.g. the digest of its data.
-    """
+    """Return a digest of what a site's training depends on, which tells nobody without the secret what that is."""
     return _keyed(secret, "start", facts)
 
 
@@ -191,7 +180,6 @@ def salt_of(secret: bytes, *, job: str, round: int, starts: Mapping[str, bytes],
     """Return what goes into every seed of a site's training in a round.
 
     Args:
-        secret: of the site and the lineage.
         job: the lineage.
         round: counted from 1.
         starts: of every member of the sum, by name.

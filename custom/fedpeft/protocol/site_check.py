@@ -170,11 +170,7 @@ def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
 
 
 def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
-    """Check a job and replace its values by the site's own.
-
-    Raises:
-        FedpeftError: the job asks for more than the file allows; names the first such setting.
-    """
+    """Check a job and replace its values by the site's own."""
     for setting, why in refusals(policy, job):
         raise FedpeftError(
             f"{setting} {why}: change the job, or local/fedpeft.json of this site.", setting=setting, code=NOT_ALLOWED
@@ -191,16 +187,7 @@ def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
 
 
 def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> None:
-    """Refuse a job that trains more parameters than the file allows.
-
-    Args:
-        policy: the site's own file.
-        method: of the job.
-        count: number of trained parameters without the head.
-
-    Raises:
-        FedpeftError: names the setting.
-    """
+    """Refuse a job that trains more parameters than the file allows."""
     if count > policy.most_trained_parameters:
         setting = "method.settings" if method.settings_of("") else "method.name"
         raise FedpeftError(
@@ -212,16 +199,7 @@ def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> 
 
 
 def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
-    """Load a site's data without what it excludes or the head does not know, and check that there are enough samples.
-
-    Args:
-        policy: the site's own file; None in the simulator, where the job's settings apply.
-        job: as `admitted` returned it.
-
-    Raises:
-        DataError: the data cannot be read.
-        LocalError: there are fewer than the site's file requires.
-    """
+    """Load a site's data without what it excludes or the head does not know, and check that they are enough."""
     from fedpeft.data.readable import fitting  # it imports Pillow, which a site's FLARE process does not need
 
     without = policy.exclude if policy else ()

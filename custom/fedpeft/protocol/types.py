@@ -3,8 +3,6 @@
 
 A message is a dataclass: its fields, plain values, and under `state` the adapter's tensors by wire key. Heads, answers,
 images and questions have no field here, so they have no way out.
-
-The reply that tells the server of a problem and of nothing else.
 """
 
 from __future__ import annotations
@@ -231,17 +229,7 @@ def fields_of(message: _Message) -> dict[str, Any]:
 
 
 def message_from(kind: type[M], values: Any, tensors: Any, *, sender: str) -> M:
-    """Read a message.
-
-    Args:
-        kind: that it must be.
-        values: its fields, as they arrived.
-        tensors: by name, as they arrived; None: there are none.
-        sender: who sent it, for errors.
-
-    Raises:
-        FedpeftError: naming the sender, if the fields are not the declared ones, of their types.
-    """
+    """Read a message."""
     check_fields(values, _declared(kind), message=kind.__name__, sender=sender)  # type: ignore[arg-type]  # a class can be hashed
     tensors = {} if tensors is None else tensors
     if not isinstance(tensors, Mapping):
@@ -268,12 +256,7 @@ def empty_reply(
     """A reply without a result.
 
     Args:
-        kind: the message that answers the task.
-        round: of the order; an introduction has none.
         problem: why there is no result, a code of `fedpeft.protocol.fields`.
-        setting: the name of the job's setting that the problem is about, if it is about one.
-        seconds: wall time that was lost; an introduction has none.
-        attempts: how often the site began the round, where it was to train.
     """
     if kind is Introduction:
         return Introduction(version=fedpeft.__version__, problem=problem, setting=setting)
