@@ -6,14 +6,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_text
-from fedpeft.core.settings import MAX_SECONDS, between, build, suggestion, without_former
+from fedpeft.core.settings import SECONDS, build, check_ranges, suggestion, within, without_former
 from fedpeft.job.yaml_values import MAX_LEVELS, TASKS, parse
 
 RECIPES = "jobs.yml"
@@ -47,16 +47,13 @@ class FlareSettings:
         tensor_streaming_per_request_timeout: one chunk of such a download.
     """
 
-    task_request_interval: float
-    get_task_timeout: float
-    submit_task_result_timeout: float
-    tensor_min_download_timeout: float
-    tensor_streaming_per_request_timeout: float
+    task_request_interval: float = field(metadata=within(0.01, 3600))
+    get_task_timeout: float = field(metadata=SECONDS)
+    submit_task_result_timeout: float = field(metadata=SECONDS)
+    tensor_min_download_timeout: float = field(metadata=SECONDS)
+    tensor_streaming_per_request_timeout: float = field(metadata=SECONDS)
 
-    def __post_init__(self) -> None:
-        between("task_request_interval", self.task_request_interval, 0.01, 3600)
-        for field in fields(self)[1:]:
-            between(field.name, getattr(self, field.name), 1, MAX_SECONDS)
+    __post_init__ = check_ranges
 
 
 def default_configs() -> Path:

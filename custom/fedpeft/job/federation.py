@@ -12,14 +12,14 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
-from fedpeft.core.settings import MAX_ROUNDS, MAX_SECONDS, about, at_least, between, one_of
+from fedpeft.core.settings import MAX_ROUNDS, SECONDS, about, check_ranges, one_of, within
 
 NONE, SETTING = "none", "federation.tracking"
 LEAVE_OUT = f"or leave {SETTING} out"
@@ -100,14 +100,6 @@ def unusable(title: str, error: Exception, remedy: str) -> FedpeftError:
 
 
 LATEST = "latest"
-MAXIMA = {
-    "hello_timeout": MAX_SECONDS,
-    "round_timeout": MAX_SECONDS,
-    "grace": MAX_SECONDS,
-    "checkpoints": MAX_ROUNDS,
-    "max_samples": 10**12,
-    "largest_reply_mb": 10**6,
-}
 _CHECKPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,99})(?:/round-([0-9]{1,5}))?")
 
 
@@ -131,13 +123,13 @@ class FederationSettings:
     """
 
     sites: tuple[str, ...]
-    quorum: int = 0
-    hello_timeout: int = 600
-    round_timeout: int = 3600
-    grace: int = 60
-    checkpoints: int = 3
-    max_samples: int = 1_000_000
-    largest_reply_mb: int = 1024
+    quorum: int = field(default=0, metadata=within(0))
+    hello_timeout: int = field(default=600, metadata=SECONDS)
+    round_timeout: int = field(default=3600, metadata=SECONDS)
+    grace: int = field(default=60, metadata=SECONDS)
+    checkpoints: int = field(default=3, metadata=within(1, MAX_ROUNDS))
+    max_samples: int = field(default=1_000_000, metadata=within(1, 10**12))
+    largest_reply_mb: int = field(default=1024, metadata=within(1, 10**6))
     tracking: str = NONE
     resume_from: str = ""
 
@@ -148,9 +140,7 @@ class FederationSettings:
             raise FedpeftError(
                 f"sites is {list(self.sites)!r:.200}, it must name at least one site, each once.", setting="sites"
             )
-        at_least("quorum", self.quorum, 0)
-        for name, maximum in MAXIMA.items():
-            between(name, getattr(self, name), 1, maximum)
+        check_ranges(self)
         if self.quorum > len(self.sites):
             raise FedpeftError(f"quorum is {self.quorum}, the job has only {len(self.sites)} sites.", setting="quorum")
         one_of("tracking", self.tracking, (NONE, *TRACKERS.names()))

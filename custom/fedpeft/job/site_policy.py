@@ -22,7 +22,7 @@ from fedpeft.backbones import BACKBONES
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import read_json
 from fedpeft.core.registry import Registry, only_plugins
-from fedpeft.core.settings import at_least, build, one_of
+from fedpeft.core.settings import build, check_ranges, one_of, within
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import SPLITS, check_columns, check_share, listed_answers, window_of
 from fedpeft.importance.registry import SCORES
@@ -51,23 +51,17 @@ class PrivacySettings:
             file lets them, and the guarantee does not cover them).
     """
 
-    clip: float
-    noise: float
-    score_clip: float = 0.0
-    score_noise: float = 0.0
-    delta: float = 1e-5
-    limit: float = 0.0
+    clip: float = field(metadata=within(0, exclusive=True))
+    noise: float = field(metadata=within(0))
+    score_clip: float = field(default=0.0, metadata=within(0))
+    score_noise: float = field(default=0.0, metadata=within(0))
+    delta: float = field(default=1e-5, metadata=within(0, exclusive=True))
+    limit: float = field(default=0.0, metadata=within(0))
     reference: str = RECEIVED
     metrics: str = WITHHOLD
 
     def __post_init__(self) -> None:
-        for name in ("clip", "noise", "score_clip", "score_noise", "delta", "limit"):
-            if not math.isfinite(getattr(self, name)):
-                raise FedpeftError(f"{name} is {getattr(self, name)!r}, it must be a finite number.")
-        at_least("clip", self.clip, 0, exclusive=True)
-        for name in ("noise", "score_clip", "score_noise", "limit"):
-            at_least(name, getattr(self, name), 0)
-        at_least("delta", self.delta, 0, exclusive=True)
+        check_ranges(self)
         if self.delta >= 1:
             raise FedpeftError(f"delta is {self.delta!r}, it must be below 1.")
         one_of("reference", self.reference, (RECEIVED, ZERO))
@@ -95,20 +89,8 @@ class PrivacySettings:
 
 FILE = "fedpeft.json"
 WRITE = "python -m fedpeft.job.site_policy > local/fedpeft.json"
-AT_LEAST_ONE = ("most_rounds", "most_local_epochs", "most_threads", "most_message_mb")
+ONE_OR_MORE, NOT_NEGATIVE = within(1), within(0)
 MIN_MEMBERS = 3
-LISTS = (
-    "datasets",
-    "exclude",
-    "splits",
-    "methods",
-    "backbones",
-    "score_methods",
-    "solvers",
-    "answering",
-    "sources",
-    "sum_with",
-)
 
 
 def default_methods() -> tuple[str, ...]:
@@ -215,49 +197,49 @@ class SitePolicy:
     splits: tuple[str, ...] = SPLITS
     validation_fraction: float = 0.1
     test_fraction: float = 0.2
-    seed: int = 0
-    least_train_samples: int = 30
-    least_train_images: int = 20
-    least_answers: int = 2
-    least_test_samples: int = 10
-    least_validation_samples: int = 10
-    least_class_images: int = 5
-    least_score_samples: int = 8
-    least_batch_size: int = 4
-    least_probe_samples: int = 8
-    most_rounds: int = 200
-    most_local_epochs: int = 20
-    most_batch_size: int = 512
-    most_probe_samples: int = 1024
-    most_score_samples: int = 1024
-    most_image_size: int = 1024
-    most_text_length: int = 512
-    most_learning_rate: float = 0.1
-    most_weight_decay: float = 0.1
-    most_samples: int = 10_000
+    seed: int = field(default=0, metadata=NOT_NEGATIVE)
+    least_train_samples: int = field(default=30, metadata=ONE_OR_MORE)
+    least_train_images: int = field(default=20, metadata=ONE_OR_MORE)
+    least_answers: int = field(default=2, metadata=ONE_OR_MORE)
+    least_test_samples: int = field(default=10, metadata=ONE_OR_MORE)
+    least_validation_samples: int = field(default=10, metadata=ONE_OR_MORE)
+    least_class_images: int = field(default=5, metadata=ONE_OR_MORE)
+    least_score_samples: int = field(default=8, metadata=ONE_OR_MORE)
+    least_batch_size: int = field(default=4, metadata=ONE_OR_MORE)
+    least_probe_samples: int = field(default=8, metadata=ONE_OR_MORE)
+    most_rounds: int = field(default=200, metadata=ONE_OR_MORE)
+    most_local_epochs: int = field(default=20, metadata=ONE_OR_MORE)
+    most_batch_size: int = field(default=512, metadata=NOT_NEGATIVE)
+    most_probe_samples: int = field(default=1024, metadata=NOT_NEGATIVE)
+    most_score_samples: int = field(default=1024, metadata=NOT_NEGATIVE)
+    most_image_size: int = field(default=1024, metadata=NOT_NEGATIVE)
+    most_text_length: int = field(default=512, metadata=NOT_NEGATIVE)
+    most_learning_rate: float = field(default=0.1, metadata=NOT_NEGATIVE)
+    most_weight_decay: float = field(default=0.1, metadata=NOT_NEGATIVE)
+    most_samples: int = field(default=10_000, metadata=NOT_NEGATIVE)
     methods: tuple[str, ...] = field(default_factory=default_methods)
-    most_trained_parameters: int = 20_000_000
-    most_message_mb: float = 1024.0
+    most_trained_parameters: int = field(default=20_000_000, metadata=NOT_NEGATIVE)
+    most_message_mb: float = field(default=1024.0, metadata=ONE_OR_MORE)
     device: str = "auto"
-    most_threads: int = 16
-    most_workers: int = 8
-    most_kept_mib: float = 4096.0
+    most_threads: int = field(default=16, metadata=ONE_OR_MORE)
+    most_workers: int = field(default=8, metadata=NOT_NEGATIVE)
+    most_kept_mib: float = field(default=4096.0, metadata=NOT_NEGATIVE)
     compile: bool = False
-    memory_gib: float = 0.0
+    memory_gib: float = field(default=0.0, metadata=NOT_NEGATIVE)
     backbones: tuple[str, ...] = field(default_factory=BACKBONES.own_names)
     sources: tuple[str, ...] = ()
     download: bool = False
     score_methods: tuple[str, ...] = field(default_factory=SCORES.own_names)
     solvers: tuple[str, ...] = field(default_factory=SOLVERS.own_names)
     answering: tuple[str, ...] = field(default_factory=ANSWERING.own_names)
-    most_score_rows: int = 4096
+    most_score_rows: int = field(default=4096, metadata=NOT_NEGATIVE)
     scores: bool = True
     metrics: bool = True
     head: bool = False
     sum_with: tuple[str, ...] = ()
     sum_noise: Mapping[str, Any] = field(default_factory=dict)
-    kept_days: float = 7.0
-    kept_gib: float = 100.0
+    kept_days: float = field(default=7.0, metadata=NOT_NEGATIVE)
+    kept_gib: float = field(default=100.0, metadata=NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
         for name, root in self.roots.items():
@@ -268,9 +250,9 @@ class SitePolicy:
         listed = {name: listed_answers(answers) for name, answers in self.answers.items()}
         object.__setattr__(self, "answers", listed)
         check_share(self.unreadable)
-        for name in LISTS:
-            if not all(isinstance(item, str) for item in getattr(self, name)):
-                raise FedpeftError(f"{name} is {list(getattr(self, name))!r:.80}, it must be a list of texts.")
+        for name, value in vars(self).items():
+            if isinstance(value, tuple) and not all(isinstance(item, str) for item in value):
+                raise FedpeftError(f"{name} is {list(value)!r:.80}, it must be a list of texts.")
         if self.sum_with and len(set(self.sum_with)) < MIN_MEMBERS:
             raise FedpeftError(
                 f"sum_with is {list(self.sum_with)!r:.200}, it must name all sites of the sum, at least "
@@ -280,14 +262,7 @@ class SitePolicy:
             raise FedpeftError("sum_noise is set without sum_with: name the sites of the sum, or leave it out.")
         for split in self.splits:
             one_of("splits", split, SPLITS)
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise FedpeftError(f"{item.name} is {value!r}, it must be a finite number.")
-            if item.name.startswith("least_") or item.name in AT_LEAST_ONE:
-                at_least(item.name, value, 1)
-            elif item.name.startswith("most_") or item.name in ("seed", "memory_gib", "kept_days", "kept_gib"):
-                at_least(item.name, value, 0)
+        check_ranges(self)
         if not (self.validation_fraction >= 0 and self.test_fraction > 0):
             raise FedpeftError("validation_fraction must be at least 0, and test_fraction above 0.")
         if self.validation_fraction + self.test_fraction >= 1:

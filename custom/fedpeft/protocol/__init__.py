@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from fedpeft.core import registry
+from fedpeft.core.registry import lazily, lazy_names
 
 # importing torch takes seconds, and a site's executor needs only the codes: a name is imported on first use
 _HOME = {
@@ -20,8 +20,8 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    return registry.lazily(__name__, _HOME, name)
+    return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:
-    return registry.lazy_names(__name__, _HOME)
+    return lazy_names(__name__, _HOME)
