@@ -285,8 +285,7 @@ def _build_vqa(arguments: argparse.Namespace) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> None:
-    from fedpeft.doctor import open_context
-    from fedpeft.doctor.registry import print_findings
+    from fedpeft.doctor import open_context, print_findings
 
     kit, site, workspace = arguments.startup_kit, arguments.site, arguments.workspace
     context = open_context(arguments.job, overrides=arguments.set, startup_kit=kit, site=site, workspace=workspace)

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedpeft.core.states import digest
 from fedpeft.federate import federate
 from fedpeft.job.settings import SiteJob
 from fedpeft.protocol import signed_keys
-from fedpeft.protocol.secure_sum import digest
 from fedpeft.protocol.site_check import load_data
 from fedpeft.site.learner import Learner
 

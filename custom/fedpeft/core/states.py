@@ -42,9 +42,13 @@ def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(tensor, other[key]) for key, tensor in one.items())
 
 
-def digest(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of a state as 64 hexadecimal digits: of keys, dtypes, shapes and bytes, in the keys' order."""
-    summed = hashlib.sha256()
+def digest(state: Mapping[str, Tensor], *, after: bytes = b"") -> str:
+    """Return the SHA-256 of a state as 64 hexadecimal digits: of keys, dtypes, shapes and bytes, in the keys' order.
+
+    Args:
+        after: bytes that are summed before it.
+    """
+    summed = hashlib.sha256(after)
     for key, tensor in sorted(state.items()):
         values = tensor.detach().cpu().contiguous()
         summed.update(f"{key} {values.dtype} {list(values.shape)}\n".encode())

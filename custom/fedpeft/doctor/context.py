@@ -4,23 +4,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import build, suggestion
+from fedpeft.core.settings import suggestion
 from fedpeft.core.workspace import listed_classes
 from fedpeft.doctor.kit import SITE, Kit, read_kit
-from fedpeft.job.admission import admit_folder
-from fedpeft.job.composing import CONTROLLER, EXECUTOR, SECTIONS, FlareSettings
+from fedpeft.job.admission import AdmittedJob, admit_folder
 from fedpeft.job.composing import check as check_sections
 from fedpeft.job.federation import site_backbone
 from fedpeft.job.folder import job_folder
+from fedpeft.job.settings import CommonSettings
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.update_check import MIN_REPLIES
@@ -58,79 +58,22 @@ def failed(sentence: str) -> Finding:
 MAX_RATE_RATIO = 10  # of the learning rate to the declared one, or the other way round
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A job folder as FLARE will read it.
-
-    Args:
-        folder: where it lies.
-        server: arguments of the controller, by section.
-        client: arguments of the executor, by section.
-        flare: FLARE's own intervals and timeouts.
-        classes: the classes that the job loads.
-    """
-
-    folder: Path
-    server: Mapping[str, Any]
-    client: Mapping[str, Any]
-    flare: Mapping[str, Any]
-    classes: tuple[str, ...]
-
-    @property
-    def sections(self) -> dict[str, Any]:
-        """All sections; those of the site where server and site both have one."""
-        both = {**self.server, **self.client, "flare": self.flare}
-        return {name: both[name] for name in SECTIONS if name in both}
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """The sites that take part."""
-        federation = self.server.get("federation")
-        sites = federation.get("sites") if isinstance(federation, Mapping) else None
-        return tuple(site for site in sites if isinstance(site, str)) if isinstance(sites, list | tuple) else ()
-
-
-def read_job(folder: Path, *, classes: Sequence[str] = ()) -> Job:
-    """Read a job folder, as strictly as server and sites do."""
-    admitted = admit_folder(folder, classes=classes)
-    server, client = admitted.server, admitted.client
-    try:
-        flare = {"task_request_interval": server["server"]["task_request_interval"]}
-        flare |= {field.name: server[field.name] for field in fields(FlareSettings) if field.name in server}
-        return Job(
-            folder=folder,
-            server=_arguments(server["workflows"], CONTROLLER),
-            client=_arguments([entry["executor"] for entry in client["executors"]], EXECUTOR),
-            flare=flare,
-            classes=tuple(sorted({*_paths(server), *_paths(client)})),
-        )
-    except (KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise FedpeftError(
-            f"{folder} is not a job of fedpeft ({error!r}): write it again with `fedpeft jobs`."
-        ) from error
-
-
 def check_job(context: Context) -> Iterator[Finding]:
     """Check the settings, that server and sites have the same ones, and that the kit's site takes part."""
     if context.job is None:
         return
     job = context.job
     check_sections(job.sections)
-    rounds = job.client["training"]["rounds"]
-    yield passed(f"{job.folder}: the settings are valid; {len(job.sites)} sites, {rounds} rounds.")
-    shared = [name for name in SECTIONS if name in job.server and name in job.client]
-    differing = [name for name in shared if job.server[name] != job.client[name]]
-    if differing:
-        yield failed(f"{differing[0]} differs between server and sites: write the job again with `fedpeft jobs`.")
-    yield from _average(job)
-    yield from _rate(job)
+    common = CommonSettings.from_sections(job.sections)
+    yield passed(f"{job.folder}: the settings are valid; {len(job.sites)} sites, {common.training.rounds} rounds.")
+    yield from _average(job, common.method)
+    yield from _rate(job, common)
     if context.kit and context.kit.role == SITE and context.kit.name not in job.sites:
         yield failed(f"site {context.kit.name} is not in federation.sites: {suggestion(context.kit.name, job.sites)}.")
 
 
-def _average(job: Job) -> Iterator[Finding]:
+def _average(job: AdmittedJob, method: MethodSettings) -> Iterator[Finding]:
     """Recommend a robust average where there are enough sites for it, and the job can have one."""
-    method = build(MethodSettings, job.server.get("method"), section="method")
     able = method.exchanges and method.rule.averages and not method.secure_sum
     if len(job.sites) < MIN_REPLIES or not able or not method.robust.weighs:
         return
@@ -141,13 +84,12 @@ def _average(job: Job) -> Iterator[Finding]:
     )
 
 
-def _rate(job: Job) -> Iterator[Finding]:
+def _rate(job: AdmittedJob, common: CommonSettings) -> Iterator[Finding]:
     """Compare the learning rate with those that the backbones declare for adapters, which hold for AdamW."""
-    method = build(MethodSettings, job.server.get("method"), section="method")
-    training = build(TrainingSettings, job.client.get("training"), section="training")
+    method, training = common.method, common.training
     if training.optimizer != TrainingSettings.optimizer or not method.exchanges or method.method.sends_backbone:
         return
-    names = [site_backbone(job.client["backbone"], site).get("name", BackboneSettings.name) for site in job.sites]
+    names = [site_backbone(job.at_sites["backbone"], site).get("name", BackboneSettings.name) for site in job.sites]
     for name in dict.fromkeys(names):
         declared, rate = BACKBONES.get(name).learning_rate, training.learning_rate
         if max(rate / declared, declared / rate) > MAX_RATE_RATIO:
@@ -156,21 +98,6 @@ def _rate(job: Job) -> Iterator[Finding]:
                 f"training.learning_rate is {rate:g}, and {name} declares {declared:g} for adapters: it may {what}; "
                 f"set it to {declared:g}, or leave it out and write the job again with `fedpeft jobs`."
             )
-
-
-def _arguments(components: list[Mapping[str, Any]], path: str) -> Mapping[str, Any]:
-    return next(component["args"] for component in components if component["path"] == path)
-
-
-def _paths(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        if isinstance(value.get("path"), str):
-            yield value["path"]
-        for inner in value.values():
-            yield from _paths(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _paths(inner)
 
 
 WORKSPACE = Path("simulator_workspace")
@@ -187,7 +114,7 @@ class Context:
         workspace: the simulator's folder; unused with a kit.
     """
 
-    job: Job | None = None
+    job: AdmittedJob | None = None
     kit: Kit | None = None
     sites: tuple[str, ...] = ()
     workspace: Path = WORKSPACE
@@ -245,6 +172,6 @@ def open_context(
     return Context(job=read, kit=kit, sites=names, workspace=workspace)
 
 
-def _read(job: Path, overrides: Sequence[str], *, classes: Sequence[str]) -> Job:
+def _read(job: Path, overrides: Sequence[str], *, classes: Sequence[str]) -> AdmittedJob:
     with tempfile.TemporaryDirectory() as scratch:
-        return replace(read_job(job_folder(job, overrides, Path(scratch)), classes=classes), folder=job)
+        return replace(admit_folder(job_folder(job, overrides, Path(scratch)), classes=classes), folder=job)

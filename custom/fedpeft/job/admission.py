@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -172,11 +172,42 @@ _BY_NAME = "name"  # and one with this key, where the value is the name of one o
 
 @dataclass(frozen=True, kw_only=True)
 class AdmittedJob:
-    """The three files of a job, parsed."""
+    """The three files of a job, parsed, and the folder in which they lie; without one they came in an archive."""
 
     meta: Mapping[str, Any]
     server: Mapping[str, Any]
     client: Mapping[str, Any]
+    folder: Path = Path()
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites that take part."""
+        return tuple(name for name in self.meta["deploy_map"][APP] if name != "server")
+
+    @property
+    def at_server(self) -> Mapping[str, Any]:
+        """The sections that the server's controller receives."""
+        return self.server["workflows"][0]["args"]
+
+    @property
+    def at_sites(self) -> Mapping[str, Any]:
+        """The sections that each site's executor receives."""
+        return self.client["executors"][0]["executor"]["args"]
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """All sections of the job."""
+        at_top = {**self.server, **self.server["server"]}
+        flare = {field.name: at_top[field.name] for field in fields(FlareSettings) if field.name in at_top}
+        both = {**self.at_server, **self.at_sites, "flare": flare}
+        return {name: both[name] for name in SECTIONS if name in both}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that the job loads."""
+        components = (*self.server["components"], *self.server["workflows"], *self.client["components"])
+        executors = (entry["executor"] for entry in self.client["executors"])
+        return tuple(sorted({component["path"] for component in (*components, *executors)}))
 
 
 def admit_folder(folder: Path, *, classes: Sequence[str] = ()) -> AdmittedJob:
@@ -190,7 +221,7 @@ def admit_folder(folder: Path, *, classes: Sequence[str] = ()) -> AdmittedJob:
         raise FedpeftError(
             f"{folder} is not a FLARE job folder, it has no meta.json: name one of jobs/, which `fedpeft jobs` writes."
         )
-    return _admit(read_folder(folder, FILES), f"{folder}/", classes)
+    return replace(_admit(read_folder(folder, FILES), f"{folder}/", classes), folder=folder)
 
 
 def admit_submission(data: bytes, folder: str) -> AdmittedJob:
@@ -255,7 +286,7 @@ def _admit(files: Mapping[str, bytes], where: str, classes: Sequence[str]) -> Ad
     (workflow,), (entry,) = both["server"]["workflows"], both["client"]["executors"]
     components = (*both["server"]["components"], workflow, entry["executor"])
     check_values([one["args"] for one in components], parsed[META]["deploy_map"][APP])
-    return AdmittedJob(meta=parsed[META], **both)
+    return AdmittedJob(meta=parsed[META], server=both["server"], client=both["client"])
 
 
 def _component(entry: Any, where: str, classes: Sequence[str], names: Sequence[str], ours: Sequence[str]) -> None:

@@ -53,7 +53,8 @@ class FlareSettings:
     tensor_min_download_timeout: float = field(metadata=SECONDS)
     tensor_streaming_per_request_timeout: float = field(metadata=SECONDS)
 
-    __post_init__ = check_ranges
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 def default_configs() -> Path:

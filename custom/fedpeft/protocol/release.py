@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -36,7 +35,7 @@ from scipy.special import ndtri
 
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import DISK_FULL, is_full, replacing, write_json
-from fedpeft.core.states import State
+from fedpeft.core.states import State, digest
 from fedpeft.job.site_policy import RECEIVED, WITHHOLD, PrivacySettings
 from fedpeft.protocol.types import ACCURACIES, METRICS, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 
@@ -280,9 +279,9 @@ def release_reply(
             "privacy.json, and set sum_noise in its fedpeft.json."
         )
     kind = "train" if trained else "score"
-    digest = _digest(kind, order, reference, settings)
+    of_order = _digest(kind, order, reference, settings)
     stored = folder / f"release_{kind}.safetensors"
-    state, scores = _previous_release(stored, digest)
+    state, scores = _previous_release(stored, of_order)
     if state is None:
         base = reference if settings.reference == RECEIVED else None
         state, norm = release_adapter(reply.state, base, settings) if trained and reply.state else ({}, None)
@@ -291,7 +290,7 @@ def release_reply(
         summary += f"; norm before clipping {norm:.3g}, clip {settings.clip:g}" if norm is not None else ""
         kept = {f"adapter.{key}": tensor.contiguous() for key, tensor in state.items()}
         with replacing(stored) as draft:
-            save_file({**kept, SCORES: torch.tensor(scores, dtype=torch.float64)}, draft, metadata={"order": digest})
+            save_file({**kept, SCORES: torch.tensor(scores, dtype=torch.float64)}, draft, metadata={"order": of_order})
     else:
         summary = "the same order as before: the same release again, which costs nothing"
     changes: dict[str, Any] = {"scores": scores}
@@ -338,19 +337,14 @@ def _account(
 def _digest(kind: str, order: ScoreOrder | TrainOrder, reference: State, settings: PrivacySettings) -> str:
     requested = {"layers": order.layers, "scored": order.scored} if isinstance(order, TrainOrder) else {}
     facts = {"kind": kind, "lineage": order.lineage, "round": order.round, **requested, **dataclasses.asdict(settings)}
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for key in sorted(reference):
-        tensor = reference[key].detach().cpu().contiguous()
-        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return digest(reference, after=json.dumps(facts, sort_keys=True).encode())
 
 
-def _previous_release(file: Path, digest: str) -> tuple[dict[str, torch.Tensor] | None, list[float]]:
+def _previous_release(file: Path, of_order: str) -> tuple[dict[str, torch.Tensor] | None, list[float]]:
     if not file.is_file():
         return None, []
     with safe_open(file, framework="pt") as stored:
-        if (stored.metadata() or {}).get("order") != digest:
+        if (stored.metadata() or {}).get("order") != of_order:
             return None, []
         kept = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     scores = kept.pop(SCORES).tolist()

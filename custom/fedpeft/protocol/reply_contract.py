@@ -49,6 +49,21 @@ def check_introduction(introduction: Introduction, *, site: str, initial: bool, 
 
 def check_announcement(introduction: Introduction, *, site: str, most_samples: int = LARGEST_WHOLE_NUMBER) -> None:
     """Accept an introduction only if its names are known, its numbers are counts and its keys are wire keys."""
+    _check_names(introduction, site)
+    _check_flags(introduction, site)
+    _check_counts(introduction, site, most_samples)
+    _check_sum_key(introduction.sum_key, site)
+    if introduction.start_digest and not DIGEST.fullmatch(introduction.start_digest):
+        raise _refused(site, f"announces {shown(introduction.start_digest)} as start_digest, which is no SHA-256")
+    for key, shape in introduction.schema.items():
+        if not _is_tensors_name(key):
+            raise _refused(site, f"announces {key!r:.120}, which is not a tensor's name")
+        if len(shape) > MAX_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > LARGEST_TENSOR:
+            raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is no shape")
+    _check_slots(introduction, site)
+
+
+def _check_names(introduction: Introduction, site: str) -> None:
     known = {
         "dataset": DATASETS.names().__contains__,  # the server imports no plugin for what a site names
         "backbone": BACKBONES.names().__contains__,
@@ -58,7 +73,9 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
     for name, is_known in known.items():
         if not is_known(getattr(introduction, name)):
             raise _refused(site, f"names an unknown {name}")
-    _check_flags(introduction, site)
+
+
+def _check_counts(introduction: Introduction, site: str, most_samples: int) -> None:
     if introduction.dtype not in DTYPES:
         raise _refused(site, f"announces tensors of {introduction.dtype!r:.40}, allowed are {', '.join(DTYPES)}")
     if set(introduction.samples) != set(SPLITS):
@@ -76,19 +93,12 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
         limit = "raise that limit if it has so many, or leave it out of federation.sites"
         what = f"announces {samples} training samples, allowed are 1 to {most_samples} (federation.max_samples)"
         raise _refused(site, what, RESTART if samples < 1 else limit)
-    _check_sum_key(introduction.sum_key, site)
-    if introduction.start_digest and not DIGEST.fullmatch(introduction.start_digest):
-        raise _refused(site, f"announces {shown(introduction.start_digest)} as start_digest, which is no SHA-256")
-    for key, shape in introduction.schema.items():
-        if key.startswith(BACKBONE):
-            named = all(part.isidentifier() or part.isdigit() for part in key.split("."))
-        else:
-            named = is_key(key)
-        if not named:
-            raise _refused(site, f"announces {key!r:.120}, which is not a tensor's name")
-        if len(shape) > MAX_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > LARGEST_TENSOR:
-            raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is no shape")
-    _check_slots(introduction, site)
+
+
+def _is_tensors_name(key: str) -> bool:
+    if key.startswith(BACKBONE):
+        return all(part.isidentifier() or part.isdigit() for part in key.split("."))
+    return is_key(key)
 
 
 def _check_flags(introduction: Introduction, site: str) -> None:

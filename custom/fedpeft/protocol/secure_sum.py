@@ -45,7 +45,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedpeft.core.errors import FedpeftError, SecureSumError
 from fedpeft.core.files import replacing
-from fedpeft.core.states import State
+from fedpeft.core.states import State, digest
 from fedpeft.job.site_policy import MIN_MEMBERS
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.signed_keys import Kit, Offer, SignedKey, private, signed, verified
@@ -253,16 +253,6 @@ def mean(
 ) -> dict[str, torch.Tensor]:
     """The weighted mean of the members' adapters, from their masked uploads."""
     return decode(wrapped_sum(uploads), sum(weights), dtypes)
-
-
-def digest(state: State) -> str:
-    """SHA-256 over keys, dtypes, shapes and bytes of a state."""
-    total = hashlib.sha256()
-    for key in sorted(state):
-        tensor = state[key].detach().cpu().contiguous()
-        total.update(f"{key} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
 
 
 def _check_members(offered: Mapping[str, SignedKey], *, site: str, members: Sequence[str] | None) -> None:

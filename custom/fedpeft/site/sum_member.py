@@ -10,7 +10,7 @@ from typing import Any
 
 import fedpeft
 from fedpeft.core.errors import SecureSumError
-from fedpeft.core.states import State
+from fedpeft.core.states import State, digest
 from fedpeft.job.settings import digest_of
 from fedpeft.job.site_policy import RECEIVED, PrivacySettings, SitePolicy
 from fedpeft.methods.settings import MethodSettings
@@ -118,7 +118,7 @@ class SumMember:
             order.sum_keys, self.kit, job=job, round=round, site=self.site, members=self.members
         )
         starts = {name: offer.start for name, offer in offers.items()}
-        secret, state = signed_keys.secret_of(folder), secure_sum.digest(received)
+        secret, state = signed_keys.secret_of(folder), digest(received)
         return signed_keys.salt_of(secret, job=job, round=round, starts=starts, received=state)
 
     def upload(self, trained: State, folder: Path, order: TrainOrder, *, samples: int, received: State) -> State:
