@@ -115,13 +115,13 @@ class AnnouncementStore:
 BLOCKED = "reply-blocked"
 # written out, so that a new field leaves a site only with a rule of its own
 _PROBLEM = ("problem", "setting")
-KNOWN: dict[type[Reply], tuple[str, ...]] = {
-    Introduction: (
+KNOWN: dict[type[Reply], set[str]] = {
+    Introduction: {
         *("version", "schema", "classes", "samples", "dataset", "procedural", "metric", "backbone", "tiny", "width"),
         *("family", "slots", "dtype", "budget", "finished", "baseline", "start_digest", "sum_key", "state", *_PROBLEM),
-    ),
-    ScoreReply: ("round", "scores", "seconds", *_PROBLEM),
-    TrainReply: ("round", "samples", "metrics", "scores", "seconds", "attempts", "sum_key", "state", *_PROBLEM),
+    },
+    ScoreReply: {"round", "scores", "seconds", *_PROBLEM},
+    TrainReply: {"round", "samples", "metrics", "scores", "seconds", "attempts", "sum_key", "state", *_PROBLEM},
 }
 
 
@@ -133,8 +133,8 @@ def only(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
 
 def check_known(kind: type[Reply], names: Iterable[str]) -> None:
     """Refuse fields of a reply that no rule of this file is about."""
-    only("field", names, {*KNOWN[kind]} - {"state"})
-    if unknown := {f.name for f in dataclasses.fields(kind)} - {*KNOWN[kind]}:
+    only("field", names, KNOWN[kind] - {"state"})
+    if unknown := {f.name for f in dataclasses.fields(kind)} - KNOWN[kind]:
         raise FedpeftError(f"the field {min(unknown)} of {kind.__name__}, which this filter has no rule for.")
 
 
