@@ -18,8 +18,7 @@ from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER
 from fedpeft.core.workspace import PROBLEM
 from fedpeft.job.settings import SECTIONS, SiteJob
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.protocol.reply_policy import first_of_round, first_scores_of_round, released_metrics
-from fedpeft.protocol.reply_policy import allowed
+from fedpeft.protocol.reply_policy import allowed, first_of_round, first_scores_of_round, released_metrics
 from fedpeft.protocol.site_check import admitted
 from fedpeft.protocol.types import (
     HELLO,
