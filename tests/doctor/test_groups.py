@@ -436,7 +436,7 @@ def test_backbones_of_several_sites(overrides, expected, make_job, tmp_path):
     sources = f"backbone.sites={{slake: {{source: {shallow}}}, vqa-rad: {{source: {TINY_FOLDER}}}}}"
     context = open_context(make_job("federation.sites=[slake, vqa-rad]", sources, *overrides))
     assert re.search(expected, text(backbone.check_backbone(context)))
-    assert largest(context.job.sections, context.sites) == "vqa-rad"
+    assert largest(context) == "vqa-rad"
 
 
 @pytest.mark.parametrize(

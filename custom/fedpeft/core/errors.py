@@ -49,11 +49,7 @@ class DataError(LocalError):
 class UnreadableImage(DataError):
     """An image of which the model can be shown no pixels, or not those that were meant.
 
-    Args:
-        sentence: see `FedpeftError`.
-        image: its path or place.
-        why: follows its name in a sentence.
-        remedy: what to do.
+    It has the image's path or place, why it cannot be shown, and what to do.
     """
 
     def __init__(self, sentence: str = "", *, image: str = "", why: str = "", remedy: str = "") -> None:

@@ -24,13 +24,7 @@ MAX_LISTED = 12  # numbers in an error
 
 
 def matched(own: int, deepest: int, *, owner: str = "this backbone") -> tuple[int, ...]:
-    """Return the number of each layer of a backbone in the deepest one.
-
-    Args:
-        own: L_s, its layers, at least 1.
-        deepest: L, the layers of the deepest backbone.
-        owner: for the error.
-    """
+    """Return the number of each of L_s layers of a backbone in the deepest one, of L layers."""
     if own > deepest:
         raise FedpeftError(
             f"{owner} has {own} layers, and {SETTING} is {deepest}: set it to the layers of the deepest backbone.",
@@ -80,11 +74,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class LayerNumbers:
-    """The numbers of a site's layers in what it sends and receives.
-
-    Args:
-        sent: by own number, the one that travels; None: the same.
-    """
+    """The numbers of a site's layers in what it sends and receives, by its own number; None: the same."""
 
     sent: Mapping[int, int] | None = None
 

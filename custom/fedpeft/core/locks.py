@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Two locks, which the system releases when their process ends: on a job's lineage, and on a simulator workspace.
+"""A job's lineage and a simulator workspace: their folders, and a lock on each, released when its process ends.
 
-The workspace's file lies beside the workspace, in the folder of its earlier runs, because FLARE deletes what is inside.
+A lineage is what a job shares with those that resume it, at the server and at each site. The lock of a workspace
+lies beside it, in the folder of its earlier runs, because FLARE deletes what is inside.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
 import stat
 import time
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import code_of
+from fedpeft.core.files import code_of, drop
 
 FILE = "in-use.lock"
 IN_USE = "state-in-use"
@@ -249,3 +251,31 @@ def _lives(owner: dict[str, Any]) -> bool:
         return psutil.Process(owner["pid"]).status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError):
         return False
+
+
+KEPT = 3
+SECONDS_IN_USE = 24 * 3600  # a lineage with a round in this time may belong to a running job
+LINEAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+
+
+def lineage_folder(lineages: Path, lineage: str) -> Path:
+    """The folder of a lineage, whose name comes from another participant and must not leave the folder."""
+    if not LINEAGE.fullmatch(lineage):
+        raise FedpeftError(
+            f"the lineage {lineage!r:.60} is not a plain name: install the same fedpeft version everywhere."
+        )
+    return lineages / lineage
+
+
+def prune(lineages: Path, current: str) -> None:
+    """Remove unused lineages of the same job as `current`, older than a day and not among the newest `KEPT`."""
+    job = _job(current)
+    own = sorted(path for path in lineages.glob("*") if path.name != current and _job(path.name) == job)
+    for old in own[: -(KEPT - 1)]:
+        with contextlib.suppress(FileNotFoundError):  # another job may remove it too
+            if time.time() - old.stat().st_mtime > SECONDS_IN_USE and not is_in_use(old):
+                drop(old)
+
+
+def _job(lineage: str) -> str:
+    return lineage.rsplit("-", 3)[0]

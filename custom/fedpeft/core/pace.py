@@ -22,10 +22,6 @@ class StepLines:
     """Lines that say at which step the training of a round is, and how long it will go on.
 
     The first comes after ten seconds, each further one after twice as long as the one before, at most five minutes.
-
-    Args:
-        say: takes a line.
-        now: a clock, in seconds.
     """
 
     def __init__(self, say: Callable[[str], None], *, now: Callable[[], float] = time.monotonic) -> None:

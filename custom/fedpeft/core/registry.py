@@ -29,11 +29,7 @@ _listed: Mapping[str, Collection[str]] | None = None  # by group of entry points
 
 
 def only_plugins(listed: Mapping[str, Collection[str]] | None) -> None:
-    """Have this process look up no other plugins from now on, whatever is installed; it imports none for this.
-
-    Args:
-        listed: names by group of entry points, of another group none; None: all.
-    """
+    """Have this process look up no other plugins than these from now on, and import none for this; None: all."""
     global _listed
     _listed = listed
 
@@ -163,11 +159,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def lazily(package: str, homes: Mapping[str, str], name: str) -> Any:
-    """Import a public name; for a package's `__getattr__` (PEP 562).
-
-    Args:
-        homes: public name -> module that defines it, by its full name or relative to the package.
-    """
+    """Import a public name of a package from the module that `homes` names, for its `__getattr__` (PEP 562)."""
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     home = homes[name]

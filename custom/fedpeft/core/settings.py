@@ -85,12 +85,7 @@ def nested(cls: type[T], value: T | Mapping[str, Any], *, section: str) -> T:
 
 @contextmanager
 def about(setting: str, *, where: str = "") -> Iterator[None]:
-    """Add the name of a setting to errors raised in this block that name none.
-
-    Args:
-        setting: as the errors carry it.
-        where: with which their sentence begins; empty: it stays as it is.
-    """
+    """Add a setting's name to errors in this block that name none, and put `where`, if any, before their sentence."""
     try:
         yield
     except FedpeftError as error:

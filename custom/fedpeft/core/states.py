@@ -45,8 +45,7 @@ def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 def digest(state: Mapping[str, Tensor], *, after: bytes = b"") -> str:
     """Return the SHA-256 of a state as 64 hexadecimal digits: of keys, dtypes, shapes and bytes, in the keys' order.
 
-    Args:
-        after: bytes that are summed before it.
+    `after` is summed before it.
     """
     summed = hashlib.sha256(after)
     for key, tensor in sorted(state.items()):

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.answering import ANSWERING
-from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, hub, skeleton, usual_source, weights
+from fedpeft.backbones import BACKBONES, Backbone, hub, skeleton, usual_source, weights
 from fedpeft.backbones.checkpoint import check_config
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import read_json
-from fedpeft.core.settings import build
 from fedpeft.core.workspace import DATA_VARIABLE
 from fedpeft.data.answer_space import UNLISTED, vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
@@ -23,10 +22,9 @@ from fedpeft.data.remarks import cut_texts_of, remarks, unread_questions, withou
 from fedpeft.data.schema import SiteData
 from fedpeft.doctor.context import PASS, Context, Finding, failed, passed, warned
 from fedpeft.doctor.kit import SERVER
-from fedpeft.job.federation import NONE, SETTING, several_backbones, site_backbone, usable
+from fedpeft.job.federation import NONE, SETTING, several_backbones, usable
 from fedpeft.job.settings import SiteJob
-from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.site_check import admitted, load_data
+from fedpeft.protocol.site_check import load_data
 from fedpeft.report.data_summary import Overlap
 
 CONFIG, WEIGHTS = "config.json", (weights.WEIGHTS, weights.INDEX)
@@ -39,14 +37,11 @@ def check_backbone(context: Context) -> Iterator[Finding]:
     if not context.sites:
         return
     sections = context.job.sections
-    of_sites = {
-        site: build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
-        for site in context.sites
-    }
+    of_sites = {site: context.at(site).backbone for site in context.sites}
     chosen = dict.fromkeys((settings.name, settings.source) for settings in of_sites.values())
     found = [files(name, source, download=context.downloads) for name, source in chosen]
     yield from found
-    method = build(MethodSettings, sections["method"], section="method")
+    method = context.at(context.sites[0]).method
     if method.exchanges and several_backbones(sections["backbone"]) and all(f.verdict == PASS for f in found):
         backbones = {site: skeleton(s.name, s.source, download=False) for site, s in of_sites.items()}
         yield compared(backbones, method.matched_layers, all_here=set(backbones) == set(context.job.sites))
@@ -118,8 +113,7 @@ def check_data(context: Context) -> Iterator[Finding]:
     whole: list[SiteData] = []
     for site in context.sites:
         try:
-            job = SiteJob.from_sections(context.job.sections, site=site, policy=context.policy)
-            job = admitted(context.policy, job) if context.policy else job
+            job = context.admitted_at(site)
             loaded = load_data(context.policy, job)
             opened = _open(loaded, decoded=job.data.unreadable > 0, sites=len(context.sites))
             answers = vocabulary_of(loaded, job.answers)

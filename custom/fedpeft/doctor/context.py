@@ -20,9 +20,10 @@ from fedpeft.job.admission import AdmittedJob, admit_folder
 from fedpeft.job.composing import check as check_sections
 from fedpeft.job.federation import site_backbone
 from fedpeft.job.folder import job_folder
-from fedpeft.job.settings import CommonSettings
+from fedpeft.job.settings import CommonSettings, SiteJob
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.protocol.site_check import admitted
 from fedpeft.server.update_check import MIN_REPLIES
 
 if TYPE_CHECKING:
@@ -105,19 +106,12 @@ WORKSPACE = Path("simulator_workspace")
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The job, kit, sites and workspace to check.
+    """The job, kit, sites and workspace to check."""
 
-    Args:
-        job: the job to run; None: only the machine.
-        kit: the participant's start-up kit; None: a simulator on this machine.
-        sites: the job's sites that train on this machine.
-        workspace: the simulator's folder; unused with a kit.
-    """
-
-    job: AdmittedJob | None = None
-    kit: Kit | None = None
-    sites: tuple[str, ...] = ()
-    workspace: Path = WORKSPACE
+    job: AdmittedJob | None = None  # None: only the machine
+    kit: Kit | None = None  # None: a simulator on this machine
+    sites: tuple[str, ...] = ()  # those of the job that train here
+    workspace: Path = WORKSPACE  # unused with a kit
 
     @property
     def policy_file(self) -> Path | None:
@@ -134,13 +128,20 @@ class Context:
         """Whether a job may fetch a backbone here."""
         return self.policy is None or self.policy.download
 
+    def at(self, site: str) -> SiteJob:
+        """Return the job as a site has it, before the site's own values replace the job's."""
+        return SiteJob.from_sections(self.job.sections, site=site, policy=self.policy)
+
+    def admitted_at(self, site: str) -> SiteJob:
+        """Return the job as it runs at a site that allows it."""
+        return admitted(self.policy, self.at(site)) if self.policy else self.at(site)
+
     @cached_property
     def footprint(self) -> Footprint:
         """Memory and disk that one of the sites needs, the one with the deepest backbone; measured once."""
         from fedpeft.doctor.footprint import footprint, largest
 
-        sections = self.job.sections
-        return footprint(sections, site=largest(sections, self.sites, download=self.downloads), policy=self.policy)
+        return footprint(self.admitted_at(largest(self)), policy=self.policy)
 
 
 def open_context(

@@ -18,23 +18,14 @@ RESOURCES = ("resources.json", "resources.json.default")
 
 @dataclass(frozen=True, kw_only=True)
 class Kit:
-    """A start-up kit: its participant, and where the server is.
+    """A start-up kit: its participant, and where the server is."""
 
-    Args:
-        folder: holds `startup/` and `local/`.
-        role: server, site or admin.
-        name: of the participant.
-        host, port: where the server listens.
-        scheme: the server's protocol: http, grpc or tcp.
-        secured: whether connections are encrypted.
-    """
-
-    folder: Path
-    role: str
+    folder: Path  # holds `startup/` and `local/`
+    role: str  # server, site or admin
     name: str
     host: str
     port: int
-    scheme: str = ""
+    scheme: str = ""  # http, grpc or tcp
     secured: bool = True
 
     @property

@@ -104,12 +104,11 @@ def sites_at_once(job: Path, threads: int, *, workspace: Path) -> tuple[int, str
 def fitting(context: Context, threads: int) -> tuple[int, str]:
     """Return what `sites_at_once` returns, measured in this process; 0 if not even one site fits."""
 
-    from fedpeft.job.settings import SiteJob
     from fedpeft.site import computing
 
     if context.job is None:
         return threads, ""
-    training = SiteJob.from_sections(context.job.sections, site=context.sites[0]).training
+    training = context.at(context.sites[0]).training
     if computing.device_of(training).type != "cuda":
         return threads, ""
     one = context.footprint

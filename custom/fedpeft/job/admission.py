@@ -211,12 +211,7 @@ class AdmittedJob:
 
 
 def admit_folder(folder: Path, *, classes: Sequence[str] = ()) -> AdmittedJob:
-    """Check a job folder.
-
-    Args:
-        classes: additional classes of this machine's allow-list, for tests and experiments in the simulator; an entry
-            that ends with a period stands for everything below it.
-    """
+    """Check a job folder; it may load `classes` of a simulator's allow-list, all below those that end with a dot."""
     if not (folder / META).is_file():
         raise FedpeftError(
             f"{folder} is not a FLARE job folder, it has no meta.json: name one of jobs/, which `fedpeft jobs` writes."
@@ -225,22 +220,14 @@ def admit_folder(folder: Path, *, classes: Sequence[str] = ()) -> AdmittedJob:
 
 
 def admit_submission(data: bytes, folder: str) -> AdmittedJob:
-    """Check a submitted archive.
-
-    Args:
-        folder: name of the job folder, the only one at the top of the archive.
-    """
+    """Check a submitted archive, which has the job's folder alone at its top."""
     if not isinstance(folder, str) or not _FOLDER.fullmatch(folder) or not folder.isprintable():
         raise AdmissionError(f"the job's folder is {short(folder)}: give it a plain name.", reason="archive")
     return _admit(read_archive(data, FILES, root=folder), "", ())
 
 
 def admit_app(data: bytes, app: str, meta: Mapping[str, Any]) -> None:
-    """Check an app that a server deploys at a site.
-
-    Args:
-        meta: the job's meta.json, with the fields that the server added.
-    """
+    """Check an app that a server deploys at a site, with the fields that the server added to meta.json."""
     if app != APP:
         raise AdmissionError(f"the app is {short(app)}: name it {APP!r}.", reason="file")
     if not isinstance(meta, Mapping):

@@ -31,23 +31,14 @@ NO_SETTINGS: Settings = {}
 
 @dataclass(frozen=True, kw_only=True)
 class MethodEntry:
-    """A method in a backbone.
-
-    Args:
-        name: as `method.name` writes it.
-        method: its declaration.
-        trained: number of parameters that it trains, without the head; None: it does not fit the backbone.
-        exchanged: number of those that a site sends in a round, at most.
-        least: the smallest such number; it is another one where layers that the method's own schedule draws differ.
-        misfit: why it does not fit.
-    """
+    """A method in a backbone."""
 
     name: str
     method: TuningMethod
-    trained: int | None
-    exchanged: int | None
-    least: int | None = None
-    misfit: str = ""
+    trained: int | None  # parameters, without the head; None: it does not fit the backbone
+    exchanged: int | None  # of these a site sends in a round, at most
+    least: int | None = None  # at least, where layers that the method's own schedule draws differ
+    misfit: str = ""  # why it does not fit
 
     @property
     def sent(self) -> str:
@@ -83,11 +74,7 @@ def entries(backbone: Backbone, settings: Settings = NO_SETTINGS) -> Iterator[Me
 
 
 def entry(backbone: Backbone, name: str, settings: Settings = NO_SETTINGS, *, way: str = "") -> MethodEntry:
-    """Return one method in a backbone, without counting the others.
-
-    Args:
-        way: as `training.answering` writes it; empty: the only one that the backbone has, or any.
-    """
+    """Return one method in a backbone, for a way to answer; empty: the only one that the backbone has, or any."""
     return _entry(backbone, name, METHODS.get(name), settings, way)
 
 
@@ -137,25 +124,15 @@ RECIPE = "paper/"  # jobs of the published recipes
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTask:
-    """One task.
+    """One task of the papers."""
 
-    Args:
-        title: as the paper numbers it.
-        sites: its clients.
-        datasets: of all clients, each once.
-        partition: how clients share a data set; empty: they have it as it is.
-        metrics: by which clients are measured, each once.
-        embedded: the job that runs it anywhere; empty: there is none.
-        recipe: the job with the published recipe.
-    """
-
-    title: str
+    title: str  # as the paper numbers it
     sites: tuple[str, ...]
-    datasets: tuple[str, ...]
-    partition: str
+    datasets: tuple[str, ...]  # of all clients, each once
+    partition: str  # how clients share a data set; empty: they have it as it is
     metrics: tuple[str, ...]
-    embedded: str
-    recipe: str
+    embedded: str  # the job that runs it anywhere; empty: there is none
+    recipe: str  # the job with the published recipe
 
     @property
     def origins(self) -> tuple[Origin, ...]:

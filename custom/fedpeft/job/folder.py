@@ -36,11 +36,7 @@ from fedpeft.job.settings import SiteJob
 
 
 def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
-    """Return the job's folder, or one composed of `app_configs/` where settings change or only it has the job.
-
-    Args:
-        job: a FLARE job folder, or the name of a job of `app_configs/`, here or in the package.
-    """
+    """Return the folder of a job, or of one composed of `app_configs/` where settings change or only it has the job."""
     there = (job / "meta.json").is_file()
     if there and not overrides:
         return job
@@ -124,10 +120,9 @@ def _check_path(setting: str, path: Path | str | None) -> None:
 
 
 def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
-    """Return the `app_configs` folder and the job that are meant by a job's name or folder; "" for a folder of data.
+    """Return the `app_configs` folder and the job that a name or folder means; "" for a folder of data.
 
-    Args:
-        what: as it was typed; `./NAME` is the folder, also where a job has that name, and `jobs/NAME` the job.
+    `./NAME` is the folder, also where a job has that name, and `jobs/NAME` the job.
     """
     folder = Path(what)
     if configs is None and (folder / "meta.json").is_file():
@@ -157,12 +152,9 @@ def of_job(
 
 
 def as_read(loaded: data.SiteData, sections: Mapping[str, Any], site: str, *, share: float = 0.0) -> data.SiteData:
-    """Return a site's data without images that its backbone cannot take, with notes on texts that it cuts.
+    """Return a site's data without a share of images that its backbone cannot take, with notes on texts that it cuts.
 
     Nothing is downloaded for it; where the backbone is not here, a note says so.
-
-    Args:
-        share: of its images that may be left out.
     """
     backbone = build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
     way = (sections.get("training") or {}).get("answering", TrainingSettings.answering)

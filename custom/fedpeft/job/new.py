@@ -39,14 +39,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """What `write_new` wrote.
-
-    Args:
-        written: the files of the task and of all jobs, and the folder of the job.
-        backbone: name of the job's.
-        source: its weights, where the job names them.
-        tiny: see `Pretrained`.
-    """
+    """What `write_new` wrote: the files of the task and of all jobs, and the folder of the job, with its backbone."""
 
     written: tuple[Path, Path, Path]
     backbone: str
@@ -95,9 +88,7 @@ def write_new(
 ) -> NewJob:
     """Write `app_configs/tasks/NAME.yml`, a line in `app_configs/jobs.yml` and `jobs/NAME`; after an error nothing.
 
-    Args:
-        overrides: settings as `section.name=value`, for the task; those of `data` are in what was found.
-        backbone: its part, which `check_part` has checked; empty: a tiny one that comes with the package.
+    Settings of `data` are in what was found; without a part for the backbone it is a tiny one of the package.
     """
     task, jobs, job = _places(name, out)
     parts = [_part(found, backbone), "methods/fedpia_agreement", "deployments/laptop"]

@@ -53,11 +53,9 @@ class CommonSettings(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerJob:
-    """A job's sections as checked settings, as far as its server receives them: what data and backbones are, and which
-    go together, `fedpeft.job.settings.SiteJob` checks at each site.
+    """A job's sections as checked settings, as far as its server receives them.
 
-    Args:
-        federation, method, training, schedule: see their classes.
+    What data and backbones are, and which go together, `SiteJob` checks at each site.
     """
 
     federation: FederationSettings
@@ -104,9 +102,7 @@ SECTIONS = ("backbone", "method", "training", "data", "schedule")
 def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:
     """SHA-256 of a job as deployed: equal at all sites unless the server sent them different jobs.
 
-    Args:
-        sections: of the job, with `data.sites` and `backbone.sites` of every site, before a site replaces values by its
-            own.
+    The sections have `data.sites` and `backbone.sites` of every site, before a site replaces values by its own.
     """
     facts = {"job": job, "sections": {name: sections.get(name) or {} for name in SECTIONS}}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -158,22 +154,13 @@ class SiteJob:
         if several_backbones(sections["backbone"]):
             check_backbones(method)
         own = build(DataSettings, site_data(sections.get("data"), site), section="data")
-        parts: dict[str, Any] = {
-            "backbone": backbone,
-            "method": method,
-            "training": training,
-            "data": own,
-            "schedule": schedule,
-        }
+        common = {"method": method, "training": training, "schedule": schedule}
+        parts: dict[str, Any] = {"backbone": backbone, **common, "data": own}
         single = (f"{section}.{name}" for section, settings in parts.items() for name in by_site(settings))
         return cls(
             site=site,
-            backbone=backbone,
-            method=method,
-            training=training,
-            data=own,
+            **parts,
             pooled=pooled_data(sections["data"], own),
-            schedule=schedule,
             single_sites=(*sections_by_site(sections), *single),
             answers=shared_answers(own, sections["data"].get("sites", {}), federated=method.federates_head),
         )

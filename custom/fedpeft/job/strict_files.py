@@ -37,11 +37,7 @@ REASONS = {
 
 
 class AdmissionError(FedpeftError):
-    """A job that is not admitted.
-
-    Args:
-        reason: one of the codes in `REASONS`.
-    """
+    """A job that is not admitted, for one of the `REASONS`."""
 
     def __init__(self, sentence: str, *, reason: str, setting: str = "") -> None:
         super().__init__(sentence, setting=setting)

@@ -65,11 +65,7 @@ def _parsed(text: str) -> Any:
 
 
 def write(value: Any, *, flow: bool | None = False) -> str:
-    """Return the YAML of a value, from which `parse` makes it again.
-
-    Args:
-        flow: False: one line for each entry; None: the innermost lists on one line.
-    """
+    """Return the YAML of a value, from which `parse` makes it again; flow None: the innermost lists on one line."""
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=flow)
     if parse(text) != value:
         raise ValueError("it would be read as something else")

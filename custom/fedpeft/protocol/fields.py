@@ -51,8 +51,7 @@ LARGEST_WHOLE_NUMBER = 2**53
 def check_fields(values: Any, hints: Mapping[str, Any], *, message: str, sender: str) -> None:
     """Accept the fields of a message only if they are the declared ones, each of its declared type.
 
-    Args:
-        hints: by field, its declared type: str, bool, int, float, None, list[...], dict[str, ...] or a union of them.
+    A type is str, bool, int, float, None, list[...], dict[str, ...] or a union of them.
     """
     if type(values) is not dict or set(values) != set(hints):
         got = some(values) if type(values) is dict else type(values).__name__
@@ -73,8 +72,7 @@ def check_fields(values: Any, hints: Mapping[str, Any], *, message: str, sender:
 def find_misfit(value: Any, hint: Any, path: str) -> tuple[str, Any] | None:
     """The first value that is not of its declared type or excessively large, with its path; None: all is as declared.
 
-    Args:
-        hint: its declared type; an instance of a subclass is not of that type.
+    An instance of a subclass is not of the type.
     """
     kind, parts = typing.get_origin(hint), typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):

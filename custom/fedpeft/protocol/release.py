@@ -267,11 +267,7 @@ def release_reply(
     folder: Path,
     book: Path,
 ) -> Release:
-    """Clip and noise one reply, or return the earlier release if the order is repeated.
-
-    Args:
-        reply: already checked by the reply policy, without a problem.
-    """
+    """Clip and noise a reply that the policy has checked, or return the earlier release if the order is repeated."""
     trained = isinstance(reply, TrainReply)
     if isinstance(reply, TrainReply) and reply.sum_key:
         raise FedpeftError(

@@ -154,10 +154,7 @@ def check_train_reply(
 ) -> None:
     """Accept a reply to `train` only if it is what the site announced, of the layers that it was to train, and finite.
 
-    Any other reply must not reach the global adapter.
-
-    Args:
-        schema: that the site announced; empty where no adapters travel in this job.
+    Any other must not reach the global adapter. Where no adapters travel in this job, the schema is empty.
     """
     if reply.problem:
         attempts = f" in {MAX_ATTEMPTS} attempts" if reply.attempts == MAX_ATTEMPTS else ""
@@ -180,8 +177,7 @@ def check_train_reply(
 def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype: str, masked: bool = False) -> None:
     """Exactly the announced keys and shapes, dense, of the announced dtype, finite and no larger than a weight is.
 
-    Args:
-        masked: whether they are masked: int64 then, every value as likely as any other.
+    Masked ones are int64, every value as likely as any other.
     """
     if masked:
         misfit = first_misfit(state, schema, dtype="int64")

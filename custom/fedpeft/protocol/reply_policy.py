@@ -49,13 +49,7 @@ ANNOUNCED, TRAINED, INITIAL = "announced.json", "trained", "initial.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """Shapes, dtype and sample count that the site announced; later replies must agree with them.
-
-    Args:
-        shapes: of every tensor that it may send, by wire key.
-        dtype: of all tensors, by torch's name.
-        samples: size of its training split.
-    """
+    """Shapes by wire key, dtype and size of the training split that the site announced, for all later replies."""
 
     shapes: dict[str, list[int]]
     dtype: str
@@ -267,11 +261,8 @@ def released_metrics(
 ) -> Metrics:
     """Round accuracies to whole percent and losses to three digits; withheld values become None.
 
-    If one group is too small, all groups are withheld: it could be computed from the others and the overall accuracy.
-
-    Args:
-        measured: fractions and losses by name; None: not measured.
-        least: the smallest group whose fraction may leave.
+    If one group has fewer than `least` questions, all groups are withheld: it could be computed from the others and the
+    overall accuracy.
     """
     withheld = set(questions) if any(0 < count < least for count in questions.values()) else set()
     withheld |= set() if enough_validation else {VALIDATION}

@@ -87,11 +87,7 @@ def wrapped_sum(states: Sequence[State]) -> Numbers:
 
 
 def decode(totals: Mapping[str, np.ndarray], weight: int, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-    """Decode a sum of encodings into the weighted mean.
-
-    Args:
-        weight: the sum of all n_k.
-    """
+    """Decode a sum of encodings into the weighted mean; the weight is the sum of all n_k."""
     divisor = 2.0**FRACTION_BITS * weight
     return {
         key: torch.from_numpy(np.asarray(total.view(np.int64).astype(np.float64) / divisor)).to(dtypes[key])
@@ -191,8 +187,7 @@ KEY_FILE = "secure_sum.json"
 def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str, start: bytes = b"") -> SignedKey:
     """Create a key pair for one upload; the private key stays in `folder` and replaces any earlier one.
 
-    Args:
-        start: what its training starts from, see `fedpeft.protocol.signed_keys`.
+    `start` is what the training starts from, see `fedpeft.protocol.signed_keys`.
     """
     secret = new_secret()
     with replacing(folder / KEY_FILE) as draft, open(draft, "w", opener=private) as file:

@@ -91,11 +91,7 @@ def signed(offer: Offer, kit: Kit | None, *, job: str, round: int, site: str) ->
 
 
 def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, round: int, site: str) -> Offer:
-    """Verify that a site offered a public key for this round of this job, and return its offer.
-
-    Args:
-        kit: holds the trusted authority; None in the simulator, where there are no certificates.
-    """
+    """Verify that a site offered a public key for this round of this job, and return its offer; no kit: simulator."""
     public, start, certificate, signature = (read(offered, site=site)[name] for name in FIELDS)
     offer = Offer(public, start)
     if kit is None:
@@ -177,14 +173,7 @@ def start_of(secret: bytes, facts: Mapping[str, Any]) -> bytes:
 
 
 def salt_of(secret: bytes, *, job: str, round: int, starts: Mapping[str, bytes], received: str) -> str:
-    """Return what goes into every seed of a site's training in a round.
-
-    Args:
-        job: the lineage.
-        round: counted from 1.
-        starts: of every member of the sum, by name.
-        received: digest of the global adapter that the round starts from.
-    """
+    """Return what goes into every seed of a site's training in a round: each member's start and the global adapter."""
     named = {site: start.hex() for site, start in starts.items()}
     return _keyed(secret, "salt", {"job": job, "round": round, "starts": named, "received": received}).hex()
 

@@ -41,53 +41,36 @@ Refusals = Iterator[tuple[str, str]]
 
 def refusals(policy: SitePolicy, job: SiteJob) -> Refusals:
     """Yield every setting of a job that a site's file does not allow, with the reason for the site's own log."""
-    for rule in (_of_data, _of_backbone, _of_amounts, _of_training, _of_machine, _of_sums, _of_leaving, _of_schedule):
+    for rule in RULES:
         yield from rule(policy, job)
 
 
 def _of_data(policy: SitePolicy, job: SiteJob) -> Refusals:
+    chosen = job.data
+    if chosen.dataset not in policy.datasets:
+        yield "data.dataset", f"is {chosen.dataset!r}, datasets has {_all(policy.datasets)}"
+    if chosen.root is not None:
+        yield "data.root", "is set: a job names a data set, and this site's roots or FEDPEFT_DATA say where it is"
+    if chosen.pool:
+        yield "data.pool", "is set: a site trains on its own data, pooled data are for the simulator"
+    if chosen.partition != NATURAL:
+        yield "data.partition", "is set: a site trains on all of its own data, partitions are for the simulator"
+    if chosen.samples is not None:
+        yield "data.samples", "is set: a site trains on all of its own data, a part of them is for the simulator"
+    if chosen.columns and chosen.columns != policy.columns:
+        yield "data.columns", "is set: only this site decides what is read as question and answer, columns names them"
+    if chosen.window and chosen.window != policy.window:
+        yield "data.window", "is set: only this site decides which window of its images is shown, window says it"
+    if chosen.exclude:
+        yield "data.exclude", "is set: only this site decides which images are excluded"
+    if chosen.site not in (job.site, policy.site):
+        yield "data.site", f"is {chosen.site!r:.60}, the data know this site as {policy.site or job.site!r}"
+    if chosen.split not in policy.splits:
+        yield "data.split", f"is {chosen.split!r}, splits has {_all(policy.splits)}"
+
+
+def _of_cuts_and_answers(policy: SitePolicy, job: SiteJob) -> Refusals:
     chosen, listed, default = job.data, policy.answers.get(job.data.dataset, ()), DataSettings()
-    rows = (
-        (
-            "dataset",
-            chosen.dataset not in policy.datasets,
-            f"is {chosen.dataset!r}, datasets has {_all(policy.datasets)}",
-        ),
-        (
-            "root",
-            chosen.root is not None,
-            "is set: a job names a data set, and this site's roots or FEDPEFT_DATA say where it is",
-        ),
-        ("pool", chosen.pool, "is set: a site trains on its own data, pooled data are for the simulator"),
-        (
-            "partition",
-            chosen.partition != NATURAL,
-            "is set: a site trains on all of its own data, partitions are for the simulator",
-        ),
-        (
-            "samples",
-            chosen.samples is not None,
-            "is set: a site trains on all of its own data, a part of them is for the simulator",
-        ),
-        (
-            "columns",
-            chosen.columns and chosen.columns != policy.columns,
-            "is set: only this site decides what is read as question and answer, columns names them",
-        ),
-        (
-            "window",
-            chosen.window and chosen.window != policy.window,
-            "is set: only this site decides which window of its images is shown, window says it",
-        ),
-        ("exclude", chosen.exclude, "is set: only this site decides which images are excluded"),
-        (
-            "site",
-            chosen.site not in (job.site, policy.site),
-            f"is {chosen.site!r:.60}, the data know this site as {policy.site or job.site!r}",
-        ),
-        ("split", chosen.split not in policy.splits, f"is {chosen.split!r}, splits has {_all(policy.splits)}"),
-    )
-    yield from ((f"data.{name}", why) for name, refused, why in rows if refused)
     if data.is_procedural(chosen.dataset):
         return
     if chosen.answers and set(chosen.answers) != set(listed):
@@ -184,6 +167,12 @@ def _of_schedule(policy: SitePolicy, job: SiteJob) -> Refusals:
 
 def _all(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
+
+
+RULES = (
+    *(_of_data, _of_cuts_and_answers, _of_backbone, _of_amounts, _of_training, _of_machine, _of_sums, _of_leaving),
+    _of_schedule,
+)
 
 
 def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import fedpeft
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.lineages import lineage_folder, prune
-from fedpeft.core.locks import StateLock
+from fedpeft.core.locks import StateLock, lineage_folder, prune
 from fedpeft.core.states import State
 from fedpeft.job.federation import LATEST, RunTracking
 from fedpeft.job.settings import ServerJob

@@ -12,8 +12,7 @@ from typing import Any
 import fedpeft
 from fedpeft.core.errors import LocalError
 from fedpeft.core.files import write_json
-from fedpeft.core.lineages import lineage_folder, prune
-from fedpeft.core.locks import StateLock
+from fedpeft.core.locks import StateLock, lineage_folder, prune
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER
 from fedpeft.core.workspace import PROBLEM
 from fedpeft.job.settings import SECTIONS, SiteJob
