@@ -73,38 +73,37 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(commands: Any, run: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
-    """Add a command that a function of this file, with an underscore before the command's name, carries out."""
-    parser = commands.add_parser(run.__name__[1:].replace("_", "-"), help=help)
+def _add(commands: Any, name: str, run: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=help)
     parser.set_defaults(command=run)
     return parser
 
 
 def _add_jobs(commands: Any) -> None:
-    simulate = _add(commands, _simulate, "run a job in FLARE's simulator; exit code 0 only if it completes")
+    simulate = _add(commands, "simulate", _simulate, "run a job in FLARE's simulator; exit code 0 only if it completes")
     simulate.add_argument("job", type=Path, help=JOB_HELP)
     simulate.add_argument("-t", "--threads", type=int, default=1, help="sites that run at the same time (default 1)")
     simulate.add_argument("-w", "--workspace", **WORKSPACE)
     simulate.add_argument("--set", **SET)
 
-    jobs = _add(commands, _jobs, "write the job folders from app_configs/")
+    jobs = _add(commands, "jobs", _jobs, "write the job folders from app_configs/")
     jobs.add_argument("names", nargs="*", metavar="job", help=f"{JOB_HELP} (default: all jobs)")
     jobs.add_argument("--configs", **CONFIGS)
     jobs.add_argument("--out", type=Path, default=Path("jobs"), help="where the job folders go")
     jobs.add_argument("--check", action="store_true", help="write nothing, fail if a folder is out of date")
     jobs.add_argument("--set", **SET)
 
-    tasks = _add(commands, _tasks, "list the tasks of the papers: clients, metric, data and terms, jobs")
+    tasks = _add(commands, "tasks", _tasks, "list the tasks of the papers: clients, metric, data and terms, jobs")
     tasks.add_argument("--configs", **CONFIGS)
 
-    data = _add(commands, _data, "count what the sites of a job or a folder hold, and images in common")
+    data = _add(commands, "data", _data, "count what the sites of a job or a folder hold, and images in common")
     data.add_argument("what", metavar="JOB|PATH", help=f"{JOB_HELP}; or a folder of data")
     data.add_argument("site", nargs="?", metavar="SITE", help="this site of the job only")
     data.add_argument("--configs", **CONFIGS)
     data.add_argument("--set", **SET)
     data.add_argument("--picture", type=Path, metavar="FILE.png", help="draw how often each label occurs at each site")
 
-    new = _add(commands, _new, "look at a folder of data, and write a task and a job for it")
+    new = _add(commands, "new", _new, "look at a folder of data, and write a task and a job for it")
     new.add_argument("name", help="of the task and the job, e.g. own")
     new.add_argument(
         "--data", type=Path, required=True, metavar="DIR", help="a folder for each site, or of one data set"
@@ -117,7 +116,7 @@ def _add_jobs(commands: Any) -> None:
     )
     new.add_argument("--set", **SET)
 
-    built = _add(commands, _build_vqa, "make questions and answers from images of which a class is known")
+    built = _add(commands, "build-vqa", _build_vqa, "make questions and answers from images of which a class is known")
     built.add_argument("source", type=Path, help="a folder of class folders, or of such folders, or MedMNIST's .npz")
     built.add_argument("out", type=Path, help="a new folder, with a folder for each site: manifest.csv and images")
     built.add_argument("--modality", default="", help="of images in class folders, e.g. 'x-ray'; asked for if given")
@@ -133,14 +132,16 @@ def _add_jobs(commands: Any) -> None:
 
 
 def _add_runs(commands: Any) -> None:
-    doctor = _add(commands, _doctor, "find what would keep a job from running on this machine")
+    doctor = _add(commands, "doctor", _doctor, "find what would keep a job from running on this machine")
     doctor.add_argument("job", type=Path, nargs="?", help=JOB_HELP)
     doctor.add_argument("--set", **SET)
     doctor.add_argument("--startup-kit", type=Path, metavar="DIR", help="kit of this server, site or administrator")
     doctor.add_argument("--site", metavar="NAME", help="look at one site of the job only (without a kit)")
     doctor.add_argument("-w", "--workspace", **WORKSPACE)
 
-    status = _add(commands, _status, "show a run's progress: rounds, accuracy, estimated end, rejected replies")
+    status = _add(
+        commands, "status", _status, "show a run's progress: rounds, accuracy, estimated end, rejected replies"
+    )
     status.add_argument("run", nargs="?", default="simulator_workspace", help="folder of a run, workspace, or job id")
     status.add_argument("--startup-kit", type=Path, metavar="DIR", help="an administrator's kit, to ask for a job id")
     status.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
@@ -149,10 +150,10 @@ def _add_runs(commands: Any) -> None:
     export.add(commands)
     inspect.add(commands)
 
-    verify = _add(commands, _verify, "check that a run completed and its files are intact; print its tables")
+    verify = _add(commands, "verify", _verify, "check that a run completed and its files are intact; print its tables")
     verify.add_argument("run", type=Path, help="folder with manifest.json, or what `nvflare job download` brought")
 
-    report = _add(commands, _report, "write tables, pictures and page of a run")
+    report = _add(commands, "report", _report, "write tables, pictures and page of a run")
     report.add_argument("run", type=Path, help="folder of a run, or workspace")
     report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
 
@@ -160,10 +161,10 @@ def _add_runs(commands: Any) -> None:
 
     compare.add(commands)
 
-    methods = _add(commands, _methods, "list what can be trained, and how many parameters in a backbone")
+    methods = _add(commands, "methods", _methods, "list what can be trained, and how many parameters in a backbone")
     methods.add_argument("--backbone", default="vilt", help="a name of `fedpeft backbones` (default vilt)")
 
-    backbones = _add(commands, _backbones, "list the backbones, or show where adapters go in a model")
+    backbones = _add(commands, "backbones", _backbones, "list the backbones, or show where adapters go in a model")
     backbones.add_argument("source", nargs="?", help="a folder or hub name of any transformers model: show its slots")
     backbones.add_argument("--name", default="transformers", help="the backbone that reads it (default transformers)")
 

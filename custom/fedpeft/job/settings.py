@@ -154,8 +154,8 @@ class SiteJob:
         if several_backbones(sections["backbone"]):
             check_backbones(method)
         own = build(DataSettings, site_data(sections.get("data"), site), section="data")
-        common = {"method": method, "training": training, "schedule": schedule}
-        parts: dict[str, Any] = {"backbone": backbone, **common, "data": own}
+        parts: dict[str, Any] = {"backbone": backbone, "method": method, "training": training, "data": own}
+        parts |= {"schedule": schedule}
         single = (f"{section}.{name}" for section, settings in parts.items() for name in by_site(settings))
         return cls(
             site=site,
