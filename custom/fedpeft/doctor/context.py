@@ -6,7 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,19 +41,9 @@ class Finding:
     sentence: str
 
 
-def passed(sentence: str) -> Finding:
-    """A finding with nothing to do."""
-    return Finding(PASS, sentence)
-
-
-def warned(sentence: str) -> Finding:
-    """A finding with which a job can run, but not as well or as safely as it should."""
-    return Finding(WARN, sentence)
-
-
-def failed(sentence: str) -> Finding:
-    """A finding with which a job cannot run."""
-    return Finding(FAIL, sentence)
+passed = partial(Finding, PASS)  # nothing to do
+warned = partial(Finding, WARN)  # a job can run, but not as well or as safely as it should
+failed = partial(Finding, FAIL)  # a job cannot run
 
 
 MAX_RATE_RATIO = 10  # of the learning rate to the declared one, or the other way round

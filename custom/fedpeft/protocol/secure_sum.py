@@ -34,6 +34,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -184,63 +185,104 @@ def _stream(secret: bytes, site: str, peer: str, key: bytes, context: bytes):
 KEY_FILE = "secure_sum.json"
 
 
-def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str, start: bytes = b"") -> SignedKey:
-    """Create a key pair for one upload; the private key stays in `folder` and replaces any earlier one.
-
-    `start` is what the training starts from, see `fedpeft.protocol.signed_keys`.
-    """
-    secret = new_secret()
-    with replacing(folder / KEY_FILE) as draft, open(draft, "w", opener=private) as file:
-        json.dump({"job": job, "round": round, "secret": secret.hex()}, file)
-    return signed(Offer(public_key(secret), start), kit, job=job, round=round, site=site)
-
-
-def verified_offers(
-    offered: Mapping[str, SignedKey],
-    kit: Kit | None,
-    *,
-    job: str,
-    round: int,
-    site: str,
-    members: Sequence[str] | None,
-) -> dict[str, Offer]:
-    """Verify the key of every member of a sum, and that these are its members."""
-    _check_members(offered, site=site, members=members)
-    return {name: verified(key, kit, job=job, round=round, site=name) for name, key in offered.items()}
-
-
-def upload(
-    trained: State,
-    folder: Path,
-    kit: Kit | None,
-    *,
-    job: str,
-    settings: str,
-    round: int,
-    site: str,
-    weight: int,
-    offered: Mapping[str, SignedKey],
-    members: Sequence[str] | None,
-    received: State,
-) -> dict[str, torch.Tensor]:
-    """Mask a site's adapter: int64 tensors that reveal nothing without those of all others; else nothing leaves.
+@dataclass(frozen=True, kw_only=True)
+class SumRound:
+    """One round of a job's secure sum, as one of its members has it.
 
     Args:
-        settings: digest of the job as deployed to this site.
-        weight: of the site in the mean, an integer.
-        members: the sites of the sum, from the site's own file; None in the simulator: all in `offered`.
+        job: the job's lineage.
+        round: counted from 1.
+        site: name of the member.
+        kit: signs its keys; None in the simulator.
+        members: the sites of the sum, from the site's own file; None in the simulator: all that offer a key.
     """
-    offers = verified_offers(offered, kit, job=job, round=round, site=site, members=members)
-    keys = {name: offer.public for name, offer in offers.items()}
-    secret = _take(folder / KEY_FILE, job=job, round=round)
-    if keys[site] != public_key(secret):
-        raise SecureSumError(f"the server passes on another key of site {site} than it offered for round {round}.")
-    if len(set(keys.values())) != len(keys):
-        raise SecureSumError(f"two sites have the same key in round {round}: a secure sum needs one for each.")
-    shapes = {key: list(tensor.shape) for key, tensor in trained.items()}
-    context = context_of(job=job, settings=settings, round=round, keys=keys, shapes=shapes, received=digest(received))
-    numbers = encode(trained, weight, len(keys))
-    return masked(numbers, site=site, secret=secret, keys=keys, context=context)
+
+    job: str
+    round: int
+    site: str
+    kit: Kit | None = None
+    members: Sequence[str] | None = None
+
+    def offer(self, folder: Path, start: bytes = b"") -> SignedKey:
+        """Create a key pair for one upload; the private key stays in `folder` and replaces any earlier one.
+
+        `start` is what the training starts from, see `fedpeft.protocol.signed_keys`.
+        """
+        secret = new_secret()
+        with replacing(folder / KEY_FILE) as draft, open(draft, "w", opener=private) as file:
+            json.dump({"job": self.job, "round": self.round, "secret": secret.hex()}, file)
+        return signed(Offer(public_key(secret), start), self.kit, job=self.job, round=self.round, site=self.site)
+
+    def verified(self, offered: Mapping[str, SignedKey]) -> dict[str, Offer]:
+        """Verify that these are the members of the sum, and the key of each."""
+        self._check_members(offered)
+        return {
+            name: verified(key, self.kit, job=self.job, round=self.round, site=name) for name, key in offered.items()
+        }
+
+    def upload(
+        self,
+        trained: State,
+        folder: Path,
+        *,
+        settings: str,
+        weight: int,
+        offered: Mapping[str, SignedKey],
+        received: State,
+    ) -> dict[str, torch.Tensor]:
+        """Mask a site's adapter: int64 tensors that reveal nothing without those of all others; else nothing leaves.
+
+        Args:
+            trained: the adapter.
+            folder: as for `offer`.
+            settings: digest of the job as deployed to this site.
+            weight: of the site in the mean, an integer.
+            offered: the key of every member, as the server passed it on.
+            received: the global adapter that the round started from.
+        """
+        keys = {name: offer.public for name, offer in self.verified(offered).items()}
+        secret = self._take(folder / KEY_FILE)
+        if keys[self.site] != public_key(secret):
+            raise SecureSumError(
+                f"the server passes on another key of site {self.site} than it offered for round {self.round}."
+            )
+        if len(set(keys.values())) != len(keys):
+            raise SecureSumError(f"two sites have the same key in round {self.round}: a secure sum needs one for each.")
+        shapes = {key: list(tensor.shape) for key, tensor in trained.items()}
+        context = context_of(
+            job=self.job, settings=settings, round=self.round, keys=keys, shapes=shapes, received=digest(received)
+        )
+        numbers = encode(trained, weight, len(keys))
+        return masked(numbers, site=self.site, secret=secret, keys=keys, context=context)
+
+    def _check_members(self, offered: Mapping[str, SignedKey]) -> None:
+        if self.members is not None and set(offered) != set(self.members):
+            missing, extra = sorted(set(self.members) - set(offered)), sorted(set(offered) - set(self.members))
+            raise SecureSumError(
+                f"the server wants a sum without {missing} and with {extra}, compared with the site's own file: "
+                f"another group of sites would reveal differences between sums."
+            )
+        if self.site not in offered or len(offered) < MIN_MEMBERS:
+            raise SecureSumError(
+                f"the server wants a sum of {sorted(offered)}: it needs this site and at least {MIN_MEMBERS} sites, "
+                f"because each of two learns the other's adapter."
+            )
+
+    def _take(self, file: Path) -> bytes:
+        """Read and delete the private key of this round."""
+        try:
+            kept = json.loads(file.read_text())
+            os.unlink(file)
+        except (OSError, ValueError) as error:
+            raise SecureSumError(
+                f"this site has no unused key for round {self.round} ({type(error).__name__}): a key is valid for one "
+                f"upload, start the job again with federation.resume_from."
+            ) from error
+        if (kept["job"], kept["round"]) != (self.job, self.round):
+            raise SecureSumError(
+                f"this site offered a key for round {kept['round']} of {kept['job']}, not for round {self.round}."
+            )
+        return bytes.fromhex(kept["secret"])
 
 
 def mean(
@@ -248,37 +290,6 @@ def mean(
 ) -> dict[str, torch.Tensor]:
     """The weighted mean of the members' adapters, from their masked uploads."""
     return decode(wrapped_sum(uploads), sum(weights), dtypes)
-
-
-def _check_members(offered: Mapping[str, SignedKey], *, site: str, members: Sequence[str] | None) -> None:
-    if members is not None and set(offered) != set(members):
-        missing, extra = sorted(set(members) - set(offered)), sorted(set(offered) - set(members))
-        raise SecureSumError(
-            f"the server wants a sum without {missing} and with {extra}, compared with the site's own file: another "
-            f"group of sites would reveal differences between sums."
-        )
-    if site not in offered or len(offered) < MIN_MEMBERS:
-        raise SecureSumError(
-            f"the server wants a sum of {sorted(offered)}: it needs this site and at least {MIN_MEMBERS} sites, "
-            f"because each of two learns the other's adapter."
-        )
-
-
-def _take(file: Path, *, job: str, round: int) -> bytes:
-    """Read and delete the private key of this round."""
-    try:
-        kept = json.loads(file.read_text())
-        os.unlink(file)
-    except (OSError, ValueError) as error:
-        raise SecureSumError(
-            f"this site has no unused key for round {round} ({type(error).__name__}): a key is valid for one upload, "
-            f"start the job again with federation.resume_from."
-        ) from error
-    if (kept["job"], kept["round"]) != (job, round):
-        raise SecureSumError(
-            f"this site offered a key for round {kept['round']} of {kept['job']}, not for round {round}."
-        )
-    return bytes.fromhex(kept["secret"])
 
 
 def weight_of(samples: int, method: MethodSettings) -> int:

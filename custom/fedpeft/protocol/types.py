@@ -260,16 +260,7 @@ def empty_reply(
     """
     if kind is Introduction:
         return Introduction(version=fedpeft.__version__, problem=problem, setting=setting)
+    common: dict[str, Any] = {"round": round, "seconds": seconds, "problem": problem, "setting": setting, "scores": []}
     if kind is ScoreReply:
-        return ScoreReply(round=round, scores=[], seconds=seconds, problem=problem, setting=setting)
-    return TrainReply(
-        round=round,
-        samples=0,
-        metrics=dict.fromkeys(METRICS),
-        scores=[],
-        seconds=seconds,
-        problem=problem,
-        setting=setting,
-        attempts=attempts,
-        state={},
-    )
+        return ScoreReply(**common)
+    return TrainReply(**common, samples=0, metrics=dict.fromkeys(METRICS), attempts=attempts, state={})

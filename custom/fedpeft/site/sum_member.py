@@ -14,8 +14,8 @@ from fedpeft.core.states import State, digest
 from fedpeft.job.settings import digest_of
 from fedpeft.job.site_policy import RECEIVED, PrivacySettings, SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol import secure_sum, signed_keys
-from fedpeft.protocol.secure_sum import weight_of
+from fedpeft.protocol import signed_keys
+from fedpeft.protocol.secure_sum import SumRound, weight_of
 from fedpeft.protocol.signed_keys import Kit, SignedKey
 from fedpeft.protocol.types import TrainOrder
 
@@ -100,7 +100,7 @@ class SumMember:
         if self.members is not None:
             facts = {**facts, "policy": self.policy, "fedpeft": fedpeft.__version__}
             start = signed_keys.start_of(signed_keys.secret_of(folder), facts)
-        return secure_sum.offer(folder, self.kit, job=job, round=round, site=self.site, start=start)
+        return self._in_round(job, round).offer(folder, start)
 
     def salt(self, folder: Path, order: TrainOrder, *, received: State) -> str:
         """Return what goes into the seeds of a round's training; empty in the simulator and without secure sums.
@@ -114,9 +114,7 @@ class SumMember:
         if not self.method.secure_sum or self.members is None:
             return ""
         job, round = order.lineage, order.round
-        offers = secure_sum.verified_offers(
-            order.sum_keys, self.kit, job=job, round=round, site=self.site, members=self.members
-        )
+        offers = self._in_round(job, round).verified(order.sum_keys)
         starts = {name: offer.start for name, offer in offers.items()}
         secret, state = signed_keys.secret_of(folder), digest(received)
         return signed_keys.salt_of(secret, job=job, round=round, starts=starts, received=state)
@@ -137,19 +135,17 @@ class SumMember:
             raise SecureSumError(
                 f"the server assigned layers {order.layers} in a job with method.secure_sum, which sums whole adapters."
             )
-        return secure_sum.upload(
+        return self._in_round(order.lineage, order.round).upload(
             self._noised(trained, folder, order, received),
             folder,
-            self.kit,
-            job=order.lineage,
             settings=self.settings,
-            round=order.round,
-            site=self.site,
             weight=weight_of(samples, self.method),
             offered=order.sum_keys,
-            members=self.members,
             received=received,
         )
+
+    def _in_round(self, job: str, round: int) -> SumRound:
+        return SumRound(job=job, round=round, site=self.site, kit=self.kit, members=self.members)
 
     def _noised(self, trained: State, folder: Path, order: TrainOrder, received: State) -> State:
         """Clip and noise what is about to be masked, and record that in the site's ledger.
