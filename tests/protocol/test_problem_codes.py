@@ -126,7 +126,7 @@ def test_the_server_prints_one_short_line_whatever_a_site_says(problem):
     def read():
         model = to_model(Introduction(version=fedpeft.__version__, problem=problem))
         introduction = from_model(Introduction, model, sender="site north")
-        check_introduction(introduction, site="north", initial=False, most_samples=100)
+        check_introduction(introduction, site="north", initial=False, max_samples=100)
 
     with pytest.raises(FedpeftError) as refused:
         read()

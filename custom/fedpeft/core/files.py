@@ -135,17 +135,17 @@ MAX_ENTRIES = 10_000  # of a folder
 
 
 @contextmanager
-def opened(file: Path, *, most: int) -> Iterator[BufferedReader]:
-    """Yield a regular file of at most `most` bytes, opened for reading."""
+def opened(file: Path, *, max_bytes: int) -> Iterator[BufferedReader]:
+    """Yield a regular file of at most `max_bytes` bytes, opened for reading."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(descriptor, "rb") as stream:
-        _check(os.fstat(descriptor), file, most)
+        _check(os.fstat(descriptor), file, max_bytes)
         yield stream
 
 
-def check_regular(file: Path, *, most: int = MAX_HASHED) -> Path:
+def check_regular(file: Path, *, max_bytes: int = MAX_HASHED) -> Path:
     """Return the path of a regular file, for a library that opens it itself."""
-    _check(os.stat(file), file, most)
+    _check(os.stat(file), file, max_bytes)
     return file
 
 
@@ -163,18 +163,18 @@ def check_folder(folder: Path, *, deep: bool = True) -> None:
             return
 
 
-def read_text(file: Path, *, most: int = MAX_BYTES) -> str:
+def read_text(file: Path, *, max_bytes: int = MAX_BYTES) -> str:
     """Read a text."""
-    with opened(file, most=most) as stream:
-        content = stream.read(most + 1)  # it may have grown
-    if len(content) > most:
-        raise _too_large(file, most)
+    with opened(file, max_bytes=max_bytes) as stream:
+        content = stream.read(max_bytes + 1)  # it may have grown
+    if len(content) > max_bytes:
+        raise _too_large(file, max_bytes)
     return content.decode("utf-8")
 
 
-def read_json(file: Path, *, most: int = MAX_BYTES) -> Any:
+def read_json(file: Path, *, max_bytes: int = MAX_BYTES) -> Any:
     """Read JSON of bounded size, depth and whole numbers; NaN and infinite numbers are left to who reads it."""
-    return parse_json(read_text(file, most=most))
+    return parse_json(read_text(file, max_bytes=max_bytes))
 
 
 def parse_json(text: str) -> Any:
@@ -189,21 +189,21 @@ def parse_json(text: str) -> Any:
 
 def digest(file: Path) -> str:
     """Return the SHA-256 of a file."""
-    with opened(file, most=MAX_HASHED) as stream:
+    with opened(file, max_bytes=MAX_HASHED) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _check(found: os.stat_result, file: Path, most: int) -> None:
+def _check(found: os.stat_result, file: Path, max_bytes: int) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder", str(file))
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is a pipe, device or socket, not a regular file", str(file))
-    if found.st_size > most:
-        raise _too_large(file, most)
+    if found.st_size > max_bytes:
+        raise _too_large(file, max_bytes)
 
 
-def _too_large(file: Path, most: int) -> OSError:
-    return OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(file))
+def _too_large(file: Path, max_bytes: int) -> OSError:
+    return OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", str(file))
 
 
 def _too_deep() -> ValueError:

@@ -59,8 +59,10 @@ def no_sockets() -> str:
     folder = tempfile.gettempdir()
     if len(os.fsencode(folder + SOCKET)) <= MAX_SOCKET_LENGTH:
         return ""
-    most = MAX_SOCKET_LENGTH - len(SOCKET)
-    return f"sockets in {folder} would have too long a path: set {TEMPORARY} to a folder of at most {most} letters."
+    max_length = MAX_SOCKET_LENGTH - len(SOCKET)
+    return (
+        f"sockets in {folder} would have too long a path: set {TEMPORARY} to a folder of at most {max_length} letters."
+    )
 
 
 @contextmanager

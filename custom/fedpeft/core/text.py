@@ -20,24 +20,24 @@ MARK = "\N{REPLACEMENT CHARACTER}"
 MAX = 10_000  # characters of a line
 # letters and marks to Unicode, but nothing is seen of them
 UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
-_USUAL = re.compile(r"[\n\x20-\x7e]*")
+_ASCII = re.compile(r"[\n\x20-\x7e]*")
 
 
-def printable(text: str, *, most: int = MAX) -> str:
+def printable(text: str, *, max_length: int = MAX) -> str:
     """Return a text in which a mark stands for each character that a terminal would obey, hide or turn around.
 
     These are control characters, those that change the direction of writing, and those without width. Line breaks stay.
     """
-    if not _USUAL.fullmatch(text):
+    if not _ASCII.fullmatch(text):
         text = "".join(one if one == "\n" or _is_seen(one) else " " if one == "\t" else MARK for one in text)
-    if len(text) <= most:
+    if len(text) <= max_length:
         return text
-    return "\n".join(line if len(line) <= most else _cut(line, most) for line in text.split("\n"))
+    return "\n".join(line if len(line) <= max_length else _cut(line, max_length) for line in text.split("\n"))
 
 
-def one_line(text: str, *, most: int = MAX) -> str:
+def one_line(text: str, *, max_length: int = MAX) -> str:
     """Return a printable text on one line, for a table's cell or a part of a sentence."""
-    return printable(" ".join(text.split()), most=most)
+    return printable(" ".join(text.split()), max_length=max_length)
 
 
 def shortened(text: str, *, max_start: int = 3000, max_end: int = 600) -> str:
@@ -83,8 +83,8 @@ def _is_seen(character: str) -> bool:
     return (character.isprintable() and character not in UNSEEN) or unicodedata.category(character) == "Zs"
 
 
-def _cut(line: str, most: int) -> str:
-    return f"{line[:most]}... ({len(line) - most:,} more characters)"
+def _cut(line: str, max_length: int) -> str:
+    return f"{line[:max_length]}... ({len(line) - max_length:,} more characters)"
 
 
 COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute

@@ -37,13 +37,15 @@ class MethodEntry:
     method: TuningMethod
     trained: int | None  # parameters, without the head; None: it does not fit the backbone
     exchanged: int | None  # of these a site sends in a round, at most
-    least: int | None = None  # at least, where layers that the method's own schedule draws differ
+    min_exchanged: int | None = None  # at least, where layers that the method's own schedule draws differ
     misfit: str = ""  # why it does not fit
 
     @property
     def sent(self) -> str:
         """What a site sends in a round, as tables print it: a number, or the smallest to the largest."""
-        return " to ".join(f"{count:,}" for count in dict.fromkeys((self.least, self.exchanged)) if count is not None)
+        return " to ".join(
+            f"{count:,}" for count in dict.fromkeys((self.min_exchanged, self.exchanged)) if count is not None
+        )
 
     @property
     def abilities(self) -> list[str]:
@@ -87,8 +89,10 @@ def _entry(backbone: Backbone, name: str, method: TuningMethod, settings: Settin
             raise FedpeftError(without_head(name, way), setting="method.name")
     except FedpeftError as error:
         return MethodEntry(name=name, method=method, trained=None, exchanged=None, misfit=str(error))
-    least, most = _in_a_round(method, counts)
-    return MethodEntry(name=name, method=method, trained=sum(counts.values()), exchanged=most, least=least)
+    min_sent, max_sent = _in_a_round(method, counts)
+    return MethodEntry(
+        name=name, method=method, trained=sum(counts.values()), exchanged=max_sent, min_exchanged=min_sent
+    )
 
 
 def without_head(name: str, way: str) -> str:
@@ -111,11 +115,11 @@ def _in_a_round(method: TuningMethod, counts: Mapping[str, int]) -> tuple[int, i
     layers = layers_of(sent)
     sizes = {layer: sum(count for key, count in sent.items() if layer_of(key) == layer) for layer in layers}
     ordered = sorted(layers, key=sizes.__getitem__)
-    least, most = (
+    min_sent, max_sent = (
         sum(count for key, count in sent.items() if belongs(key, drawn))
         for drawn in (ordered[:budget], ordered[-budget:])
     )
-    return least, most
+    return min_sent, max_sent
 
 
 PAPERS = "papers.yml"

@@ -105,10 +105,10 @@ def shown(value: Any) -> str:
     return f"a value of type {type(value).__name__[:40]!r}"
 
 
-def some(names: Collection[Any], most: int = 3) -> str:
+def some(names: Collection[Any], max_names: int = 3) -> str:
     """The first few names of a collection, as an error may print them."""
     plain = sorted(_name(name) for name in names)
-    return ", ".join(plain[:most]) + (f" and {len(plain) - most} more" if len(plain) > most else "")
+    return ", ".join(plain[:max_names]) + (f" and {len(plain) - max_names} more" if len(plain) > max_names else "")
 
 
 def _name(name: Any) -> str:

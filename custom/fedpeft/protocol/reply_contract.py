@@ -37,21 +37,21 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 MODULE_PATH = re.compile(r"([A-Za-z_0-9]{1,60}\.){0,12}\{layer\}(\.[A-Za-z_0-9]{1,60}){0,12}")
 
 
-def check_introduction(introduction: Introduction, *, site: str, initial: bool, most_samples: int) -> None:
+def check_introduction(introduction: Introduction, *, site: str, initial: bool, max_samples: int) -> None:
     """Accept the reply to `hello` only of a site that can take part, with what it was to send."""
     if introduction.problem:
         reason = sentence(introduction.problem, introduction.setting)
         raise FedpeftError(f"site {site} cannot take part: {reason}")
-    check_announcement(introduction, site=site, most_samples=most_samples)
+    check_announcement(introduction, site=site, max_samples=max_samples)
     schema = introduction.schema if initial else {}
     check_tensors(introduction.state, site=site, schema=schema, dtype=introduction.dtype)
 
 
-def check_announcement(introduction: Introduction, *, site: str, most_samples: int = LARGEST_WHOLE_NUMBER) -> None:
+def check_announcement(introduction: Introduction, *, site: str, max_samples: int = LARGEST_WHOLE_NUMBER) -> None:
     """Accept an introduction only if its names are known, its numbers are counts and its keys are wire keys."""
     _check_names(introduction, site)
     _check_flags(introduction, site)
-    _check_counts(introduction, site, most_samples)
+    _check_counts(introduction, site, max_samples)
     _check_sum_key(introduction.sum_key, site)
     if introduction.start_digest and not DIGEST.fullmatch(introduction.start_digest):
         raise _refused(site, f"announces {shown(introduction.start_digest)} as start_digest, which is no SHA-256")
@@ -75,7 +75,7 @@ def _check_names(introduction: Introduction, site: str) -> None:
             raise _refused(site, f"names an unknown {name}")
 
 
-def _check_counts(introduction: Introduction, site: str, most_samples: int) -> None:
+def _check_counts(introduction: Introduction, site: str, max_samples: int) -> None:
     if introduction.dtype not in DTYPES:
         raise _refused(site, f"announces tensors of {introduction.dtype!r:.40}, allowed are {', '.join(DTYPES)}")
     if set(introduction.samples) != set(SPLITS):
@@ -89,9 +89,9 @@ def _check_counts(introduction: Introduction, site: str, most_samples: int) -> N
     if introduction.baseline is not None and not 0 <= introduction.baseline <= 1:
         raise _refused(site, f"announces {introduction.baseline} as baseline, which must be a fraction from 0 to 1")
     samples = introduction.samples["train"]
-    if not 1 <= samples <= most_samples:
+    if not 1 <= samples <= max_samples:
         limit = "raise that limit if it has so many, or leave it out of federation.sites"
-        what = f"announces {samples} training samples, allowed are 1 to {most_samples} (federation.max_samples)"
+        what = f"announces {samples} training samples, allowed are 1 to {max_samples} (federation.max_samples)"
         raise _refused(site, what, RESTART if samples < 1 else limit)
 
 

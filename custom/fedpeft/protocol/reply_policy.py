@@ -257,14 +257,18 @@ def rounded_count(count: int) -> int:
 
 
 def released_metrics(
-    measured: Mapping[str, float | None], questions: Mapping[str, int], *, least: int, enough_validation: bool = True
+    measured: Mapping[str, float | None],
+    questions: Mapping[str, int],
+    *,
+    min_questions: int,
+    enough_validation: bool = True,
 ) -> Metrics:
     """Round accuracies to whole percent and losses to three digits; withheld values become None.
 
-    If one group has fewer than `least` questions, all groups are withheld: it could be computed from the others and the
-    overall accuracy.
+    If one group has fewer questions than `min_questions`, all groups are withheld: it could be computed from the others
+    and the overall accuracy.
     """
-    withheld = set(questions) if any(0 < count < least for count in questions.values()) else set()
+    withheld = set(questions) if any(0 < count < min_questions for count in questions.values()) else set()
     withheld |= set() if enough_validation else {VALIDATION}
     fractions = {OVERALL, VALIDATION, *questions}
     return {

@@ -63,11 +63,11 @@ def encode(state: State, weight: int, sites: int) -> Numbers:
         weight: n_k, at least 1.
         sites: K, at least 1, the number of encodings to be added: each is below 2^62 / K, so the sum cannot overflow.
     """
-    most = 2**62 / (sites * weight)
+    max_number = 2**62 / (sites * weight)
     numbers = {}
     for key, tensor in state.items():
         scaled = np.rint(tensor.detach().to("cpu", torch.float64).numpy() * 2.0**FRACTION_BITS)
-        if not (np.abs(scaled) <= most).all():  # NaN compares false
+        if not (np.abs(scaled) <= max_number).all():  # NaN compares false
             raise FedpeftError(
                 f"{key} has a number that a secure sum of {sites} sites cannot hold with a weight of {weight}: the "
                 f"site's training diverged, or use method.pia.weighting='uniform'.",

@@ -71,7 +71,7 @@ def check_received(
     longest = max((side for shape in shapes.values() for side in shape), default=0) if any_width or stacked else None
     if longest is not None and stacked:
         longest *= MAX_RANKS
-    misfit = first_misfit(state, shapes, dtype=announced.dtype, whole=whole and bool(state), longest=longest)
+    misfit = first_misfit(state, shapes, dtype=announced.dtype, whole=whole and bool(state), max_side=longest)
     if misfit is None:
         return
     if misfit.unknown:

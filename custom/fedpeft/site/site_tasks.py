@@ -201,7 +201,7 @@ def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
         metrics = released_metrics(
             metrics,
             answer.values["questions"],
-            least=site.policy.least_test_samples,
+            min_questions=site.policy.least_test_samples,
             enough_validation=answer.values["validation"] >= site.policy.least_validation_samples,
         )
         metrics = first_of_round(metrics, order.round, site.run)
