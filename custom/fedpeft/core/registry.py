@@ -58,9 +58,7 @@ class Registry(Generic[T]):
         Raises:
             FedpeftError: the name is taken.
         """
-        if name in self._own:
-            raise self._taken(name, self.place(name), _described(home))
-        if name in self._plugins:
+        if name in self._own or name in self._plugins:
             raise self._taken(name, self.place(name), _described(home))
         self._own[name] = home
 

@@ -32,7 +32,8 @@ def printable(text: str, *, max_length: int = MAX) -> str:
         text = "".join(one if one == "\n" or _is_seen(one) else " " if one == "\t" else MARK for one in text)
     if len(text) <= max_length:
         return text
-    return "\n".join(line if len(line) <= max_length else _cut(line, max_length) for line in text.split("\n"))
+    lines = ((line[:max_length], len(line) - max_length) for line in text.split("\n"))
+    return "\n".join(start + f"... ({cut:,} more characters)" * (cut > 0) for start, cut in lines)
 
 
 def one_line(text: str, *, max_length: int = MAX) -> str:
@@ -81,10 +82,6 @@ def cleaned_output() -> Iterator[None]:
 
 def _is_seen(character: str) -> bool:
     return (character.isprintable() and character not in UNSEEN) or unicodedata.category(character) == "Zs"
-
-
-def _cut(line: str, max_length: int) -> str:
-    return f"{line[:max_length]}... ({len(line) - max_length:,} more characters)"
 
 
 COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute

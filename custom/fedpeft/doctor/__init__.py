@@ -66,7 +66,7 @@ def print_findings(context: Context, *, console: Console | None = None) -> None:
     """Run all checks and print every finding."""
     console = console or Console()
     counts: Counter[str] = Counter()
-    for group, finding in examine(context, during=lambda name: _busy(console, name)):
+    for group, finding in examine(context, during=lambda name: console.status(f"checking {name}")):
         counts[finding.verdict] += 1
         _print(console, group, finding)
     if context.job is None:
@@ -76,10 +76,6 @@ def print_findings(context: Context, *, console: Console | None = None) -> None:
         raise FedpeftError(
             f"{counts[FAIL]} of {counts.total()} checks failed: follow the lines above, then run doctor again."
         )
-
-
-def _busy(console: Console, name: str) -> AbstractContextManager:
-    return console.status(f"checking {name}")
 
 
 def _print(console: Console, group: str, finding: Finding) -> None:

@@ -15,7 +15,7 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY
-from fedpeft.core.settings import build, suggestion
+from fedpeft.core.settings import about, build, suggestion
 from fedpeft.data.folders import dataset_folder
 from fedpeft.data.readable import fitting
 from fedpeft.data.registry import DATASETS
@@ -60,29 +60,16 @@ def check_sites(sections: Mapping[str, Any], sites: Iterable[str]) -> None:
     """
     jobs = [SiteJob.from_sections(sections, site=site) for site in sites]
     for job in jobs:
-        for part in job.pooled or (job.data,):
-            _named(_check_data, job, part)
+        with about("", where=f"site {job.site}"):
+            for part in job.pooled or (job.data,):
+                _check_data(job, part)
     pairs: dict[str, SiteJob] = {}
     for job in jobs:
-        pairs.setdefault(_pair(job), job)
+        pair = json.dumps((job.backbone.name, job.backbone.source, _own(job)), default=str)  # equal where they are
+        pairs.setdefault(pair, job)
     for job in pairs.values():
-        if len(pairs) > 1:
-            _named(_check_method, job)
-        else:
+        with about("", where=f"site {job.site}" * (len(pairs) > 1)):
             _check_method(job)
-
-
-def _named(check: Any, job: SiteJob, *arguments: Any) -> None:
-    """Name the site in what a check refuses."""
-    try:
-        check(job, *arguments)
-    except FedpeftError as error:
-        raise FedpeftError(f"site {job.site}: {error}") from error
-
-
-def _pair(job: SiteJob) -> str:
-    """Return backbone and method of a site as a text that is equal where they are."""
-    return json.dumps((job.backbone.name, job.backbone.source, _own(job)), default=str)
 
 
 def _own(job: SiteJob) -> dict[str, Any]:

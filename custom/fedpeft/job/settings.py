@@ -108,12 +108,6 @@ def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def pooled_data(section: Mapping[str, Any], own: DataSettings) -> tuple[DataSettings, ...]:
-    """Return the settings of the sites whose data a site holds, as each of them would load its own."""
-    parts = ({**site_data(section, name), "pool": []} for name in own.pool)
-    return tuple(build(DataSettings, part, section="data") for part in parts)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SiteJob:
     """A job's sections as checked settings, with the site's own entries of `data.sites` and `backbone.sites` applied.
@@ -157,10 +151,11 @@ class SiteJob:
         parts: dict[str, Any] = {"backbone": backbone, "method": method, "training": training, "data": own}
         parts |= {"schedule": schedule}
         single = (f"{section}.{name}" for section, settings in parts.items() for name in by_site(settings))
+        pooled = ({**site_data(sections["data"], name), "pool": []} for name in own.pool)  # as each would load its own
         return cls(
             site=site,
             **parts,
-            pooled=pooled_data(sections["data"], own),
+            pooled=tuple(build(DataSettings, part, section="data") for part in pooled),
             single_sites=(*sections_by_site(sections), *single),
             answers=shared_answers(own, sections["data"].get("sites", {}), federated=method.federates_head),
         )

@@ -308,7 +308,7 @@ def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
     """Answer for a plugin that is not listed as for an unknown name: what is installed is the site's business."""
     for setting, registry, allowed in _listed(policy):
         for name in _named(sections, setting):
-            if name not in allowed and _is_plugin(registry, name):
+            if name not in allowed and isinstance(name, str) and registry.is_plugin(name):
                 raise FedpeftError(
                     f"{setting} is {name!r:.60}, a plugin that is installed here and not in local/fedpeft.json: list "
                     f"it there, or change the job.",
@@ -339,10 +339,6 @@ def _named(sections: Mapping[str, Any], setting: str) -> Iterator[Any]:
         yield from values["settings"]
     if section in ("backbone", "data") and isinstance(values.get("sites"), Mapping):
         yield from (own.get(name) for own in values["sites"].values() if isinstance(own, Mapping))
-
-
-def _is_plugin(registry: Registry[Any], name: Any) -> bool:
-    return isinstance(name, str) and registry.is_plugin(name)
 
 
 if __name__ == "__main__":
