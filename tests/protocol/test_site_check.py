@@ -353,6 +353,16 @@ def test_every_number_of_a_job_has_a_limit_or_needs_none():
     assert numbers == set(HARMLESS) | limited
 
 
+def test_every_limit_of_a_number_is_one_of_the_sites_file():
+    sections = (TrainingSettings, BackboneSettings, DataSettings, MethodSettings, ScheduleSettings)
+    declared = [field.metadata for section in sections for field in fields_of(section)]
+    most = {one.get(MAX_BY, "") for one in declared} - {""}
+    least = {one.get(MIN_BY, "") for one in declared} - {""}
+    assert most | least <= {field.name for field in fields_of(SitePolicy)}
+    assert least == {"least_batch_size", "least_probe_samples", "least_score_samples"}
+    assert {name for name in most if not name.startswith("most_")} == set()
+
+
 NO_SITES = {  # objects and lists of a job that name no site
     "method.settings": "by method",
     "method.aggregation": "ways to average",
