@@ -348,7 +348,9 @@ def _vit(head: int = 0) -> str:
     """What the methods of the vision papers exchange, with the parameters of a head that is federated."""
     backbone = backbones.skeleton("vit")
     counted = [entry(backbone, name) for name in OF_VISION]
-    counted = [dataclasses.replace(e, min_exchanged=e.min_exchanged + head, exchanged=e.exchanged + head) for e in counted]
+    counted = [
+        dataclasses.replace(e, min_exchanged=e.min_exchanged + head, exchanged=e.exchanged + head) for e in counted
+    ]
     title = f"exchanged on ViT-B/16{', head federated, 7 classes' if head else ''}"
     return markdown(("method", title), [(f"`{one.name}`", one.sent) for one in counted])
 
