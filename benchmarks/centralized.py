@@ -25,7 +25,7 @@ from fedpeft.data.phantom import SITES
 from fedpeft.data.schema import SiteData
 from fedpeft.federate import federate
 from fedpeft.job.composing import compose
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 from fedpeft.site.learner import Learner
 
 

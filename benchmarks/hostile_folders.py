@@ -21,7 +21,7 @@ from typing import Any
 from measured import ROOT
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.protocol.ledger import enter
+from fedpeft.protocol.release import enter
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 

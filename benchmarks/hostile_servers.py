@@ -27,7 +27,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedpeft.core.workspace import PROBLEM
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import FIELDS, to_model
-from fedpeft.protocol.problem_codes import sentence
+from fedpeft.protocol.fields import sentence
 from fedpeft.protocol.types import HELLO, SCORE, TRAIN, Hello, Introduction, ScoreOrder, TrainOrder
 from fedpeft.site.orders import REPEATS, accept, note_order
 

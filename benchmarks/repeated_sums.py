@@ -20,8 +20,8 @@ from measured import sections
 from small_run import FAULTY_SITE, SITES, SMALL
 
 from fedpeft.federate import federate
-from fedpeft.job.privacy_settings import PrivacySettings
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
+from fedpeft.job.site_policy import PrivacySettings
 from fedpeft.protocol.release import release_adapter
 from fedpeft.protocol.site_check import load_data
 from fedpeft.site.learner import Learner

@@ -42,7 +42,7 @@ from fedpeft.methods.prompts import PromptTuning
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.slot_tuning import SlotTuning
 from fedpeft.protocol import PrivacySettings
-from fedpeft.protocol.problem_codes import CODES
+from fedpeft.protocol.fields import CODES
 from fedpeft.protocol.types import TASKS
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.scheduling.solvers import SOLVERS
@@ -347,7 +347,9 @@ def _vit(head: int = 7 * 768 + 7) -> str:
     """What the methods of the vision papers exchange, without and with the parameters of a head for 7 classes."""
     backbone = backbones.skeleton("vit")
     counted = [entry(backbone, name) for name in OF_VISION]
-    with_head = [dataclasses.replace(e, least=e.least + head, exchanged=e.exchanged + head) for e in counted]
+    with_head = [
+        dataclasses.replace(e, min_exchanged=e.min_exchanged + head, exchanged=e.exchanged + head) for e in counted
+    ]
     heads = ("method", "exchanged on ViT-B/16", "head federated, 7 classes")
     return markdown(heads, [(f"`{e.name}`", e.sent, h.sent) for e, h in zip(counted, with_head, strict=True)])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import wrapt
 
-from fedpeft.core import lazy
+from fedpeft.core.registry import lazily, lazy_names
 
 __version__ = "0.1.0"
 
@@ -24,8 +24,8 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    return lazy.load(__name__, _HOME, name)
+    return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:
-    return lazy.listing(__name__, _HOME)
+    return lazy_names(__name__, _HOME)

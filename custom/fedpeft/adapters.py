@@ -6,7 +6,7 @@ The adapters themselves are in `fedpeft.methods`.
 
 from typing import Any
 
-from fedpeft.core import lazy
+from fedpeft.core.registry import lazily, lazy_names
 
 # torch and PEFT cost seconds: a name is imported when it is first used
 _HOME = {
@@ -32,8 +32,8 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    return lazy.load(__name__, _HOME, name)
+    return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:
-    return lazy.listing(__name__, _HOME)
+    return lazy_names(__name__, _HOME)

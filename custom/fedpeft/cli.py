@@ -7,9 +7,9 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import fedpeft
 from fedpeft.compare import command as compare
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from fedpeft.data import SiteData
     from fedpeft.data.folder_sites import FolderSites
 
-CONFIGS_HELP = "folder of the configuration (default app_configs, where there is none that of the package)"
+SET: dict[str, Any] = {"action": "append", "default": [], "metavar": "SECTION.NAME=VALUE", "help": "change one setting"}
+WORKSPACE: dict[str, Any] = {"type": Path, "default": Path("simulator_workspace"), "help": "folder of the run"}
+CONFIGS: dict[str, Any] = {
+    "type": Path,
+    "help": "folder of the configuration (default app_configs, where there is none that of the package)",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,36 +71,43 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedpeft", description=fedpeft.__doc__.partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"fedpeft {fedpeft.__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
+    _add_jobs(commands)
+    _add_runs(commands)
+    return parser
 
-    simulate = commands.add_parser("simulate", help="run a job in FLARE's simulator; exit code 0 only if it completes")
+
+def _add(commands: Any, name: str, run: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=help)
+    parser.set_defaults(command=run)
+    return parser
+
+
+def _add_jobs(commands: Any) -> None:
+    simulate = _add(commands, "simulate", _simulate, "run a job in FLARE's simulator; exit code 0 only if it completes")
     simulate.add_argument("job", type=Path, help=JOB_HELP)
     simulate.add_argument("-t", "--threads", type=int, default=1, help="sites that run at the same time (default 1)")
-    simulate.add_argument("-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="folder of the run")
-    simulate.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    simulate.add_argument("-w", "--workspace", **WORKSPACE)
+    simulate.add_argument("--set", **SET)
     simulate.add_argument("--engine", choices=("flare", "pool"), default="flare", help=ENGINE_HELP)
-    simulate.set_defaults(command=_simulate)
 
-    jobs = commands.add_parser("jobs", help="write the job folders from app_configs/")
+    jobs = _add(commands, "jobs", _jobs, "write the job folders from app_configs/")
     jobs.add_argument("names", nargs="*", metavar="job", help=f"{JOB_HELP} (default: all jobs)")
-    jobs.add_argument("--configs", type=Path, help=CONFIGS_HELP)
+    jobs.add_argument("--configs", **CONFIGS)
     jobs.add_argument("--out", type=Path, default=Path("jobs"), help="where the job folders go")
     jobs.add_argument("--check", action="store_true", help="write nothing, fail if a folder is out of date")
-    jobs.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
-    jobs.set_defaults(command=_jobs)
+    jobs.add_argument("--set", **SET)
 
-    tasks = commands.add_parser("tasks", help="list the tasks of the papers: clients, metric, data and terms, jobs")
-    tasks.add_argument("--configs", type=Path, help=CONFIGS_HELP)
-    tasks.set_defaults(command=_tasks)
+    tasks = _add(commands, "tasks", _tasks, "list the tasks of the papers: clients, metric, data and terms, jobs")
+    tasks.add_argument("--configs", **CONFIGS)
 
-    data = commands.add_parser("data", help="count what the sites of a job or a folder hold, and images in common")
+    data = _add(commands, "data", _data, "count what the sites of a job or a folder hold, and images in common")
     data.add_argument("what", metavar="JOB|PATH", help=f"{JOB_HELP}; or a folder of data")
     data.add_argument("site", nargs="?", metavar="SITE", help="this site of the job only")
-    data.add_argument("--configs", type=Path, help=CONFIGS_HELP)
-    data.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    data.add_argument("--configs", **CONFIGS)
+    data.add_argument("--set", **SET)
     data.add_argument("--picture", type=Path, metavar="FILE.png", help="draw how often each label occurs at each site")
-    data.set_defaults(command=_data)
 
-    new = commands.add_parser("new", help="look at a folder of data, and write a task and a job for it")
+    new = _add(commands, "new", _new, "look at a folder of data, and write a task and a job for it")
     new.add_argument("name", help="of the task and the job, e.g. own")
     new.add_argument(
         "--data", type=Path, required=True, metavar="DIR", help="a folder for each site, or of one data set"
@@ -106,10 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument(
         "--backbone", metavar="PART", help="a file of app_configs/backbones/, e.g. vilt_b32 (default a tiny one)"
     )
-    new.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
-    new.set_defaults(command=_new)
+    new.add_argument("--set", **SET)
 
-    built = commands.add_parser("build-vqa", help="make questions and answers from images of which a class is known")
+    built = _add(commands, "build-vqa", _build_vqa, "make questions and answers from images of which a class is known")
     built.add_argument("source", type=Path, help="a folder of class folders, or of such folders, or MedMNIST's .npz")
     built.add_argument("out", type=Path, help="a new folder, with a folder for each site: manifest.csv and images")
     built.add_argument("--modality", default="", help="of images in class folders, e.g. 'x-ray'; asked for if given")
@@ -122,50 +133,44 @@ def _parser() -> argparse.ArgumentParser:
     )
     built.add_argument("--seed", type=int, default=0, help="of types, wordings and splits (default 0)")
     built.add_argument("--test-fraction", type=float, default=0.2, help="share of images for the test (default 0.2)")
-    built.set_defaults(command=_build_vqa)
 
-    doctor = commands.add_parser("doctor", help="find what would keep a job from running on this machine")
+
+def _add_runs(commands: Any) -> None:
+    doctor = _add(commands, "doctor", _doctor, "find what would keep a job from running on this machine")
     doctor.add_argument("job", type=Path, nargs="?", help=JOB_HELP)
-    doctor.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    doctor.add_argument("--set", **SET)
     doctor.add_argument("--startup-kit", type=Path, metavar="DIR", help="kit of this server, site or administrator")
     doctor.add_argument("--site", metavar="NAME", help="look at one site of the job only (without a kit)")
-    doctor.add_argument("-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="folder of the run")
-    doctor.set_defaults(command=_doctor)
+    doctor.add_argument("-w", "--workspace", **WORKSPACE)
 
-    status = commands.add_parser(
-        "status", help="show a run's progress: rounds, accuracy, estimated end, rejected replies"
+    status = _add(
+        commands, "status", _status, "show a run's progress: rounds, accuracy, estimated end, rejected replies"
     )
     status.add_argument("run", nargs="?", default="simulator_workspace", help="folder of a run, workspace, or job id")
     status.add_argument("--startup-kit", type=Path, metavar="DIR", help="an administrator's kit, to ask for a job id")
     status.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
-    status.set_defaults(command=_status)
 
     predict.add(commands)
     export.add(commands)
     inspect.add(commands)
 
-    verify = commands.add_parser("verify", help="check that a run completed and its files are intact; print its tables")
+    verify = _add(commands, "verify", _verify, "check that a run completed and its files are intact; print its tables")
     verify.add_argument("run", type=Path, help="folder with manifest.json, or what `nvflare job download` brought")
-    verify.set_defaults(command=_verify)
 
-    report = commands.add_parser("report", help="write tables, pictures and page of a run")
+    report = _add(commands, "report", _report, "write tables, pictures and page of a run")
     report.add_argument("run", type=Path, help="folder of a run, or workspace")
     report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
-    report.set_defaults(command=_report)
 
     serve.add(commands)
 
     compare.add(commands)
 
-    methods = commands.add_parser("methods", help="list what can be trained, and how many parameters in a backbone")
+    methods = _add(commands, "methods", _methods, "list what can be trained, and how many parameters in a backbone")
     methods.add_argument("--backbone", default="vilt", help="a name of `fedpeft backbones` (default vilt)")
-    methods.set_defaults(command=_methods)
 
-    backbones = commands.add_parser("backbones", help="list the backbones, or show where adapters go in a model")
+    backbones = _add(commands, "backbones", _backbones, "list the backbones, or show where adapters go in a model")
     backbones.add_argument("source", nargs="?", help="a folder or hub name of any transformers model: show its slots")
     backbones.add_argument("--name", default="transformers", help="the backbone that reads it (default transformers)")
-    backbones.set_defaults(command=_backbones)
-    return parser
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
@@ -181,7 +186,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 
 def _jobs(arguments: argparse.Namespace) -> None:
-    from fedpeft.job.admission.job import admit_folder
+    from fedpeft.job.admission import admit_folder
     from fedpeft.job.composing import check_used, compose, default_configs, name_of, outdated, recipes, write_job
 
     configs = arguments.configs or default_configs()
@@ -291,8 +296,7 @@ def _build_vqa(arguments: argparse.Namespace) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> None:
-    from fedpeft.doctor import open_context
-    from fedpeft.doctor.registry import print_findings
+    from fedpeft.doctor import open_context, print_findings
 
     kit, site, workspace = arguments.startup_kit, arguments.site, arguments.workspace
     context = open_context(arguments.job, overrides=arguments.set, startup_kit=kit, site=site, workspace=workspace)

@@ -39,7 +39,7 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None) -> Ite
     Args:
         learners: by site; all with the same method, training and schedule settings.
         salts: from a site's name, a round and the global adapter to what goes into the seeds of its training, as in
-            secure sums of a consortium (`fedpeft.protocol.secret_seed`); None: nothing but the job's seed.
+            secure sums of a consortium (`fedpeft.protocol.signed_keys`); None: nothing but the job's seed.
     """
     first = next(iter(learners.values()))
     job = CommonSettings(first.method, first.training, first.schedule)

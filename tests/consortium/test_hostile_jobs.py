@@ -12,8 +12,8 @@ import pytest
 from kits import LEAD, ROOT, SCRATCH, SECRET, SITES, wait_until
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 
-from fedpeft.job.admission.strict_json import REASONS, AdmissionError
 from fedpeft.job.setting_names import names
+from fedpeft.job.strict_files import REASONS, AdmissionError
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

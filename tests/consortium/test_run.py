@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from fedpeft.federate import federate
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.protocol.released_metrics import released_metrics
+from fedpeft.protocol.reply_policy import released_metrics
 from fedpeft.report.status import run_folder
 from fedpeft.report.verify import verify
 from fedpeft.site.learner import Learner
@@ -56,7 +56,7 @@ def test_and_the_same_figures_as_a_sites_own_file_lets_them_out(download, bare_l
         policy = SitePolicy(**small_policy)
         enough = len(learner.data.validation) >= policy.least_validation_samples
         expected = released_metrics(
-            measured, learner.questions, least=policy.least_test_samples, enough_validation=enough
+            measured, learner.questions, min_questions=policy.least_test_samples, enough_validation=enough
         )
         assert {name: history["sites"][site][name] for name in expected} == expected
 

@@ -12,11 +12,11 @@ from kits import ABSENT, LEAD, SITES, connected, free_port, provision, session, 
 from safetensors.torch import load_file
 
 import fedpeft
+from fedpeft.core.states import digest
 from fedpeft.federate import federate
 from fedpeft.job.composing import write_job
 from fedpeft.job.site_policy import read_policy
-from fedpeft.protocol.secret_seed import salt_of, secret_of, start_of
-from fedpeft.protocol.secure_sum import digest
+from fedpeft.protocol.signed_keys import salt_of, secret_of, start_of
 from fedpeft.report.status import run_folder
 from fedpeft.report.verify import verify
 from fedpeft.site.learner import Learner

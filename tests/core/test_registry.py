@@ -10,7 +10,7 @@ from fedpeft.core import registry
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
 from fedpeft.data.registry import DATASETS
-from fedpeft.doctor.registry import CHECKS
+from fedpeft.doctor import CHECKS
 from fedpeft.importance.registry import SCORES
 from fedpeft.job.federation import TRACKERS
 from fedpeft.methods import METHODS

@@ -221,7 +221,7 @@ def the_same_three_at_the_server(here):
     sections = here.sections()
     hello = Hello(version=fedpeft.__version__, lineage="job-1")
     answer = answered(here, HELLO, hello, {**sections, "data": {"dataset": "vqa_rad", "site": "head"}})
-    check_introduction(from_model(Introduction, answer), site="north", initial=False, most_samples=100)
+    check_introduction(from_model(Introduction, answer), site="north", initial=False, max_samples=100)
 
 
 @case("no weights for the backbone")

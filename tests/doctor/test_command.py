@@ -8,8 +8,7 @@ from rich.console import Console
 
 from fedpeft import cli
 from fedpeft.core.errors import FedpeftError
-from fedpeft.doctor import Finding, open_context
-from fedpeft.doctor.registry import examine, print_findings
+from fedpeft.doctor import Finding, examine, open_context, print_findings
 
 
 def printed(context, *, terminal=False):
@@ -43,7 +42,7 @@ def test_without_a_job_it_says_what_is_missing(make_kit):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_what_comes_from_outside_is_no_markup(terminal, monkeypatch):
     found = [("group", Finding("fail", "[red]/data/[bold]x[/]"))]
-    monkeypatch.setattr("fedpeft.doctor.registry.examine", lambda context, during: found)
+    monkeypatch.setattr("fedpeft.doctor.examine", lambda context, during: found)
     assert "[red]/data/[bold]x[/]" in printed(open_context(), terminal=terminal)
 
 
@@ -57,10 +56,10 @@ def test_a_check_that_raises_is_reported_and_hides_no_other(monkeypatch):
 
 
 def test_the_exit_code_is_1_where_a_check_fails_and_0_after_warnings(make_kit, capsys, monkeypatch):
-    monkeypatch.setattr("fedpeft.doctor.registry.examine", lambda context, during: [("a", Finding("warn", "so so"))])
+    monkeypatch.setattr("fedpeft.doctor.examine", lambda context, during: [("a", Finding("warn", "so so"))])
     assert cli.main(["doctor"]) == 0
     assert "0 passed, 1 warnings, 0 failed" in capsys.readouterr().out
-    monkeypatch.setattr("fedpeft.doctor.registry.examine", lambda context, during: [("a", Finding("fail", "no"))])
+    monkeypatch.setattr("fedpeft.doctor.examine", lambda context, during: [("a", Finding("fail", "no"))])
     assert cli.main(["doctor", "--startup-kit", str(make_kit("site"))]) == 1
     assert cli.main(["doctor", "nothing"]) == 1
     assert "is not a FLARE job folder" in capsys.readouterr().err

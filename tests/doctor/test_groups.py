@@ -261,8 +261,8 @@ def test_missing_data_are_reported_for_each_site(variable, make_job, monkeypatch
     if variable:
         monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path / variable))
     context = open_context(make_job())
-    context.job.client["data"].clear()
-    context.job.client["data"]["dataset"] = "slake"
+    context.job.at_sites["data"].clear()
+    context.job.at_sites["data"]["dataset"] = "slake"
     shown = text(data.check_data(context))
     assert shown.count("fail") == 5
     assert "FEDPEFT_DATA" in shown
@@ -282,9 +282,12 @@ def test_a_job_must_name_the_site_and_give_server_and_sites_the_same_settings(ma
     assert text(job.check_job(open_context(folder))).startswith("pass")
     context = open_context(folder, startup_kit=make_kit("site"))
     assert "site slake is not in federation.sites" in text(job.check_job(context))
-    context = open_context(folder)
-    context.job.client["training"]["rounds"] = 99
-    assert "training differs between server and sites" in text(job.check_job(context))
+    file = folder / "app" / "config" / "config_fed_client.json"
+    config = json.loads(file.read_text())
+    config["executors"][0]["executor"]["args"]["training"]["rounds"] = 99
+    file.write_text(json.dumps(config))
+    with pytest.raises(FedpeftError, match="the section training is not the same in all places of the job"):
+        open_context(folder)
 
 
 FIVE = "federation.sites=[slake, vqa-rad, vqa-med-2019, vqa-med-2020, vqa-med-2021]"
@@ -461,7 +464,7 @@ def test_backbones_of_several_sites(overrides, expected, make_job, tmp_path):
     sources = f"backbone.sites={{slake: {{source: {shallow}}}, vqa-rad: {{source: {TINY_FOLDER}}}}}"
     context = open_context(make_job("federation.sites=[slake, vqa-rad]", sources, *overrides))
     assert re.search(expected, text(backbone.check_backbone(context)))
-    assert largest(context.job.sections, context.sites) == "vqa-rad"
+    assert largest(context) == "vqa-rad"
 
 
 @pytest.mark.parametrize(

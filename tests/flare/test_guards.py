@@ -27,9 +27,9 @@ from nvflare.private.fed_json_config import FedJsonConfigurator
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.admission_components import NOT_DEPLOYED, AdmittedAppDeployer, SubmissionGuard
-from fedpeft.job.admission.job import BOOKKEEPING, META_KEYS
-from fedpeft.job.admission.strict_json import REASONS, AdmissionError
+from fedpeft.job.admission import BOOKKEEPING, META_KEYS
 from fedpeft.job.setting_names import names
+from fedpeft.job.strict_files import REASONS, AdmissionError
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -222,7 +222,7 @@ def test_the_first_submission_waits_for_no_import_of_torch():
     """FLARE's client gives up after five seconds."""
     code = (
         "import sys; from pathlib import Path; from fedpeft.flare.admission_components import SubmissionGuard; "
-        "from fedpeft.job.admission.job import admit_folder; "
+        "from fedpeft.job.admission import admit_folder; "
         "before = 'torch' in sys.modules; SubmissionGuard(); loaded = {*sys.modules}; "
         f"admit_folder(Path({str(ROOT / 'jobs' / 'fedpia_task1')!r})); "
         "print(before, 'torch' in loaded, len({*sys.modules} - loaded) < 100)"

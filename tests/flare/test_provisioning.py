@@ -23,9 +23,8 @@ from fedpeft.flare.provisioning import PolicyBuilder
 from fedpeft.flare.returning_sites import ReturningSites
 from fedpeft.flare.stale_jobs import StaleJobs
 from fedpeft.job.composing import compose
-from fedpeft.job.privacy_settings import PrivacySettings
-from fedpeft.job.site_job import SiteJob
-from fedpeft.job.site_policy import SitePolicy, read_policy
+from fedpeft.job.settings import SiteJob
+from fedpeft.job.site_policy import PrivacySettings, SitePolicy, read_policy
 from fedpeft.protocol.site_check import refusals
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,7 @@ from harness import LAYERS, Harness, assigned, introduction, reply, scheduled, s
 from nvflare.apis.fl_constant import FLContextKey
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.lineages import lineage_folder, prune
-from fedpeft.core.locks import StateLock, is_in_use
+from fedpeft.core.locks import StateLock, is_in_use, lineage_folder, prune
 from fedpeft.flare.folders import lineages_folder
 from fedpeft.server import checkpoint
 

@@ -20,7 +20,7 @@ from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor, SysInfoProces
 
 from fedpeft.flare.provisioning import AUTHORIZATION
 from fedpeft.flare.request_guards import DELETED, KEPT, NOT_AT_A_SITE, check_job_id, guard_requests
-from fedpeft.job.admission.strict_json import AdmissionError
+from fedpeft.job.strict_files import AdmissionError
 
 SECRET = "hospital-database-password"
 

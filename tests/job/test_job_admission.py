@@ -19,9 +19,9 @@ from nvflare.fuel.utils.component_builder import ComponentBuilder
 from nvflare.fuel.utils.components_utils import create_classes_table_static
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.admission.job import BOOKKEEPING, FILES, admit_app, admit_configuration, admit_folder, admit_submission
-from fedpeft.job.admission.strict_json import MAX_BYTES, REASONS, AdmissionError, parse
+from fedpeft.job.admission import BOOKKEEPING, FILES, admit_app, admit_configuration, admit_folder, admit_submission
 from fedpeft.job.composing import EXECUTOR, job_files, write_job
+from fedpeft.job.strict_files import MAX_BYTES, REASONS, AdmissionError, parse_json
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -287,7 +287,7 @@ def test_gpus_may_be_asked_for(files):
 )
 def test_json_that_is_not_strict_is_refused(text, reason):
     data = text if isinstance(text, bytes) else text.encode()
-    assert refused(lambda: parse(data, "file.json")).reason == reason
+    assert refused(lambda: parse_json(data, "file.json")).reason == reason
 
 
 def link(name):
@@ -444,7 +444,7 @@ def outcome(check):
 def test_garbage_gives_a_refusal_and_nothing_else(data):
     assert outcome(lambda: admit_submission(data, "small")) in REASONS
     assert outcome(lambda: admit_app(data, "app", {"name": "a", "min_clients": 1, **DEPLOYED})) in REASONS
-    assert outcome(lambda: parse(data, "file.json")) in (*REASONS, ADMITTED)
+    assert outcome(lambda: parse_json(data, "file.json")) in (*REASONS, ADMITTED)
 
 
 JSON = st.recursive(

@@ -7,8 +7,7 @@ import pytest
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.job.composing import ARGUMENTS, CONTROLLER, EXECUTOR, changed, check, compose, merged
-from fedpeft.job.settings import ServerJob
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import ServerJob, SiteJob
 
 JOB = compose(Path(__file__).parents[2] / "app_configs", "fedpia_task1")
 SITES = JOB["federation"]["sites"]

@@ -18,7 +18,7 @@ from fedpeft.flare.policy import default_scope
 from fedpeft.job.composing import check, check_used, compose, composed, merged, outdated, part_of, recipes, write_job
 from fedpeft.job.federation import site_data
 from fedpeft.job.setting_names import names
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 from fedpeft.methods.settings import MethodSettings
 
 ROOT = Path(__file__).parents[2]

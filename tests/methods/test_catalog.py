@@ -66,7 +66,7 @@ def test_what_one_drawn_layer_sends_goes_from_the_smallest_to_the_largest(backbo
     listed = {entry.name: entry for entry in counted(backbone)}
     for name, always in (("sba", 0), ("sba_vpt", PROMPTS)):
         entry, bounds = listed[name], [always + count * ATTENTION for count in towers]
-        assert (entry.least, entry.exchanged) == tuple(bounds)
+        assert (entry.min_exchanged, entry.exchanged) == tuple(bounds)
         assert entry.sent == " to ".join(f"{count:,}" for count in dict.fromkeys(bounds))
     others = [entry for entry in listed.values() if not entry.method.schedule and not entry.misfit]
     assert all(entry.sent == f"{entry.exchanged:,}" for entry in others)
@@ -76,7 +76,7 @@ def test_a_range_holds_what_every_drawn_layer_sends():
     counts = parameter_counts(backbones.skeleton("albef-decoder"), methods.get("sba").tuning(), {})
     sums = [sum(count for key, count in counts.items() if f".{layer}." in key) for layer in range(12)]
     entry = next(entry for entry in counted("albef-decoder") if entry.name == "sba")
-    assert sums == 6 * [entry.exchanged] + 6 * [entry.least]
+    assert sums == 6 * [entry.exchanged] + 6 * [entry.min_exchanged]
 
 
 def test_counting_leaves_the_backbone_as_it_is():

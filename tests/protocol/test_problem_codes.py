@@ -11,7 +11,7 @@ from fedpeft.data import DataError, DataSettings
 from fedpeft.flare.messages import from_model, to_model
 from fedpeft.job.setting_names import declared_part, names
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.problem_codes import CODES, is_known, sentence
+from fedpeft.protocol.fields import CODES, is_known, sentence
 from fedpeft.protocol.reply_contract import check_introduction
 from fedpeft.protocol.types import Introduction
 from fedpeft.site.frames import Failure
@@ -126,7 +126,7 @@ def test_the_server_prints_one_short_line_whatever_a_site_says(problem):
     def read():
         model = to_model(Introduction(version=fedpeft.__version__, problem=problem))
         introduction = from_model(Introduction, model, sender="site north")
-        check_introduction(introduction, site="north", initial=False, most_samples=100)
+        check_introduction(introduction, site="north", initial=False, max_samples=100)
 
     with pytest.raises(FedpeftError) as refused:
         read()

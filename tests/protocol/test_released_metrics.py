@@ -4,7 +4,7 @@
 import pytest
 
 from fedpeft.core.errors import LocalError
-from fedpeft.protocol.released_metrics import FILE, first_of_round, first_scores_of_round, released_metrics
+from fedpeft.protocol.reply_policy import METRICS_FILE, first_of_round, first_scores_of_round, released_metrics
 
 MEASURED = {"overall": 0.61234, "open": 0.51234, "closed": 0.71234, "loss": 1.23456, "loss_first": 123.456}
 ROUNDED = {"overall": 0.61, "open": 0.51, "closed": 0.71, "loss": 1.23, "loss_first": 123.0}
@@ -22,24 +22,24 @@ NO_GROUPS = {**ROUNDED, "open": None, "closed": None}
     ],
 )
 def test_a_small_group_takes_the_other_with_it(questions, expected):
-    assert released_metrics(MEASURED, questions, least=10) == expected
+    assert released_metrics(MEASURED, questions, min_questions=10) == expected
 
 
 @pytest.mark.parametrize(("enough", "expected"), [(True, 0.71), (False, None)])
 def test_a_small_validation_split_is_not_reported(enough, expected):
     measured = {"overall": 0.612, "validation": 0.7149}
-    released = released_metrics(measured, {"open": 90, "closed": 90}, least=10, enough_validation=enough)
+    released = released_metrics(measured, {"open": 90, "closed": 90}, min_questions=10, enough_validation=enough)
     assert released == {"overall": 0.61, "validation": expected}
 
 
 def test_what_was_not_measured_stays_so():
     measured = {"overall": 0.5, "open": None, "closed": 0.5, "loss": None}
-    assert released_metrics(measured, {"open": 0, "closed": 20}, least=10) == measured
+    assert released_metrics(measured, {"open": 0, "closed": 20}, min_questions=10) == measured
 
 
 @pytest.mark.parametrize("loss", [0.0, 1e-7, 12345.678, 3])
 def test_a_loss_keeps_three_digits(loss):
-    (rounded,) = released_metrics({"loss": loss}, {}, least=1).values()
+    (rounded,) = released_metrics({"loss": loss}, {}, min_questions=1).values()
     assert rounded == pytest.approx(loss, rel=5e-3)
     assert len(f"{rounded:e}".split("e")[0].rstrip("0").replace(".", "")) <= 3
 
@@ -47,7 +47,7 @@ def test_a_loss_keeps_three_digits(loss):
 def test_models_that_differ_in_one_sample_of_a_thousand_look_alike():
     questions = {"open": 500, "closed": 500}
     accuracies = [{"overall": right / 1000, "open": 0.5, "closed": 0.5} for right in (612, 613)]
-    first, second = (released_metrics(measured, questions, least=10) for measured in accuracies)
+    first, second = (released_metrics(measured, questions, min_questions=10) for measured in accuracies)
     assert first == second
 
 
@@ -62,7 +62,7 @@ def test_a_repeated_round_answers_what_it_answered_before(tmp_path):
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"round": 1, "metrics": {}}'])
 def test_metrics_that_may_have_left_already_stay(tmp_path, content):
-    (tmp_path / FILE).write_text(content)
+    (tmp_path / METRICS_FILE).write_text(content)
     with pytest.raises(LocalError, match="submit the job again"):
         first_of_round(ROUNDED, 1, tmp_path)
 

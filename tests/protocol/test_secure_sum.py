@@ -2,7 +2,6 @@
 """A secure sum between real sites with certificates as FLARE issues them, and a server that tries everything."""
 
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +10,9 @@ import torch
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.site_job import digest_of
-from fedpeft.protocol import fixed_point, secure_sum
+from fedpeft.job.settings import digest_of
+from fedpeft.protocol import secure_sum
+from fedpeft.protocol import secure_sum as fixed_point
 from fedpeft.protocol.signed_keys import Kit
 
 SITES = ("berlin", "paris", "rome", "wien")
@@ -65,22 +65,22 @@ class Round:
     def kit(self, site):
         return getattr(self.kits, site) if self.kits else None
 
-    def offer(self, site, **changes):
-        how = {"job": self.job, "round": self.round, "site": site, **changes}
-        return secure_sum.offer(self.folder / site, self.kit(site), **how)
+    def member(self, site, **changes):
+        how = {"job": self.job, "round": self.round, "site": site, "kit": self.kit(site), "members": self.sites}
+        return secure_sum.SumRound(**{**how, **changes})
+
+    def offer(self, site, start=b"", **changes):
+        return self.member(site, **changes).offer(self.folder / site, start)
 
     def send(self, site, state, **changes):
+        of_member = {name: changes.pop(name) for name in ("job", "round", "members") if name in changes}
         how = {
-            "job": self.job,
             "settings": digest_of(SECTIONS, job="1"),
-            "round": self.round,
-            "site": site,
             "weight": WEIGHTS[site],
             "offered": self.offered,
-            "members": self.sites,
             "received": RECEIVED,
         }
-        return secure_sum.upload(state, self.folder / site, self.kit(site), **{**how, **changes})
+        return self.member(site, **of_member).upload(state, self.folder / site, **{**how, **changes})
 
 
 def total(uploads):
@@ -175,7 +175,7 @@ def test_a_key_is_used_up_by_an_upload_that_fails(tmp_path, kits):
 
 def test_the_private_key_is_for_the_sites_user_alone(tmp_path):
     Round(tmp_path)
-    assert (tmp_path / "paris" / secure_sum.FILE).stat().st_mode & 0o077 == 0
+    assert (tmp_path / "paris" / secure_sum.KEY_FILE).stat().st_mode & 0o077 == 0
 
 
 def replaced(chosen, kits, kind):
@@ -186,11 +186,11 @@ def replaced(chosen, kits, kind):
     if kind == "of the server's own making":
         return {**own, "public": Round(chosen.folder / "x", None).offered["paris"]["public"]}
     if kind == "of another authority":
-        return secure_sum.offer(chosen.folder / "x", kits.foreign, job=JOB, round=1, site="paris")
+        return chosen.member("paris", kit=kits.foreign).offer(chosen.folder / "x")
     if kind == "of a person":
-        return secure_sum.offer(chosen.folder / "x", kits.lead, job=JOB, round=1, site="paris")
+        return chosen.member("paris", kit=kits.lead).offer(chosen.folder / "x")
     if kind == "of another site":
-        return secure_sum.offer(chosen.folder / "x", kits.rome, job=JOB, round=1, site="paris")
+        return chosen.member("paris", kit=kits.rome).offer(chosen.folder / "x")
     if kind == "of another round":
         return chosen.offer("paris", round=2)
     if kind == "of another job":
@@ -234,7 +234,7 @@ def test_what_training_starts_from_is_signed_with_the_key(tmp_path, kits):
     """A server that passed on an older digest would have the other members repeat what they have sent before."""
     chosen = Round(tmp_path, kits)
     chosen.offered = {site: chosen.offer(site, start=bytes([number]) * 32) for number, site in enumerate(SITES)}
-    verify = partial(secure_sum.verified_offers, kit=kits.berlin, job=JOB, round=1, site="berlin", members=SITES)
+    verify = chosen.member("berlin").verified
     assert {site: offer.start[0] for site, offer in verify(chosen.offered).items()} == {
         site: number for number, site in enumerate(SITES)
     }

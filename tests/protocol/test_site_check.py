@@ -14,12 +14,13 @@ from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings, usual_source
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import MAX_BY, MIN_BY
 from fedpeft.data import DataError, DataSettings
 from fedpeft.data.answer_space import UNLISTED
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.site_check import MAX, MIN, admitted, load_data, refusals
+from fedpeft.protocol.site_check import admitted, load_data, refusals
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site.frames import Failure
 from fedpeft.site.learner import Learner
@@ -343,7 +344,23 @@ def test_every_number_of_a_job_has_a_limit_or_needs_none():
         for name, kind in get_type_hints(settings).items()
         if {int, float} & {kind, *get_args(kind)}
     }
-    assert numbers == set(HARMLESS) | {name for name in MAX | MIN if name.split(".")[0] in sections}
+    limited = {
+        f"{section}.{field.name}"
+        for section, settings in sections.items()
+        for field in fields_of(settings)
+        if field.metadata.get(MAX_BY) or field.metadata.get(MIN_BY)
+    }
+    assert numbers == set(HARMLESS) | limited
+
+
+def test_every_limit_of_a_number_is_one_of_the_sites_file():
+    sections = (TrainingSettings, BackboneSettings, DataSettings, MethodSettings, ScheduleSettings)
+    declared = [field.metadata for section in sections for field in fields_of(section)]
+    most = {one.get(MAX_BY, "") for one in declared} - {""}
+    least = {one.get(MIN_BY, "") for one in declared} - {""}
+    assert most | least <= {field.name for field in fields_of(SitePolicy)}
+    assert least == {"least_batch_size", "least_probe_samples", "least_score_samples"}
+    assert {name for name in most if not name.startswith("most_")} == set()
 
 
 NO_SITES = {  # objects and lists of a job that name no site

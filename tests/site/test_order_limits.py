@@ -4,7 +4,7 @@
 import pytest
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.types import Hello, ScoreOrder, TrainOrder
 from fedpeft.site.orders import REPEATS, check_order, note_order
 

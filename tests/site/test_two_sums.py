@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedpeft.core.states import digest
 from fedpeft.federate import federate
-from fedpeft.job.site_job import SiteJob
-from fedpeft.protocol import secret_seed
-from fedpeft.protocol.secure_sum import digest
+from fedpeft.job.settings import SiteJob
+from fedpeft.protocol import signed_keys
 from fedpeft.protocol.site_check import load_data
 from fedpeft.site.learner import Learner
 
@@ -41,8 +41,8 @@ def salts_of(folder):
     """The salts of sites whose secrets are in their state folders."""
 
     def salt(site, round, received):
-        secret = secret_seed.secret_of(folder / site)
-        return secret_seed.salt_of(secret, job="a-1", round=round, starts={}, received=digest(received))
+        secret = signed_keys.secret_of(folder / site)
+        return signed_keys.salt_of(secret, job="a-1", round=round, starts={}, received=digest(received))
 
     return salt
 

@@ -22,7 +22,7 @@ Tensors in, tensors out: no model, no file, no FLARE, no randomness. A round of 
 
 from typing import Any
 
-from fedpeft.core import lazy
+from fedpeft.core.registry import lazily, lazy_names
 
 # torch and scipy cost seconds: a name is imported when it is first used
 _HOME = {
@@ -46,8 +46,8 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    return lazy.load(__name__, _HOME, name)
+    return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:
-    return lazy.listing(__name__, _HOME)
+    return lazy_names(__name__, _HOME)

@@ -3,32 +3,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedpeft.answering import ANSWERING
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import VALIDATION
-from fedpeft.core.settings import MAX_ROUNDS, at_least, between, one_of
+from fedpeft.core.settings import MAX_ROUNDS, check_ranges, one_of, within
 
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
 FLOAT32, BFLOAT16, NF4 = "float32", "bfloat16", "nf4"
 LAST, BEST = "last", "best"
 IMAGES_MIB = 64
 MAX_EPOCHS, MAX_SAMPLES, MAX_PROCESSES, MAX_MIB = 10_000, 1_000_000, 1024, 100_000_000
-LIMITS = {  # a site's own file sets lower ones
-    "rounds": (1, MAX_ROUNDS),
-    "local_epochs": (1, MAX_EPOCHS),
-    "first_epochs": (0, MAX_EPOCHS),
-    "batch_size": (1, MAX_SAMPLES),
-    "evaluation_batch_size": (1, MAX_SAMPLES),
-    "micro_batch": (0, MAX_SAMPLES),
-    "candidates": (0, MAX_SAMPLES),
-    "threads": (1, MAX_PROCESSES),
-    "workers": (0, MAX_PROCESSES),
-    "features_mib": (0, MAX_MIB),
-    "patience": (0, MAX_ROUNDS),
-    "seed": (0, 2**63 - 1),
-}
+BATCH = within(1, MAX_SAMPLES, max_by="most_batch_size", min_by="least_batch_size")
+RATE = within(0, exclusive=True, max_by="most_learning_rate")
 FUSED, FIRST_TOKEN = "fused", "first_token"
 
 
@@ -88,21 +76,21 @@ class TrainingSettings:
         seed: every random number of training, initial values and alignment derives from it; data have `data.seed`.
     """
 
-    rounds: int
-    local_epochs: int = 1
-    first_epochs: int = 0
-    batch_size: int = 16
-    learning_rate: float = 1e-4
-    head_learning_rate: float | None = None
-    weight_decay: float = 0.01
-    warmup: float = 0.1
+    rounds: int = field(metadata=within(1, MAX_ROUNDS, max_by="most_rounds"))
+    local_epochs: int = field(default=1, metadata=within(1, MAX_EPOCHS, max_by="most_local_epochs"))
+    first_epochs: int = field(default=0, metadata=within(0, MAX_EPOCHS, max_by="most_local_epochs"))
+    batch_size: int = field(default=16, metadata=BATCH)
+    learning_rate: float = field(default=1e-4, metadata=RATE)
+    head_learning_rate: float | None = field(default=None, metadata=RATE)
+    weight_decay: float = field(default=0.01, metadata=within(0, max_by="most_weight_decay"))
+    warmup: float = field(default=0.1, metadata=within(0))
     decay: str = LINEAR
     optimizer: str = ADAMW
     optimizer_state: str = "keep"
     answering: str = "classification"
-    candidates: int = 128
+    candidates: int = field(default=128, metadata=within(0, MAX_SAMPLES))
     head: str = "linear"
-    evaluation_batch_size: int = 64
+    evaluation_batch_size: int = field(default=64, metadata=within(1, MAX_SAMPLES, max_by="most_batch_size"))
     precision: str = FLOAT32
     frozen_precision: str = FLOAT32
     attention: str = "usual"
@@ -111,25 +99,19 @@ class TrainingSettings:
     thresholds: str = "half"
     validate: bool = True
     keep: str = LAST
-    patience: int = 0
+    patience: int = field(default=0, metadata=within(0, MAX_ROUNDS))
     checkpointing: bool = False
-    micro_batch: int = 0
+    micro_batch: int = field(default=0, metadata=within(0, MAX_SAMPLES))
     reuse_passes: bool = False
-    features_mib: float = 0
-    threads: int = 1
-    workers: int = 0
-    images_mib: float | None = None
+    features_mib: float = field(default=0, metadata=within(0, MAX_MIB, max_by="most_kept_mib"))
+    threads: int = field(default=1, metadata=within(1, MAX_PROCESSES, max_by="most_threads"))
+    workers: int = field(default=0, metadata=within(0, MAX_PROCESSES, max_by="most_workers"))
+    images_mib: float | None = field(default=None, metadata=within(0, MAX_MIB, max_by="most_kept_mib"))
     device: str = "auto"
-    seed: int = 0
+    seed: int = field(default=0, metadata=within(0, 2**63 - 1))
 
     def __post_init__(self) -> None:
-        for name, (minimum, maximum) in LIMITS.items():
-            between(name, getattr(self, name), minimum, maximum)
-        for name in ("weight_decay", "warmup"):
-            at_least(name, getattr(self, name), 0)
-        at_least("learning_rate", self.learning_rate, 0, exclusive=True)
-        if self.head_learning_rate is not None:
-            at_least("head_learning_rate", self.head_learning_rate, 0, exclusive=True)
+        check_ranges(self)
         if self.warmup > 1:
             raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
         one_of("thresholds", self.thresholds, ("half", VALIDATION))
@@ -155,8 +137,6 @@ class TrainingSettings:
                 "frozen_precision is 'bfloat16', which products in float32 cannot use: set precision to 'bfloat16'.",
                 setting="frozen_precision",
             )
-        if self.images_mib is not None:
-            between("images_mib", self.images_mib, 0, MAX_MIB)
         if self.images_mib and self.workers:
             raise FedpeftError(
                 f"images_mib is {self.images_mib:g}, and the images of {self.workers} workers end with their "

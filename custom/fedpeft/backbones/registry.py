@@ -6,13 +6,13 @@ The section `backbone` of a job.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedpeft.backbones.backbone import FEATURES, LIKELIHOODS, TEXT, Pretrained
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
-from fedpeft.core.settings import one_of
+from fedpeft.core.settings import MAX_BY, one_of
 
 TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
 TINY_VIT_FOLDER = Path(__file__).parent / "tiny_vit"
@@ -204,8 +204,8 @@ class BackboneSettings:
 
     name: str = "tiny-vilt"
     source: str | None = None
-    image_size: int | None = None
-    text_length: int = 40
+    image_size: int | None = field(default=None, metadata={MAX_BY: "most_image_size"})
+    text_length: int = field(default=40, metadata={MAX_BY: "most_text_length"})
     prompt: str | None = None
 
     def __post_init__(self) -> None:

@@ -15,13 +15,7 @@ from fedpeft.core.text import CleanedStream, one_line, printable
 
 
 class Console(console.Console):
-    """A rich console whose texts hold nothing that a terminal would obey.
-
-    Args:
-        file: where to print; None: standard output, or standard error.
-        stderr: the latter.
-        named: as rich's.
-    """
+    """A rich console whose texts hold nothing that a terminal would obey."""
 
     def __init__(self, *, file: IO[str] | None = None, stderr: bool = False, **named: Any) -> None:
         file = file or (sys.stderr if stderr else sys.stdout)

@@ -1,10 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The exceptions of fedpeft, and those for wrong data of a site.
-
-The exceptions for wrong input, settings and data; any other exception is a bug of fedpeft.
-
-The errors for wrong data or data settings of a site.
-"""
+"""The exceptions for wrong input, settings and data; any other exception is a bug of fedpeft."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ class FedpeftError(ValueError):
     Args:
         sentence: for the user of this machine; it may hold values and paths, so it does not leave the machine.
         setting: dotted name of the wrong setting, e.g. `training.device`; empty if it is not about a setting.
-        code: what a site sends to the server in place of the sentence, one of `fedpeft.protocol.problem_codes`; empty:
+        code: what a site sends to the server in place of the sentence, one of `fedpeft.protocol.fields`; empty:
             `default_code`, or the code of a wrong setting if one is named.
     """
 
@@ -54,11 +49,7 @@ class DataError(LocalError):
 class UnreadableImage(DataError):
     """An image of which the model can be shown no pixels, or not those that were meant.
 
-    Args:
-        sentence: see `FedpeftError`.
-        image: its path or place.
-        why: follows its name in a sentence.
-        remedy: what to do.
+    It has the image's path or place, why it cannot be shown, and what to do.
     """
 
     def __init__(self, sentence: str = "", *, image: str = "", why: str = "", remedy: str = "") -> None:

@@ -1,14 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Write files completely or not at all, and read those of others within bounds.
-
-Write, set aside and remove files and folders so that they are either complete or absent, even if the process dies.
+"""Write files completely or not at all, even if the process dies, and read those of others within bounds.
 
 Each is written as a draft beside its final path, `.<name>.<process id>.draft`, and renamed when it is complete. Drafts
 of a dead process are removed by the next process that writes there.
 
-Read files of others, such as a run's folder that was downloaded or an export: bounded, and never waiting.
-
-Opening a pipe waits for its other end, and a device such as /dev/zero never ends: only regular files are read.
+Reading a run's folder that was downloaded, or an export, never waits: opening a pipe waits for its other end, and a
+device such as /dev/zero never ends: only regular files are read.
 """
 
 from __future__ import annotations
@@ -41,14 +38,7 @@ _LEFTOVER = re.compile(r"\..+\.(\d{1,9})\.(?:draft|dropped)")
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a draft, a file or a folder, that replaces `path` when the block ends without an error.
-
-    Args:
-        path: what is replaced; its parent folder is created.
-
-    Raises:
-        LocalError: it cannot be written, for example because the disk is full; the old one is unchanged.
-    """
+    """Yield the path of a draft, a file or a folder, that replaces `path`; after an error the old one is unchanged."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,11 +95,7 @@ def set_aside(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file that readers see either complete or not at all.
-
-    Raises:
-        LocalError: it cannot be written.
-    """
+    """Write a JSON file that readers see either complete or not at all."""
     with replacing(path) as draft:
         draft.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
@@ -149,38 +135,22 @@ MAX_ENTRIES = 10_000  # of a folder
 
 
 @contextmanager
-def opened(file: Path, *, most: int) -> Iterator[BufferedReader]:
-    """Yield a regular file of at most `most` bytes, opened for reading.
-
-    Raises:
-        OSError: it is missing, something else than a regular file, or too large.
-    """
+def opened(file: Path, *, max_bytes: int) -> Iterator[BufferedReader]:
+    """Yield a regular file of at most `max_bytes` bytes, opened for reading."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(descriptor, "rb") as stream:
-        _check(os.fstat(descriptor), file, most)
+        _check(os.fstat(descriptor), file, max_bytes)
         yield stream
 
 
-def check_regular(file: Path, *, most: int = MAX_HASHED) -> Path:
-    """Return the path of a regular file, for a library that opens it itself.
-
-    Raises:
-        OSError: as in `opened`.
-    """
-    _check(os.stat(file), file, most)
+def check_regular(file: Path, *, max_bytes: int = MAX_HASHED) -> Path:
+    """Return the path of a regular file, for a library that opens it itself."""
+    _check(os.stat(file), file, max_bytes)
     return file
 
 
 def check_folder(folder: Path, *, deep: bool = True) -> None:
-    """Refuse a folder that holds anything but regular files and folders, or very many of them.
-
-    Args:
-        folder: whose entries others read by their names.
-        deep: also what lies in its folders.
-
-    Raises:
-        OSError: names the entry.
-    """
+    """Refuse a folder that holds anything but regular files and folders, or very many of them."""
     count = 0
     for parent, folders, names in os.walk(folder, followlinks=True):
         count += len(folders) + len(names)
@@ -193,36 +163,22 @@ def check_folder(folder: Path, *, deep: bool = True) -> None:
             return
 
 
-def read_text(file: Path, *, most: int = MAX_BYTES) -> str:
-    """Read a text.
-
-    Raises:
-        OSError: as in `opened`.
-        ValueError: it is not UTF-8.
-    """
-    with opened(file, most=most) as stream:
-        content = stream.read(most + 1)  # it may have grown
-    if len(content) > most:
-        raise _too_large(file, most)
+def read_text(file: Path, *, max_bytes: int = MAX_BYTES) -> str:
+    """Read a text."""
+    with opened(file, max_bytes=max_bytes) as stream:
+        content = stream.read(max_bytes + 1)  # it may have grown
+    if len(content) > max_bytes:
+        raise _too_large(file, max_bytes)
     return content.decode("utf-8")
 
 
-def read_json(file: Path, *, most: int = MAX_BYTES) -> Any:
-    """Read JSON of bounded size, depth and whole numbers; NaN and infinite numbers are left to who reads it.
-
-    Raises:
-        OSError: as in `opened`.
-        ValueError: it is something else.
-    """
-    return parse_json(read_text(file, most=most))
+def read_json(file: Path, *, max_bytes: int = MAX_BYTES) -> Any:
+    """Read JSON of bounded size, depth and whole numbers; NaN and infinite numbers are left to who reads it."""
+    return parse_json(read_text(file, max_bytes=max_bytes))
 
 
 def parse_json(text: str) -> Any:
-    """Decode JSON of bounded depth and whole numbers.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Decode JSON of bounded depth and whole numbers."""
     try:
         value = json.loads(text, parse_int=_whole)
     except RecursionError:
@@ -232,26 +188,22 @@ def parse_json(text: str) -> Any:
 
 
 def digest(file: Path) -> str:
-    """Return the SHA-256 of a file.
-
-    Raises:
-        OSError: as in `opened`.
-    """
-    with opened(file, most=MAX_HASHED) as stream:
+    """Return the SHA-256 of a file."""
+    with opened(file, max_bytes=MAX_HASHED) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _check(found: os.stat_result, file: Path, most: int) -> None:
+def _check(found: os.stat_result, file: Path, max_bytes: int) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder", str(file))
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is a pipe, device or socket, not a regular file", str(file))
-    if found.st_size > most:
-        raise _too_large(file, most)
+    if found.st_size > max_bytes:
+        raise _too_large(file, max_bytes)
 
 
-def _too_large(file: Path, most: int) -> OSError:
-    return OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(file))
+def _too_large(file: Path, max_bytes: int) -> OSError:
+    return OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", str(file))
 
 
 def _too_deep() -> ValueError:

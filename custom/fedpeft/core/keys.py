@@ -46,11 +46,7 @@ def place_of(layer: int, slot: str) -> str:
 
 
 def parse_key(key: str) -> SlotKey | None:
-    """Split an adapter's key into its parts; None for a key that layers share (`shared.rule`).
-
-    Raises:
-        FedpeftError: it is not an adapter's key.
-    """
+    """Split an adapter's key into its parts; None for a key that layers share (`shared.rule`)."""
     if match := _SLOT_KEY.fullmatch(key):
         return SlotKey(int(match[1]), match[2], match[3])
     if _SHARED_KEY.fullmatch(key):
@@ -76,15 +72,7 @@ def layer_of(key: str) -> int | None:
 
 
 def renumbered(key: str, numbers: Mapping[int, int]) -> str:
-    """Return a key of a slot with another number of its layer; any other key stays as it is.
-
-    Args:
-        key: of an adapter or a head.
-        numbers: by the layer's number, the one to write instead.
-
-    Raises:
-        FedpeftError: the layer has no other number.
-    """
+    """Return a key of a slot with another number of its layer; any other key stays as it is."""
     match = _SLOT_KEY.fullmatch(key)
     if not match:
         return key

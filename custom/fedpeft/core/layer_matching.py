@@ -24,16 +24,7 @@ MAX_LISTED = 12  # numbers in an error
 
 
 def matched(own: int, deepest: int, *, owner: str = "this backbone") -> tuple[int, ...]:
-    """Return the number of each layer of a backbone in the deepest one.
-
-    Args:
-        own: L_s, its layers, at least 1.
-        deepest: L, the layers of the deepest backbone.
-        owner: for the error.
-
-    Raises:
-        FedpeftError: it has more layers than the deepest.
-    """
+    """Return the number of each of L_s layers of a backbone in the deepest one, of L layers."""
     if own > deepest:
         raise FedpeftError(
             f"{owner} has {own} layers, and {SETTING} is {deepest}: set it to the layers of the deepest backbone.",
@@ -50,16 +41,7 @@ def all_layers(keys: Iterable[str], deepest: int) -> bool:
 
 
 def one_layer(shapes: Mapping[str, Sequence[int]], deepest: int, *, owner: str) -> dict[str, list[int]]:
-    """Return an adapter's shapes as if its backbone had one layer, so that backbones of any depth can be compared.
-
-    Args:
-        shapes: by key, with the numbers of the deepest backbone.
-        deepest: L, its layers.
-        owner: for errors, e.g. `site slake`.
-
-    Raises:
-        FedpeftError: a slot is in other layers than those of a backbone that is matched, or not alike in all of them.
-    """
+    """Return an adapter's shapes as if its backbone had one layer, so that backbones of any depth can be compared."""
     reduced: dict[str, list[int]] = {}
     layers: dict[str, list[int]] = {}
     for key, shape in shapes.items():
@@ -92,38 +74,18 @@ def _listed(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class LayerNumbers:
-    """The numbers of a site's layers in what it sends and receives.
-
-    Args:
-        sent: by own number, the one that travels; None: the same.
-    """
+    """The numbers of a site's layers in what it sends and receives, by its own number; None: the same."""
 
     sent: Mapping[int, int] | None = None
 
     @classmethod
     def of(cls, layers: int, deepest: int | None) -> LayerNumbers:
-        """Return those of a backbone.
-
-        Args:
-            layers: of the site's backbone.
-            deepest: layers of the deepest backbone; None: all sites have the same layers.
-
-        Raises:
-            FedpeftError: the site's has more.
-        """
+        """Return those of a backbone."""
         return cls(None if deepest is None else dict(enumerate(matched(layers, deepest))))
 
     @classmethod
     def of_adapter(cls, shapes: Mapping[str, Sequence[int]], *, layers: int, deepest: int | None) -> LayerNumbers:
-        """Return those of a backbone with an adapter in it.
-
-        Args:
-            shapes: of the adapter, by key.
-            layers, deepest: see `of`.
-
-        Raises:
-            FedpeftError: the backbone is deeper than the deepest, or the adapter's layers cannot be matched.
-        """
+        """Return those of a backbone with an adapter in it."""
         numbers = cls.of(layers, deepest)
         if deepest is not None:
             one_layer(numbers.to_send(shapes), deepest, owner="this backbone")
@@ -134,11 +96,7 @@ class LayerNumbers:
         return _with_numbers(state, self.sent)
 
     def received(self, state: Mapping[str, T]) -> dict[str, T]:
-        """Return a received state with the site's own numbers.
-
-        Raises:
-            FedpeftError: it has a layer that the site lacks.
-        """
+        """Return a received state with the site's own numbers."""
         return _with_numbers(state, self.sent and {number: own for own, number in self.sent.items()})
 
 

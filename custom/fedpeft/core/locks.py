@@ -1,14 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Two locks that the system releases when their process ends: on a job's lineage, and on a simulator workspace.
+"""A job's lineage and a simulator workspace: their folders, and a lock on each, released when its process ends.
 
-A lock on a lineage's folder, so that one job at a time uses it.
-
-The operating system releases the lock when its process ends, so that no stale lock remains.
-
-A lock that allows one run at a time in a simulator workspace; the run's process holds it until it ends.
-
-The file lies beside the workspace, in the folder of its earlier runs, because FLARE deletes what is inside. The system
-releases the lock when the last process that holds it has ended, so a dead process leaves no lock behind.
+A lineage is what a job shares with those that resume it, at the server and at each site. The lock of a workspace
+lies beside it, in the folder of its earlier runs, because FLARE deletes what is inside.
 """
 
 from __future__ import annotations
@@ -17,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
 import stat
 import time
@@ -25,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import code_of
+from fedpeft.core.files import code_of, drop
 
 FILE = "in-use.lock"
 IN_USE = "state-in-use"
@@ -40,16 +35,7 @@ class StateLock:
         self._held: dict[Path, int] = {}
 
     def take(self, folder: Path, job: str, *, patience: float = SECONDS_TO_END) -> None:
-        """Lock a lineage until `release` or the end of this process.
-
-        Args:
-            folder: of the lineage; created if it is missing.
-            job: FLARE's job id, named in the error that another job gets.
-            patience: seconds to wait for a process that holds it.
-
-        Raises:
-            LocalError: another process holds it, or the lock file cannot be created.
-        """
+        """Lock a lineage until `release` or the end of this process."""
         if folder in self._held:
             return
         try:
@@ -96,11 +82,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 def is_held(file: Path) -> bool | None:
-    """Whether a process holds a lock file; None: there is none, or this machine cannot say.
-
-    Args:
-        file: of this lock or of a workspace's, which names the machine of whoever took it last.
-    """
+    """Whether a process holds a lock file of this kind or of a workspace; None: none, or this machine cannot say."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -177,11 +159,7 @@ def lock_file(workspace: Path) -> Path:
 
 @contextlib.contextmanager
 def held(workspace: Path) -> Iterator[int]:
-    """Lock the workspace in this block; yields the lock's file descriptor, for child processes that hold it as well.
-
-    Raises:
-        FedpeftError: another run uses it, or the file cannot be made.
-    """
+    """Lock the workspace in this block; yields the lock's file descriptor, for child processes that hold it as well."""
     descriptor = take(workspace)
     try:
         yield descriptor
@@ -191,11 +169,7 @@ def held(workspace: Path) -> Iterator[int]:
 
 
 def take(workspace: Path) -> int:
-    """Lock the workspace until this process ends or the file descriptor is closed.
-
-    Raises:
-        FedpeftError: another run uses it, or the file cannot be made.
-    """
+    """Lock the workspace until this process ends or the file descriptor is closed."""
     file = lock_file(workspace)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -277,3 +251,31 @@ def _lives(owner: dict[str, Any]) -> bool:
         return psutil.Process(owner["pid"]).status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError):
         return False
+
+
+KEPT = 3
+SECONDS_IN_USE = 24 * 3600  # a lineage with a round in this time may belong to a running job
+LINEAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+
+
+def lineage_folder(lineages: Path, lineage: str) -> Path:
+    """The folder of a lineage, whose name comes from another participant and must not leave the folder."""
+    if not LINEAGE.fullmatch(lineage):
+        raise FedpeftError(
+            f"the lineage {lineage!r:.60} is not a plain name: install the same fedpeft version everywhere."
+        )
+    return lineages / lineage
+
+
+def prune(lineages: Path, current: str) -> None:
+    """Remove unused lineages of the same job as `current`, older than a day and not among the newest `KEPT`."""
+    job = _job(current)
+    own = sorted(path for path in lineages.glob("*") if path.name != current and _job(path.name) == job)
+    for old in own[: -(KEPT - 1)]:
+        with contextlib.suppress(FileNotFoundError):  # another job may remove it too
+            if time.time() - old.stat().st_mtime > SECONDS_IN_USE and not is_in_use(old):
+                drop(old)
+
+
+def _job(lineage: str) -> str:
+    return lineage.rsplit("-", 3)[0]

@@ -30,9 +30,7 @@ def pooled_balanced_accuracy(sites: Iterable[Mapping[str, tuple[int, int]]]) -> 
     """Return the balanced accuracy on the images of all sites together, a fraction; None: there are none.
 
     It is the mean over classes c of (sum_k right_kc) / (sum_k n_kc), which is not the mean of the sites' own figures.
-
-    Args:
-        sites: of each site k, by class: its images n_kc, and how many of them are recognized.
+    Each site k has, by class, its images n_kc and how many of them are recognized.
     """
     images: Counter[str] = Counter()
     right: Counter[str] = Counter()

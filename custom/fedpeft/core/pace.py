@@ -22,10 +22,6 @@ class StepLines:
     """Lines that say at which step the training of a round is, and how long it will go on.
 
     The first comes after ten seconds, each further one after twice as long as the one before, at most five minutes.
-
-    Args:
-        say: takes a line.
-        now: a clock, in seconds.
     """
 
     def __init__(self, say: Callable[[str], None], *, now: Callable[[], float] = time.monotonic) -> None:
@@ -35,12 +31,7 @@ class StepLines:
         self._first: tuple[int, float] | None = None  # a step, and when it was done
 
     def __call__(self, step: int, steps: int) -> None:
-        """Note that a step is done.
-
-        Args:
-            step: counted from 1 in each round.
-            steps: of the whole round.
-        """
+        """Note that a step is done."""
         at = self._now()
         if self._first is None or step < self._first[0]:
             self._first = step, at

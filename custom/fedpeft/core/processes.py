@@ -31,9 +31,6 @@ def python_environment(environment: Mapping[str, str] | None = None) -> dict[str
     """Return an environment in which Python, and each Python that it starts, imports nothing from the current folder.
 
     An empty entry of PYTHONPATH stands for that folder; relative ones become absolute.
-
-    Args:
-        environment: what to begin with; None: that of this process.
     """
     changed = {**(os.environ if environment is None else environment), SAFE_PATH: "1"}
     if PATH in changed:
@@ -62,8 +59,10 @@ def no_sockets() -> str:
     folder = tempfile.gettempdir()
     if len(os.fsencode(folder + SOCKET)) <= MAX_SOCKET_LENGTH:
         return ""
-    most = MAX_SOCKET_LENGTH - len(SOCKET)
-    return f"sockets in {folder} would have too long a path: set {TEMPORARY} to a folder of at most {most} letters."
+    max_length = MAX_SOCKET_LENGTH - len(SOCKET)
+    return (
+        f"sockets in {folder} would have too long a path: set {TEMPORARY} to a folder of at most {max_length} letters."
+    )
 
 
 @contextmanager
@@ -71,9 +70,6 @@ def with_sockets() -> Iterator[dict[str, str]]:
     """Yield the environment variable for processes that need sockets: a short folder, removed with the block.
 
     It is empty where the temporary folder can hold them.
-
-    Raises:
-        FedpeftError: it cannot, and no other folder can be made.
     """
     problem = no_sockets()
     if not problem:

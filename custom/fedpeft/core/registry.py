@@ -14,6 +14,7 @@ the site's own file lists (`only_plugins`), so that no loop over all names impor
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
@@ -28,11 +29,7 @@ _listed: Mapping[str, Collection[str]] | None = None  # by group of entry points
 
 
 def only_plugins(listed: Mapping[str, Collection[str]] | None) -> None:
-    """Have this process look up no other plugins from now on, whatever is installed; it imports none for this.
-
-    Args:
-        listed: names by group of entry points, of another group none; None: all.
-    """
+    """Have this process look up no other plugins than these from now on, and import none for this; None: all."""
     global _listed
     _listed = listed
 
@@ -61,9 +58,7 @@ class Registry(Generic[T]):
         Raises:
             FedpeftError: the name is taken.
         """
-        if name in self._own:
-            raise self._taken(name, self.place(name), _described(home))
-        if name in self._plugins:
+        if name in self._own or name in self._plugins:
             raise self._taken(name, self.place(name), _described(home))
         self._own[name] = home
 
@@ -86,12 +81,7 @@ class Registry(Generic[T]):
             yield name, usable
 
     def skip(self, name: str, error: Exception) -> None:
-        """Log once that a plugin is left out; what is wrong with the package's own is raised.
-
-        Args:
-            name: of the plugin.
-            error: what is wrong with it.
-        """
+        """Log once that a plugin is left out; what is wrong with the package's own is raised."""
         if not self.is_plugin(name):
             raise error
         if name not in self._skipped:
@@ -164,3 +154,16 @@ def _described(home: object) -> str:
 
 def _package(point: EntryPoint) -> str:
     return f"package {point.dist.name} {point.dist.version}" if point.dist else point.module
+
+
+def lazily(package: str, homes: Mapping[str, str], name: str) -> Any:
+    """Import a public name of a package from the module that `homes` names, for its `__getattr__` (PEP 562)."""
+    if name not in homes:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    home = homes[name]
+    return getattr(import_module(home if home.startswith("fedpeft.") else f"{package}.{home}"), name)
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> list[str]:
+    """Return all names that the package has or can import; for its `__dir__`."""
+    return sorted({*vars(sys.modules[package]), *homes})

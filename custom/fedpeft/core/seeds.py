@@ -7,11 +7,6 @@ import hashlib
 
 
 def derive(seed: int, *labels: str | int) -> int:
-    """Return a 63-bit seed for one purpose: the hash of the job's seed and the labels.
-
-    Args:
-        seed: the job's seed.
-        labels: the purpose, e.g. `("train", "slake", 3)`.
-    """
+    """Return a 63-bit seed for one purpose, e.g. `("train", "slake", 3)`: the hash of the job's seed and the labels."""
     text = "/".join(map(str, (seed, *labels)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -26,6 +26,7 @@ MAX_SECONDS = 10_000_000  # of any wait that a job sets
 MAX_ROUNDS = 99_999  # names of checkpoints have five digits
 BY_SITE = types.MappingProxyType({"by_site": True})  # metadata of a field that names single sites
 OWNER = "settings_of"  # in the metadata of a field: the field whose value these are settings of
+BOUNDS, MAX_BY, MIN_BY = "bounds", "max_by", "min_by"  # as well: what `within` declares
 WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", Path: "a text"}
 
 
@@ -39,13 +40,8 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
     """Build the dataclass `cls` from a JSON object; check names, types and values.
 
     Args:
-        cls: a keyword-only dataclass; its own `__post_init__` checks ranges.
         values: the JSON object; None means that FLARE handed over none.
         section: where the object stands in the job, e.g. `training`; errors begin with it.
-        source: the file that the error asks to correct.
-
-    Raises:
-        FedpeftError: unknown name, None, wrong type or wrong value.
     """
     if values is None:
         raise _undefined(section, source)
@@ -83,22 +79,13 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
 
 
 def nested(cls: type[T], value: T | Mapping[str, Any], *, section: str) -> T:
-    """Build a section within a section from a JSON object; one that is built already is returned as it is.
-
-    Raises:
-        FedpeftError: as `build`.
-    """
+    """Build a section within a section from a JSON object; one that is built already is returned as it is."""
     return value if isinstance(value, cls) else build(cls, cast(Mapping[str, Any], value), section=section)
 
 
 @contextmanager
 def about(setting: str, *, where: str = "") -> Iterator[None]:
-    """Add the name of a setting to errors raised in this block that name none.
-
-    Args:
-        setting: as the errors carry it.
-        where: with which their sentence begins; empty: it stays as it is.
-    """
+    """Add a setting's name to errors in this block that name none, and put `where`, if any, before their sentence."""
     try:
         yield
     except FedpeftError as error:
@@ -106,6 +93,32 @@ def about(setting: str, *, where: str = "") -> Iterator[None]:
         if where:
             raise type(error)(f"{where}: {error}", setting=error.setting, code=error.code) from error
         raise
+
+
+def within(
+    minimum: float, maximum: float = math.inf, *, exclusive: bool = False, max_by: str = "", min_by: str = ""
+) -> Mapping[str, Any]:
+    """Return the metadata of a field that holds a number, for `check_ranges`.
+
+    Args:
+        minimum, maximum, exclusive: see `between`.
+        max_by, min_by: the settings of a site's own file that bound it at that site.
+    """
+    return {BOUNDS: (minimum, maximum, exclusive), MAX_BY: max_by, MIN_BY: min_by}
+
+
+SECONDS = within(1, MAX_SECONDS)
+
+
+def check_ranges(settings: DataclassInstance) -> None:
+    """Refuse numbers out of the range that their field declares, and any that is not finite; None is no number."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise FedpeftError(f"{field.name} is {value!r}, it must be a finite number.", setting=field.name)
+        if BOUNDS in field.metadata and value is not None:
+            minimum, maximum, exclusive = field.metadata[BOUNDS]
+            between(field.name, value, minimum, maximum, exclusive=exclusive)
 
 
 def one_of(name: str, value: Any, allowed: typing.Iterable[Any]) -> None:
@@ -149,13 +162,7 @@ def by_site(settings: DataclassInstance) -> Iterator[str]:
 def without_former(
     cls: type[DataclassInstance], values: Mapping[str, Any], chosen: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a section's values without settings of what `chosen` replaces, such as those of another score.
-
-    Args:
-        cls: the section's dataclass, in which such settings declare whose they are (`OWNER`).
-        values: of the section.
-        chosen: values that are to replace some of them.
-    """
+    """Return a section's values without settings of what `chosen` replaces, such as those of another score."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     former = {
         name
@@ -227,20 +234,19 @@ def fits(value: Any, hint: Any) -> bool:
 
     An int passes as float, a list as tuple, a bool as no number.
     """
-    for part in _alternatives(hint):
-        kind = typing.get_origin(part) or part
-        if kind is typing.Any or (kind is typing.Literal and type(value) in map(type, typing.get_args(part))):
-            return True
-        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return True
-        if kind is int and isinstance(value, int) and not isinstance(value, bool):
-            return True
-        if kind in (tuple, list) and isinstance(value, (list, tuple)):
-            items = typing.get_args(part)[:1]
-            return not items or all(fits(item, items[0]) for item in value)
-        if kind is Mapping and isinstance(value, Mapping):
-            items = typing.get_args(part)[1:]
-            return not items or all(fits(item, items[0]) for item in value.values())
-        if isinstance(kind, type) and kind not in (float, int) and isinstance(value, kind):
-            return True
-    return False
+    return any(_fits_one(value, part) for part in _alternatives(hint))
+
+
+def _fits_one(value: Any, hint: Any) -> bool:
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is typing.Any:
+        return True
+    if kind is typing.Literal:
+        return type(value) in map(type, inner)
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    if kind in (tuple, list):
+        return isinstance(value, (list, tuple)) and all(fits(item, inner[0]) for item in value if inner)
+    if kind is Mapping:
+        return isinstance(value, Mapping) and all(fits(item, inner[1]) for item in value.values() if inner)
+    return isinstance(kind, type) and isinstance(value, kind)

@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A state: tensors by key (`fedpeft.core.keys`), of an adapter or of whatever else is trained and exchanged.
-
-Hold a state against its schema: keys, form, dtype, shapes and values. Who reports a misfit puts it into words.
-"""
+"""A state: tensors by key (`fedpeft.core.keys`), of an adapter or of whatever else is trained and exchanged."""
 
 from __future__ import annotations
 
@@ -45,9 +42,12 @@ def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(tensor, other[key]) for key, tensor in one.items())
 
 
-def digest(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of a state as 64 hexadecimal digits: of keys, dtypes, shapes and bytes, in the keys' order."""
-    summed = hashlib.sha256()
+def digest(state: Mapping[str, Tensor], *, after: bytes = b"") -> str:
+    """Return the SHA-256 of a state as 64 hexadecimal digits: of keys, dtypes, shapes and bytes, in the keys' order.
+
+    `after` is summed before it.
+    """
+    summed = hashlib.sha256(after)
     for key, tensor in sorted(state.items()):
         values = tensor.detach().cpu().contiguous()
         summed.update(f"{key} {values.dtype} {list(values.shape)}\n".encode())
@@ -83,7 +83,7 @@ def first_misfit(
     *,
     dtype: str | None = None,
     whole: bool = True,
-    longest: int | None = None,
+    max_side: int | None = None,
     bound: float | None = None,
 ) -> Misfit | None:
     """Compare a state with its schema; None: it is as it should be.
@@ -93,7 +93,7 @@ def first_misfit(
         shapes: by key, the shape of its tensor.
         dtype: of every tensor, as torch names it; None: any floating-point one.
         whole: whether every key of the schema must be there.
-        longest: no side may be longer, and any length up to it fits; None: shapes are exactly those of the schema.
+        max_side: no side may be longer, and any length up to it fits; None: shapes are exactly those of the schema.
         bound: largest absolute value; None: values are not looked at.
     """
     missing = tuple(key for key in shapes if key not in state) if whole else ()
@@ -107,7 +107,7 @@ def first_misfit(
             return Misfit("form", key)
         if dtype is not None and str(tensor.dtype) != f"torch.{dtype}":
             return Misfit("dtype", key)
-        if not _fits(list(tensor.shape), list(shapes[key]), longest):
+        if not _fits(list(tensor.shape), list(shapes[key]), max_side):
             return Misfit("shape", key)
         if bound is None or not tensor.numel():
             continue
@@ -125,7 +125,7 @@ def _is_dense(tensor: Any) -> bool:
     return plain and not tensor.is_quantized and tensor.device.type != "meta"
 
 
-def _fits(shape: list[int], own: list[int], longest: int | None) -> bool:
-    if longest is None:
+def _fits(shape: list[int], own: list[int], max_side: int | None) -> bool:
+    if max_side is None:
         return shape == own
-    return len(shape) == len(own) and max(shape, default=0) <= longest
+    return len(shape) == len(own) and max(shape, default=0) <= max_side

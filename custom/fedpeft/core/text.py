@@ -1,12 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Texts of others on a terminal and in CSV files.
 
-Text from outside on a terminal: names, answers and reasons of others must not move its cursor, hide or turn words.
+Names, answers and reasons of others must not move a terminal's cursor, hide or turn words.
 
 `fedpeft` writes everything through `cleaned_output`, so that no command can forget it; tables are printed by
 `fedpeft.core.console`.
-
-Texts of others as cells of a CSV file that no spreadsheet computes.
 """
 
 from __future__ import annotations
@@ -22,52 +20,35 @@ MARK = "\N{REPLACEMENT CHARACTER}"
 MAX = 10_000  # characters of a line
 # letters and marks to Unicode, but nothing is seen of them
 UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
-_USUAL = re.compile(r"[\n\x20-\x7e]*")
+_ASCII = re.compile(r"[\n\x20-\x7e]*")
 
 
-def printable(text: str, *, most: int = MAX) -> str:
+def printable(text: str, *, max_length: int = MAX) -> str:
     """Return a text in which a mark stands for each character that a terminal would obey, hide or turn around.
 
     These are control characters, those that change the direction of writing, and those without width. Line breaks stay.
-
-    Args:
-        text: from anywhere.
-        most: characters of a line; the rest of a longer one is left out, with its length.
     """
-    if not _USUAL.fullmatch(text):
+    if not _ASCII.fullmatch(text):
         text = "".join(one if one == "\n" or _is_seen(one) else " " if one == "\t" else MARK for one in text)
-    if len(text) <= most:
+    if len(text) <= max_length:
         return text
-    return "\n".join(line if len(line) <= most else _cut(line, most) for line in text.split("\n"))
+    lines = ((line[:max_length], len(line) - max_length) for line in text.split("\n"))
+    return "\n".join(start + f"... ({cut:,} more characters)" * (cut > 0) for start, cut in lines)
 
 
-def one_line(text: str, *, most: int = MAX) -> str:
-    """Return a printable text on one line, for a table's cell or a part of a sentence.
-
-    Args:
-        text: from anywhere.
-        most: its characters, as in `printable`.
-    """
-    return printable(" ".join(text.split()), most=most)
+def one_line(text: str, *, max_length: int = MAX) -> str:
+    """Return a printable text on one line, for a table's cell or a part of a sentence."""
+    return printable(" ".join(text.split()), max_length=max_length)
 
 
 def shortened(text: str, *, max_start: int = 3000, max_end: int = 600) -> str:
-    """Return an error's text; of one that a stranger's file made too long, the start, and the end with its remedy.
-
-    Args:
-        text: from anywhere.
-        max_start, max_end: characters that stay of a longer one.
-    """
+    """Return an error's text; of one that a stranger's file made too long, the start, and the end with its remedy."""
     left_out = len(text) - max_start - max_end
     return text if left_out <= 0 else f"{text[:max_start]}... ({left_out:,} more characters) ...{text[-max_end:]}"
 
 
 class CleanedStream:
-    """A text stream that writes what is printable.
-
-    Args:
-        stream: where to.
-    """
+    """A text stream that writes what is printable."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream
@@ -101,10 +82,6 @@ def cleaned_output() -> Iterator[None]:
 
 def _is_seen(character: str) -> bool:
     return (character.isprintable() and character not in UNSEEN) or unicodedata.category(character) == "Zs"
-
-
-def _cut(line: str, most: int) -> str:
-    return f"{line[:most]}... ({len(line) - most:,} more characters)"
 
 
 COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute

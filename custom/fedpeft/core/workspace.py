@@ -1,12 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The names of a run's files, and the files that a participant needs under `local/`.
-
-Files that a participant needs under `local/`: the list of classes that a job may load, and the job checks.
-
-FLARE loads only listed classes for a job that brings no code of its own.
-
-Names of the files in a run's folder, and of the environment variables that say where data and state are.
-"""
+"""The names of a run's files, and the files under `local/`, as the list of classes that a job may load."""
 
 from __future__ import annotations
 
@@ -86,15 +79,7 @@ def log_config() -> dict[str, Any]:
 
 
 def check_place(workspace: Path, job: Path) -> None:
-    """Check that the simulator can use a folder: it deletes what is in it, and splits its path like a command line.
-
-    Args:
-        workspace: the folder, without symbolic links; it need not exist.
-        job: the job's folder.
-
-    Raises:
-        FedpeftError: it holds something other than a simulator's workspace, or cannot be one.
-    """
+    """Check that the simulator can use a folder: it deletes what is in it, and splits its path like a command line."""
     if shlex.split(str(workspace), comments=True) != [str(workspace)]:
         raise FedpeftError(
             f"the workspace {str(workspace)!r} has a blank, a quote or the like in its path, which the simulator "
@@ -139,11 +124,7 @@ def _of_participant(path: Path) -> bool:
 
 
 def seed(workspace: Path) -> None:
-    """Let a simulator workspace load fedpeft's classes; settings already in its `local/` are kept.
-
-    Raises:
-        FedpeftError: `local/resources.json` exists and is not a JSON object, or the folder cannot be written to.
-    """
+    """Let a simulator workspace load fedpeft's classes; settings already in its `local/` are kept."""
     local = workspace / "local"
     write_json(local / RESOURCES, _with_components(local / RESOURCES))
     if not (local / LOG_CONFIG).exists():

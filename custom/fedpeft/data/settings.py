@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import TITLES
-from fedpeft.core.settings import BY_SITE, one_of
+from fedpeft.core.settings import BY_SITE, MAX_BY, one_of
 from fedpeft.data.answers import normalize
 from fedpeft.data.registry import DATASETS, require_known
 
@@ -151,9 +151,9 @@ class DataSettings:
     seed: int = 0
     validation_fraction: float = 0.1
     test_fraction: float = 0.2
-    train_size: int | None = None
-    validation_size: int | None = None
-    test_size: int | None = None
+    train_size: int | None = field(default=None, metadata={MAX_BY: "most_samples"})
+    validation_size: int | None = field(default=None, metadata={MAX_BY: "most_samples"})
+    test_size: int | None = field(default=None, metadata={MAX_BY: "most_samples"})
     dialects: int = 0
     label_skew: float = OWN_MIX
     partition: str = NATURAL

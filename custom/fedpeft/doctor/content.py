@@ -1,12 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Checks of what a job names: backbones, data, tracker.
-
-Check the backbones' files (in a folder, in the package, in the hub's cache), and that the backbones fit together.
-
-Load the data of the sites that train here: samples, answers, and whether the images can be opened.
-
-Check that the tracker that a job names is installed and configured where its server will run.
-"""
+"""Checks of what a job names: the backbones' files, the data of the sites that train here, and the tracker."""
 
 from __future__ import annotations
 
@@ -16,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.answering import ANSWERING
-from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, hub, skeleton, usual_source, weights
+from fedpeft.backbones import BACKBONES, Backbone, hub, skeleton, usual_source, weights
 from fedpeft.backbones.checkpoint import check_config
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import read_json
-from fedpeft.core.settings import build
 from fedpeft.core.workspace import DATA_VARIABLE
 from fedpeft.data.answer_space import UNLISTED, vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
@@ -30,10 +22,9 @@ from fedpeft.data.remarks import cut_texts_of, remarks, unread_questions, withou
 from fedpeft.data.schema import SiteData
 from fedpeft.doctor.context import PASS, Context, Finding, failed, passed, warned
 from fedpeft.doctor.kit import SERVER
-from fedpeft.job.federation import NONE, SETTING, several_backbones, site_backbone, usable
-from fedpeft.job.site_job import SiteJob
-from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.site_check import admitted, load_data
+from fedpeft.job.federation import NONE, SETTING, several_backbones, usable
+from fedpeft.job.settings import SiteJob
+from fedpeft.protocol.site_check import load_data
 from fedpeft.report.data_summary import Overlap
 
 CONFIG, WEIGHTS = "config.json", (weights.WEIGHTS, weights.INDEX)
@@ -46,27 +37,18 @@ def check_backbone(context: Context) -> Iterator[Finding]:
     if not context.sites:
         return
     sections = context.job.sections
-    of_sites = {
-        site: build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
-        for site in context.sites
-    }
+    of_sites = {site: context.at(site).backbone for site in context.sites}
     chosen = dict.fromkeys((settings.name, settings.source) for settings in of_sites.values())
     found = [files(name, source, download=context.downloads) for name, source in chosen]
     yield from found
-    method = build(MethodSettings, sections["method"], section="method")
+    method = context.at(context.sites[0]).method
     if method.exchanges and several_backbones(sections["backbone"]) and all(f.verdict == PASS for f in found):
         backbones = {site: skeleton(s.name, s.source, download=False) for site, s in of_sites.items()}
         yield compared(backbones, method.matched_layers, all_here=set(backbones) == set(context.job.sites))
 
 
 def compared(backbones: Mapping[str, Backbone], deepest: int | None, *, all_here: bool) -> Finding:
-    """Check that adapters in the backbones of several sites can be averaged.
-
-    Args:
-        backbones: by site.
-        deepest: layers of the deepest, as the job has it; None: the same at all sites.
-        all_here: whether these are all sites of the job.
-    """
+    """Check that adapters in the backbones of several sites can be averaged."""
     facts = {site: (backbone.family, backbone.hidden_size) for site, backbone in backbones.items()}
     layers = {site: backbone.num_layers for site, backbone in backbones.items()}
     listed = ", ".join(
@@ -82,13 +64,7 @@ def compared(backbones: Mapping[str, Backbone], deepest: int | None, *, all_here
 
 
 def files(name: str, named: str | None, *, download: bool) -> Finding:
-    """Check the files of one backbone, in a folder or in the hub's cache.
-
-    Args:
-        name: registered name.
-        named: source of the job; None: the default one.
-        download: whether the job may fetch what the cache lacks.
-    """
+    """Check the files of one backbone, in a folder or in the hub's cache."""
     source, pretrained = named or usual_source(name), BACKBONES.get(name)
     needed = FILES if pretrained.tokenizer else FILES[:-1]
     try:
@@ -103,13 +79,7 @@ def files(name: str, named: str | None, *, download: bool) -> Finding:
 
 
 def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES, *, pickle: str = "") -> Finding:
-    """Check a local folder in the hub's layout.
-
-    Args:
-        path: of the folder.
-        needed: kinds of files; of each kind one of the names must be there.
-        pickle: name of the file that may be there instead of safetensors.
-    """
+    """Check a local folder in the hub's layout."""
     present = [file.name for file in path.iterdir()]
     try:
         config = read_json(path / CONFIG) if CONFIG in present else {"model_type": None}
@@ -143,8 +113,7 @@ def check_data(context: Context) -> Iterator[Finding]:
     whole: list[SiteData] = []
     for site in context.sites:
         try:
-            job = SiteJob.from_sections(context.job.sections, site=site, policy=context.policy)
-            job = admitted(context.policy, job) if context.policy else job
+            job = context.admitted_at(site)
             loaded = load_data(context.policy, job)
             opened = _open(loaded, decoded=job.data.unreadable > 0, sites=len(context.sites))
             answers = vocabulary_of(loaded, job.answers)
@@ -179,16 +148,7 @@ def _answers(loaded: SiteData, vocabulary: AnswerVocabulary) -> str:
 
 
 def _open(loaded: SiteData, *, decoded: bool, sites: int = 1) -> str:
-    """Decode the images, of many some that are spread evenly over all splits.
-
-    Args:
-        loaded: data of the site.
-        decoded: all of them have been, when the data were loaded.
-        sites: that share the number of images that are opened.
-
-    Raises:
-        DataError: some cannot be.
-    """
+    """Decode the images, of many some that are spread evenly over all splits."""
     images = images_of(loaded)
     if not images:
         return "all images drawn by program"
@@ -210,14 +170,10 @@ def _step(images: list[Any], sites: int) -> int:
 
 
 def check_tracking(context: Context) -> Iterator[Finding]:
-    """Check `federation.tracking` with a server's kit, or where all sites are on this machine.
-
-    Raises:
-        FedpeftError: the tracker cannot be used; the message has the remedy.
-    """
+    """Check `federation.tracking` with a server's kit, or where all sites are on this machine."""
     here = context.kit.role == SERVER if context.kit else context.job and context.sites == context.job.sites
     if context.job is None or not here:
         return
-    name = context.job.server["federation"].get("tracking", NONE)
+    name = context.job.at_server["federation"].get("tracking", NONE)
     if name != NONE:
         yield passed(f"{SETTING}: {usable(name).title} is installed and configured.")

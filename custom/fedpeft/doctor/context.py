@@ -1,35 +1,29 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What doctor checks, what a check finds, and the job that it reads.
-
-What doctor checks: a job, a participant's start-up kit, or only this machine.
-
-The result of one check: passed, or what to do.
-
-Read a job folder as strictly as server and sites do, and check its settings.
-"""
+"""What doctor checks, a job, a participant's start-up kit, or only this machine; and what a check finds."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import build, suggestion
+from fedpeft.core.settings import suggestion
 from fedpeft.core.workspace import MANIFEST, listed_classes
 from fedpeft.doctor.kit import SITE, Kit, read_kit
-from fedpeft.job.admission.job import admit_folder
-from fedpeft.job.composing import CONTROLLER, EXECUTOR, SECTIONS, FlareSettings
+from fedpeft.job.admission import AdmittedJob, admit_folder
 from fedpeft.job.composing import check as check_sections
 from fedpeft.job.federation import site_backbone
 from fedpeft.job.folder import job_folder
+from fedpeft.job.settings import CommonSettings, SiteJob
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.protocol.site_check import admitted
 from fedpeft.report.history_reader import read
 from fedpeft.report.status.progress import SIMULATED
 from fedpeft.report.wording import not_learning
@@ -50,82 +44,12 @@ class Finding:
     sentence: str
 
 
-def passed(sentence: str) -> Finding:
-    """A finding with nothing to do."""
-    return Finding(PASS, sentence)
-
-
-def warned(sentence: str) -> Finding:
-    """A finding with which a job can run, but not as well or as safely as it should."""
-    return Finding(WARN, sentence)
-
-
-def failed(sentence: str) -> Finding:
-    """A finding with which a job cannot run."""
-    return Finding(FAIL, sentence)
+passed = partial(Finding, PASS)  # nothing to do
+warned = partial(Finding, WARN)  # a job can run, but not as well or as safely as it should
+failed = partial(Finding, FAIL)  # a job cannot run
 
 
 MAX_RATE_RATIO = 10  # of the learning rate to the declared one, or the other way round
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A job folder as FLARE will read it.
-
-    Args:
-        folder: where it lies.
-        server: arguments of the controller, by section.
-        client: arguments of the executor, by section.
-        flare: FLARE's own intervals and timeouts.
-        classes: the classes that the job loads.
-    """
-
-    folder: Path
-    server: Mapping[str, Any]
-    client: Mapping[str, Any]
-    flare: Mapping[str, Any]
-    classes: tuple[str, ...]
-
-    @property
-    def sections(self) -> dict[str, Any]:
-        """All sections; those of the site where server and site both have one."""
-        both = {**self.server, **self.client, "flare": self.flare}
-        return {name: both[name] for name in SECTIONS if name in both}
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """The sites that take part."""
-        federation = self.server.get("federation")
-        sites = federation.get("sites") if isinstance(federation, Mapping) else None
-        return tuple(site for site in sites if isinstance(site, str)) if isinstance(sites, list | tuple) else ()
-
-
-def read_job(folder: Path, *, classes: Sequence[str] = ()) -> Job:
-    """Read a job folder, as strictly as server and sites do.
-
-    Args:
-        folder: the job's.
-        classes: additional classes of the simulator's allow-list.
-
-    Raises:
-        FedpeftError: it is not a job folder, or server and sites would not admit it.
-    """
-    admitted = admit_folder(folder, classes=classes)
-    server, client = admitted.server, admitted.client
-    try:
-        flare = {"task_request_interval": server["server"]["task_request_interval"]}
-        flare |= {field.name: server[field.name] for field in fields(FlareSettings) if field.name in server}
-        return Job(
-            folder=folder,
-            server=_arguments(server["workflows"], CONTROLLER),
-            client=_arguments([entry["executor"] for entry in client["executors"]], EXECUTOR),
-            flare=flare,
-            classes=tuple(sorted({*_paths(server), *_paths(client)})),
-        )
-    except (KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise FedpeftError(
-            f"{folder} is not a job of fedpeft ({error!r}): write it again with `fedpeft jobs`."
-        ) from error
 
 
 def check_job(context: Context) -> Iterator[Finding]:
@@ -134,22 +58,17 @@ def check_job(context: Context) -> Iterator[Finding]:
         return
     job = context.job
     check_sections(job.sections)
-    rounds = job.client["training"]["rounds"]
-    yield passed(f"{job.folder}: the settings are valid; {len(job.sites)} sites, {rounds} rounds.")
-    shared = [name for name in SECTIONS if name in job.server and name in job.client]
-    differing = [name for name in shared if job.server[name] != job.client[name]]
-    if differing:
-        yield failed(f"{differing[0]} differs between server and sites: write the job again with `fedpeft jobs`.")
-    yield from _average(job)
-    yield from _rate(job)
-    yield from _earlier(context)
+    common = CommonSettings.from_sections(job.sections)
+    yield passed(f"{job.folder}: the settings are valid; {len(job.sites)} sites, {common.training.rounds} rounds.")
+    yield from _average(job, common.method)
+    yield from _rate(job, common)
+    yield from _earlier(context, common.training)
     if context.kit and context.kit.role == SITE and context.kit.name not in job.sites:
         yield failed(f"site {context.kit.name} is not in federation.sites: {suggestion(context.kit.name, job.sites)}.")
 
 
-def _average(job: Job) -> Iterator[Finding]:
+def _average(job: AdmittedJob, method: MethodSettings) -> Iterator[Finding]:
     """Recommend a robust average where there are enough sites for it, and the job can have one."""
-    method = build(MethodSettings, job.server.get("method"), section="method")
     able = method.exchanges and method.rule.averages and not method.secure_sum
     if len(job.sites) < MIN_REPLIES or not able or not method.robust.weighs:
         return
@@ -160,13 +79,12 @@ def _average(job: Job) -> Iterator[Finding]:
     )
 
 
-def _rate(job: Job) -> Iterator[Finding]:
+def _rate(job: AdmittedJob, common: CommonSettings) -> Iterator[Finding]:
     """Compare the learning rate with those that the backbones declare for adapters, which hold for AdamW."""
-    method = build(MethodSettings, job.server.get("method"), section="method")
-    training = build(TrainingSettings, job.client.get("training"), section="training")
+    method, training = common.method, common.training
     if training.optimizer != TrainingSettings.optimizer or not method.exchanges or method.method.sends_backbone:
         return
-    names = [site_backbone(job.client["backbone"], site).get("name", BackboneSettings.name) for site in job.sites]
+    names = [site_backbone(job.at_sites["backbone"], site).get("name", BackboneSettings.name) for site in job.sites]
     for name in dict.fromkeys(names):
         declared, rate = BACKBONES.get(name).learning_rate, training.learning_rate
         if max(rate / declared, declared / rate) > MAX_RATE_RATIO:
@@ -177,7 +95,7 @@ def _rate(job: Job) -> Iterator[Finding]:
             )
 
 
-def _earlier(context: Context) -> Iterator[Finding]:
+def _earlier(context: Context, training: TrainingSettings) -> Iterator[Finding]:
     """Say which sites the last simulated run left below their constant answer, where rate and rounds are still its."""
     folder = context.workspace / SIMULATED
     if context.kit or not (folder / MANIFEST).is_file():
@@ -187,26 +105,10 @@ def _earlier(context: Context) -> Iterator[Finding]:
     except FedpeftError as error:
         yield warned(str(error))
         return
-    training = build(TrainingSettings, context.job.client.get("training"), section="training")
     ran_at = history.settings.get("training.learning_rate")
     unchanged = ran_at == str(training.learning_rate) and training.rounds <= len(history.rounds)
     if history.job == context.job.folder.name and unchanged:
         yield from (warned(f"the run in {context.workspace}: {sentence}.") for sentence in not_learning(history))
-
-
-def _arguments(components: list[Mapping[str, Any]], path: str) -> Mapping[str, Any]:
-    return next(component["args"] for component in components if component["path"] == path)
-
-
-def _paths(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        if isinstance(value.get("path"), str):
-            yield value["path"]
-        for inner in value.values():
-            yield from _paths(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _paths(inner)
 
 
 WORKSPACE = Path("simulator_workspace")
@@ -214,19 +116,12 @@ WORKSPACE = Path("simulator_workspace")
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The job, kit, sites and workspace to check.
+    """The job, kit, sites and workspace to check."""
 
-    Args:
-        job: the job to run; None: only the machine.
-        kit: the participant's start-up kit; None: a simulator on this machine.
-        sites: the job's sites that train on this machine.
-        workspace: the simulator's folder; unused with a kit.
-    """
-
-    job: Job | None = None
-    kit: Kit | None = None
-    sites: tuple[str, ...] = ()
-    workspace: Path = WORKSPACE
+    job: AdmittedJob | None = None  # None: only the machine
+    kit: Kit | None = None  # None: a simulator on this machine
+    sites: tuple[str, ...] = ()  # those of the job that train here
+    workspace: Path = WORKSPACE  # unused with a kit
 
     @property
     def policy_file(self) -> Path | None:
@@ -235,11 +130,7 @@ class Context:
 
     @cached_property
     def policy(self) -> SitePolicy | None:
-        """The content of that file; None in the simulator, where the job's settings apply.
-
-        Raises:
-            LocalError: it is missing or cannot be used.
-        """
+        """The content of that file; None in the simulator, where the job's settings apply."""
         return read_policy(self.policy_file) if self.policy_file else None
 
     @property
@@ -247,17 +138,20 @@ class Context:
         """Whether a job may fetch a backbone here."""
         return self.policy is None or self.policy.download
 
+    def at(self, site: str) -> SiteJob:
+        """Return the job as a site has it, before the site's own values replace the job's."""
+        return SiteJob.from_sections(self.job.sections, site=site, policy=self.policy)
+
+    def admitted_at(self, site: str) -> SiteJob:
+        """Return the job as it runs at a site that allows it."""
+        return admitted(self.policy, self.at(site)) if self.policy else self.at(site)
+
     @cached_property
     def footprint(self) -> Footprint:
-        """Memory and disk that one of the sites needs, the one with the deepest backbone; measured once.
-
-        Raises:
-            FedpeftError: the site does not allow the job; its network cannot be built, or does not fit on the device.
-        """
+        """Memory and disk that one of the sites needs, the one with the deepest backbone; measured once."""
         from fedpeft.doctor.footprint import footprint, largest
 
-        sections = self.job.sections
-        return footprint(sections, site=largest(sections, self.sites, download=self.downloads), policy=self.policy)
+        return footprint(self.admitted_at(largest(self)), policy=self.policy)
 
 
 def open_context(
@@ -268,18 +162,7 @@ def open_context(
     site: str | None = None,
     workspace: Path = WORKSPACE,
 ) -> Context:
-    """Read the job and kit that the command names.
-
-    Args:
-        job: a FLARE job folder, or the name of a job of `app_configs/`.
-        overrides: settings of the job as `section.name=value`.
-        startup_kit: the folder of a participant's kit.
-        site: one site of the job, without a kit; None: all sites are on this machine.
-        workspace: the simulator's folder.
-
-    Raises:
-        FedpeftError: the job or kit does not exist, or job, kit and site contradict each other.
-    """
+    """Read the job and kit that the command names."""
     kit = read_kit(startup_kit) if startup_kit else None
     read = _read(job, overrides, classes=() if kit else listed_classes(workspace)) if job else None
     if overrides and not job:
@@ -300,6 +183,6 @@ def open_context(
     return Context(job=read, kit=kit, sites=names, workspace=workspace)
 
 
-def _read(job: Path, overrides: Sequence[str], *, classes: Sequence[str]) -> Job:
+def _read(job: Path, overrides: Sequence[str], *, classes: Sequence[str]) -> AdmittedJob:
     with tempfile.TemporaryDirectory() as scratch:
-        return replace(read_job(job_folder(job, overrides, Path(scratch)), classes=classes), folder=job)
+        return replace(admit_folder(job_folder(job, overrides, Path(scratch)), classes=classes), folder=job)

@@ -9,9 +9,7 @@ assigns layers, all of them train in the step that is measured, since a site may
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import psutil
@@ -20,21 +18,19 @@ import torch
 from fedpeft import backbones
 from fedpeft.alignment.settings import FROZEN
 from fedpeft.answering.training_settings import BEST
-from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import MACRO_F1
-from fedpeft.core.settings import build
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.schema import Example
+from fedpeft.doctor.context import Context
 from fedpeft.importance.memory_budget import layer_memory
 from fedpeft.importance.settings import MemorySettings
-from fedpeft.job.federation import several_backbones, site_backbone
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.federation import several_backbones
+from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Trainable
-from fedpeft.protocol.site_check import admitted
 from fedpeft.site import computing
 from fedpeft.site.kept_features import MIB
 from fedpeft.site.loop import KEPT_TENSORS
@@ -48,64 +44,35 @@ BUFFERS = 1.25  # temporary buffers that autograd does not store; ViLT-B/32 with
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Memory and disk in bytes.
+    """Memory and disk in bytes."""
 
-    Args:
-        process: a site's process with libraries, backbone and kept features, in main memory.
-        weights: backbone and trained parameters, on the device.
-        step: additional memory of a training step, on the device.
-        state: the site's state on disk.
-        device: on which the site trains.
-        method: how `step` was measured, in words.
-    """
-
-    process: int
-    weights: int
-    step: int
-    state: int
+    process: int  # with libraries, backbone and kept features, in main memory
+    weights: int  # backbone and trained parameters, on the device
+    step: int  # additional memory of a training step, on the device
+    state: int  # of the site, on disk
     device: str
-    method: str
+    method: str  # how `step` was measured, in words
 
 
-def largest(sections: Mapping[str, Any], sites: Sequence[str], *, download: bool = True) -> str:
-    """Return the site with the most layers in its backbone, of several the first.
-
-    Args:
-        sections: of the job.
-        sites: their names.
-        download: whether the description of a backbone may be fetched from the hub.
-    """
-    if not several_backbones(sections["backbone"]):
-        return sites[0]
-    chosen = {
-        site: build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone") for site in sites
-    }
+def largest(context: Context) -> str:
+    """Return the site with the most layers in its backbone, of several the first."""
+    if not several_backbones(context.job.sections["backbone"]):
+        return context.sites[0]
+    chosen = {site: context.at(site).backbone for site in context.sites}
     layers = {
-        site: backbones.skeleton(settings.name, settings.source, download=download).num_layers
+        site: backbones.skeleton(settings.name, settings.source, download=context.downloads).num_layers
         for site, settings in chosen.items()
     }
-    return max(sites, key=layers.__getitem__)
+    return max(context.sites, key=layers.__getitem__)
 
 
-def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | None = None) -> Footprint:
-    """Build a site's network and measure its footprint.
-
-    Args:
-        sections: of the job.
-        site: name of the site, whose adapter settings apply.
-        policy: the site's own file; None in the simulator.
-
-    Raises:
-        FedpeftError: the site does not allow the job, the backbone cannot be loaded, a setting is wrong, or a step does
-            not fit on the GPU.
-    """
-    job = SiteJob.from_sections(sections, site=site, policy=policy)
-    job = admitted(policy, job) if policy else job
+def footprint(job: SiteJob, *, policy: SitePolicy | None = None) -> Footprint:
+    """Build the network of a site, which allows the job, and measure its footprint; no policy: in the simulator."""
     training, method = job.training, job.method
     metric = DATASETS.get(job.data.dataset).metric
     vocabulary = AnswerVocabulary(job.answers or STAND_INS)
     model = SiteModel(
-        site=site,
+        site=job.site,
         backbone=job.backbone,
         method=method,
         training=training,

@@ -18,23 +18,14 @@ RESOURCES = ("resources.json", "resources.json.default")
 
 @dataclass(frozen=True, kw_only=True)
 class Kit:
-    """A start-up kit: its participant, and where the server is.
+    """A start-up kit: its participant, and where the server is."""
 
-    Args:
-        folder: holds `startup/` and `local/`.
-        role: server, site or admin.
-        name: of the participant.
-        host, port: where the server listens.
-        scheme: the server's protocol: http, grpc or tcp.
-        secured: whether connections are encrypted.
-    """
-
-    folder: Path
-    role: str
+    folder: Path  # holds `startup/` and `local/`
+    role: str  # server, site or admin
     name: str
     host: str
     port: int
-    scheme: str = ""
+    scheme: str = ""  # http, grpc or tcp
     secured: bool = True
 
     @property
@@ -54,11 +45,7 @@ class Kit:
 
     @property
     def resources_file(self) -> Path:
-        """The file that FLARE reads: `resources.json`, or else the default one of the kit.
-
-        Raises:
-            FedpeftError: both are missing.
-        """
+        """The file that FLARE reads: `resources.json`, or else the default one of the kit."""
         for name in RESOURCES:
             if (file := self.folder / "local" / name).is_file():
                 return file
@@ -70,11 +57,7 @@ class Kit:
 
 
 def read_kit(folder: Path) -> Kit:
-    """Read a kit from its folder, or from the `startup/` folder in it.
-
-    Raises:
-        FedpeftError: it is not a kit, or its configuration is damaged.
-    """
+    """Read a kit from its folder, or from the `startup/` folder in it."""
     folder = folder.parent if folder.name == "startup" else folder
     kinds = [kind for kind, name in CONFIGURATIONS.items() if (folder / "startup" / name).is_file()]
     if not kinds:
@@ -107,11 +90,7 @@ def read_kit(folder: Path) -> Kit:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
-
-    Raises:
-        FedpeftError: the file is missing, unreadable or not a JSON object.
-    """
+    """Read a JSON object from a file."""
     try:
         content = read_json(file)
     except FileNotFoundError as error:

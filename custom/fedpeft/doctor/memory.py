@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Check that a training step of the job fits into this machine's main memory and GPU.
-
-How many sites of a job fit on one GPU beside each other, by what one of them is measured to need.
-"""
+"""Check that a training step fits into this machine's main memory and GPU, and how many sites fit on one GPU."""
 
 from __future__ import annotations
 
@@ -88,14 +85,6 @@ def sites_at_once(job: Path, threads: int, *, workspace: Path) -> tuple[int, str
     """Return how many sites may train at once, and what doctor says about the GPU; all and "" where none trains on one.
 
     It is measured in a process of its own, which gives the GPU's memory back. Without NVIDIA's driver nothing is.
-
-    Args:
-        job: a job folder.
-        threads: sites that would train at once.
-        workspace: the simulator's folder.
-
-    Raises:
-        FedpeftError: not even one fits, or the network cannot be built.
     """
     if not _driver():
         return threads, ""
@@ -115,12 +104,11 @@ def sites_at_once(job: Path, threads: int, *, workspace: Path) -> tuple[int, str
 def fitting(context: Context, threads: int) -> tuple[int, str]:
     """Return what `sites_at_once` returns, measured in this process; 0 if not even one site fits."""
 
-    from fedpeft.job.site_job import SiteJob
     from fedpeft.site import computing
 
     if context.job is None:
         return threads, ""
-    training = SiteJob.from_sections(context.job.sections, site=context.sites[0]).training
+    training = context.at(context.sites[0]).training
     if computing.device_of(training).type != "cuda":
         return threads, ""
     one = context.footprint

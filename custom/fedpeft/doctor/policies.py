@@ -21,10 +21,8 @@ from fedpeft.core.settings import build
 from fedpeft.core.workspace import COMPONENTS, GUARDS, KEY, PRIVACY, RESOURCES
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 from fedpeft.doctor.kit import ADMIN, SITE, Kit, read_object
-from fedpeft.job.admission.job import FILES
-from fedpeft.job.privacy_settings import PrivacySettings
-from fedpeft.job.site_job import SiteJob
-from fedpeft.job.site_policy import SitePolicy
+from fedpeft.job.admission import FILES
+from fedpeft.job.site_policy import PrivacySettings, SitePolicy
 from fedpeft.protocol.site_check import refusals
 
 PROBE = "fedpeft.flare.flare_guards"
@@ -156,7 +154,7 @@ def check_site_file(context: Context) -> Iterator[Finding]:
     changed = f"not default: {', '.join(differing)}" if differing else "all values are defaults"
     yield passed(f"{context.policy_file} can be used; {changed}.")
     for site in context.sites:
-        refused = list(refusals(policy, SiteJob.from_sections(context.job.sections, site=site, policy=policy)))
+        refused = list(refusals(policy, context.at(site)))
         for setting, why in refused:
             yield failed(f"{setting} {why}: change the job, or {context.policy_file}.")
         if not refused:

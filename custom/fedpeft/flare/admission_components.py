@@ -23,8 +23,8 @@ from fedpeft.flare.request_guards import (
     guard_local_connections,
     guard_requests,
 )
-from fedpeft.job.admission.job import admit_app
-from fedpeft.job.admission.strict_json import AdmissionError
+from fedpeft.job.admission import admit_app
+from fedpeft.job.strict_files import AdmissionError
 
 logger = logging.getLogger(__name__)
 NOT_DEPLOYED = "the job could not be deployed; this site's log says why."

@@ -31,8 +31,7 @@ from fedpeft.flare.folders import lineages_folder, run_folder
 from fedpeft.flare.messages import FIELDS, from_model, model_of, register_tensors, to_model
 from fedpeft.flare.policy import policy_of, simulated
 from fedpeft.protocol import PrivacySettings, epsilon
-from fedpeft.protocol.ledger import BOOK
-from fedpeft.protocol.release import release_reply
+from fedpeft.protocol.release import BOOK, release_reply
 from fedpeft.protocol.reply_policy import (
     BLOCKED,
     FOLDER,

@@ -27,9 +27,8 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.function_guard import replace_function
 from fedpeft.flare.job_failures import guard_job_failures
 from fedpeft.flare.request_guards import guard_cell_requests, guard_job_requests, guard_requests
-from fedpeft.job.admission.archive import MAX_ARCHIVE, check_archive
-from fedpeft.job.admission.job import admit_configuration, admit_submission
-from fedpeft.job.admission.strict_json import AdmissionError
+from fedpeft.job.admission import admit_configuration, admit_submission
+from fedpeft.job.strict_files import MAX_ARCHIVE, AdmissionError, check_archive
 
 logger = logging.getLogger(__name__)
 NOT_CHECKED = "the job could not be checked; the server's log says why."

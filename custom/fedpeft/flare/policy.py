@@ -26,8 +26,7 @@ from nvflare.apis.fl_context import FLContext
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
 from fedpeft.core.settings import build
-from fedpeft.job.privacy_settings import PrivacySettings
-from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
+from fedpeft.job.site_policy import FILE, PrivacySettings, SitePolicy, read_policy
 
 SCOPE = "fedpeft"
 

@@ -18,8 +18,7 @@ from fedpeft.core.processes import SAFE_PATH
 from fedpeft.core.settings import at_least, build
 from fedpeft.core.workspace import GUARDS, PRIVACY, resources
 from fedpeft.flare.policy import default_scope
-from fedpeft.job.privacy_settings import PrivacySettings
-from fedpeft.job.site_policy import FILE, SitePolicy
+from fedpeft.job.site_policy import FILE, PrivacySettings, SitePolicy
 
 JOB_STORE = "fedpeft.flare.job_store.JobStore"
 LAUNCHER = "fedpeft.flare.job_process.RestartingLauncher"

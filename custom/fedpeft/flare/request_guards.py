@@ -63,7 +63,7 @@ from nvflare.widgets.fed_event import ServerFedEventRunner
 
 from fedpeft.flare.folders import NAME
 from fedpeft.flare.function_guard import replace_function
-from fedpeft.job.admission.strict_json import AdmissionError
+from fedpeft.job.strict_files import AdmissionError
 
 logger = logging.getLogger(__name__)
 NO_DIAGNOSIS = "this process does not answer such requests."

@@ -14,7 +14,7 @@ scores = score(model_fn, layers, batches, loss, method="lntk")      # (L,) float
 
 from typing import Any
 
-from fedpeft.core import lazy
+from fedpeft.core.registry import lazily, lazy_names
 
 # torch costs seconds: a name is imported when it is first used
 _HOME = {
@@ -33,8 +33,8 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    return lazy.load(__name__, _HOME, name)
+    return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:
-    return lazy.listing(__name__, _HOME)
+    return lazy_names(__name__, _HOME)

@@ -22,7 +22,7 @@ from fedpeft.data.records import Row, of_rows, reading
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import Window, window_of
 from fedpeft.inference.kept_model import KeptModel
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.site_check import admitted, load_data
 from fedpeft.site.site_state import ModelRecord, examples_digest
 

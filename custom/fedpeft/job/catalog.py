@@ -1,9 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What there is to choose from: methods with their parameters, and the papers' tasks.
-
-What can be trained in a backbone: every method with its parameters and what it can do.
-
-The tasks of the papers: who takes part, by what they are measured, with which data, and which jobs run them.
+"""What there is to choose from: methods with their parameters and what they can do, and the papers' tasks.
 
 What a task is called stands in `app_configs/papers.yml`; all else follows from its job and from what the data sets
 declare.
@@ -35,28 +31,21 @@ NO_SETTINGS: Settings = {}
 
 @dataclass(frozen=True, kw_only=True)
 class MethodEntry:
-    """A method in a backbone.
-
-    Args:
-        name: as `method.name` writes it.
-        method: its declaration.
-        trained: number of parameters that it trains, without the head; None: it does not fit the backbone.
-        exchanged: number of those that a site sends in a round, at most.
-        least: the smallest such number; it is another one where layers that the method's own schedule draws differ.
-        misfit: why it does not fit.
-    """
+    """A method in a backbone."""
 
     name: str
     method: TuningMethod
-    trained: int | None
-    exchanged: int | None
-    least: int | None = None
-    misfit: str = ""
+    trained: int | None  # parameters, without the head; None: it does not fit the backbone
+    exchanged: int | None  # of these a site sends in a round, at most
+    min_exchanged: int | None = None  # at least, where layers that the method's own schedule draws differ
+    misfit: str = ""  # why it does not fit
 
     @property
     def sent(self) -> str:
         """What a site sends in a round, as tables print it: a number, or the smallest to the largest."""
-        return " to ".join(f"{count:,}" for count in dict.fromkeys((self.least, self.exchanged)) if count is not None)
+        return " to ".join(
+            f"{count:,}" for count in dict.fromkeys((self.min_exchanged, self.exchanged)) if count is not None
+        )
 
     @property
     def abilities(self) -> list[str]:
@@ -79,7 +68,6 @@ def entries(backbone: Backbone, settings: Settings = NO_SETTINGS) -> Iterator[Me
     """Yield every method that can be used here, in the order of registration.
 
     Args:
-        backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
         settings: by method, as `method.settings` of a job; a composed job has those that its backbone declares
             (`Pretrained.method_settings`). What they leave out is the method's default.
     """
@@ -88,17 +76,7 @@ def entries(backbone: Backbone, settings: Settings = NO_SETTINGS) -> Iterator[Me
 
 
 def entry(backbone: Backbone, name: str, settings: Settings = NO_SETTINGS, *, way: str = "") -> MethodEntry:
-    """Return one method in a backbone, without counting the others.
-
-    Args:
-        backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
-        name: of the method.
-        settings: as for `entries`.
-        way: as `training.answering` writes it; empty: the only one that the backbone has, or any.
-
-    Raises:
-        FedpeftError: no method has that name.
-    """
+    """Return one method in a backbone, for a way to answer; empty: the only one that the backbone has, or any."""
     return _entry(backbone, name, METHODS.get(name), settings, way)
 
 
@@ -111,8 +89,10 @@ def _entry(backbone: Backbone, name: str, method: TuningMethod, settings: Settin
             raise FedpeftError(without_head(name, way), setting="method.name")
     except FedpeftError as error:
         return MethodEntry(name=name, method=method, trained=None, exchanged=None, misfit=str(error))
-    least, most = _in_a_round(method, counts)
-    return MethodEntry(name=name, method=method, trained=sum(counts.values()), exchanged=most, least=least)
+    min_sent, max_sent = _in_a_round(method, counts)
+    return MethodEntry(
+        name=name, method=method, trained=sum(counts.values()), exchanged=max_sent, min_exchanged=min_sent
+    )
 
 
 def without_head(name: str, way: str) -> str:
@@ -135,11 +115,11 @@ def _in_a_round(method: TuningMethod, counts: Mapping[str, int]) -> tuple[int, i
     layers = layers_of(sent)
     sizes = {layer: sum(count for key, count in sent.items() if layer_of(key) == layer) for layer in layers}
     ordered = sorted(layers, key=sizes.__getitem__)
-    least, most = (
+    min_sent, max_sent = (
         sum(count for key, count in sent.items() if belongs(key, drawn))
         for drawn in (ordered[:budget], ordered[-budget:])
     )
-    return least, most
+    return min_sent, max_sent
 
 
 PAPERS = "papers.yml"
@@ -148,25 +128,15 @@ RECIPE = "paper/"  # jobs of the published recipes
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTask:
-    """One task.
+    """One task of the papers."""
 
-    Args:
-        title: as the paper numbers it.
-        sites: its clients.
-        datasets: of all clients, each once.
-        partition: how clients share a data set; empty: they have it as it is.
-        metrics: by which clients are measured, each once.
-        embedded: the job that runs it anywhere; empty: there is none.
-        recipe: the job with the published recipe.
-    """
-
-    title: str
+    title: str  # as the paper numbers it
     sites: tuple[str, ...]
-    datasets: tuple[str, ...]
-    partition: str
+    datasets: tuple[str, ...]  # of all clients, each once
+    partition: str  # how clients share a data set; empty: they have it as it is
     metrics: tuple[str, ...]
-    embedded: str
-    recipe: str
+    embedded: str  # the job that runs it anywhere; empty: there is none
+    recipe: str  # the job with the published recipe
 
     @property
     def origins(self) -> tuple[Origin, ...]:
@@ -176,11 +146,7 @@ class PaperTask:
 
 
 def paper_tasks(configs: Path) -> Iterator[PaperTask]:
-    """Yield the tasks in the order of the papers.
-
-    Args:
-        configs: the `app_configs` folder; what it lacks is taken from the one of the package.
-    """
+    """Yield the tasks in the order of the papers."""
     own = configs / PAPERS
     jobs = known_jobs(configs)
     for name, title in read_yaml(own if own.exists() else PACKAGED / PAPERS).items():

@@ -6,14 +6,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_text
-from fedpeft.core.settings import MAX_SECONDS, between, build, suggestion, without_former
+from fedpeft.core.settings import SECONDS, build, check_ranges, suggestion, within, without_former
 from fedpeft.job.yaml_values import MAX_LEVELS, TASKS, parse
 
 RECIPES = "jobs.yml"
@@ -47,16 +47,14 @@ class FlareSettings:
         tensor_streaming_per_request_timeout: one chunk of such a download.
     """
 
-    task_request_interval: float
-    get_task_timeout: float
-    submit_task_result_timeout: float
-    tensor_min_download_timeout: float
-    tensor_streaming_per_request_timeout: float
+    task_request_interval: float = field(metadata=within(0.01, 3600))
+    get_task_timeout: float = field(metadata=SECONDS)
+    submit_task_result_timeout: float = field(metadata=SECONDS)
+    tensor_min_download_timeout: float = field(metadata=SECONDS)
+    tensor_streaming_per_request_timeout: float = field(metadata=SECONDS)
 
     def __post_init__(self) -> None:
-        between("task_request_interval", self.task_request_interval, 0.01, 3600)
-        for field in fields(self)[1:]:
-            between(field.name, getattr(self, field.name), 1, MAX_SECONDS)
+        check_ranges(self)
 
 
 def default_configs() -> Path:
@@ -80,11 +78,7 @@ def name_of(job: Path | str) -> str:
 
 
 def configs_of(folder: Path) -> tuple[Path, str]:
-    """Return the `app_configs` folder beside the `jobs/` in which a job folder lies, and the job's name in it.
-
-    Raises:
-        FedpeftError: the folder is not in such a place.
-    """
+    """Return the `app_configs` folder beside the `jobs/` in which a job folder lies, and the job's name in it."""
     folder = folder.resolve()
     for root in folder.parents:
         if (root / CONFIGS).is_dir() and (root / "jobs") in folder.parents:
@@ -99,21 +93,13 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
 
     Args:
         configs: the `app_configs` folder; what it lacks, job or part, is taken from the one of the package.
-        job: a name in `jobs.yml`.
         overrides: settings as `section.name=value`; the value is read as YAML.
-
-    Raises:
-        FedpeftError: unknown job, part, section or setting, or a value that is not allowed.
     """
     return compose_parts(configs, parts_of(configs, job), overrides)
 
 
 def parts_of(configs: Path, job: str) -> list[str]:
-    """Return the parts that a job is composed of.
-
-    Raises:
-        FedpeftError: there is no such job.
-    """
+    """Return the parts that a job is composed of."""
     known = known_jobs(configs)
     if job not in known:
         raise FedpeftError(f"{job!r} is not a job of {configs / RECIPES}: {suggestion(job, known)}.")
@@ -121,11 +107,7 @@ def parts_of(configs: Path, job: str) -> list[str]:
 
 
 def compose_parts(configs: Path, parts: Iterable[str], overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """Merge parts, later ones override earlier ones, and overrides into sections, and check all of them; see `compose`.
-
-    Raises:
-        FedpeftError: unknown part, section or setting, or a value that is not allowed.
-    """
+    """Merge parts, later ones over earlier ones, and overrides into sections, and check all of them; see `compose`."""
     return composed([part_of(configs, part) for part in parts], overrides)
 
 
@@ -134,9 +116,6 @@ def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) 
 
     Under `method.settings` and `training.learning_rate` goes what the backbone declares (`Pretrained`), so that a job
     says all that its sites are to build, and another backbone is one setting.
-
-    Raises:
-        FedpeftError: as for `compose`.
     """
     sections: dict[str, Any] = {"schedule": {}}
     for part in parts:
@@ -147,16 +126,7 @@ def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) 
 
 
 def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str) -> None:
-    """Refuse settings of a method that a job does not have, which would change nothing.
-
-    Args:
-        settings: as `section.name=value`.
-        sections: of the job, composed with them.
-        job: its name, for the error.
-
-    Raises:
-        FedpeftError: with the first such setting.
-    """
+    """Refuse settings of a method that a job does not have, which would change nothing."""
     from fedpeft.methods import METHODS
     from fedpeft.methods.settings import MethodSettings
 
@@ -184,9 +154,8 @@ def changed(overrides: Iterable[str]) -> dict[str, Any]:
 
 def check(sections: Mapping[str, Any]) -> None:
     """Check every section as server and sites will."""
-    from fedpeft.job.admission.strict_json import check_texts
-    from fedpeft.job.settings import ServerJob
-    from fedpeft.job.site_job import SiteJob
+    from fedpeft.job.settings import ServerJob, SiteJob
+    from fedpeft.job.strict_files import check_texts
 
     unknown = sorted(set(sections) - set(SECTIONS))
     if unknown:
@@ -348,11 +317,7 @@ def part_of(configs: Path, part: str) -> Mapping[str, Any]:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Return what a YAML file holds by name.
-
-    Raises:
-        FedpeftError: it is missing, cannot be read, or holds something else.
-    """
+    """Return what a YAML file holds by name."""
     try:
         content = parse(read_text(file))
     except FileNotFoundError as error:

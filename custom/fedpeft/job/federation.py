@@ -1,10 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The `federation` section of a job, and each site's own part of the sections `data` and `backbone`.
 
-The services that can follow a run (`federation.tracking`), each through a receiver of FLARE's.
-
-A job names one of them. Where the figures go, and with which key, is read from the environment of the server's own
-process: who writes a job cannot make the server connect anywhere.
+Services can follow a run (`federation.tracking`), each through a receiver of FLARE's. A job names one of them. Where
+the figures go, and with which key, is read from the environment of the server's own process: who writes a job cannot
+make the server connect anywhere.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
-from fedpeft.core.settings import MAX_ROUNDS, MAX_SECONDS, about, at_least, between, one_of
+from fedpeft.core.settings import MAX_ROUNDS, SECONDS, about, check_ranges, one_of, within
 
 NONE, SETTING = "none", "federation.tracking"
 LEAVE_OUT = f"or leave {SETTING} out"
@@ -66,11 +65,7 @@ TRACKERS.register("wandb", "fedpeft.flare.wandb_tracker:TRACKER")
 
 
 def usable(name: str) -> Tracker:
-    """Return a tracker that is installed and configured on this machine.
-
-    Raises:
-        FedpeftError: it is not; the message has the remedy.
-    """
+    """Return a tracker that is installed and configured on this machine."""
     tracker = TRACKERS.get(name)
     spec = find_spec(tracker.library)
     if spec is None or spec.origin is None:  # a folder of that name, which W&B writes its runs to, is no library
@@ -97,13 +92,7 @@ def reason_of(error: Exception) -> str:
 
 
 def unusable(title: str, error: Exception, remedy: str) -> FedpeftError:
-    """Log the reason at the server, and return what the lead of the job may read of it: its kind.
-
-    Args:
-        title: of the service.
-        error: that it raised.
-        remedy: what to do, after a colon.
-    """
+    """Log the reason at the server, and return what the lead of the job may read of it: its kind."""
     _log.error("%s: %s", title, reason_of(error))
     return FedpeftError(
         f"{title} cannot be used from the server ({type(error).__name__}, the server's log has more): {remedy}."
@@ -111,14 +100,6 @@ def unusable(title: str, error: Exception, remedy: str) -> FedpeftError:
 
 
 LATEST = "latest"
-MAXIMA = {
-    "hello_timeout": MAX_SECONDS,
-    "round_timeout": MAX_SECONDS,
-    "grace": MAX_SECONDS,
-    "checkpoints": MAX_ROUNDS,
-    "max_samples": 10**12,
-    "largest_reply_mb": 10**6,
-}
 _CHECKPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,99})(?:/round-([0-9]{1,5}))?")
 
 
@@ -142,13 +123,13 @@ class FederationSettings:
     """
 
     sites: tuple[str, ...]
-    quorum: int = 0
-    hello_timeout: int = 600
-    round_timeout: int = 3600
-    grace: int = 60
-    checkpoints: int = 3
-    max_samples: int = 1_000_000
-    largest_reply_mb: int = 1024
+    quorum: int = field(default=0, metadata=within(0))
+    hello_timeout: int = field(default=600, metadata=SECONDS)
+    round_timeout: int = field(default=3600, metadata=SECONDS)
+    grace: int = field(default=60, metadata=SECONDS)
+    checkpoints: int = field(default=3, metadata=within(1, MAX_ROUNDS))
+    max_samples: int = field(default=1_000_000, metadata=within(1, 10**12))
+    largest_reply_mb: int = field(default=1024, metadata=within(1, 10**6))
     tracking: str = NONE
     resume_from: str = ""
 
@@ -159,9 +140,7 @@ class FederationSettings:
             raise FedpeftError(
                 f"sites is {list(self.sites)!r:.200}, it must name at least one site, each once.", setting="sites"
             )
-        at_least("quorum", self.quorum, 0)
-        for name, maximum in MAXIMA.items():
-            between(name, getattr(self, name), 1, maximum)
+        check_ranges(self)
         if self.quorum > len(self.sites):
             raise FedpeftError(f"quorum is {self.quorum}, the job has only {len(self.sites)} sites.", setting="quorum")
         one_of("tracking", self.tracking, (NONE, *TRACKERS.names()))
@@ -176,16 +155,7 @@ class FederationSettings:
 
 
 def check_joins(joins: Mapping[str, int], federation: FederationSettings, *, rounds: int) -> None:
-    """Refuse a job that a site joins after its end, or that has too few sites in its first round.
-
-    Args:
-        joins: by site, the first round that it takes part in (`schedule.joins`).
-        federation: whose sites and quorum these are.
-        rounds: of the job.
-
-    Raises:
-        FedpeftError: naming the site or the number of sites.
-    """
+    """Refuse a job that a site joins after its end, or that has too few sites in its first round."""
     for site, round in joins.items():
         if round > rounds:
             raise FedpeftError(f"schedule.joins lets {site} join in round {round}, the job has {rounds}: lower it.")
@@ -194,11 +164,7 @@ def check_joins(joins: Mapping[str, int], federation: FederationSettings, *, rou
 
 
 def checkpoint_of(resume_from: str) -> tuple[str, int | None]:
-    """Return the lineage and the round that `resume_from` names; the round is None for the newest.
-
-    Raises:
-        FedpeftError: it is neither `latest` nor a plain name, which is required because it becomes a path.
-    """
+    """Return the lineage, a plain name because it becomes a path, and the round of `resume_from`; None: the newest."""
     if match := _CHECKPOINT.fullmatch(resume_from):
         return match[1], int(match[2]) if match[2] else None
     raise FedpeftError(
@@ -208,22 +174,14 @@ def checkpoint_of(resume_from: str) -> tuple[str, int | None]:
 
 
 def site_data(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
-    """Return a site's data settings: the common ones, replaced by those under `sites`, with the site's name.
-
-    Raises:
-        FedpeftError: the section, `sites` or what it has for the site is not an object.
-    """
+    """Return a site's data settings: the common ones, replaced by those under `sites`, with the site's name."""
     if section is None:
         raise FedpeftError("data is None: the job's configuration must say which data set each site holds.")
     return {"site": site, **_at_site("data", section, site)}
 
 
 def site_backbone(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
-    """Return a site's backbone settings: the common ones, replaced by those under `sites`.
-
-    Raises:
-        FedpeftError: as for `site_data`.
-    """
+    """Return a site's backbone settings: the common ones, replaced by those under `sites`."""
     if section is None:
         raise FedpeftError("backbone is None: the job's configuration must name a backbone.", setting="backbone")
     return _at_site("backbone", section, site)
@@ -236,11 +194,7 @@ def sections_by_site(sections: Mapping[str, Any]) -> list[str]:
 
 
 def several_backbones(section: Mapping[str, Any]) -> bool:
-    """Return whether some site has other pre-trained weights than the rest.
-
-    Args:
-        section: `backbone` of the job, as `site_backbone` has checked it.
-    """
+    """Return whether some site has other pre-trained weights than the rest."""
     return any({"name", "source"} & set(own) for own in section.get("sites", {}).values() if isinstance(own, Mapping))
 
 

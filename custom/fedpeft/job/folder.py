@@ -1,12 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A job on this machine: its folder, its data, and what its sites would find out only when they start.
-
-The job folder that a person means by a folder or a name, with or without changed settings.
-
-What the sites of a simulated job would find out only when they start, checked on this machine before.
-
-The data of a job's sites on this machine, for one person who holds all of them.
-"""
+"""A job on this machine: its folder, its data, and what its sites would find out only when they start."""
 
 from __future__ import annotations
 
@@ -22,7 +15,7 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY
-from fedpeft.core.settings import build, suggestion
+from fedpeft.core.settings import about, build, suggestion
 from fedpeft.data.folders import dataset_folder
 from fedpeft.data.readable import fitting
 from fedpeft.data.registry import DATASETS
@@ -39,20 +32,11 @@ from fedpeft.job.composing import (
     write_job,
 )
 from fedpeft.job.federation import site_backbone, site_data
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 
 
 def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
-    """Return the job's folder, or one composed of `app_configs/` where settings change or only it has the job.
-
-    Args:
-        job: a FLARE job folder, or the name of a job of `app_configs/`, here or in the package.
-        overrides: settings as `section.name=value`.
-        scratch: a folder to write the composed job into.
-
-    Raises:
-        FedpeftError: it is neither, or a setting is wrong.
-    """
+    """Return the folder of a job, or of one composed of `app_configs/` where settings change or only it has the job."""
     there = (job / "meta.json").is_file()
     if there and not overrides:
         return job
@@ -73,39 +57,19 @@ def check_sites(sections: Mapping[str, Any], sites: Iterable[str]) -> None:
     """Refuse a job whose data folders are missing here, or whose method does not fit in a site's backbone.
 
     The backbones are built without their weights.
-
-    Args:
-        sections: of the job, those that a site receives.
-        sites: its sites.
-
-    Raises:
-        FedpeftError: it names the first site that is concerned, or none where it is all of them.
     """
     jobs = [SiteJob.from_sections(sections, site=site) for site in sites]
     for job in jobs:
-        for part in job.pooled or (job.data,):
-            _named(_check_data, job, part)
+        with about("", where=f"site {job.site}"):
+            for part in job.pooled or (job.data,):
+                _check_data(job, part)
     pairs: dict[str, SiteJob] = {}
     for job in jobs:
-        pairs.setdefault(_pair(job), job)
+        pair = json.dumps((job.backbone.name, job.backbone.source, _own(job)), default=str)  # equal where they are
+        pairs.setdefault(pair, job)
     for job in pairs.values():
-        if len(pairs) > 1:
-            _named(_check_method, job)
-        else:
+        with about("", where=f"site {job.site}" * (len(pairs) > 1)):
             _check_method(job)
-
-
-def _named(check: Any, job: SiteJob, *arguments: Any) -> None:
-    """Name the site in what a check refuses."""
-    try:
-        check(job, *arguments)
-    except FedpeftError as error:
-        raise FedpeftError(f"site {job.site}: {error}") from error
-
-
-def _pair(job: SiteJob) -> str:
-    """Return backbone and method of a site as a text that is equal where they are."""
-    return json.dumps((job.backbone.name, job.backbone.source, _own(job)), default=str)
 
 
 def _own(job: SiteJob) -> dict[str, Any]:
@@ -143,14 +107,9 @@ def _check_path(setting: str, path: Path | str | None) -> None:
 
 
 def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
-    """Return the `app_configs` folder and the job that are meant by a job's name or folder; "" for a folder of data.
+    """Return the `app_configs` folder and the job that a name or folder means; "" for a folder of data.
 
-    Args:
-        what: as it was typed; `./NAME` is the folder, also where a job has that name, and `jobs/NAME` the job.
-        configs: the folder that was typed; None: the default one.
-
-    Raises:
-        FedpeftError: it is neither, or both.
+    `./NAME` is the folder, also where a job has that name, and `jobs/NAME` the job.
     """
     folder = Path(what)
     if configs is None and (folder / "meta.json").is_file():
@@ -169,17 +128,7 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
 def of_job(
     configs: Path, job: str, overrides: Iterable[str], *, only: str | None
 ) -> list[tuple[data.DataSettings, data.SiteData]]:
-    """Return the section `data` of each site of a job, and the site's data as its backbone reads them.
-
-    Args:
-        configs: the `app_configs` folder.
-        job: a name in `jobs.yml`.
-        overrides: settings as `section.name=value`.
-        only: this site; None: all.
-
-    Raises:
-        FedpeftError: unknown job or site, a wrong setting, or data that cannot be read.
-    """
+    """Return the section `data` of each site of a job, and the site's data as its backbone reads them."""
     sections = compose(configs, job, overrides)
     sites = sections["federation"]["sites"]
     if only is not None and only not in sites:
@@ -190,18 +139,9 @@ def of_job(
 
 
 def as_read(loaded: data.SiteData, sections: Mapping[str, Any], site: str, *, share: float = 0.0) -> data.SiteData:
-    """Return a site's data without images that its backbone cannot take, with notes on texts that it cuts.
+    """Return a site's data without a share of images that its backbone cannot take, with notes on texts that it cuts.
 
     Nothing is downloaded for it; where the backbone is not here, a note says so.
-
-    Args:
-        loaded: data of the site.
-        sections: of its job.
-        site: the name that it has there.
-        share: of its images that may be left out.
-
-    Raises:
-        DataError: there are more.
     """
     backbone = build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
     way = (sections.get("training") or {}).get("answering", TrainingSettings.answering)

@@ -15,7 +15,7 @@ from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1, VALIDATION
 from fedpeft.core.settings import suggestion
 from fedpeft.data import DataSettings
 from fedpeft.data.folder_sites import FolderSites, sites_in
-from fedpeft.job.admission.job import admit_folder
+from fedpeft.job.admission import admit_folder
 from fedpeft.job.composing import CONFIGS, PACKAGED, RECIPES, changed, composed, merged, part_of, recipes, write_job
 from fedpeft.job.folder import as_read
 from fedpeft.job.yaml_values import TASKS, parse, write
@@ -39,14 +39,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """What `write_new` wrote.
-
-    Args:
-        written: the files of the task and of all jobs, and the folder of the job.
-        backbone: name of the job's.
-        source: its weights, where the job names them.
-        tiny: see `Pretrained`.
-    """
+    """What `write_new` wrote: the files of the task and of all jobs, and the folder of the job, with its backbone."""
 
     written: tuple[Path, Path, Path]
     backbone: str
@@ -55,16 +48,7 @@ class NewJob:
 
 
 def look(folder: Path, overrides: Iterable[str] = (), *, out: Path = Path(), backbone: str = "") -> FolderSites:
-    """Return what a folder holds, as a backbone reads it; see `fedpeft.job.folder.as_read`.
-
-    Args:
-        folder: of the data.
-        overrides: settings as `section.name=value`.
-        out, backbone: see `write_new`.
-
-    Raises:
-        FedpeftError: see `sites_in`; or the backbone cannot take an image.
-    """
+    """Return what a folder holds, as a backbone reads it; see `fedpeft.job.folder.as_read`."""
     chosen = changed(overrides)
     found = sites_in(folder, chosen.get("data"))
     sections = merged(part_of(out / CONFIGS, _part(found, backbone)), chosen)
@@ -77,10 +61,6 @@ def check_free(name: str, out: Path) -> None:
     """Refuse what cannot be a job's name, and the name of a job that is there or comes with the package.
 
     A task here goes before the package's of its name, so that its jobs would then have these data.
-
-    Args:
-        name: of the task and of the job.
-        out: where `app_configs/` and `jobs/` are, or are made.
     """
     if not _NAME.fullmatch(name):
         raise FedpeftError(f"{name!r:.80} cannot be a job's name: use lower-case letters, digits, _ and -, at most 60.")
@@ -93,20 +73,12 @@ def check_free(name: str, out: Path) -> None:
 
 
 def backbone_parts(out: Path) -> list[str]:
-    """Return the names of the parts in `app_configs/backbones`, of a place's own and of the package.
-
-    Args:
-        out: where `app_configs/` is.
-    """
+    """Return the names of the parts in `app_configs/backbones`, of a place's own and of the package."""
     return sorted({file.stem for configs in (out / CONFIGS, PACKAGED) for file in configs.glob("backbones/*.yml")})
 
 
 def check_part(part: str, out: Path) -> None:
-    """Refuse what is not in `backbone_parts`.
-
-    Raises:
-        FedpeftError: it is not.
-    """
+    """Refuse what is not in `backbone_parts`."""
     if part not in (known := backbone_parts(out)):
         raise FedpeftError(f"--backbone is {part!r:.80}, which is no part of {BACKBONE}: {suggestion(part, known)}.")
 
@@ -114,18 +86,9 @@ def check_part(part: str, out: Path) -> None:
 def write_new(
     name: str, found: FolderSites, *, folder: Path, out: Path, overrides: Iterable[str] = (), backbone: str = ""
 ) -> NewJob:
-    """Write `app_configs/tasks/NAME.yml`, a line in `app_configs/jobs.yml` and `jobs/NAME`.
+    """Write `app_configs/tasks/NAME.yml`, a line in `app_configs/jobs.yml` and `jobs/NAME`; after an error nothing.
 
-    Args:
-        name: of the task and of the job, which `check_free` has checked.
-        found: what lies in the folder.
-        folder: the data, for the task's first line.
-        out: where `app_configs/` and `jobs/` are, or are made.
-        overrides: settings as `section.name=value`, for the task; those of `data` are in what was found.
-        backbone: its part, which `check_part` has checked; empty: a tiny one that comes with the package.
-
-    Raises:
-        FedpeftError: a setting is wrong, or the job would not be admitted; nothing is written then.
+    Settings of `data` are in what was found; without a part for the backbone it is a tiny one of the package.
     """
     task, jobs, job = _places(name, out)
     parts = [_part(found, backbone), "methods/fedpia_agreement", "deployments/laptop"]

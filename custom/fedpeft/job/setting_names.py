@@ -42,8 +42,7 @@ def known(name: object) -> bool:
 def declared_part(path: str) -> str:
     """Return the longest declared prefix of a path, or an empty text: names below it are chosen by the job.
 
-    Args:
-        path: dotted, e.g. `method.settings.houlsby.width`, whose declared part is `method.settings`.
+    Of `method.settings.houlsby.width` it is `method.settings`.
     """
     parts = path.split(".")
     candidates = (".".join(parts[:end]) for end in range(len(parts), 0, -1))

@@ -1,18 +1,32 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The sections of a job that server and sites both receive, as checked settings, and the job as its server has it."""
+"""A job as checked settings: what server and sites both receive, the job as its server has it, and that of one site."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fedpeft import answering
 from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import build
-from fedpeft.job.federation import FederationSettings, check_joins
-from fedpeft.job.site_policy import MIN_MEMBERS
+from fedpeft.core.settings import build, by_site
+from fedpeft.data import DataSettings
+from fedpeft.data.answer_space import shared_answers
+from fedpeft.job.federation import (
+    FederationSettings,
+    check_joins,
+    sections_by_site,
+    several_backbones,
+    site_backbone,
+    site_data,
+)
+from fedpeft.job.site_policy import MIN_MEMBERS, SitePolicy, check_plugins
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.site_settings import check_backbones
 from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
 
 
@@ -29,14 +43,7 @@ class CommonSettings(NamedTuple):
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> CommonSettings:
-        """Build and check the settings from a job's sections.
-
-        Args:
-            sections: `method` and `training`, and `schedule` where layers are scheduled.
-
-        Raises:
-            FedpeftError: a section or setting is missing or wrong, or does not go with another; names it.
-        """
+        """Build and check the settings from a job's sections."""
         method = build(MethodSettings, sections.get("method"), section="method")
         training = build(TrainingSettings, sections.get("training"), section="training")
         schedule = schedule_of(sections.get("schedule", {}), method.method)
@@ -46,11 +53,9 @@ class CommonSettings(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerJob:
-    """A job's sections as checked settings, as far as its server receives them: what data and backbones are, and which
-    go together, `fedpeft.job.site_job.SiteJob` checks at each site.
+    """A job's sections as checked settings, as far as its server receives them.
 
-    Args:
-        federation, method, training, schedule: see their classes.
+    What data and backbones are, and which go together, `SiteJob` checks at each site.
     """
 
     federation: FederationSettings
@@ -60,11 +65,7 @@ class ServerJob:
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> ServerJob:
-        """Build and check the settings from a job's sections.
-
-        Raises:
-            FedpeftError: a section or setting is missing or wrong, or does not go with another; names it.
-        """
+        """Build and check the settings from a job's sections."""
         federation = build(FederationSettings, sections.get("federation"), section="federation")
         method, training, schedule = CommonSettings.from_sections(sections)
         check_secure_sum(method, schedule, federation)
@@ -73,11 +74,7 @@ class ServerJob:
 
 
 def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federation: FederationSettings) -> None:
-    """Refuse a job whose other settings are incompatible with a secure sum.
-
-    Raises:
-        FedpeftError: naming the setting.
-    """
+    """Refuse a job whose other settings are incompatible with a secure sum."""
     if not method.secure_sum:
         return
     if schedule.active:
@@ -96,4 +93,69 @@ def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federat
         raise FedpeftError(
             f"method.secure_sum needs at least {MIN_MEMBERS} sites, because each of two learns the other's adapter; "
             f"federation.sites has {len(federation.sites)}."
+        )
+
+
+SECTIONS = ("backbone", "method", "training", "data", "schedule")
+
+
+def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:
+    """SHA-256 of a job as deployed: equal at all sites unless the server sent them different jobs.
+
+    The sections have `data.sites` and `backbone.sites` of every site, before a site replaces values by its own.
+    """
+    facts = {"job": job, "sections": {name: sections.get(name) or {} for name in SECTIONS}}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteJob:
+    """A job's sections as checked settings, with the site's own entries of `data.sites` and `backbone.sites` applied.
+
+    What concerns all sites of the section `federation`, which a site does not receive, `fedpeft.job.settings.ServerJob`
+    checks at the server.
+
+    Args:
+        site: the site's name in the consortium.
+        backbone, method, training, data, schedule: see their classes.
+        pooled: the section `data` of each site whose data this one holds (`data.pool`).
+        single_sites: names of the settings of the job that name single sites, as far as they are set.
+        answers: what the head of every site tells apart, where it is federated; None: each site has its own.
+    """
+
+    site: str
+    backbone: BackboneSettings
+    method: MethodSettings
+    training: TrainingSettings
+    data: DataSettings
+    schedule: ScheduleSettings
+    pooled: tuple[DataSettings, ...] = ()
+    single_sites: tuple[str, ...] = ()
+    answers: tuple[str, ...] | None = None
+
+    @classmethod
+    def from_sections(cls, sections: Mapping[str, Any], *, site: str, policy: SitePolicy | None = None) -> SiteJob:
+        """Build and check the settings from a job's sections.
+
+        Args:
+            policy: the site's own file: no plugin is imported that it does not list; None in the simulator.
+        """
+        if policy:
+            check_plugins(policy, sections)
+        method, training, schedule = CommonSettings.from_sections(sections)
+        backbone = build(BackboneSettings, site_backbone(sections.get("backbone"), site), section="backbone")
+        answering.check_backbone(training.answering, backbone.name)
+        if several_backbones(sections["backbone"]):
+            check_backbones(method)
+        own = build(DataSettings, site_data(sections.get("data"), site), section="data")
+        parts: dict[str, Any] = {"backbone": backbone, "method": method, "training": training, "data": own}
+        parts |= {"schedule": schedule}
+        single = (f"{section}.{name}" for section, settings in parts.items() for name in by_site(settings))
+        pooled = ({**site_data(sections["data"], name), "pool": []} for name in own.pool)  # as each would load its own
+        return cls(
+            site=site,
+            **parts,
+            pooled=tuple(build(DataSettings, part, section="data") for part in pooled),
+            single_sites=(*sections_by_site(sections), *single),
+            answers=shared_answers(own, sections["data"].get("sites", {}), federated=method.federates_head),
         )

@@ -3,7 +3,7 @@
 
 python -m fedpeft.job.site_policy > local/fedpeft.json     # the defaults
 
-Import no plugin that the site's own file does not list: neither by a name in a job, nor by a loop over all names.
+No plugin is imported that the file does not list: neither by a name in a job, nor by a loop over all names.
 """
 
 from __future__ import annotations
@@ -22,30 +22,75 @@ from fedpeft.backbones import BACKBONES
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import read_json
 from fedpeft.core.registry import Registry, only_plugins
-from fedpeft.core.settings import at_least, build, one_of
+from fedpeft.core.settings import build, check_ranges, one_of, within
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import SPLITS, check_columns, check_share, listed_answers, window_of
 from fedpeft.importance.registry import SCORES
-from fedpeft.job.privacy_settings import PrivacySettings
 from fedpeft.methods import METHODS
 from fedpeft.scheduling.solvers import SOLVERS
 
+RECEIVED, ZERO = "received", "zero"
+WITHHOLD, PASS = "withhold", "pass"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySettings:
+    """How much of its data a site may reveal: the `privacy` argument of `AdapterOnly`.
+
+    Args:
+        clip: largest L2 norm of the adapter's difference to `reference`, over all tensors of a reply together.
+        noise: standard deviation of the Gaussian noise on the adapter, in units of its sensitivity 2 * `clip`; 0: clip
+            only, which is no differential privacy.
+        score_clip: largest L2 norm of a reply's layer scores; 0: with noise on, no scores may leave.
+        score_noise: as `noise`, for the scores, in units of their sensitivity sqrt(2) * `score_clip`.
+        delta: the delta at which epsilon is given.
+        limit: the largest epsilon of all releases together; a reply that would exceed it does not leave. 0: none.
+        reference: `received` (what is clipped is the difference to the global adapter that the server sent) or `zero`
+            (the adapter itself is clipped).
+        metrics: `withhold` (losses and accuracies become "not measured") or `pass` (they leave as the site's own
+            file lets them, and the guarantee does not cover them).
+    """
+
+    clip: float = field(metadata=within(0, exclusive=True))
+    noise: float = field(metadata=within(0))
+    score_clip: float = field(default=0.0, metadata=within(0))
+    score_noise: float = field(default=0.0, metadata=within(0))
+    delta: float = field(default=1e-5, metadata=within(0, exclusive=True))
+    limit: float = field(default=0.0, metadata=within(0))
+    reference: str = RECEIVED
+    metrics: str = WITHHOLD
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.delta >= 1:
+            raise FedpeftError(f"delta is {self.delta!r}, it must be below 1.")
+        one_of("reference", self.reference, (RECEIVED, ZERO))
+        one_of("metrics", self.metrics, (WITHHOLD, PASS))
+        if self.score_noise and not self.score_clip:
+            raise FedpeftError("score_noise needs score_clip: noise without a bound on what it hides protects nothing.")
+        if bool(self.score_noise) != bool(self.noise) and self.score_clip:
+            raise FedpeftError(
+                f"noise is {self.noise!r} and score_noise {self.score_noise!r}: both must be above 0, or both 0, "
+                f"because one without noise reveals what the other hides."
+            )
+        if self.limit and not self.noise:
+            raise FedpeftError("limit needs noise: without noise, epsilon is infinite from the first reply on.")
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise on every number of the adapter."""
+        return self.noise * 2 * self.clip
+
+    @property
+    def score_deviation(self) -> float:
+        """Standard deviation of the noise on every score."""
+        return self.score_noise * math.sqrt(2) * self.score_clip
+
+
 FILE = "fedpeft.json"
 WRITE = "python -m fedpeft.job.site_policy > local/fedpeft.json"
-AT_LEAST_ONE = ("most_rounds", "most_local_epochs", "most_threads", "most_message_mb")
+ONE_OR_MORE, NOT_NEGATIVE = within(1), within(0)
 MIN_MEMBERS = 3
-LISTS = (
-    "datasets",
-    "exclude",
-    "splits",
-    "methods",
-    "backbones",
-    "score_methods",
-    "solvers",
-    "answering",
-    "sources",
-    "sum_with",
-)
 
 
 def default_methods() -> tuple[str, ...]:
@@ -152,49 +197,49 @@ class SitePolicy:
     splits: tuple[str, ...] = SPLITS
     validation_fraction: float = 0.1
     test_fraction: float = 0.2
-    seed: int = 0
-    least_train_samples: int = 30
-    least_train_images: int = 20
-    least_answers: int = 2
-    least_test_samples: int = 10
-    least_validation_samples: int = 10
-    least_class_images: int = 5
-    least_score_samples: int = 8
-    least_batch_size: int = 4
-    least_probe_samples: int = 8
-    most_rounds: int = 200
-    most_local_epochs: int = 20
-    most_batch_size: int = 512
-    most_probe_samples: int = 1024
-    most_score_samples: int = 1024
-    most_image_size: int = 1024
-    most_text_length: int = 512
-    most_learning_rate: float = 0.1
-    most_weight_decay: float = 0.1
-    most_samples: int = 10_000
+    seed: int = field(default=0, metadata=NOT_NEGATIVE)
+    least_train_samples: int = field(default=30, metadata=ONE_OR_MORE)
+    least_train_images: int = field(default=20, metadata=ONE_OR_MORE)
+    least_answers: int = field(default=2, metadata=ONE_OR_MORE)
+    least_test_samples: int = field(default=10, metadata=ONE_OR_MORE)
+    least_validation_samples: int = field(default=10, metadata=ONE_OR_MORE)
+    least_class_images: int = field(default=5, metadata=ONE_OR_MORE)
+    least_score_samples: int = field(default=8, metadata=ONE_OR_MORE)
+    least_batch_size: int = field(default=4, metadata=ONE_OR_MORE)
+    least_probe_samples: int = field(default=8, metadata=ONE_OR_MORE)
+    most_rounds: int = field(default=200, metadata=ONE_OR_MORE)
+    most_local_epochs: int = field(default=20, metadata=ONE_OR_MORE)
+    most_batch_size: int = field(default=512, metadata=NOT_NEGATIVE)
+    most_probe_samples: int = field(default=1024, metadata=NOT_NEGATIVE)
+    most_score_samples: int = field(default=1024, metadata=NOT_NEGATIVE)
+    most_image_size: int = field(default=1024, metadata=NOT_NEGATIVE)
+    most_text_length: int = field(default=512, metadata=NOT_NEGATIVE)
+    most_learning_rate: float = field(default=0.1, metadata=NOT_NEGATIVE)
+    most_weight_decay: float = field(default=0.1, metadata=NOT_NEGATIVE)
+    most_samples: int = field(default=10_000, metadata=NOT_NEGATIVE)
     methods: tuple[str, ...] = field(default_factory=default_methods)
-    most_trained_parameters: int = 20_000_000
-    most_message_mb: float = 1024.0
+    most_trained_parameters: int = field(default=20_000_000, metadata=NOT_NEGATIVE)
+    most_message_mb: float = field(default=1024.0, metadata=ONE_OR_MORE)
     device: str = "auto"
-    most_threads: int = 16
-    most_workers: int = 8
-    most_kept_mib: float = 4096.0
+    most_threads: int = field(default=16, metadata=ONE_OR_MORE)
+    most_workers: int = field(default=8, metadata=NOT_NEGATIVE)
+    most_kept_mib: float = field(default=4096.0, metadata=NOT_NEGATIVE)
     compile: bool = False
-    memory_gib: float = 0.0
+    memory_gib: float = field(default=0.0, metadata=NOT_NEGATIVE)
     backbones: tuple[str, ...] = field(default_factory=BACKBONES.own_names)
     sources: tuple[str, ...] = ()
     download: bool = False
     score_methods: tuple[str, ...] = field(default_factory=SCORES.own_names)
     solvers: tuple[str, ...] = field(default_factory=SOLVERS.own_names)
     answering: tuple[str, ...] = field(default_factory=ANSWERING.own_names)
-    most_score_rows: int = 4096
+    most_score_rows: int = field(default=4096, metadata=NOT_NEGATIVE)
     scores: bool = True
     metrics: bool = True
     head: bool = False
     sum_with: tuple[str, ...] = ()
     sum_noise: Mapping[str, Any] = field(default_factory=dict)
-    kept_days: float = 7.0
-    kept_gib: float = 100.0
+    kept_days: float = field(default=7.0, metadata=NOT_NEGATIVE)
+    kept_gib: float = field(default=100.0, metadata=NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
         for name, root in self.roots.items():
@@ -205,9 +250,9 @@ class SitePolicy:
         listed = {name: listed_answers(answers) for name, answers in self.answers.items()}
         object.__setattr__(self, "answers", listed)
         check_share(self.unreadable)
-        for name in LISTS:
-            if not all(isinstance(item, str) for item in getattr(self, name)):
-                raise FedpeftError(f"{name} is {list(getattr(self, name))!r:.80}, it must be a list of texts.")
+        for name, value in vars(self).items():
+            if isinstance(value, tuple) and not all(isinstance(item, str) for item in value):
+                raise FedpeftError(f"{name} is {list(value)!r:.80}, it must be a list of texts.")
         if self.sum_with and len(set(self.sum_with)) < MIN_MEMBERS:
             raise FedpeftError(
                 f"sum_with is {list(self.sum_with)!r:.200}, it must name all sites of the sum, at least "
@@ -217,14 +262,7 @@ class SitePolicy:
             raise FedpeftError("sum_noise is set without sum_with: name the sites of the sum, or leave it out.")
         for split in self.splits:
             one_of("splits", split, SPLITS)
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise FedpeftError(f"{item.name} is {value!r}, it must be a finite number.")
-            if item.name.startswith("least_") or item.name in AT_LEAST_ONE:
-                at_least(item.name, value, 1)
-            elif item.name.startswith("most_") or item.name in ("seed", "memory_gib", "kept_days", "kept_gib"):
-                at_least(item.name, value, 0)
+        check_ranges(self)
         if not (self.validation_fraction >= 0 and self.test_fraction > 0):
             raise FedpeftError("validation_fraction must be at least 0, and test_fraction above 0.")
         if self.validation_fraction + self.test_fraction >= 1:
@@ -237,11 +275,7 @@ class SitePolicy:
 
 
 def read_policy(file: Path) -> SitePolicy:
-    """Read a site's own file.
-
-    Raises:
-        LocalError: the file is missing, cannot be read, or has an invalid value.
-    """
+    """Read a site's own file."""
     try:
         values = read_json(file)
     except FileNotFoundError as error:
@@ -266,27 +300,15 @@ def main() -> int:
 
 
 def keep_to(policy: SitePolicy | None) -> None:
-    """Have this process look up no other plugins than those of a site's own file.
-
-    Args:
-        policy: the file; None in the simulator, where all that are installed can be used.
-    """
+    """Have this process look up no other plugins than those of a site's own file."""
     only_plugins(None if policy is None else {kind.group: allowed for _, kind, allowed in _listed(policy)})
 
 
 def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
-    """Answer for a plugin that is not listed as for a name that is unknown: what is installed is the site's business.
-
-    Args:
-        policy: the site's own file.
-        sections: of the job, as they arrived.
-
-    Raises:
-        FedpeftError: naming the setting.
-    """
+    """Answer for a plugin that is not listed as for an unknown name: what is installed is the site's business."""
     for setting, registry, allowed in _listed(policy):
         for name in _named(sections, setting):
-            if name not in allowed and _is_plugin(registry, name):
+            if name not in allowed and isinstance(name, str) and registry.is_plugin(name):
                 raise FedpeftError(
                     f"{setting} is {name!r:.60}, a plugin that is installed here and not in local/fedpeft.json: list "
                     f"it there, or change the job.",
@@ -317,10 +339,6 @@ def _named(sections: Mapping[str, Any], setting: str) -> Iterator[Any]:
         yield from values["settings"]
     if section in ("backbone", "data") and isinstance(values.get("sites"), Mapping):
         yield from (own.get(name) for own in values["sites"].values() if isinstance(own, Mapping))
-
-
-def _is_plugin(registry: Registry[Any], name: Any) -> bool:
-    return isinstance(name, str) and registry.is_plugin(name)
 
 
 if __name__ == "__main__":

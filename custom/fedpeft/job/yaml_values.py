@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Read and write YAML that holds only what JSON can hold: plain values, no aliases, no deep nesting.
-
-Tasks of installed packages, which add to those of `app_configs/tasks/`.
-"""
+"""Read and write YAML that holds only what JSON can hold: plain values, no aliases, no deep nesting."""
 
 from __future__ import annotations
 
@@ -51,11 +48,7 @@ for reader_or_writer in (_Loader, _Dumper):
 
 
 def parse(text: str) -> Any:
-    """Return the value of a YAML text: None, text, numbers, lists and objects whose names are text.
-
-    Raises:
-        ValueError: one line that says what is wrong.
-    """
+    """Return the value of a YAML text: None, text, numbers, lists and objects whose names are text."""
     return copy.deepcopy(_parsed(text))
 
 
@@ -72,15 +65,7 @@ def _parsed(text: str) -> Any:
 
 
 def write(value: Any, *, flow: bool | None = False) -> str:
-    """Return the YAML of a value, from which `parse` makes it again.
-
-    Args:
-        value: what JSON can hold.
-        flow: False: one line for each entry; None: the innermost lists on one line.
-
-    Raises:
-        ValueError: it would be read as something else.
-    """
+    """Return the YAML of a value, from which `parse` makes it again; flow None: the innermost lists on one line."""
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=flow)
     if parse(text) != value:
         raise ValueError("it would be read as something else")

@@ -10,12 +10,12 @@ from typing import Any, cast
 from fedpeft import methods
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import BY_SITE, about, between, nested, one_of, suggestion
+from fedpeft.core.settings import BY_SITE, about, check_ranges, nested, one_of, suggestion, within
 from fedpeft.methods.aggregations import AGGREGATIONS, USUAL, Aggregation, admitted, chosen
 from fedpeft.methods.site_settings import check_depths, check_site_settings, replaced
 
 PRIVATE, FEDERATED = "private", "federated"
-MAX_PROBE_SAMPLES = 1_000_000
+PROBE_SAMPLES = within(1, 1_000_000, max_by="most_probe_samples", min_by="least_probe_samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class MethodSettings:
     aggregation: str | tuple[str, ...] = USUAL
     pia: PIASettings | Mapping[str, Any] = field(default_factory=dict)
     robust: RobustSettings | Mapping[str, Any] = field(default_factory=dict)
-    probe_samples: int = 64
+    probe_samples: int = field(default=64, metadata=PROBE_SAMPLES)
     head: str = PRIVATE
     matched_layers: int | None = None
     initialization: str = "shared"
@@ -67,7 +67,7 @@ class MethodSettings:
         one_of("head", self.head, (PRIVATE, FEDERATED))
         taken = chosen(self.aggregation, self.method, name=self.name, head=self.federates_head)
         object.__setattr__(self, "aggregation", taken)
-        between("probe_samples", self.probe_samples, 1, MAX_PROBE_SAMPLES)
+        check_ranges(self)
         one_of("initialization", self.initialization, ("shared", "own"))
         for name in self.settings:
             if name not in methods.names():

@@ -3,14 +3,14 @@
 
 from typing import Any
 
-from fedpeft.core import lazy
+from fedpeft.core.registry import lazily, lazy_names
 
 # importing torch takes seconds, and a site's executor needs only the codes: a name is imported on first use
 _HOME = {
-    "PrivacySettings": "fedpeft.job.privacy_settings",
+    "PrivacySettings": "fedpeft.job.site_policy",
     "clipped_scores": "release",
     "clipped_update": "release",
-    "epsilon": "ledger",
+    "epsilon": "release",
     "gaussian": "release",
     "release_adapter": "release",
     "release_scores": "release",
@@ -20,8 +20,8 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    return lazy.load(__name__, _HOME, name)
+    return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:
-    return lazy.listing(__name__, _HOME)
+    return lazy_names(__name__, _HOME)

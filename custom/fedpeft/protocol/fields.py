@@ -3,7 +3,9 @@
 
 Another participant wrote these values: nothing here may raise anything but the refusal, whatever they are.
 
-The largest message, and what stands in place of the tensors of a larger one. Imports nothing that takes long.
+What a site may report of a problem: a code of this list and the name of a setting, never a value or free text. The
+site sends the code, the server prints the sentence. The details (values, paths, exception) stay in the site's own log,
+in its `problem.json`, and in what `fedpeft doctor` prints there. This file imports nothing that takes long.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.job.setting_names import known
 
 MB = 10**6
 LARGEST_MB = 1024  # of a job's message: the weights of ViLT-B, masked for a secure sum, have 900 MB
@@ -48,14 +51,7 @@ LARGEST_WHOLE_NUMBER = 2**53
 def check_fields(values: Any, hints: Mapping[str, Any], *, message: str, sender: str) -> None:
     """Accept the fields of a message only if they are the declared ones, each of its declared type.
 
-    Args:
-        values: what arrived.
-        hints: by field, its declared type: str, bool, int, float, None, list[...], dict[str, ...] or a union of them.
-        message: name of the kind of message, for errors.
-        sender: who sent it, for errors.
-
-    Raises:
-        FedpeftError: naming sender and field.
+    A type is str, bool, int, float, None, list[...], dict[str, ...] or a union of them.
     """
     if type(values) is not dict or set(values) != set(hints):
         got = some(values) if type(values) is dict else type(values).__name__
@@ -76,10 +72,7 @@ def check_fields(values: Any, hints: Mapping[str, Any], *, message: str, sender:
 def find_misfit(value: Any, hint: Any, path: str) -> tuple[str, Any] | None:
     """The first value that is not of its declared type or excessively large, with its path; None: all is as declared.
 
-    Args:
-        value: what arrived.
-        hint: its declared type; an instance of a subclass is not of that type.
-        path: how errors call the value.
+    An instance of a subclass is not of the type.
     """
     kind, parts = typing.get_origin(hint), typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
@@ -112,12 +105,57 @@ def shown(value: Any) -> str:
     return f"a value of type {type(value).__name__[:40]!r}"
 
 
-def some(names: Collection[Any], most: int = 3) -> str:
+def some(names: Collection[Any], max_names: int = 3) -> str:
     """The first few names of a collection, as an error may print them."""
     plain = sorted(_name(name) for name in names)
-    return ", ".join(plain[:most]) + (f" and {len(plain) - most} more" if len(plain) > most else "")
+    return ", ".join(plain[:max_names]) + (f" and {len(plain) - max_names} more" if len(plain) > max_names else "")
 
 
 def _name(name: Any) -> str:
     plain = type(name) is str and len(name) <= 120 and name.isprintable() and " " not in name
     return name if plain else shown(name)
+
+
+SETTING_MARK = "{setting}"
+CODES = {
+    "setting-refused": "it cannot use the job's value of {setting}: correct the job; the site's log has the details.",
+    "setting-not-allowed": "its own file does not allow what the job sets in {setting}: change the job, or agree with "
+    "the site on another local/fedpeft.json.",
+    "job-refused": "it cannot do what the job asks; the site's log has the details.",
+    "message-refused": "it cannot read the server's message: install the same fedpeft version everywhere.",
+    "message-too-large": "the server's message is larger than its own file allows (most_message_mb).",
+    "site-file-missing": "it has no local/fedpeft.json, which every site needs: `fedpeft doctor` at the site says how "
+    "to write it.",
+    "site-file-unusable": "its own local/fedpeft.json cannot be used: `fedpeft doctor` at the site says why.",
+    "data-unusable": "its data cannot be used; the site's log has the details.",
+    "data-too-few": "it holds less data than its own file requires of a job that it takes part in.",
+    "plugin-unusable": "a plugin that the job names cannot be used there; the site's log has the details.",
+    "backbone-unusable": "it cannot load the backbone: `fedpeft doctor` at the site says why.",
+    "state-unusable": "what it kept of earlier rounds cannot be used; the site's log has the details.",
+    "state-of-another-job": "what it kept under this name belongs to another job: submit the job without resume_from.",
+    "state-in-use": "another job still uses what it kept under this name: abort that job, or wait for its end.",
+    "state-full": "it keeps as much of earlier jobs as its own file allows (kept_gib): the site has to make room.",
+    "disk-full": "its disk is full: the site has to make room there; a job that ended goes on with resume_from=latest.",
+    "disk-unwritable": "it cannot write to its own disk; the site's log names the file.",
+    "order-refused": "the server asked it for something that the job's own settings do not provide for.",
+    "adapter-outdated": "it lacks the adapter that this round builds on: it will be sent whole in the next round.",
+    "training-diverged": "its training diverged: lower training.learning_rate.",
+    "training-failed": "an error in its training code; the site's log has the traceback.",
+    "training-process-lost": "its training process ended before it answered, perhaps for lack of memory; the "
+    "site's log has the details.",
+    "out-of-memory": "a batch does not fit into its memory: lower training.batch_size.",
+    "secure-sum-refused": "it does not take part in the secure sum as the server proposes it; the site's log says why.",
+    "reply-blocked": "its own filter blocked the reply; the site's log says what was in it.",
+}
+
+
+def is_known(code: object, setting: object) -> bool:
+    """Whether the code is one of `CODES` and the setting is declared or empty."""
+    return isinstance(code, str) and code in CODES and (setting == "" or known(setting))
+
+
+def sentence(code: object, setting: object = "") -> str:
+    """The sentence that the server prints for a site's problem; an unknown code or setting is not repeated."""
+    if not is_known(code, setting):
+        return "it sent an unknown problem code: install the same fedpeft version everywhere."
+    return CODES[str(code)].replace(SETTING_MARK, str(setting) or "a setting")

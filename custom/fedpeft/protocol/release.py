@@ -1,7 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Clip and noise what a site sends, and record it before it leaves.
-
-Clip and noise the adapter and the scores that a site sends.
+"""Clip and noise the adapter and the scores that a site sends, and record each release before it leaves.
 
     adapter:  round(reference + clip(sent - reference) + N(0, (noise * 2 * clip)^2))
     scores:   max(0, clip(scores) + N(0, (score_noise * sqrt(2) * score_clip)^2))
@@ -10,11 +8,8 @@ The sum is formed in float64 and then rounded to the tensor's own dtype, float32
 post-processing of the noised number, so it cannot weaken the guarantee; the same holds for max(0, .). The theorem does
 not model the finite precision of float64 in the sum itself.
 
-Gaussian noise from the operating system's cryptographic generator.
-
-Clip adapter updates and layer scores, in double precision, to bound what one site can change in a release.
-
-Clip and noise a checked reply before it leaves, and record the release in the ledger.
+A site's ledger holds the noised releases of all its jobs, one JSON line each, written before the release leaves. One
+that is recorded and then lost on the way still counts: an unrecorded release would break the guarantee.
 
 A repeated order (same global adapter, round and layers) gets the bytes of the earlier release, which reveals nothing
 new and costs nothing. Any other order, even for the same round, gets fresh noise and is counted.
@@ -23,13 +18,14 @@ new and costs nothing. Any other order, even for the same round, gets fresh nois
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import fcntl
 import json
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -37,12 +33,105 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from scipy.special import ndtri
 
-from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import replacing, write_json
-from fedpeft.core.states import State
-from fedpeft.job.privacy_settings import RECEIVED, WITHHOLD, PrivacySettings
-from fedpeft.protocol.ledger import enter
+from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.files import DISK_FULL, is_full, replacing, write_json
+from fedpeft.core.states import State, digest
+from fedpeft.job.site_policy import RECEIVED, WITHHOLD, PrivacySettings
 from fedpeft.protocol.types import ACCURACIES, METRICS, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+
+ORDERS = tuple(1 + 10 ** (k / 40) for k in range(-200, 161))
+
+
+def epsilon(noise: Sequence[float], delta: float) -> float:
+    """Epsilon of a sequence of Gaussian releases, each chosen adaptively after the ones before.
+
+    A release with noise z (standard deviation over sensitivity) has the Renyi divergence a / (2 z^2) at every order a;
+    divergences of releases add; the best order gives epsilon (Mironov 2017; Balle et al. 2020, theorem 21), an upper
+    bound. Every release is of the whole site: nothing is subsampled, so nothing is amplified.
+
+    Args:
+        noise: z of every release, in any order.
+        delta: the delta at which epsilon is given.
+
+    Raises:
+        FedpeftError: opacus, which computes epsilon, is not installed; or a release has no noise.
+    """
+    if not all(z > 0 for z in noise):
+        raise FedpeftError(f"a release with noise {min(noise)!r} has no epsilon: noise must be above 0.")
+    try:
+        from opacus.accountants import RDPAccountant
+    except ImportError as error:
+        raise FedpeftError(
+            f"the privacy accountant cannot be loaded ({error}): pip install 'flare-fedpeft[privacy]' at this site."
+        ) from error
+    accountant = RDPAccountant()
+    for z in sorted(noise):
+        accountant.step(noise_multiplier=z, sample_rate=1.0)
+    return accountant.get_epsilon(delta, alphas=list(ORDERS)) if noise else 0.0
+
+
+BOOK = "book.jsonl"  # in the folder of all lineages
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Epsilon and number of the releases of one job and of all jobs."""
+
+    epsilon_of_job: float
+    releases_of_job: int
+    epsilon: float
+    releases: int
+
+
+def enter(file: Path, lineage: str, releases: Sequence[dict], *, delta: float, limit: float) -> Spent:
+    """Record releases and return epsilon of all releases in the ledger; after an error nothing may leave.
+
+    Args:
+        releases: each with `noise`, its standard deviation over its sensitivity, and fields that identify it.
+        limit: the largest epsilon of all releases together; 0: no limit.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+") as book:
+            fcntl.flock(book, fcntl.LOCK_EX)
+            added = [{"job": lineage, **release} for release in releases]
+            entries = [*map(json.loads, book), *added]
+            noise = [entry["noise"] for entry in entries]
+            own = [z for z, entry in zip(noise, entries, strict=True) if entry["job"] == lineage]
+            if not all(type(z) in (int, float) and math.isfinite(z) and z > 0 for z in noise):
+                raise ValueError("a release without noise, or with noise that is no number")
+            spent = Spent(epsilon(own, delta), len(own), epsilon(noise, delta), len(noise))
+            if not spent.epsilon < math.inf:
+                raise LocalError(f"{len(noise)} releases with noise as low as {min(noise)} have no finite epsilon.")
+            if limit and spent.epsilon > limit:
+                raise LocalError(
+                    f"this release would take the epsilon of all jobs to {spent.epsilon:.3g} at delta {delta:g}, over "
+                    f"the limit of {limit:g}."
+                )
+            _append(book, "".join(json.dumps(entry) + "\n" for entry in added))
+    except FedpeftError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        remedy = "make room on its disk" if is_full(error) else "repair it"
+        raise LocalError(
+            f"the ledger of releases {file} cannot be used ({error}): {remedy}; until then nothing leaves the site.",
+            code=DISK_FULL if is_full(error) else "",
+        ) from error
+    return spent
+
+
+def _append(book: TextIO, text: str) -> None:
+    """Write all of a text at the end of a file, or nothing: half a line would make the ledger unusable."""
+    end = os.fstat(book.fileno()).st_size
+    try:
+        book.write(text)
+        book.flush()
+        os.fsync(book.fileno())
+    except OSError:
+        os.ftruncate(book.fileno(), end)
+        raise
+
 
 Source = Callable[[int], bytes]
 
@@ -178,19 +267,7 @@ def release_reply(
     folder: Path,
     book: Path,
 ) -> Release:
-    """Clip and noise one reply, or return the earlier release if the order is repeated.
-
-    Args:
-        reply: already checked by the reply policy, without a problem.
-        order: the order that it answers.
-        reference: the global adapter that came with the order.
-        settings: the site's privacy settings.
-        folder: where the last releases are kept.
-        book: the ledger file, see `ledger.enter`; a release is recorded under the lineage of its order.
-
-    Raises:
-        FedpeftError: the reply must not leave; the message says why.
-    """
+    """Clip and noise a reply that the policy has checked, or return the earlier release if the order is repeated."""
     trained = isinstance(reply, TrainReply)
     if isinstance(reply, TrainReply) and reply.sum_key:
         raise FedpeftError(
@@ -198,9 +275,9 @@ def release_reply(
             "privacy.json, and set sum_noise in its fedpeft.json."
         )
     kind = "train" if trained else "score"
-    digest = _digest(kind, order, reference, settings)
+    of_order = _digest(kind, order, reference, settings)
     stored = folder / f"release_{kind}.safetensors"
-    state, scores = _previous_release(stored, digest)
+    state, scores = _previous_release(stored, of_order)
     if state is None:
         base = reference if settings.reference == RECEIVED else None
         state, norm = release_adapter(reply.state, base, settings) if trained and reply.state else ({}, None)
@@ -209,7 +286,7 @@ def release_reply(
         summary += f"; norm before clipping {norm:.3g}, clip {settings.clip:g}" if norm is not None else ""
         kept = {f"adapter.{key}": tensor.contiguous() for key, tensor in state.items()}
         with replacing(stored) as draft:
-            save_file({**kept, SCORES: torch.tensor(scores, dtype=torch.float64)}, draft, metadata={"order": digest})
+            save_file({**kept, SCORES: torch.tensor(scores, dtype=torch.float64)}, draft, metadata={"order": of_order})
     else:
         summary = "the same order as before: the same release again, which costs nothing"
     changes: dict[str, Any] = {"scores": scores}
@@ -256,19 +333,14 @@ def _account(
 def _digest(kind: str, order: ScoreOrder | TrainOrder, reference: State, settings: PrivacySettings) -> str:
     requested = {"layers": order.layers, "scored": order.scored} if isinstance(order, TrainOrder) else {}
     facts = {"kind": kind, "lineage": order.lineage, "round": order.round, **requested, **dataclasses.asdict(settings)}
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for key in sorted(reference):
-        tensor = reference[key].detach().cpu().contiguous()
-        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return digest(reference, after=json.dumps(facts, sort_keys=True).encode())
 
 
-def _previous_release(file: Path, digest: str) -> tuple[dict[str, torch.Tensor] | None, list[float]]:
+def _previous_release(file: Path, of_order: str) -> tuple[dict[str, torch.Tensor] | None, list[float]]:
     if not file.is_file():
         return None, []
     with safe_open(file, framework="pt") as stored:
-        if (stored.metadata() or {}).get("order") != digest:
+        if (stored.metadata() or {}).get("order") != of_order:
             return None, []
         kept = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     scores = kept.pop(SCORES).tolist()

@@ -21,8 +21,7 @@ from fedpeft.core.metrics import BELOW_CONSTANT, TITLES
 from fedpeft.core.states import first_misfit
 from fedpeft.data.registry import DATASETS
 from fedpeft.protocol import signed_keys
-from fedpeft.protocol.fields import LARGEST_WHOLE_NUMBER, MAX_ATTEMPTS, shown, some
-from fedpeft.protocol.problem_codes import sentence
+from fedpeft.protocol.fields import LARGEST_WHOLE_NUMBER, MAX_ATTEMPTS, sentence, shown, some
 from fedpeft.protocol.types import FRACTIONS, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -38,32 +37,33 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 MODULE_PATH = re.compile(r"([A-Za-z_0-9]{1,60}\.){0,12}\{layer\}(\.[A-Za-z_0-9]{1,60}){0,12}")
 
 
-def check_introduction(introduction: Introduction, *, site: str, initial: bool, most_samples: int) -> None:
-    """Accept the reply to `hello` only of a site that can take part, with what it was to send.
-
-    Args:
-        introduction: from the site, its fields of their declared types.
-        site: its name.
-        initial: whether it was to send the adapter that it starts from.
-        most_samples: training samples that a site may announce.
-
-    Raises:
-        FedpeftError: naming the site and what is wrong, or why it cannot take part.
-    """
+def check_introduction(introduction: Introduction, *, site: str, initial: bool, max_samples: int) -> None:
+    """Accept the reply to `hello` only of a site that can take part, with what it was to send."""
     if introduction.problem:
         reason = sentence(introduction.problem, introduction.setting)
         raise FedpeftError(f"site {site} cannot take part: {reason}")
-    check_announcement(introduction, site=site, most_samples=most_samples)
+    check_announcement(introduction, site=site, max_samples=max_samples)
     schema = introduction.schema if initial else {}
     check_tensors(introduction.state, site=site, schema=schema, dtype=introduction.dtype)
 
 
-def check_announcement(introduction: Introduction, *, site: str, most_samples: int = LARGEST_WHOLE_NUMBER) -> None:
-    """Accept an introduction only if its names are known, its numbers are counts and its keys are wire keys.
+def check_announcement(introduction: Introduction, *, site: str, max_samples: int = LARGEST_WHOLE_NUMBER) -> None:
+    """Accept an introduction only if its names are known, its numbers are counts and its keys are wire keys."""
+    _check_names(introduction, site)
+    _check_flags(introduction, site)
+    _check_counts(introduction, site, max_samples)
+    _check_sum_key(introduction.sum_key, site)
+    if introduction.start_digest and not DIGEST.fullmatch(introduction.start_digest):
+        raise _refused(site, f"announces {shown(introduction.start_digest)} as start_digest, which is no SHA-256")
+    for key, shape in introduction.schema.items():
+        if not _is_tensors_name(key):
+            raise _refused(site, f"announces {key!r:.120}, which is not a tensor's name")
+        if len(shape) > MAX_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > LARGEST_TENSOR:
+            raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is no shape")
+    _check_slots(introduction, site)
 
-    Raises:
-        FedpeftError: naming the site and the field.
-    """
+
+def _check_names(introduction: Introduction, site: str) -> None:
     known = {
         "dataset": DATASETS.names().__contains__,  # the server imports no plugin for what a site names
         "backbone": BACKBONES.names().__contains__,
@@ -73,7 +73,9 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
     for name, is_known in known.items():
         if not is_known(getattr(introduction, name)):
             raise _refused(site, f"names an unknown {name}")
-    _check_flags(introduction, site)
+
+
+def _check_counts(introduction: Introduction, site: str, max_samples: int) -> None:
     if introduction.dtype not in DTYPES:
         raise _refused(site, f"announces tensors of {introduction.dtype!r:.40}, allowed are {', '.join(DTYPES)}")
     if set(introduction.samples) != set(SPLITS):
@@ -87,31 +89,20 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
     if introduction.baseline is not None and not 0 <= introduction.baseline <= 1:
         raise _refused(site, f"announces {introduction.baseline} as baseline, which must be a fraction from 0 to 1")
     samples = introduction.samples["train"]
-    if not 1 <= samples <= most_samples:
+    if not 1 <= samples <= max_samples:
         limit = "raise that limit if it has so many, or leave it out of federation.sites"
-        what = f"announces {samples} training samples, allowed are 1 to {most_samples} (federation.max_samples)"
+        what = f"announces {samples} training samples, allowed are 1 to {max_samples} (federation.max_samples)"
         raise _refused(site, what, RESTART if samples < 1 else limit)
-    _check_sum_key(introduction.sum_key, site)
-    if introduction.start_digest and not DIGEST.fullmatch(introduction.start_digest):
-        raise _refused(site, f"announces {shown(introduction.start_digest)} as start_digest, which is no SHA-256")
-    for key, shape in introduction.schema.items():
-        if key.startswith(BACKBONE):
-            named = all(part.isidentifier() or part.isdigit() for part in key.split("."))
-        else:
-            named = is_key(key)
-        if not named:
-            raise _refused(site, f"announces {key!r:.120}, which is not a tensor's name")
-        if len(shape) > MAX_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > LARGEST_TENSOR:
-            raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is no shape")
-    _check_slots(introduction, site)
+
+
+def _is_tensors_name(key: str) -> bool:
+    if key.startswith(BACKBONE):
+        return all(part.isidentifier() or part.isdigit() for part in key.split("."))
+    return is_key(key)
 
 
 def _check_flags(introduction: Introduction, site: str) -> None:
-    """Accept what a site says of a data set or backbone of this package only if it is so; of a plugin it is believed.
-
-    Raises:
-        FedpeftError: naming the site and the field.
-    """
+    """Accept what a site says of a data set or backbone only if it is so; of a plugin it is believed."""
     dataset, backbone = introduction.dataset, introduction.backbone
     flags: dict[str, tuple[str, bool]] = {}
     if not DATASETS.is_plugin(dataset):
@@ -133,11 +124,7 @@ def _is_family(name: str) -> bool:
 
 
 def _check_slots(introduction: Introduction, site: str) -> None:
-    """Accept module paths of slots only where the family has none, for every slot of the tensors.
-
-    Raises:
-        FedpeftError: naming the site and the slot.
-    """
+    """Accept module paths of slots only where the family has none, for every slot of the tensors."""
     slots = introduction.slots
     for slot, path in slots.items():
         if not MODULE_PATH.fullmatch(path) or not re.fullmatch(SLOT, slot) or slot == "shared":
@@ -153,17 +140,7 @@ def _check_slots(introduction: Introduction, site: str) -> None:
 
 
 def check_score_reply(reply: ScoreReply, *, site: str, round: int, schema: Schema) -> None:
-    """Accept a reply to `score` only with one score for each layer that the site announced.
-
-    Args:
-        reply: from the site, its fields of their declared types.
-        site: its name.
-        round: that it must be for.
-        schema: that the site announced.
-
-    Raises:
-        FedpeftError: naming the site and what is wrong.
-    """
+    """Accept a reply to `score` only with one score for each layer that the site announced."""
     if reply.problem:
         reason = sentence(reply.problem, reply.setting)
         raise FedpeftError(f"site {site} could not score round {round}: {reason}")
@@ -177,16 +154,7 @@ def check_train_reply(
 ) -> None:
     """Accept a reply to `train` only if it is what the site announced, of the layers that it was to train, and finite.
 
-    Args:
-        reply: from the site, its fields of their declared types.
-        site: its name.
-        order: what it was to do.
-        schema: that the site announced; empty where no adapters travel in this job.
-        dtype: that it announced.
-        samples: training samples that it announced.
-
-    Raises:
-        FedpeftError: with the site, the key and what is wrong; such a reply must not reach the global adapter.
+    Any other must not reach the global adapter. Where no adapters travel in this job, the schema is empty.
     """
     if reply.problem:
         attempts = f" in {MAX_ATTEMPTS} attempts" if reply.attempts == MAX_ATTEMPTS else ""
@@ -209,15 +177,7 @@ def check_train_reply(
 def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype: str, masked: bool = False) -> None:
     """Exactly the announced keys and shapes, dense, of the announced dtype, finite and no larger than a weight is.
 
-    Args:
-        state: what arrived; its keys may be anything.
-        site: who sent it.
-        schema: by key, the shape that was announced.
-        dtype: that was announced, as torch names it.
-        masked: whether they are masked: int64 then, every value as likely as any other.
-
-    Raises:
-        FedpeftError: naming the site and the key.
+    Masked ones are int64, every value as likely as any other.
     """
     if masked:
         misfit = first_misfit(state, schema, dtype="int64")
@@ -257,7 +217,7 @@ def check_scores(scores: Sequence[float], count: int, site: str) -> None:
 
 
 def _check_sum_key(offered: Mapping[str, list[str]], site: str, *, needed: bool = False) -> None:
-    """Blame the right one: a malformed key would make all other sites refuse the round."""
+    """Refuse a malformed key as its own site's: with it all other sites would refuse the round."""
     if offered or needed:
         signed_keys.read(offered, site=site)
 

@@ -1,18 +1,22 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What may leave a site: messages whose every field is known and expected, in the form that was announced.
 
-What a site announced in round 0, stored in the job's run folder for the checks of its later replies.
+What a site announced in round 0 is in the job's run folder, because the simulator runs every task in a new process.
 
-It is on disk because the simulator runs every task in a new process.
+Accuracies, losses and layer scores leave rounded, once per round of a job. The server chooses the model that they are
+measured on: exact numbers of two models, or of a group of one question, would reveal how single samples are answered.
+Rounding only delays that; `metrics: false` prevents it, and `scores: false` for the scores. Numbers of samples are
+rounded for secure sums.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 
@@ -20,10 +24,10 @@ import fedpeft
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import replacing, write_json
 from fedpeft.core.keys import HEAD
+from fedpeft.core.metrics import VALIDATION
 from fedpeft.core.states import State, digest
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.protocol.fields import MAX_ATTEMPTS
-from fedpeft.protocol.problem_codes import is_known
+from fedpeft.protocol.fields import MAX_ATTEMPTS, is_known
 from fedpeft.protocol.reply_contract import check_announcement, check_score_reply, check_tensors, check_train_reply
 from fedpeft.protocol.types import (
     METRICS,
@@ -45,13 +49,7 @@ ANNOUNCED, TRAINED, INITIAL = "announced.json", "trained", "initial.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """Shapes, dtype and sample count that the site announced; later replies must agree with them.
-
-    Args:
-        shapes: of every tensor that it may send, by wire key.
-        dtype: of all tensors, by torch's name.
-        samples: size of its training split.
-    """
+    """Shapes by wire key, dtype and size of the training split that the site announced, for all later replies."""
 
     shapes: dict[str, list[int]]
     dtype: str
@@ -68,11 +66,7 @@ class Announced:
 
 
 class AnnouncementStore:
-    """The announcement of a site on its disk, with its initial adapter and whether it has trained since.
-
-    Args:
-        folder: `<run folder>/outgoing`; created if it is missing.
-    """
+    """The announcement of a site on its disk, with its initial adapter and whether it has trained since."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,11 +92,7 @@ class AnnouncementStore:
         )
 
     def load(self) -> Announced | None:
-        """Load the announcement; None before the introduction.
-
-        Raises:
-            LocalError: it cannot be read.
-        """
+        """Load the announcement; None before the introduction."""
         file = self.folder / ANNOUNCED
         if not file.exists():
             return None
@@ -117,66 +107,26 @@ class AnnouncementStore:
 
 
 BLOCKED = "reply-blocked"
-KNOWN = {
+# written out, so that a new field leaves a site only with a rule of its own
+_PROBLEM = ("problem", "setting")
+KNOWN: dict[type[Reply], set[str]] = {
     Introduction: {
-        "version",
-        "schema",
-        "classes",
-        "samples",
-        "dataset",
-        "procedural",
-        "metric",
-        "backbone",
-        "tiny",
-        "width",
-        "family",
-        "slots",
-        "dtype",
-        "budget",
-        "finished",
-        "baseline",
-        "start_digest",
-        "problem",
-        "setting",
-        "sum_key",
-        "state",
+        *("version", "schema", "classes", "samples", "dataset", "procedural", "metric", "backbone", "tiny", "width"),
+        *("family", "slots", "dtype", "budget", "finished", "baseline", "start_digest", "sum_key", "state", *_PROBLEM),
     },
-    ScoreReply: {"round", "scores", "seconds", "problem", "setting"},
-    TrainReply: {
-        "round",
-        "samples",
-        "metrics",
-        "scores",
-        "seconds",
-        "problem",
-        "setting",
-        "attempts",
-        "sum_key",
-        "state",
-    },
+    ScoreReply: {"round", "scores", "seconds", *_PROBLEM},
+    TrainReply: {"round", "samples", "metrics", "scores", "seconds", "attempts", "sum_key", "state", *_PROBLEM},
 }
 
 
 def only(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
-    """Refuse names that are not allowed.
-
-    Raises:
-        FedpeftError: with the first of them.
-    """
+    """Refuse names that are not allowed."""
     for name in sorted(map(str, set(names) - set(allowed))):
         raise FedpeftError(f"unexpected {what} {name!r:.120}.")
 
 
 def check_known(kind: type[Reply], names: Iterable[str]) -> None:
-    """Refuse fields of a reply that no rule of this file is about.
-
-    Args:
-        kind: of the reply.
-        names: of its fields, without the tensors.
-
-    Raises:
-        FedpeftError: with the first of them.
-    """
+    """Refuse fields of a reply that no rule of this file is about."""
     only("field", names, KNOWN[kind] - {"state"})
     if unknown := {f.name for f in dataclasses.fields(kind)} - KNOWN[kind]:
         raise FedpeftError(f"the field {min(unknown)} of {kind.__name__}, which this filter has no rule for.")
@@ -188,11 +138,7 @@ def has_head(reply: Reply) -> bool:
 
 
 def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
-    """Remove what the site's own file withholds from a reply.
-
-    Raises:
-        FedpeftError: it has a classifier's head, which may not leave.
-    """
+    """Remove what the site's own file withholds from a reply."""
     if policy is None:
         return reply
     if isinstance(reply, TrainReply) and (policy.sum_with or not policy.metrics):
@@ -205,18 +151,7 @@ def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
 
 
 def permitted(reply: Reply, order: Order, announced: Announced | None, *, site: str, trained: bool) -> Reply:
-    """The message to send, built anew from a reply's checked values.
-
-    Args:
-        reply: what the executor wants to send.
-        order: of the server.
-        announced: what the site said of itself; None in round 0.
-        site: its name, for errors.
-        trained: whether the site has trained in this job before.
-
-    Raises:
-        FedpeftError: naming what is not allowed.
-    """
+    """The message to send, built anew from a reply's checked values."""
     if reply.problem or reply.setting:
         return _problem(reply, order)
     if isinstance(reply, Introduction) and isinstance(order, Hello):
@@ -304,3 +239,66 @@ def _attempts(reply: TrainReply) -> int:
     if reply.attempts not in range(1, MAX_ATTEMPTS + 1):
         raise FedpeftError(f"attempts is {reply.attempts!r:.40}, it must be from 1 to {MAX_ATTEMPTS}.")
     return reply.attempts
+
+
+ACCURACY_DECIMALS = 2  # whole percent
+LOSS_DIGITS = 3
+OVERALL = "overall"
+METRICS_FILE, SCORES_FILE = "released-metrics.json", "released-scores-{task}.json"
+SCORE_DIGITS = 3
+COUNT_STEP = 10
+Metrics = dict[str, float | None]
+
+
+def rounded_count(count: int) -> int:
+    """Round a number of samples to two digits, and to tens at least, so that one sample rarely shows; 0 stays 0."""
+    step = max(COUNT_STEP, 10 ** (len(str(count)) - 2))
+    return max(step, (count + step // 2) // step * step) if count else 0
+
+
+def released_metrics(
+    measured: Mapping[str, float | None],
+    questions: Mapping[str, int],
+    *,
+    min_questions: int,
+    enough_validation: bool = True,
+) -> Metrics:
+    """Round accuracies to whole percent and losses to three digits; withheld values become None.
+
+    If one group has fewer questions than `min_questions`, all groups are withheld: it could be computed from the others
+    and the overall accuracy.
+    """
+    withheld = set(questions) if any(0 < count < min_questions for count in questions.values()) else set()
+    withheld |= set() if enough_validation else {VALIDATION}
+    fractions = {OVERALL, VALIDATION, *questions}
+    return {
+        name: None if value is None or name in withheld else _rounded_value(value, fraction=name in fractions)
+        for name, value in measured.items()
+    }
+
+
+def first_of_round(metrics: Metrics, round: int, folder: Path) -> Metrics:
+    """Return these metrics, or those already sent in this round, so that a repeated order reveals nothing new."""
+    before = _first_value(metrics, round, folder / METRICS_FILE)
+    return {name: before.get(name) for name in metrics}
+
+
+def first_scores_of_round(scores: Sequence[float], task: str, round: int, folder: Path) -> list[float]:
+    """Return these layer scores, rounded to three digits, or those already sent in this round for the same task."""
+    rounded = [float(f"{score:.{SCORE_DIGITS}g}") for score in scores]
+    return list(_first_value(rounded, round, folder / SCORES_FILE.format(task=task)))
+
+
+def _first_value(value: Any, round: int, file: Path) -> Any:
+    try:
+        before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"round": 0}
+        if before["round"] == round:
+            return before["value"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LocalError(f"{file} cannot be read ({error}): submit the job again.") from error
+    write_json(file, {"round": round, "value": value})
+    return value
+
+
+def _rounded_value(value: float, *, fraction: bool) -> float:
+    return round(value, ACCURACY_DECIMALS) if fraction else float(f"{value:.{LOSS_DIGITS}g}")

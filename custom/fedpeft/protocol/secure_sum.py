@@ -13,6 +13,13 @@ Pairwise masks that cancel in the sum: what each site sends is uniformly random 
     masked_i = e_i + sum_{j > i} m_ij - sum_{j < i} m_ij   (mod 2^64)        m_ij = ChaCha20(k_ij)
     k_ij = HKDF-SHA256(X25519(secret_i, public_j), salt = context)
 
+Adapters travel as integers modulo 2^64: their sum is exact, and a uniform mask hides each of them completely.
+
+    encode    e = n round(2^32 x) mod 2^64        n: the site's weight, an integer
+    decode    sum_k n_k x_k / sum_k n_k
+
+Rounding costs at most 2^-33 in each number, whatever the number of sites.
+
 A key pair is used for one upload: the same mask on two uploads would reveal their difference. The context holds what
 the sites must agree on; if two sites have different contexts, their masks do not cancel, and nothing is revealed.
 
@@ -27,6 +34,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,15 +44,67 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedpeft.core.errors import SecureSumError
+from fedpeft.core.errors import FedpeftError, SecureSumError
 from fedpeft.core.files import replacing
-from fedpeft.core.states import State
+from fedpeft.core.states import State, digest
 from fedpeft.job.site_policy import MIN_MEMBERS
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol import fixed_point
-from fedpeft.protocol.fixed_point import encode, to_wire
-from fedpeft.protocol.secret_seed import private
-from fedpeft.protocol.signed_keys import Kit, Offer, SignedKey, signed, verified
+from fedpeft.protocol.signed_keys import Kit, Offer, SignedKey, private, signed, verified
+
+FRACTION_BITS = 32
+Numbers = dict[str, np.ndarray]
+
+
+def encode(state: State, weight: int, sites: int) -> Numbers:
+    """Encode a site's weighted tensors as uint64 arrays of the same shapes.
+
+    Args:
+        state: floating-point tensors of any dtype.
+        weight: n_k, at least 1.
+        sites: K, at least 1, the number of encodings to be added: each is below 2^62 / K, so the sum cannot overflow.
+    """
+    max_number = 2**62 / (sites * weight)
+    numbers = {}
+    for key, tensor in state.items():
+        scaled = np.rint(tensor.detach().to("cpu", torch.float64).numpy() * 2.0**FRACTION_BITS)
+        if not (np.abs(scaled) <= max_number).all():  # NaN compares false
+            raise FedpeftError(
+                f"{key} has a number that a secure sum of {sites} sites cannot hold with a weight of {weight}: the "
+                f"site's training diverged, or use method.pia.weighting='uniform'.",
+                code="training-diverged",
+            )
+        numbers[key] = (scaled.astype(np.int64) * np.int64(weight)).view(np.uint64)
+    return numbers
+
+
+def wrapped_sum(states: Sequence[State]) -> Numbers:
+    """Add int64 wire tensors modulo 2^64; all states have the same keys and shapes."""
+    first, *others = states
+    totals = {key: from_wire(tensor).copy() for key, tensor in first.items()}
+    for state in others:
+        for key, total in totals.items():
+            total += from_wire(state[key])
+    return totals
+
+
+def decode(totals: Mapping[str, np.ndarray], weight: int, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
+    """Decode a sum of encodings into the weighted mean; the weight is the sum of all n_k."""
+    divisor = 2.0**FRACTION_BITS * weight
+    return {
+        key: torch.from_numpy(np.asarray(total.view(np.int64).astype(np.float64) / divisor)).to(dtypes[key])
+        for key, total in totals.items()
+    }
+
+
+def to_wire(numbers: np.ndarray) -> torch.Tensor:
+    """View a uint64 array as an int64 tensor with the same bits, which every version of torch can send."""
+    return torch.from_numpy(np.ascontiguousarray(numbers).view(np.int64))
+
+
+def from_wire(tensor: torch.Tensor) -> np.ndarray:
+    """View an int64 tensor as a uint64 array with the same bits."""
+    return tensor.detach().cpu().contiguous().numpy().view(np.uint64)
+
 
 LABEL = b"fedpeft pairwise mask 1"
 KEY_BYTES = 32
@@ -67,7 +127,7 @@ def context_of(
 
     Args:
         job: the job's lineage.
-        settings: digest of the job as deployed, of `fedpeft.job.site_job.digest_of`: a server could have all sites but
+        settings: digest of the job as deployed, of `fedpeft.job.settings.digest_of`: a server could have all sites but
             one train with a learning rate of zero, and read the update of that one from the sum.
         round: counted from 1.
         keys: public key of every site of the sum, by name.
@@ -97,9 +157,6 @@ def masked(
         secret: the site's private key, for this upload only.
         keys: public key of every site of the sum, including its own.
         context: result of `context_of`.
-
-    Raises:
-        SecureSumError: a site's public key is invalid; names the site.
     """
     totals = {key: numbers[key].copy() for key in sorted(numbers)}
     for peer in sorted(keys.keys() - {site}):
@@ -125,140 +182,114 @@ def _stream(secret: bytes, site: str, peer: str, key: bytes, context: bytes):
     return Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
 
 
-FILE = "secure_sum.json"
+KEY_FILE = "secure_sum.json"
 
 
-def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str, start: bytes = b"") -> SignedKey:
-    """Create a key pair for one upload; the private key stays in `folder` and replaces any earlier one.
+@dataclass(frozen=True, kw_only=True)
+class SumRound:
+    """One round of a job's secure sum, as one of its members has it.
 
     Args:
-        folder: where the site's state of this job lies.
-        kit: signs the public key; None in the simulator.
         job: the job's lineage.
-        round: the round that the key is for.
-        site: name of the site.
-        start: what its training starts from, see `fedpeft.protocol.secret_seed`.
+        round: counted from 1.
+        site: name of the member.
+        kit: signs its keys; None in the simulator.
+        members: the sites of the sum, from the site's own file; None in the simulator: all that offer a key.
     """
-    secret = new_secret()
-    with replacing(folder / FILE) as draft, open(draft, "w", opener=private) as file:
-        json.dump({"job": job, "round": round, "secret": secret.hex()}, file)
-    return signed(Offer(public_key(secret), start), kit, job=job, round=round, site=site)
 
+    job: str
+    round: int
+    site: str
+    kit: Kit | None = None
+    members: Sequence[str] | None = None
 
-def verified_offers(
-    offered: Mapping[str, SignedKey],
-    kit: Kit | None,
-    *,
-    job: str,
-    round: int,
-    site: str,
-    members: Sequence[str] | None,
-) -> dict[str, Offer]:
-    """Verify the key of every member of a sum, and that these are its members.
+    def offer(self, folder: Path, start: bytes = b"") -> SignedKey:
+        """Create a key pair for one upload; the private key stays in `folder` and replaces any earlier one.
 
-    Args:
-        offered, kit, job, round, site, members: as in `upload`.
+        `start` is what the training starts from, see `fedpeft.protocol.signed_keys`.
+        """
+        secret = new_secret()
+        with replacing(folder / KEY_FILE) as draft, open(draft, "w", opener=private) as file:
+            json.dump({"job": self.job, "round": self.round, "secret": secret.hex()}, file)
+        return signed(Offer(public_key(secret), start), self.kit, job=self.job, round=self.round, site=self.site)
 
-    Raises:
-        SecureSumError: members or keys are wrong.
-    """
-    _check_members(offered, site=site, members=members)
-    return {name: verified(key, kit, job=job, round=round, site=name) for name, key in offered.items()}
+    def verified(self, offered: Mapping[str, SignedKey]) -> dict[str, Offer]:
+        """Verify that these are the members of the sum, and the key of each."""
+        self._check_members(offered)
+        return {
+            name: verified(key, self.kit, job=self.job, round=self.round, site=name) for name, key in offered.items()
+        }
 
+    def upload(
+        self,
+        trained: State,
+        folder: Path,
+        *,
+        settings: str,
+        weight: int,
+        offered: Mapping[str, SignedKey],
+        received: State,
+    ) -> dict[str, torch.Tensor]:
+        """Mask a site's adapter: int64 tensors that reveal nothing without those of all others; else nothing leaves.
 
-def upload(
-    trained: State,
-    folder: Path,
-    kit: Kit | None,
-    *,
-    job: str,
-    settings: str,
-    round: int,
-    site: str,
-    weight: int,
-    offered: Mapping[str, SignedKey],
-    members: Sequence[str] | None,
-    received: State,
-) -> dict[str, torch.Tensor]:
-    """Mask a site's adapter: int64 tensors that reveal nothing without those of all other members.
+        Args:
+            trained: the adapter.
+            folder: as for `offer`.
+            settings: digest of the job as deployed to this site.
+            weight: of the site in the mean, an integer.
+            offered: the key of every member, as the server passed it on.
+            received: the global adapter that the round started from.
+        """
+        keys = {name: offer.public for name, offer in self.verified(offered).items()}
+        secret = self._take(folder / KEY_FILE)
+        if keys[self.site] != public_key(secret):
+            raise SecureSumError(
+                f"the server passes on another key of site {self.site} than it offered for round {self.round}."
+            )
+        if len(set(keys.values())) != len(keys):
+            raise SecureSumError(f"two sites have the same key in round {self.round}: a secure sum needs one for each.")
+        shapes = {key: list(tensor.shape) for key, tensor in trained.items()}
+        context = context_of(
+            job=self.job, settings=settings, round=self.round, keys=keys, shapes=shapes, received=digest(received)
+        )
+        numbers = encode(trained, weight, len(keys))
+        return masked(numbers, site=self.site, secret=secret, keys=keys, context=context)
 
-    Args:
-        trained: the adapter.
-        folder, kit, job, round, site: as in `offer`.
-        settings: digest of the job as deployed to this site.
-        weight: of the site in the mean, an integer.
-        offered: the key of every member, as the server passed it on.
-        members: the sites of the sum, from the site's own file; None in the simulator: all in `offered`.
-        received: the global adapter that the round started from.
+    def _check_members(self, offered: Mapping[str, SignedKey]) -> None:
+        if self.members is not None and set(offered) != set(self.members):
+            missing, extra = sorted(set(self.members) - set(offered)), sorted(set(offered) - set(self.members))
+            raise SecureSumError(
+                f"the server wants a sum without {missing} and with {extra}, compared with the site's own file: "
+                f"another group of sites would reveal differences between sums."
+            )
+        if self.site not in offered or len(offered) < MIN_MEMBERS:
+            raise SecureSumError(
+                f"the server wants a sum of {sorted(offered)}: it needs this site and at least {MIN_MEMBERS} sites, "
+                f"because each of two learns the other's adapter."
+            )
 
-    Raises:
-        SecureSumError: members, keys or numbers are wrong; nothing may leave then.
-    """
-    offers = verified_offers(offered, kit, job=job, round=round, site=site, members=members)
-    keys = {name: offer.public for name, offer in offers.items()}
-    secret = _take(folder / FILE, job=job, round=round)
-    if keys[site] != public_key(secret):
-        raise SecureSumError(f"the server passes on another key of site {site} than it offered for round {round}.")
-    if len(set(keys.values())) != len(keys):
-        raise SecureSumError(f"two sites have the same key in round {round}: a secure sum needs one for each.")
-    shapes = {key: list(tensor.shape) for key, tensor in trained.items()}
-    context = context_of(job=job, settings=settings, round=round, keys=keys, shapes=shapes, received=digest(received))
-    numbers = fixed_point.encode(trained, weight, len(keys))
-    return masked(numbers, site=site, secret=secret, keys=keys, context=context)
+    def _take(self, file: Path) -> bytes:
+        """Read and delete the private key of this round."""
+        try:
+            kept = json.loads(file.read_text())
+            os.unlink(file)
+        except (OSError, ValueError) as error:
+            raise SecureSumError(
+                f"this site has no unused key for round {self.round} ({type(error).__name__}): a key is valid for one "
+                f"upload, start the job again with federation.resume_from."
+            ) from error
+        if (kept["job"], kept["round"]) != (self.job, self.round):
+            raise SecureSumError(
+                f"this site offered a key for round {kept['round']} of {kept['job']}, not for round {self.round}."
+            )
+        return bytes.fromhex(kept["secret"])
 
 
 def mean(
     uploads: Sequence[State], weights: Sequence[int], dtypes: Mapping[str, torch.dtype]
 ) -> dict[str, torch.Tensor]:
-    """The weighted mean of the members' adapters, from their masked uploads.
-
-    Args:
-        uploads: one for each member, of the same keys and shapes.
-        weights: n_k of each, in the same order.
-        dtypes: of the global adapter, by key.
-    """
-    return fixed_point.decode(fixed_point.wrapped_sum(uploads), sum(weights), dtypes)
-
-
-def digest(state: State) -> str:
-    """SHA-256 over keys, dtypes, shapes and bytes of a state."""
-    total = hashlib.sha256()
-    for key in sorted(state):
-        tensor = state[key].detach().cpu().contiguous()
-        total.update(f"{key} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
-
-
-def _check_members(offered: Mapping[str, SignedKey], *, site: str, members: Sequence[str] | None) -> None:
-    if members is not None and set(offered) != set(members):
-        missing, extra = sorted(set(members) - set(offered)), sorted(set(offered) - set(members))
-        raise SecureSumError(
-            f"the server wants a sum without {missing} and with {extra}, compared with the site's own file: another "
-            f"group of sites would reveal differences between sums."
-        )
-    if site not in offered or len(offered) < MIN_MEMBERS:
-        raise SecureSumError(
-            f"the server wants a sum of {sorted(offered)}: it needs this site and at least {MIN_MEMBERS} sites, "
-            f"because each of two learns the other's adapter."
-        )
-
-
-def _take(file: Path, *, job: str, round: int) -> bytes:
-    """Read and delete the private key of this round."""
-    try:
-        kept = json.loads(file.read_text())
-        os.unlink(file)
-    except (OSError, ValueError) as error:
-        raise SecureSumError(
-            f"this site has no unused key for round {round} ({type(error).__name__}): a key is valid for one upload, "
-            f"start the job again with federation.resume_from."
-        ) from error
-    if (kept["job"], kept["round"]) != (job, round):
-        raise SecureSumError(
-            f"this site offered a key for round {kept['round']} of {kept['job']}, not for round {round}."
-        )
-    return bytes.fromhex(kept["secret"])
+    """The weighted mean of the members' adapters, from their masked uploads."""
+    return decode(wrapped_sum(uploads), sum(weights), dtypes)
 
 
 def weight_of(samples: int, method: MethodSettings) -> int:

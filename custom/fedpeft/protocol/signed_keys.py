@@ -3,15 +3,30 @@
 
 The server could replace a key by its own, but it cannot forge a signature over job, round, site and key by the
 certificate that the consortium's authority issued to that site. Only the holder of the authority's private key can.
+
+Randomness of a site's training that the server does not know, for jobs whose adapters leave in a secure sum only. If
+the server knew it, a second job would give every other site the same bits, and the difference of the two sums would be
+what changed at one site: its data, or what a setting does to them.
+
+    secret       32 random bytes for a site and a lineage, on the site's disk
+    start        HMAC(secret, what the site's training depends on there), public, signed with the key for a round
+    salt         HMAC(secret, lineage, round, start of every member, the global adapter): goes into every seed
+
+A resumed job thus repeats a round to the bit, but only if every member begins it with what it had. Where one of them
+has other data, another file or no state, all members draw anew, so that no sums cancel.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -20,7 +35,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from fedpeft.core.errors import SecureSumError
+from fedpeft.core.errors import LocalError, SecureSumError
+from fedpeft.core.files import replacing
 
 LABEL = "fedpeft secure sum key 2"
 PADDING = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
@@ -40,11 +56,7 @@ class Kit:
 
     @classmethod
     def load(cls, startup: Path) -> Kit:
-        """Read client.key, client.crt and rootCA.pem.
-
-        Raises:
-            SecureSumError: one of them is missing or cannot be read.
-        """
+        """Read client.key, client.crt and rootCA.pem."""
         try:
             key = load_pem_private_key((startup / "client.key").read_bytes(), password=None)
             certificate = x509.load_pem_x509_certificate((startup / "client.crt").read_bytes())
@@ -62,7 +74,7 @@ class Kit:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A public key, and the digest of what its site's training starts from (`fedpeft.protocol.secret_seed`)."""
+    """A public key, and the digest of what its site's training starts from (`fedpeft.protocol.signed_keys`)."""
 
     public: bytes
     start: bytes = b""
@@ -79,16 +91,7 @@ def signed(offer: Offer, kit: Kit | None, *, job: str, round: int, site: str) ->
 
 
 def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, round: int, site: str) -> Offer:
-    """Verify that a site offered a public key for this round of this job, and return its offer.
-
-    Args:
-        offered: what the server passed on.
-        kit: holds the trusted authority; None in the simulator, where there are no certificates.
-        job, round, site: what the signature must cover.
-
-    Raises:
-        SecureSumError: naming the site and what is wrong with its key.
-    """
+    """Verify that a site offered a public key for this round of this job, and return its offer; no kit: simulator."""
     public, start, certificate, signature = (read(offered, site=site)[name] for name in FIELDS)
     offer = Offer(public, start)
     if kit is None:
@@ -104,11 +107,7 @@ def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, rou
 
 
 def read(offered: Mapping[str, list[str]], *, site: str) -> dict[str, bytes]:
-    """Decode the fields of a key on the wire, each of bounded length, the public key of 32 bytes.
-
-    Raises:
-        SecureSumError: the key is malformed.
-    """
+    """Decode the fields of a key on the wire, each of bounded length, the public key of 32 bytes."""
     try:
         if set(offered) != set(FIELDS) or any(len(lines) > MAX_LINES for lines in offered.values()):
             raise ValueError
@@ -147,3 +146,42 @@ def _key_of(encoded: bytes, root: x509.Certificate, site: str) -> rsa.RSAPublicK
 
 def _statement(offer: Offer, job: str, round: int, site: str) -> bytes:
     return json.dumps([LABEL, job, round, site, offer.public.hex(), offer.start.hex()]).encode()
+
+
+SEED_FILE = "secret_seed"
+BYTES = 32
+
+
+def secret_of(folder: Path) -> bytes:
+    """Return the secret in a lineage's state folder, for the site's user alone; it is drawn if there is none yet."""
+    file = folder / SEED_FILE
+    if not file.exists():
+        with replacing(file) as draft, open(draft, "wb", opener=private) as written:
+            written.write(os.urandom(BYTES))
+    try:
+        secret = file.read_bytes()
+    except OSError as error:
+        raise LocalError(f"the secret seed {file} cannot be read ({error}): remove that file.") from error
+    if len(secret) != BYTES:
+        raise LocalError(f"the secret seed {file} has {len(secret)} bytes, not {BYTES}: remove that file.")
+    return secret
+
+
+def start_of(secret: bytes, facts: Mapping[str, Any]) -> bytes:
+    """Return a digest of what a site's training depends on, which tells nobody without the secret what that is."""
+    return _keyed(secret, "start", facts)
+
+
+def salt_of(secret: bytes, *, job: str, round: int, starts: Mapping[str, bytes], received: str) -> str:
+    """Return what goes into every seed of a site's training in a round: each member's start and the global adapter."""
+    named = {site: start.hex() for site, start in starts.items()}
+    return _keyed(secret, "salt", {"job": job, "round": round, "starts": named, "received": received}).hex()
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that its user alone may read, as `opener` of `open`."""
+    return os.open(path, flags, 0o600)
+
+
+def _keyed(secret: bytes, purpose: str, facts: Mapping[str, Any]) -> bytes:
+    return hmac.digest(secret, json.dumps([purpose, facts], sort_keys=True).encode(), hashlib.sha256)

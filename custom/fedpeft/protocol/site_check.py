@@ -6,14 +6,15 @@ Settings are checked before anything is loaded, the amount of data before anythi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from fedpeft import answering, data, importance
 from fedpeft.alignment.settings import VALIDATION
 from fedpeft.backbones import usual_source
 from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.settings import MAX_BY, MIN_BY
 from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.answer_space import with_answers
 from fedpeft.data.registry import DATASETS
@@ -21,125 +22,39 @@ from fedpeft.data.settings import NATURAL
 from fedpeft.data.sharing import pooled
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.setting_limits import refused_settings
-from fedpeft.protocol.released_metrics import rounded_count
+from fedpeft.protocol.reply_policy import rounded_count
 from fedpeft.scheduling.settings import ALL
 from fedpeft.scheduling.settings import OWN as OWN_LAYERS
 
 if TYPE_CHECKING:
-    from fedpeft.job.site_job import SiteJob
+    from fedpeft.job.settings import SiteJob
     from fedpeft.methods.settings import MethodSettings
 
 NOT_ALLOWED, TOO_FEW = "setting-not-allowed", "data-too-few"
 MIN_STEPS = 4  # of an epoch where only a sum may leave: in fewer, the secret order of the samples changes little
-MAX = {
-    "training.rounds": "most_rounds",
-    "training.local_epochs": "most_local_epochs",
-    "training.first_epochs": "most_local_epochs",
-    "training.batch_size": "most_batch_size",
-    "training.evaluation_batch_size": "most_batch_size",
-    "training.learning_rate": "most_learning_rate",
-    "training.head_learning_rate": "most_learning_rate",
-    "training.weight_decay": "most_weight_decay",
-    "training.threads": "most_threads",
-    "training.workers": "most_workers",
-    "training.features_mib": "most_kept_mib",
-    "training.images_mib": "most_kept_mib",
-    "method.probe_samples": "most_probe_samples",
-    "schedule.score_samples": "most_score_samples",
-    "backbone.image_size": "most_image_size",
-    "backbone.text_length": "most_text_length",
-    "data.train_size": "most_samples",
-    "data.validation_size": "most_samples",
-    "data.test_size": "most_samples",
-}
-MIN = {"training.batch_size": "least_batch_size", "method.probe_samples": "least_probe_samples"}
-SCORED = {"schedule.score_samples": "least_score_samples"}  # where layers are scored at all
+SECTIONS = ("training", "method", "schedule", "backbone", "data")
 OWN = ("seed", "validation_fraction", "test_fraction", "unreadable")  # of `data`
 
 
-def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
+Refusals = Iterator[tuple[str, str]]
+
+
+def refusals(policy: SitePolicy, job: SiteJob) -> Refusals:
     """Yield every setting of a job that a site's file does not allow, with the reason for the site's own log."""
-    yield from _of_data(policy, job)
-    if job.backbone.name not in policy.backbones:
-        yield "backbone.name", f"is {job.backbone.name!r}, backbones has {', '.join(policy.backbones) or 'none'}"
-    source = job.backbone.source
-    if source is not None and source not in (usual_source(job.backbone.name), *policy.sources):
-        yield "backbone.source", f"is {source!r:.120}, which sources does not list"
-    tokens = job.backbone.text_length + len(job.backbone.prompt or "")  # a character is at most one token
-    if job.backbone.prompt and tokens > policy.most_text_length:
-        yield "backbone.prompt", f"makes {tokens} tokens at most, most_text_length is {policy.most_text_length}"
-    for setting, limit in MAX.items():
-        value, most = _value(job, setting), getattr(policy, limit)
-        if value is not None and value > most:
-            yield setting, f"is {value!r}, {limit} is {most!r}"
-    for setting, limit in (MIN | SCORED if job.schedule.scored else MIN).items():
-        value, least = _value(job, setting), getattr(policy, limit)
-        if value < least:
-            yield setting, f"is {value!r}, {limit} is {least!r}"
-    yield from _of_training(policy, job)
-    if policy.sum_with:
-        for setting in job.single_sites:
-            yield setting, "is set: what differs between single sites shows one site's part of a sum, or of two"
-        if job.method.aligns and job.method.pia.follows_agreement:
-            yield "method.pia", "has share='agreement', for which the server sends a number to each site by itself"
-    if job.method.exchanges and job.method.secure_sum != bool(policy.sum_with):
-        named = f"sum_with has {', '.join(policy.sum_with) or 'no sites'}"
-        yield "method.secure_sum", f"is {job.method.secure_sum}, {named}"
-    if (job.method.secure_sum or policy.sum_with) and job.schedule.active:
-        yield "schedule.solver", f"is {job.schedule.solver!r}, and with secure sums no layer scores leave"
-    if job.method.federates_head and not policy.head:
-        yield "method.head", "is 'federated', and head is off: with it the classifier leaves this site, set it to true"
-    devices = {"auto", "cpu", policy.device} | ({"cuda"} if policy.device == "auto" else set())
-    if job.training.device not in devices:
-        yield "training.device", f"is {job.training.device!r:.60}, this site trains on {policy.device!r}"
-    if job.schedule.active:
-        yield from _of_schedule(policy, job)
-    if job.schedule.scored and not policy.scores:
-        yield "schedule.solver", f"is {job.schedule.solver!r}, which needs layer scores, and scores is off"
+    for rule in RULES:
+        yield from rule(policy, job)
 
 
-def _value(job: SiteJob, setting: str) -> float | None:
-    section, name = setting.split(".")
-    return getattr(getattr(job, section), name)
-
-
-def _of_training(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
-    name = job.method.name
-    if name not in policy.methods:
-        yield "method.name", f"is {name!r}, methods has {', '.join(policy.methods) or 'none'}"
-        return
-    if job.training.answering not in policy.answering:
-        allowed = ", ".join(policy.answering) or "none"
-        yield "training.answering", f"is {job.training.answering!r:.60}, answering has {allowed}"
-    if job.training.compile and not policy.compile:
-        yield "training.compile", "is true, and compile is off: with it this machine's compiler runs, set it to true"
-    measured = job.method.aligns and (job.method.pia.accept or job.method.pia.share == VALIDATION)
-    if measured and (policy.sum_with or not policy.metrics):
-        yield "method.pia", "has the site choose by losses (share, accept), which show in what it sends; metrics is off"
-    for why in refused_settings(job.method.settings_of(job.site), job.method.method.limits):
-        yield "method.settings", f"{why} for {name}, which no job may set at a site"
-
-
-def _of_schedule(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
-    of_scores = (("score", policy.score_methods),) if job.schedule.scored else ()
-    for setting, allowed in (*of_scores, ("solver", (ALL, OWN_LAYERS, *policy.solvers))):
-        if (name := getattr(job.schedule, setting)) not in allowed:
-            yield f"schedule.{setting}", f"is {name!r:.60}, allowed here are {', '.join(allowed)}"
-
-
-def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
+def _of_data(policy: SitePolicy, job: SiteJob) -> Refusals:
     chosen = job.data
     if chosen.dataset not in policy.datasets:
-        yield "data.dataset", f"is {chosen.dataset!r}, datasets has {', '.join(policy.datasets) or 'none'}"
+        yield "data.dataset", f"is {chosen.dataset!r}, datasets has {_all(policy.datasets)}"
     if chosen.root is not None:
         yield "data.root", "is set: a job names a data set, and this site's roots or FEDPEFT_DATA say where it is"
     if chosen.pool:
         yield "data.pool", "is set: a site trains on its own data, pooled data are for the simulator"
     if chosen.partition != NATURAL:
-        yield (
-            "data.partition",
-            "is set: a site trains on all of its own data, partitions are for the simulator",
-        )
+        yield "data.partition", "is set: a site trains on all of its own data, partitions are for the simulator"
     if chosen.samples is not None:
         yield "data.samples", "is set: a site trains on all of its own data, a part of them is for the simulator"
     if chosen.columns and chosen.columns != policy.columns:
@@ -151,10 +66,13 @@ def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     if chosen.site not in (job.site, policy.site):
         yield "data.site", f"is {chosen.site!r:.60}, the data know this site as {policy.site or job.site!r}"
     if chosen.split not in policy.splits:
-        yield "data.split", f"is {chosen.split!r}, splits has {', '.join(policy.splits) or 'none'}"
+        yield "data.split", f"is {chosen.split!r}, splits has {_all(policy.splits)}"
+
+
+def _of_cuts_and_answers(policy: SitePolicy, job: SiteJob) -> Refusals:
+    chosen, listed, default = job.data, policy.answers.get(job.data.dataset, ()), DataSettings()
     if data.is_procedural(chosen.dataset):
         return
-    listed = policy.answers.get(chosen.dataset, ())
     if chosen.answers and set(chosen.answers) != set(listed):
         has = f"another list of {len(listed)}" if listed else "none"
         yield (
@@ -162,19 +80,103 @@ def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
             f"names {len(chosen.answers)} answers, and answers of this site's file has {has} for {chosen.dataset!r}: a "
             f"list that only the job knows would ask which answers this site has, so name the same ones there",
         )
-    usual = DataSettings()
     for name in OWN:
         value, own = getattr(chosen, name), getattr(policy, name)
-        if value not in (getattr(usual, name), own):
+        if value not in (getattr(default, name), own):
             yield f"data.{name}", f"is {value!r}, here it is {own!r}"
 
 
-def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
-    """Check a job and replace its values by the site's own.
+def _of_backbone(policy: SitePolicy, job: SiteJob) -> Refusals:
+    chosen = job.backbone
+    if chosen.name not in policy.backbones:
+        yield "backbone.name", f"is {chosen.name!r}, backbones has {_all(policy.backbones)}"
+    if chosen.source is not None and chosen.source not in (usual_source(chosen.name), *policy.sources):
+        yield "backbone.source", f"is {chosen.source!r:.120}, which sources does not list"
+    tokens = chosen.text_length + len(chosen.prompt or "")  # a character is at most one token
+    if chosen.prompt and tokens > policy.most_text_length:
+        yield "backbone.prompt", f"makes {tokens} tokens at most, most_text_length is {policy.most_text_length}"
 
-    Raises:
-        FedpeftError: the job asks for more than the file allows; names the first such setting.
-    """
+
+def _of_amounts(policy: SitePolicy, job: SiteJob) -> Refusals:
+    """Hold each number against the limits of the file that its field declares (`fedpeft.core.settings.within`)."""
+    for section in SECTIONS:
+        settings = getattr(job, section)
+        for field in fields(settings):
+            most, least = field.metadata.get(MAX_BY), field.metadata.get(MIN_BY)
+            value = getattr(settings, field.name)
+            if value is None:
+                continue
+            if most and value > getattr(policy, most):
+                yield f"{section}.{field.name}", f"is {value!r}, {most} is {getattr(policy, most)!r}"
+            if section == "schedule" and not job.schedule.scored:
+                continue  # where no layer is scored, too few samples of it reveal nothing
+            if least and value < getattr(policy, least):
+                yield f"{section}.{field.name}", f"is {value!r}, {least} is {getattr(policy, least)!r}"
+
+
+def _of_training(policy: SitePolicy, job: SiteJob) -> Refusals:
+    name, method = job.method.name, job.method
+    if name not in policy.methods:
+        yield "method.name", f"is {name!r}, methods has {_all(policy.methods)}"
+        return
+    if job.training.answering not in policy.answering:
+        yield "training.answering", f"is {job.training.answering!r:.60}, answering has {_all(policy.answering)}"
+    measured = method.aligns and (method.pia.accept or method.pia.share == VALIDATION)
+    if measured and (policy.sum_with or not policy.metrics):
+        yield "method.pia", "has the site choose by losses (share, accept), which show in what it sends; metrics is off"
+    for why in refused_settings(method.settings_of(job.site), method.method.limits):
+        yield "method.settings", f"{why} for {name}, which no job may set at a site"
+
+
+def _of_machine(policy: SitePolicy, job: SiteJob) -> Refusals:
+    if job.training.compile and not policy.compile:
+        yield "training.compile", "is true, and compile is off: with it this machine's compiler runs, set it to true"
+    devices = {"auto", "cpu", policy.device} | ({"cuda"} if policy.device == "auto" else set())
+    if job.training.device not in devices:
+        yield "training.device", f"is {job.training.device!r:.60}, this site trains on {policy.device!r}"
+
+
+def _of_sums(policy: SitePolicy, job: SiteJob) -> Refusals:
+    method = job.method
+    if policy.sum_with:
+        for setting in job.single_sites:
+            yield setting, "is set: what differs between single sites shows one site's part of a sum, or of two"
+        if method.aligns and method.pia.follows_agreement:
+            yield "method.pia", "has share='agreement', for which the server sends a number to each site by itself"
+    if method.exchanges and method.secure_sum != bool(policy.sum_with):
+        named = f"sum_with has {', '.join(policy.sum_with) or 'no sites'}"
+        yield "method.secure_sum", f"is {method.secure_sum}, {named}"
+    if (method.secure_sum or policy.sum_with) and job.schedule.active:
+        yield "schedule.solver", f"is {job.schedule.solver!r}, and with secure sums no layer scores leave"
+
+
+def _of_leaving(policy: SitePolicy, job: SiteJob) -> Refusals:
+    if job.method.federates_head and not policy.head:
+        yield "method.head", "is 'federated', and head is off: with it the classifier leaves this site, set it to true"
+    if job.schedule.scored and not policy.scores:
+        yield "schedule.solver", f"is {job.schedule.solver!r}, which needs layer scores, and scores is off"
+
+
+def _of_schedule(policy: SitePolicy, job: SiteJob) -> Refusals:
+    of_scores = (("score", policy.score_methods),) if job.schedule.scored else ()
+    of_solver = (("solver", (ALL, OWN_LAYERS, *policy.solvers)),) if job.schedule.active else ()
+    for setting, allowed in (*of_scores, *of_solver):
+        if (name := getattr(job.schedule, setting)) not in allowed:
+            yield f"schedule.{setting}", f"is {name!r:.60}, allowed here are {', '.join(allowed)}"
+
+
+def _all(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+RULES = (
+    *(_of_data, _of_cuts_and_answers, _of_backbone, _of_amounts, _of_training, _of_machine, _of_sums, _of_leaving),
+    _of_schedule,
+)
+
+
+def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
+    """Check a job and replace its values by the site's own."""
     for setting, why in refusals(policy, job):
         raise FedpeftError(
             f"{setting} {why}: change the job, or local/fedpeft.json of this site.", setting=setting, code=NOT_ALLOWED
@@ -191,16 +193,7 @@ def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
 
 
 def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> None:
-    """Refuse a job that trains more parameters than the file allows.
-
-    Args:
-        policy: the site's own file.
-        method: of the job.
-        count: number of trained parameters without the head.
-
-    Raises:
-        FedpeftError: names the setting.
-    """
+    """Refuse a job that trains more parameters than the file allows."""
     if count > policy.most_trained_parameters:
         setting = "method.settings" if method.settings_of("") else "method.name"
         raise FedpeftError(
@@ -212,16 +205,7 @@ def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> 
 
 
 def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
-    """Load a site's data without what it excludes or the head does not know, and check that there are enough samples.
-
-    Args:
-        policy: the site's own file; None in the simulator, where the job's settings apply.
-        job: as `admitted` returned it.
-
-    Raises:
-        DataError: the data cannot be read.
-        LocalError: there are fewer than the site's file requires.
-    """
+    """Load a site's data without what it excludes or the head does not know, and check that they are enough."""
     from fedpeft.data.readable import fitting  # it imports Pillow, which a site's FLARE process does not need
 
     without = policy.exclude if policy else ()
@@ -232,6 +216,15 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
     loaded = fitting(loaded, job.backbone, job.data.unreadable, download=policy is None or policy.download)
     if policy is None:
         return loaded
+    _check_counts(policy, job, loaded)
+    if policy.sum_with and job.method.exchanges:
+        _check_steps(job, len(loaded.train))
+    if job.schedule.scored:
+        _check_score_rows(policy, job, loaded)
+    return loaded
+
+
+def _check_counts(policy: SitePolicy, job: SiteJob, loaded: SiteData) -> None:
     counts = {
         "least_train_samples": len(loaded.train),
         "least_train_images": len({example.image_id for example in loaded.train}),
@@ -239,7 +232,7 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
         "least_test_samples": len(loaded.test),
     }
     if job.schedule.scored:
-        counts["least_score_samples"] = min(len(loaded.train), job.schedule.score_samples)
+        counts["least_score_samples"] = _scored_samples(job, loaded)
     if job.method.aligns and job.method.pia.share == VALIDATION:
         counts["least_validation_samples"] = len(loaded.validation)
     for name, count in counts.items():
@@ -248,14 +241,10 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
                 f"{name} is {getattr(policy, name)}, these data have {count}: this site takes no part in this job.",
                 code=TOO_FEW,
             )
-    if policy.sum_with and job.method.exchanges:
-        _check_steps(job, len(loaded.train))
-    if job.schedule.scored:
-        outputs = len(job.answers or loaded.labels) or counts["least_answers"]
-        if not loaded.labels and not answering.get(job.training.answering).head:
-            outputs = max(len(example.answer.encode()) for example in loaded.train) + 2  # tokens, begin and end
-        _check_score_rows(policy, job, samples=counts["least_score_samples"], outputs=outputs)
-    return loaded
+
+
+def _scored_samples(job: SiteJob, loaded: SiteData) -> int:
+    return min(len(loaded.train), job.schedule.score_samples)
 
 
 def _check_steps(job: SiteJob, samples: int) -> None:
@@ -269,7 +258,10 @@ def _check_steps(job: SiteJob, samples: int) -> None:
         )
 
 
-def _check_score_rows(policy: SitePolicy, job: SiteJob, *, samples: int, outputs: int) -> None:
+def _check_score_rows(policy: SitePolicy, job: SiteJob, loaded: SiteData) -> None:
+    samples, outputs = _scored_samples(job, loaded), len(job.answers or loaded.labels) or loaded.answers_in_training
+    if not loaded.labels and not answering.get(job.training.answering).head:
+        outputs = max(len(example.answer.encode()) for example in loaded.train) + 2  # tokens, begin and end
     settings = importance.method_settings(job.schedule.score, job.schedule.score_settings)
     rows = settings.rows(samples, outputs) if hasattr(settings, "rows") else samples
     if rows > policy.most_score_rows:

@@ -3,8 +3,6 @@
 
 A message is a dataclass: its fields, plain values, and under `state` the adapter's tensors by wire key. Heads, answers,
 images and questions have no field here, so they have no way out.
-
-The reply that tells the server of a problem and of nothing else.
 """
 
 from __future__ import annotations
@@ -79,7 +77,7 @@ class Introduction(_Message):
             often an answer occurs.
         start_digest: SHA-256 of the adapter that the site starts from (`fedpeft.core.states.digest`), where all sites
             can compute it and one of them sends it to all; it depends on no data.
-        problem: why the site cannot take part, a code of `fedpeft.protocol.problem_codes`; empty when it can.
+        problem: why the site cannot take part, a code of `fedpeft.protocol.fields`; empty when it can.
         setting: the name of the job's setting that the problem is about, if it is about one.
         sum_key: the site's public key for the first secure sum, with its certificate and signature; empty without
             `method.secure_sum`.
@@ -231,17 +229,7 @@ def fields_of(message: _Message) -> dict[str, Any]:
 
 
 def message_from(kind: type[M], values: Any, tensors: Any, *, sender: str) -> M:
-    """Read a message.
-
-    Args:
-        kind: that it must be.
-        values: its fields, as they arrived.
-        tensors: by name, as they arrived; None: there are none.
-        sender: who sent it, for errors.
-
-    Raises:
-        FedpeftError: naming the sender, if the fields are not the declared ones, of their types.
-    """
+    """Read a message."""
     check_fields(values, _declared(kind), message=kind.__name__, sender=sender)  # type: ignore[arg-type]  # a class can be hashed
     tensors = {} if tensors is None else tensors
     if not isinstance(tensors, Mapping):
@@ -268,25 +256,11 @@ def empty_reply(
     """A reply without a result.
 
     Args:
-        kind: the message that answers the task.
-        round: of the order; an introduction has none.
-        problem: why there is no result, a code of `fedpeft.protocol.problem_codes`.
-        setting: the name of the job's setting that the problem is about, if it is about one.
-        seconds: wall time that was lost; an introduction has none.
-        attempts: how often the site began the round, where it was to train.
+        problem: why there is no result, a code of `fedpeft.protocol.fields`.
     """
     if kind is Introduction:
         return Introduction(version=fedpeft.__version__, problem=problem, setting=setting)
+    common: dict[str, Any] = {"round": round, "seconds": seconds, "problem": problem, "setting": setting, "scores": []}
     if kind is ScoreReply:
-        return ScoreReply(round=round, scores=[], seconds=seconds, problem=problem, setting=setting)
-    return TrainReply(
-        round=round,
-        samples=0,
-        metrics=dict.fromkeys(METRICS),
-        scores=[],
-        seconds=seconds,
-        problem=problem,
-        setting=setting,
-        attempts=attempts,
-        state={},
-    )
+        return ScoreReply(**common)
+    return TrainReply(**common, samples=0, metrics=dict.fromkeys(METRICS), attempts=attempts, state={})

@@ -61,7 +61,12 @@ def as_count(value: Any, where: str, what: str) -> int:
 
 def as_name(value: Any, where: str, what: str) -> str:
     """Return a value that must be a text that is not empty and has no control characters."""
-    if not isinstance(value, str) or not value.strip() or printable(value, most=MAX_NAME) != value or "\n" in value:
+    if (
+        not isinstance(value, str)
+        or not value.strip()
+        or printable(value, max_length=MAX_NAME) != value
+        or "\n" in value
+    ):
         fail(where, what, value, "a text that is not empty, not too long, and has no control characters")
     return value
 

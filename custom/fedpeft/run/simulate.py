@@ -40,7 +40,7 @@ from fedpeft.core.workspace import (
     seed,
 )
 from fedpeft.flare.policy import with_site_filters
-from fedpeft.job.admission.job import admit_folder
+from fedpeft.job.admission import admit_folder
 from fedpeft.job.folder import check_sites, job_folder
 from fedpeft.report.status.progress import CUT_OFF, FAILED, SIMULATED
 from fedpeft.run.family import family

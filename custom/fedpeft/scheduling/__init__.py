@@ -17,7 +17,7 @@ Arrays and a seed in, arrays out: no model, no file, no FLARE, no torch. One rou
 
 from typing import Any
 
-from fedpeft.core import lazy
+from fedpeft.core.registry import lazily, lazy_names
 
 # scipy and pymoo cost most of a second: a name is imported when it is first used
 _HOME = {
@@ -38,8 +38,8 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    return lazy.load(__name__, _HOME, name)
+    return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:
-    return lazy.listing(__name__, _HOME)
+    return lazy_names(__name__, _HOME)

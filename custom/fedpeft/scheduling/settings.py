@@ -12,14 +12,25 @@ import numpy as np
 from fedpeft import importance, scheduling
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.seeds import derive
-from fedpeft.core.settings import BY_SITE, MAX_ROUNDS, OWNER, at_least, between, build, no_settings, one_of
+from fedpeft.core.settings import (
+    BY_SITE,
+    MAX_ROUNDS,
+    OWNER,
+    at_least,
+    between,
+    build,
+    check_ranges,
+    no_settings,
+    one_of,
+    within,
+)
 
 if TYPE_CHECKING:
     from fedpeft.methods import TuningMethod
 
 ALL, OWN = "all", "own"
 MAX_BUDGET = 1_000_000
-MAX_SCORE_SAMPLES = 1_000_000
+SCORE_SAMPLES = within(1, 1_000_000, max_by="most_score_samples", min_by="least_score_samples")
 
 
 def schedule_of(section: Mapping[str, Any] | None, method: TuningMethod) -> ScheduleSettings:
@@ -90,14 +101,14 @@ class ScheduleSettings:
     score: str = "lntk"
     score_settings: Mapping[str, Any] = field(default_factory=dict, metadata={OWNER: "score"})
     scoring: str = "fresh"
-    every: int = 1
-    score_samples: int = 16
-    budget: int = 0
+    every: int = field(default=1, metadata=within(1, MAX_ROUNDS))
+    score_samples: int = field(default=16, metadata=SCORE_SAMPLES)
+    budget: int = field(default=0, metadata=within(0, MAX_BUDGET))
     budget_range: tuple[int, ...] = ()
     site_budgets: Mapping[str, int] = field(default_factory=dict, metadata=BY_SITE)
-    weight_importance: float = 1.0
-    weight_diversity: float = 1.0
-    clients_per_round: int = 0
+    weight_importance: float = field(default=1.0, metadata=within(0))
+    weight_diversity: float = field(default=1.0, metadata=within(0))
+    clients_per_round: int = field(default=0, metadata=within(0))
     joins: Mapping[str, int] = field(default_factory=dict, metadata=BY_SITE)
 
     def __post_init__(self) -> None:
@@ -114,11 +125,7 @@ class ScheduleSettings:
                     )
         importance.method_settings(self.score, self.score_settings)
         one_of("scoring", self.scoring, ("fresh", "with_reply"))
-        between("every", self.every, 1, MAX_ROUNDS)
-        between("score_samples", self.score_samples, 1, MAX_SCORE_SAMPLES)
-        between("budget", self.budget, 0, MAX_BUDGET)
-        for name in ("weight_importance", "weight_diversity", "clients_per_round"):
-            at_least(name, getattr(self, name), 0)
+        check_ranges(self)
         if self.budget_range and not (
             len(self.budget_range) == 2
             and all(isinstance(budget, int) for budget in self.budget_range)

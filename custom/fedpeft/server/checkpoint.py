@@ -184,7 +184,7 @@ def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 def _facts(folder: Path) -> dict[str, Any]:
     try:
-        facts = {"submitter": "", "median": 0.0, "excess": {}} | read_json(folder / FACTS, most=MAX_FACTS)
+        facts = {"submitter": "", "median": 0.0, "excess": {}} | read_json(folder / FACTS, max_bytes=MAX_FACTS)
         names = ("job", "submitter", "lineage", "round", "scores", "settings", "history", "median", "excess")
         return {name: facts[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import fedpeft
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.lineages import lineage_folder, prune
-from fedpeft.core.locks import StateLock
+from fedpeft.core.locks import StateLock, lineage_folder, prune
 from fedpeft.core.states import State
 from fedpeft.job.federation import LATEST, RunTracking
 from fedpeft.job.settings import ServerJob
@@ -225,7 +224,7 @@ class JobRun:
         hello = Hello(version=fedpeft.__version__, initial=initial, lineage=self._lineage, finished=finished)
 
         def read(introduction: Introduction, site: str) -> Introduction:
-            check_introduction(introduction, site=site, initial=initial, most_samples=job.federation.max_samples)
+            check_introduction(introduction, site=site, initial=initial, max_samples=job.federation.max_samples)
             if sender is None or announced is None:
                 return introduction
             state, answering = introduction.state, job.training.answering

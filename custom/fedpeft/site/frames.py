@@ -18,7 +18,7 @@ from typing import Any
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import DISK_FULL, is_full
 from fedpeft.job.setting_names import declared_part
-from fedpeft.protocol.problem_codes import CODES, SETTING, is_known
+from fedpeft.protocol.fields import CODES, SETTING_MARK, is_known
 
 Frame = tuple[bytes, bytes]
 
@@ -111,7 +111,7 @@ class Failure:
     def of(cls, error: Exception) -> Failure:
         """Convert an exception; a `FedpeftError` (bad input) is not retryable, any other exception is."""
         if isinstance(error, FedpeftError):
-            setting = declared_part(error.setting) if SETTING in CODES[error.code] else ""
+            setting = declared_part(error.setting) if SETTING_MARK in CODES[error.code] else ""
             return cls(detail=str(error), code=error.code, setting=setting)
         name = type(error).__name__
         memory = name in MEMORY or NO_MEMORY in str(error)

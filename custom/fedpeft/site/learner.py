@@ -27,10 +27,10 @@ from fedpeft.core.states import State, digest, equal
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.remarks import baseline
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.released_metrics import rounded_count
+from fedpeft.protocol.reply_policy import rounded_count
 from fedpeft.protocol.site_check import admitted, load_data
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import client_round, computing, site_state
@@ -85,7 +85,7 @@ class Learner:
         constant: what the best constant answer reaches on the test split; None: nothing can be measured.
         on_step: called after each step of a round, as `train_epochs` does.
         salt: goes into every seed of the next round's training; empty: these follow from the job alone. In secure sums
-            it is secret (`fedpeft.protocol.secret_seed`).
+            it is secret (`fedpeft.protocol.signed_keys`).
 
     Raises:
         FedpeftError: a setting is wrong, or the trained part is larger than the site allows.

@@ -27,7 +27,7 @@ from fedpeft.alignment.factors import MAX_RANKS, extended
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import replacing, write_json
 from fedpeft.core.states import first_misfit
-from fedpeft.job.site_job import SiteJob
+from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.types import SCORE, TRAIN, Hello, Introduction, Order, ScoreOrder, TrainOrder
 
 FILE = "received.safetensors"
@@ -71,7 +71,7 @@ def check_received(
     longest = max((side for shape in shapes.values() for side in shape), default=0) if any_width or stacked else None
     if longest is not None and stacked:
         longest *= MAX_RANKS
-    misfit = first_misfit(state, shapes, dtype=announced.dtype, whole=whole and bool(state), longest=longest)
+    misfit = first_misfit(state, shapes, dtype=announced.dtype, whole=whole and bool(state), max_side=longest)
     if misfit is None:
         return
     if misfit.unknown:

@@ -12,14 +12,12 @@ from typing import Any
 import fedpeft
 from fedpeft.core.errors import LocalError
 from fedpeft.core.files import write_json
-from fedpeft.core.lineages import lineage_folder, prune
-from fedpeft.core.locks import StateLock
+from fedpeft.core.locks import StateLock, lineage_folder, prune
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER
 from fedpeft.core.workspace import PROBLEM
-from fedpeft.job.site_job import SECTIONS, SiteJob
+from fedpeft.job.settings import SECTIONS, SiteJob
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.protocol.released_metrics import first_of_round, first_scores_of_round, released_metrics
-from fedpeft.protocol.reply_policy import allowed
+from fedpeft.protocol.reply_policy import allowed, first_of_round, first_scores_of_round, released_metrics
 from fedpeft.protocol.site_check import admitted
 from fedpeft.protocol.types import (
     HELLO,
@@ -203,7 +201,7 @@ def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
         metrics = released_metrics(
             metrics,
             answer.values["questions"],
-            least=site.policy.least_test_samples,
+            min_questions=site.policy.least_test_samples,
             enough_validation=answer.values["validation"] >= site.policy.least_validation_samples,
         )
         metrics = first_of_round(metrics, order.round, site.run)

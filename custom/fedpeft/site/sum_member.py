@@ -10,13 +10,12 @@ from typing import Any
 
 import fedpeft
 from fedpeft.core.errors import SecureSumError
-from fedpeft.core.states import State
-from fedpeft.job.privacy_settings import RECEIVED, PrivacySettings
-from fedpeft.job.site_job import digest_of
-from fedpeft.job.site_policy import SitePolicy
+from fedpeft.core.states import State, digest
+from fedpeft.job.settings import digest_of
+from fedpeft.job.site_policy import RECEIVED, PrivacySettings, SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol import secret_seed, secure_sum
-from fedpeft.protocol.secure_sum import weight_of
+from fedpeft.protocol import signed_keys
+from fedpeft.protocol.secure_sum import SumRound, weight_of
 from fedpeft.protocol.signed_keys import Kit, SignedKey
 from fedpeft.protocol.types import TrainOrder
 
@@ -100,8 +99,8 @@ class SumMember:
         start = b""
         if self.members is not None:
             facts = {**facts, "policy": self.policy, "fedpeft": fedpeft.__version__}
-            start = secret_seed.start_of(secret_seed.secret_of(folder), facts)
-        return secure_sum.offer(folder, self.kit, job=job, round=round, site=self.site, start=start)
+            start = signed_keys.start_of(signed_keys.secret_of(folder), facts)
+        return self._in_round(job, round).offer(folder, start)
 
     def salt(self, folder: Path, order: TrainOrder, *, received: State) -> str:
         """Return what goes into the seeds of a round's training; empty in the simulator and without secure sums.
@@ -115,12 +114,10 @@ class SumMember:
         if not self.method.secure_sum or self.members is None:
             return ""
         job, round = order.lineage, order.round
-        offers = secure_sum.verified_offers(
-            order.sum_keys, self.kit, job=job, round=round, site=self.site, members=self.members
-        )
+        offers = self._in_round(job, round).verified(order.sum_keys)
         starts = {name: offer.start for name, offer in offers.items()}
-        secret, state = secret_seed.secret_of(folder), secure_sum.digest(received)
-        return secret_seed.salt_of(secret, job=job, round=round, starts=starts, received=state)
+        secret, state = signed_keys.secret_of(folder), digest(received)
+        return signed_keys.salt_of(secret, job=job, round=round, starts=starts, received=state)
 
     def upload(self, trained: State, folder: Path, order: TrainOrder, *, samples: int, received: State) -> State:
         """Mask the trained adapter; without secure sums return it unchanged.
@@ -138,19 +135,17 @@ class SumMember:
             raise SecureSumError(
                 f"the server assigned layers {order.layers} in a job with method.secure_sum, which sums whole adapters."
             )
-        return secure_sum.upload(
+        return self._in_round(order.lineage, order.round).upload(
             self._noised(trained, folder, order, received),
             folder,
-            self.kit,
-            job=order.lineage,
             settings=self.settings,
-            round=order.round,
-            site=self.site,
             weight=weight_of(samples, self.method),
             offered=order.sum_keys,
-            members=self.members,
             received=received,
         )
+
+    def _in_round(self, job: str, round: int) -> SumRound:
+        return SumRound(job=job, round=round, site=self.site, kit=self.kit, members=self.members)
 
     def _noised(self, trained: State, folder: Path, order: TrainOrder, received: State) -> State:
         """Clip and noise what is about to be masked, and record that in the site's ledger.
@@ -160,7 +155,7 @@ class SumMember:
         if self.noised is None:
             return trained
         from fedpeft.protocol import release_adapter
-        from fedpeft.protocol.ledger import BOOK, enter
+        from fedpeft.protocol.release import BOOK, enter
 
         settings = self.noised
         noised, _ = release_adapter(trained, received if settings.reference == RECEIVED else None, settings)

@@ -9,25 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
 from fedpeft.core.settings import about, build
-from fedpeft.job.admission.archive import read_archive, read_folder
-from fedpeft.job.admission.strict_json import (
-    AdmissionError,
-    check_keys,
-    check_list,
-    check_texts,
-    is_count,
-    is_whole,
-    parse,
-    short,
-    wrong,
-)
 from fedpeft.job.composing import (
     AGGREGATOR,
     ARGUMENTS,
@@ -37,6 +25,19 @@ from fedpeft.job.composing import (
     PERSISTOR,
     SECTIONS,
     FlareSettings,
+)
+from fedpeft.job.strict_files import (
+    AdmissionError,
+    check_keys,
+    check_list,
+    check_texts,
+    is_count,
+    is_whole,
+    parse_json,
+    read_archive,
+    read_folder,
+    short,
+    wrong,
 )
 
 META = "meta.json"
@@ -104,15 +105,7 @@ ALLOWED = 1.0  # in place of an interval or timeout that a file does not have
 
 
 def check_flare(configuration: Mapping[str, Any], file: str) -> None:
-    """Refuse FLARE's intervals and timeouts that no job may have.
-
-    Args:
-        configuration: a file's, with them at its top.
-        file: its name, for messages.
-
-    Raises:
-        AdmissionError: naming file and setting.
-    """
+    """Refuse FLARE's intervals and timeouts that no job may have."""
     names = [field.name for field in fields(FlareSettings)]
     try:
         build(FlareSettings, {name: configuration.get(name, ALLOWED) for name in names}, section="flare", source=file)
@@ -121,15 +114,7 @@ def check_flare(configuration: Mapping[str, Any], file: str) -> None:
 
 
 def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) -> None:
-    """Refuse settings that the server itself would refuse, or of which its components and the sites get other ones.
-
-    Args:
-        parts: the arguments of each of the job's components, by section.
-        deployed: the participants of the deploy map.
-
-    Raises:
-        AdmissionError: naming the setting.
-    """
+    """Refuse settings that the server itself would refuse, or of which its components and the sites get other ones."""
     from fedpeft.backbones.registry import BACKBONES, BackboneSettings
     from fedpeft.data.registry import DATASETS
     from fedpeft.data.settings import DataSettings
@@ -187,58 +172,62 @@ _BY_NAME = "name"  # and one with this key, where the value is the name of one o
 
 @dataclass(frozen=True, kw_only=True)
 class AdmittedJob:
-    """The three files of a job, parsed."""
+    """The three files of a job, parsed, and the folder in which they lie; without one they came in an archive."""
 
     meta: Mapping[str, Any]
     server: Mapping[str, Any]
     client: Mapping[str, Any]
+    folder: Path = Path()
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites that take part."""
+        return tuple(name for name in self.meta["deploy_map"][APP] if name != "server")
+
+    @property
+    def at_server(self) -> Mapping[str, Any]:
+        """The sections that the server's controller receives."""
+        return self.server["workflows"][0]["args"]
+
+    @property
+    def at_sites(self) -> Mapping[str, Any]:
+        """The sections that each site's executor receives."""
+        return self.client["executors"][0]["executor"]["args"]
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """All sections of the job."""
+        at_top = {**self.server, **self.server["server"]}
+        flare = {field.name: at_top[field.name] for field in fields(FlareSettings) if field.name in at_top}
+        both = {**self.at_server, **self.at_sites, "flare": flare}
+        return {name: both[name] for name in SECTIONS if name in both}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that the job loads."""
+        components = (*self.server["components"], *self.server["workflows"], *self.client["components"])
+        executors = (entry["executor"] for entry in self.client["executors"])
+        return tuple(sorted({component["path"] for component in (*components, *executors)}))
 
 
 def admit_folder(folder: Path, *, classes: Sequence[str] = ()) -> AdmittedJob:
-    """Check a job folder.
-
-    Args:
-        folder: as `fedpeft jobs` writes it; it may contain FLARE's signatures.
-        classes: additional classes of this machine's allow-list, for tests and experiments in the simulator; an entry
-            that ends with a period stands for everything below it.
-
-    Raises:
-        AdmissionError: the job is not admitted; the message says why.
-        FedpeftError: the folder is not a job folder.
-    """
+    """Check a job folder; it may load `classes` of a simulator's allow-list, all below those that end with a dot."""
     if not (folder / META).is_file():
         raise FedpeftError(
             f"{folder} is not a FLARE job folder, it has no meta.json: name one of jobs/, which `fedpeft jobs` writes."
         )
-    return _admit(read_folder(folder, FILES), f"{folder}/", classes)
+    return replace(_admit(read_folder(folder, FILES), f"{folder}/", classes), folder=folder)
 
 
 def admit_submission(data: bytes, folder: str) -> AdmittedJob:
-    """Check a submitted archive.
-
-    Args:
-        data: the zip archive.
-        folder: name of the job folder, the only one at the top of the archive.
-
-    Raises:
-        AdmissionError: the job is not admitted; the message says why.
-    """
+    """Check a submitted archive, which has the job's folder alone at its top."""
     if not isinstance(folder, str) or not _FOLDER.fullmatch(folder) or not folder.isprintable():
         raise AdmissionError(f"the job's folder is {short(folder)}: give it a plain name.", reason="archive")
     return _admit(read_archive(data, FILES, root=folder), "", ())
 
 
 def admit_app(data: bytes, app: str, meta: Mapping[str, Any]) -> None:
-    """Check an app that a server deploys at a site.
-
-    Args:
-        data: the zip archive of the app folder.
-        app: its name.
-        meta: the job's meta.json, with the fields that the server added.
-
-    Raises:
-        AdmissionError: the job is not admitted; the message says why.
-    """
+    """Check an app that a server deploys at a site, with the fields that the server added to meta.json."""
     if app != APP:
         raise AdmissionError(f"the app is {short(app)}: name it {APP!r}.", reason="file")
     if not isinstance(meta, Mapping):
@@ -246,18 +235,11 @@ def admit_app(data: bytes, app: str, meta: Mapping[str, Any]) -> None:
     admit_meta({key: value for key, value in meta.items() if key not in BOOKKEEPING})
     files = read_archive(data, tuple(CONFIGURATIONS.values()))
     for role, name in CONFIGURATIONS.items():
-        admit_configuration(role, parse(files[name], name), name)
+        admit_configuration(role, parse_json(files[name], name), name)
 
 
 def admit_configuration(role: str, configuration: Mapping[str, Any], file: str, classes: Sequence[str] = ()) -> None:
-    """Check one parsed configuration.
-
-    Args:
-        role: server or client.
-        configuration: content of the file.
-        file: its name, for messages.
-        classes: as for `admit_folder`.
-    """
+    """Check one parsed configuration."""
     check_texts(configuration, file)
     timeouts = tuple(field.name for field in fields(FlareSettings) if field.name != _SERVER)
     check_keys(configuration, (*_COMMON, *_OWN[role], *timeouts), file, required=(*_COMMON, *_OWN[role]))
@@ -283,7 +265,7 @@ def admit_configuration(role: str, configuration: Mapping[str, Any], file: str, 
 
 
 def _admit(files: Mapping[str, bytes], where: str, classes: Sequence[str]) -> AdmittedJob:
-    parsed = {name: parse(files[name], f"{where}{name}") for name in FILES}
+    parsed = {name: parse_json(files[name], f"{where}{name}") for name in FILES}
     admit_meta(parsed[META], f"{where}{META}")
     both = {role: parsed[f"{APP}/{name}"] for role, name in CONFIGURATIONS.items()}
     for role, name in CONFIGURATIONS.items():
@@ -291,7 +273,7 @@ def _admit(files: Mapping[str, bytes], where: str, classes: Sequence[str]) -> Ad
     (workflow,), (entry,) = both["server"]["workflows"], both["client"]["executors"]
     components = (*both["server"]["components"], workflow, entry["executor"])
     check_values([one["args"] for one in components], parsed[META]["deploy_map"][APP])
-    return AdmittedJob(meta=parsed[META], **both)
+    return AdmittedJob(meta=parsed[META], server=both["server"], client=both["client"])
 
 
 def _component(entry: Any, where: str, classes: Sequence[str], names: Sequence[str], ours: Sequence[str]) -> None:

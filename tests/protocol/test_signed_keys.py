@@ -7,7 +7,7 @@ import torch
 from fedpeft.core.errors import LocalError
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol import secret_seed
+from fedpeft.protocol import signed_keys
 from fedpeft.protocol.types import TrainOrder
 from fedpeft.site.sum_member import SumMember
 
@@ -17,16 +17,16 @@ RECEIVED = {"layer.0.output.down.bias": torch.zeros(2)}
 
 
 def test_a_secret_is_drawn_once_for_a_lineage_and_for_its_user_alone(tmp_path):
-    first, again, other = (secret_seed.secret_of(tmp_path / lineage) for lineage in ("a-1", "a-1", "a-2"))
+    first, again, other = (signed_keys.secret_of(tmp_path / lineage) for lineage in ("a-1", "a-1", "a-2"))
     assert first == again != other
     assert len(first) == 32
-    assert (tmp_path / "a-1" / secret_seed.FILE).stat().st_mode & 0o077 == 0
+    assert (tmp_path / "a-1" / signed_keys.SEED_FILE).stat().st_mode & 0o077 == 0
 
 
 def test_a_secret_that_is_cut_off_is_one_sentence(tmp_path):
-    (tmp_path / secret_seed.FILE).write_bytes(b"short")
+    (tmp_path / signed_keys.SEED_FILE).write_bytes(b"short")
     with pytest.raises(LocalError, match="has 5 bytes, not 32: remove that file"):
-        secret_seed.secret_of(tmp_path)
+        signed_keys.secret_of(tmp_path)
 
 
 class Lineage:
@@ -77,7 +77,7 @@ CHANGES = {
     "other data": lambda lineage: lineage.facts["rome"].update(data={"examples": "one fewer"}),
     "no state of its own": lambda lineage: lineage.facts["rome"].update(own=-1),
     "another file": lambda lineage: lineage.policies.update(rome=SitePolicy(sum_with=SITES, exclude=("7",))),
-    "a folder that was removed": lambda lineage: (lineage.folder / "rome" / JOB / secret_seed.FILE).unlink(),
+    "a folder that was removed": lambda lineage: (lineage.folder / "rome" / JOB / signed_keys.SEED_FILE).unlink(),
 }
 
 
@@ -99,4 +99,4 @@ def test_another_global_adapter_draws_anew(lineage):
 
 def test_the_simulator_has_no_secrets_so_that_a_seed_gives_the_same_bytes(lineage):
     assert {*lineage.salts(members=None).values()} == {""}
-    assert not list(lineage.folder.glob(f"*/*/{secret_seed.FILE}"))
+    assert not list(lineage.folder.glob(f"*/*/{signed_keys.SEED_FILE}"))
