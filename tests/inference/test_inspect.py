@@ -6,7 +6,6 @@ import stat
 
 import numpy as np
 import pytest
-from undrawn import in_one_form
 
 from fedpeft.answering.answering import Scored
 from fedpeft.cli import main
@@ -22,13 +21,9 @@ IMAGE = np.zeros((2, 2, 3), dtype=np.uint8)
 
 @pytest.fixture
 def inspect(of_tables, tmp_path, capsys, monkeypatch):
-    """Function: run the command on a site's folder; exit code, output, error, and the page if there is one.
-
-    Pictures are drawn in one form.
-    """
+    """Function: run the command on a site's folder; exit code, output, error, and the page if there is one."""
     monkeypatch.setattr("fedpeft.inference.site_page.page.projected", lambda vectors: vectors[:, :2])
     monkeypatch.setattr("fedpeft.inference.site_page.page.has_projection", lambda: True)
-    monkeypatch.setattr("fedpeft.inference.site_page.page.in_all_forms", in_one_form)
 
     def run(kind, *arguments, out=tmp_path / "new" / "page.html"):
         code = main(["inspect", str(of_tables[kind][0]), "--out", str(out), *map(str, arguments)])

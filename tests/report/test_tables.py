@@ -11,11 +11,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.report.history import means, series
 from fedpeft.report.history_reader import parse
 from fedpeft.report.outputs import markdown, print_tables, tidy_csv
 from fedpeft.report.page import page
 from fedpeft.report.page_parts import Picture
-from fedpeft.report.series import means, series
 from fedpeft.report.tables import all_tables, best_round, by_round, last_round
 
 METRICS = ("overall", "open", "closed")
@@ -319,7 +319,7 @@ def test_a_site_that_is_no_better_than_a_constant_answer_is_named_in_all_forms(l
     for one, below in zip(made["rounds"], (None, None, 1.0, 1.0, last), strict=True):
         one["sites"]["slake"]["below_constant"] = below
     history = parse(made, origin="h")
-    nothing = Picture(light=b"", dark=b"")
+    nothing = {"curves": Picture(b"")}
     shown = " ".join(terminal(made).split())
     forms = (shown, markdown(history), page(history, nothing).replace("Slake", "slake"))
     assert [NO_BETTER in form for form in forms] == [last == 1] * 3

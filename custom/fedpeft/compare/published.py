@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedpeft.compare.outcome import Outcome
+from fedpeft.compare.outcome import Outcome, metrics_of
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
 
 UNDEFINED = "F1 of questions without a definition"
@@ -137,7 +137,7 @@ def differences(outcomes: Sequence[Outcome]) -> list[str]:
     found = []
     if any(one.procedural or one.tiny for one in outcomes):
         found.append("ours are of procedural data or of a tiny backbone")
-    own = list(dict.fromkeys(metric for one in outcomes for metric in one.metrics.values()))
+    own = metrics_of(outcomes)
     if own != [task.metric]:
         ours = " and ".join(TITLES[metric] for metric in own)
         found.append(f"the paper's metric is {TITLES.get(task.metric, task.metric)}, ours {ours}")

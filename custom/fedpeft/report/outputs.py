@@ -17,8 +17,7 @@ from rich.text import Text
 
 from fedpeft.core.console import Console, cell
 from fedpeft.core.text import csv_cell
-from fedpeft.report.history import History
-from fedpeft.report.series import ACCURACIES
+from fedpeft.report.history import ACCURACIES, History
 from fedpeft.report.tables import AVERAGED, Table, all_tables, by_round, last_and_best, trained_layers
 from fedpeft.report.wording import DASH, REJECTED, TITLES, caption, moved_places, not_learning, parts, rejections
 from fedpeft.report.wording import note as note_of
@@ -109,7 +108,7 @@ def markdown(history: History) -> str:
     """Return all tables with captions: the last round, three accuracies by round; same history, same text."""
     parts = [_markdown_table(table, caption(history)) for table in all_tables(history)]
     if history.scheduled:
-        parts.append("![Layer scores, chosen layers and layer use](schedule.png)")
+        parts.append("![Layer scores, chosen layers and layer use](schedule.svg)")
     remarks = [*not_learning(history), *rejections(history)]
     if remarks:
         parts.append("\n".join(f"- {_escape(line)}" for line in remarks))

@@ -19,7 +19,7 @@ from pathlib import Path
 from fedpeft.compare.outcome import Outcome
 from fedpeft.compare.page import page, picture
 from fedpeft.compare.runs import of_histories
-from fedpeft.compare.table import Comparison, compared
+from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import runs_folder
 from fedpeft.core.pace import duration
@@ -29,6 +29,7 @@ from fedpeft.report.history_reader import read
 from fedpeft.report.page_parts import Picture, document
 from fedpeft.report.status.progress import COMPLETED, PLACES, SIMULATED, Progress
 from fedpeft.report.status.show import figures
+from fedpeft.report.tables import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +242,7 @@ class Comparisons:
     """Pages of groups; the last one that was drawn is kept until its runs change."""
 
     def __init__(self) -> None:
-        self._drawn: tuple[object, Comparison, Picture, list[Outcome], int] | None = None
+        self._drawn: tuple[object, Table, Picture, list[Outcome], int] | None = None
 
     def page(self, group: Group) -> str:
         """Return the page that compares the runs of a group; of runs that are alike the newest stands for all."""
