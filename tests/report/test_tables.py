@@ -11,12 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.report.history import means, series
 from fedpeft.report.history_reader import parse
 from fedpeft.report.outputs import markdown, print_tables, tidy_csv
 from fedpeft.report.page import page
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.tables import all_tables, best_round, by_round, last_round
+from fedpeft.report.wording import means, series
 
 METRICS = ("overall", "open", "closed")
 NO_BETTER = "slake: no better than its best constant answer for 3 rounds: set another training.learning_rate"

@@ -17,9 +17,19 @@ from rich.text import Text
 
 from fedpeft.core.console import Console, cell
 from fedpeft.core.text import csv_cell
-from fedpeft.report.history import ACCURACIES, History
+from fedpeft.report.history import History
 from fedpeft.report.tables import AVERAGED, Table, all_tables, by_round, last_and_best, trained_layers
-from fedpeft.report.wording import DASH, REJECTED, TITLES, caption, moved_places, not_learning, parts, rejections
+from fedpeft.report.wording import (
+    ACCURACIES,
+    DASH,
+    REJECTED,
+    TITLES,
+    caption,
+    moved_places,
+    not_learning,
+    parts,
+    rejections,
+)
 from fedpeft.report.wording import note as note_of
 
 MAX_LENGTH = 20  # letters of a name before it is folded

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from html import escape
 
 from fedpeft.core.metrics import TITLES as METRICS
-from fedpeft.report.history import History, Mean, means
+from fedpeft.report.history import History
 from fedpeft.report.page_parts import Picture, figure, headline, laid_out, page_of, section
 from fedpeft.report.tables import all_tables
-from fedpeft.report.wording import TITLES, not_learning, note, parts, rejections
+from fedpeft.report.wording import TITLES, Mean, means, not_learning, note, parts, rejections
 
 SECTIONS = {
     "curves": "Convergence",

@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpeft.protocol.fields import MB
 from fedpeft.report import schedule_plot
-from fedpeft.report.history import History, means, series
+from fedpeft.report.history import History
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.palette import (
     BRIDGE,
@@ -36,7 +36,7 @@ from fedpeft.report.palette import (
     svg,
     text_width,
 )
-from fedpeft.report.wording import caption, percent, plot_title
+from fedpeft.report.wording import caption, means, percent, plot_title, series
 
 MANY_ROUNDS = 12  # more than these, and markers hide the lines
 # inches

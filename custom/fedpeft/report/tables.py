@@ -16,8 +16,22 @@ from scipy.stats import rankdata
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, TITLES
 from fedpeft.protocol.fields import MB
-from fedpeft.report.history import ACCURACIES, History, Round, means, series, tested_weights
-from fedpeft.report.wording import DASH, FEWER, REJECTED, after, heading, legend, moved_places, parts, percent
+from fedpeft.report.history import History, Round
+from fedpeft.report.wording import (
+    ACCURACIES,
+    DASH,
+    FEWER,
+    REJECTED,
+    after,
+    heading,
+    legend,
+    means,
+    moved_places,
+    parts,
+    percent,
+    series,
+    tested_weights,
+)
 
 MEAN, WEIGHTED = "mean", "weighted mean"
 AVERAGED = (MEAN, WEIGHTED)

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import digest, read_json
 from fedpeft.core.workspace import MANIFEST
-from fedpeft.report.history_reader import as_count, as_mapping, as_name, as_sentence, need
+from fedpeft.report.history import as_count, as_mapping, as_sentence, by_name, checked, must, need
 
 
 def verify(run: Path) -> dict[str, Any]:
@@ -40,6 +42,17 @@ def _is_same(run: Path, name: str, written: str) -> bool:
         return False
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Manifest:
+    status: str = must(as_sentence)
+    rounds: int = must(as_count)
+    reason: str = must(as_sentence, default="no reason given")
+    lineage: str = must(as_sentence, default="")
+    files: Mapping[str, str] = must(by_name(as_sentence, "file"))
+    sites: Mapping[str, Any] = must(by_name(lambda about, where, what: about), default_factory=dict)
+    ended_early: Mapping[str, int] = must(by_name(as_count, "value"), default_factory=dict)
+
+
 def read_manifest(file: Path) -> dict[str, Any]:
     """Read a manifest.
 
@@ -48,20 +61,9 @@ def read_manifest(file: Path) -> dict[str, Any]:
     """
     try:
         manifest = as_mapping(read_json(file), "it", "the whole file")
-        files = as_mapping(need(manifest, "files", "it"), "it", "'files'")
-        early = as_mapping(manifest.get("ended_early", {}), "it", "'ended_early'")
-        if early:
-            need(early, "best_round", "it")
-        sites = as_mapping(manifest.get("sites", {}), "it", "'sites'")
-        return {
-            **manifest,
-            "status": as_sentence(need(manifest, "status", "it"), "it", "'status'"),
-            "rounds": as_count(need(manifest, "rounds", "it"), "it", "'rounds'"),
-            "reason": as_sentence(manifest.get("reason", "no reason given"), "it", "'reason'"),
-            "lineage": as_sentence(manifest.get("lineage", ""), "it", "'lineage'"),
-            "files": {name: as_sentence(written, "it", "a digest") for name, written in files.items()},
-            "sites": {as_name(name, "it", "a site"): about for name, about in sites.items()},
-            "ended_early": {name: as_count(value, "it", repr(name)) for name, value in early.items()},
-        }
+        known = checked(_Manifest, manifest, "it")
+        if known.ended_early:
+            need(known.ended_early, "best_round", "it")
+        return {**manifest, **vars(known)}
     except (OSError, ValueError) as error:
         raise FedpeftError(f"{file} is not a manifest ({error!s:.200}): download the result again.") from error
