@@ -20,8 +20,8 @@ from fedpeft.compare.table import compared
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.inference.model import Prediction
-from fedpeft.inference.site_page.page import page as site_page
-from fedpeft.inference.site_page.subject import Subject
+from fedpeft.inference.site_page import page as site_page
+from fedpeft.inference.site_subject import Subject
 from fedpeft.report import render
 from fedpeft.report.history_reader import parse
 from fedpeft.report.page_parts import Picture
@@ -94,8 +94,8 @@ def page(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     file = folder / "page.html"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedpeft.inference.site_page.page.projected", lambda vectors: vectors[:, :2])
-        patch.setattr("fedpeft.inference.site_page.page.has_projection", lambda: True)
+        patch.setattr("fedpeft.inference.site_page.projected", lambda vectors: vectors[:, :2])
+        patch.setattr("fedpeft.inference.site_page.has_projection", lambda: True)
         file.write_text(request.param(folder), encoding="utf-8")
     return file.as_uri()
 
@@ -154,7 +154,7 @@ def test_the_served_pages_open_whole_and_quiet(browser, tmp_path, monkeypatch):
 
 
 def test_a_wide_confusion_is_whole_on_a_phone(browser, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedpeft.inference.site_page.page.has_projection", lambda: False)
+    monkeypatch.setattr("fedpeft.inference.site_page.has_projection", lambda: False)
     file = tmp_path / "page.html"
     file.write_text(own_page(tmp_path), encoding="utf-8")
     seen = browser.open(file.as_uri(), width=400)

@@ -26,7 +26,7 @@ from fedpeft.core.seeds import derive
 from fedpeft.data.images import as_array
 from fedpeft.data.schema import Example
 from fedpeft.inference.model import Prediction
-from fedpeft.inference.site_page.subject import MIN, Subject, differ, has_projection, projected
+from fedpeft.inference.site_subject import MIN, Subject, differ, has_projection, projected
 from fedpeft.report.data_summary import counted_as
 from fedpeft.report.page_parts import Picture, embedded, figure, headline, laid_out, page_of, section
 from fedpeft.report.palette import COLORS, DPI, LIGHT, drawn, shorten, svg, text_width
