@@ -44,11 +44,7 @@ def add(commands: Any) -> None:
 
 
 def compare(chosen: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises:
-        FedpeftError: wrong input, or a run failed; what is finished is kept.
-    """
+    """Carry out the command."""
     from fedpeft.compare.table import compared, grids
     from fedpeft.core.console import Console
     from fedpeft.job.composing import name_of

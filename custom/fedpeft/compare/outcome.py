@@ -95,11 +95,7 @@ class Outcome:
 
 
 def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
-    """Return the run of one line that an experiment wrote.
-
-    Raises:
-        FedpeftError: it is not such a line.
-    """
+    """Return the run of one line that an experiment wrote."""
     try:
         of_rounds = {name: tuple(values.get(name, ())) for name in ("figures", "sent", "pooled")}
         outcome = Outcome(**{**values, **of_rounds})
@@ -133,13 +129,7 @@ def caution_of(outcomes: Iterable[Outcome]) -> str:
 
 
 def of_history(history: History, *, method: str, recipe: str = "") -> Outcome:
-    """Return a finished run.
-
-    Args:
-        history: what the server wrote.
-        method: the name of its row.
-        recipe: see `Outcome`.
-    """
+    """Return a finished run."""
     rounds = history.rounds
     counted = all(site.sent is not None for one in rounds for site in one.sites.values())
     figures = tuple({s: r.overall for s, r in one.sites.items() if r.overall is not None} for one in rounds)

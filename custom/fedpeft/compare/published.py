@@ -117,20 +117,12 @@ NOT_COMPARABLE = "†"
 
 
 def source_of(task: str) -> Source | None:
-    """Return the table with the figures of a job's task; None: there is none.
-
-    Args:
-        task: the job's name.
-    """
+    """Return the table with the figures of a job's task; None: there is none."""
     return next((source for source in SOURCES if _name(task) in source.tasks), None)
 
 
 def differences(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return why figures of these runs and the paper's of their task are of different kinds; empty: they are of one.
-
-    Args:
-        outcomes: runs of one task.
-    """
+    """Return why figures of these runs and the paper's of their task are of different kinds; empty: they are of one."""
     if (source := source_of(outcomes[0].task)) is None:
         return []
     task = source.tasks[_name(outcomes[0].task)]

@@ -172,9 +172,6 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Ta
         outcomes: the runs; rows stand in the order of the methods' first run.
         baseline: the method that the others are compared with, seed by seed.
         last: rounds whose mean is a run's figure.
-
-    Raises:
-        FedpeftError: there is no such method, or there are runs of different metrics.
     """
     by_method: dict[str, list[Outcome]] = {}
     for one in outcomes:

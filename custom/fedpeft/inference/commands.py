@@ -83,14 +83,7 @@ def _predict(arguments: argparse.Namespace) -> None:
 def answered(
     predictor: Predictor, wanted: Wanted, *, most: int, console: Console
 ) -> tuple[list[Prediction], Measured | None]:
-    """Return the predictions, and the figures on those examples whose answers are known; None: there are none.
-
-    Args:
-        predictor: of the site.
-        wanted: what is to be predicted.
-        most: answers of each example.
-        console: for the progress bar, if it is a terminal.
-    """
+    """Return the predictions, and the figures on those examples whose answers are known; None: there are none."""
     measure = predictor.measure(wanted.unseen) if any(wanted.known) else None
     everything = measure if all(wanted.known) else None
     answers = predictor.predictions(wanted.examples, wanted.known, most=most, measure=everything)

@@ -73,9 +73,6 @@ def export(
 
     Returns:
         the largest difference of a logit from those of the run, for each of the forms `merged` and `onnx`.
-
-    Raises:
-        FedpeftError: the folder cannot be used, or the method has no such form.
     """
     check_place(out, force=force)
     model, record = model_of(kept), replace(kept.record, sections=exported_sections(kept.record))
@@ -214,11 +211,7 @@ class _Logits(nn.Module):
 
 
 def check_installed() -> None:
-    """Refuse before anything is computed where a package is missing.
-
-    Raises:
-        FedpeftError: naming the package.
-    """
+    """Refuse before anything is computed where a package is missing."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
             __import__(name)
@@ -234,9 +227,6 @@ def write_onnx(folder: Path, model: SiteModel, probes: Sequence[dict[str, Tensor
         folder: that exists.
         model: of a site.
         probes: inputs of at least two examples, whose questions have different lengths.
-
-    Raises:
-        FedpeftError: the exporter refuses the model, or what it writes computes something else.
     """
     answering, names = model.answering.eval(), _needed(probes)
     expected = [answering(inputs) for inputs in probes]

@@ -53,9 +53,6 @@ def find(named: Path, *, site: str | None, round: str = LAST, backbone: str | No
         site: its name; needed in a simulator's workspace, where all sites are.
         round: `last`, `best` by the validation split, or a number.
         backbone: of an exported folder: a folder or hub name in place of the backbone's default one.
-
-    Raises:
-        FedpeftError: there is none; says what to name instead.
     """
     if not named.is_dir():
         raise FedpeftError(f"{named} is not a folder: name a run's workspace, a site's workspace, or an exported one.")

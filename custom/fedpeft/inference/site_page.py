@@ -131,14 +131,7 @@ def answered_as(prediction: Prediction) -> tuple[str, ...]:
 def recognized(
     head: str, train: Sequence[Example], predictions: Sequence[Prediction], thresholds: Mapping[str, float]
 ) -> Table:
-    """Return a row for each answer or label: how often it occurs, is predicted, and both at once.
-
-    Args:
-        head: "answer", "class" or "label".
-        train: the training split.
-        predictions: of the test split.
-        thresholds: of labels.
-    """
+    """Return a row for each answer or label: how often it occurs, is predicted, and both at once."""
     labelled = any(prediction.applies is not None for prediction in predictions)
     in_training = Counter(name for example in train for name in _own(example))
     right, predicted, both = Counter[str](), Counter[str](), Counter[str]()
@@ -176,12 +169,7 @@ def recognized(
 
 
 def confusion(head: str, predictions: Sequence[Prediction]) -> Table:
-    """Return how many examples of each frequent answer or class get which; columns have the numbers of the rows.
-
-    Args:
-        head: "answer" or "class".
-        predictions: of the test split, which has no labels.
-    """
+    """Return how many examples of each frequent answer or class get which; columns have the numbers of the rows."""
     pairs = Counter((p.example.answer, answered_as(p)[0]) for p in predictions)
     right = Counter(p.example.answer for p in predictions)
     names = [name for name, _ in sorted(right.items(), key=lambda item: (-item[1], item[0]))][:MAX_CONFUSED]
@@ -235,9 +223,6 @@ def write_page(out: Path, subject: Subject, *, examples: int) -> None:
         out: the file.
         subject: what the page is about.
         examples: images that were answered right, and as many that were answered wrong, which it shows.
-
-    Raises:
-        FedpeftError: it cannot be written, or an image cannot be read.
     """
     text = page(subject, examples=examples)
     with replacing(out) as draft:

@@ -102,11 +102,7 @@ class Subject:
 
 
 def subject_of(kept: KeptModel, *, console: Console) -> Subject:
-    """Answer the test split, and compute its features.
-
-    Raises:
-        FedpeftError: data or backbone cannot be read.
-    """
+    """Answer the test split, and compute its features."""
     data = own_data(kept)
     test = split_of(data, "test", kept)
     predictor = Predictor(kept)

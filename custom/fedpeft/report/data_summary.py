@@ -67,13 +67,7 @@ def counted_as(example: Example) -> Sequence[str]:
 
 
 def label_picture(title: str, sites: Sequence[SiteData], *, procedural: bool) -> bytes:
-    """Return the picture as PNG: a circle for each label and site, its area in proportion to the count.
-
-    Args:
-        title: the job's or the folder's name.
-        sites: data of each.
-        procedural: the data are computed, which the picture then says.
-    """
+    """Return the picture as PNG: a circle for each label and site, its area in proportion to the count."""
     figure = drawn(lambda: _figure(title, sites, procedural=procedural))
     return png(figure, f"{title}: examples with each label at each site. {AT_HOME}")
 
@@ -156,9 +150,6 @@ def data_summary(sites: Sequence[SiteData]) -> Table:
 
     Its cells: examples per split, images, answers or labels, closed test questions and those with unseen answers,
     what the best constant answer reaches, and, if there are any at any site, samples of the files in no split.
-
-    Args:
-        sites: data of each site; the table holds counts only.
     """
     table = Table(box=None, header_style="bold", collapse_padding=True, pad_edge=False)
     table.add_column("site", no_wrap=True)
@@ -177,11 +168,7 @@ def data_summary(sites: Sequence[SiteData]) -> Table:
 
 
 def remarks(sites: Sequence[SiteData]) -> Iterator[str]:
-    """Yield a sentence on each metric, on what was left out and on what is unusual; one for all sites alike.
-
-    Args:
-        sites: data of each site.
-    """
+    """Yield a sentence on each metric, on what was left out and on what is unusual; one for all sites alike."""
     for metric, labelled in dict.fromkeys((data.metric, bool(data.labels)) for data in sites):
         yield f"Measured by {TITLES[metric]}; the baseline is {EVERY_LABEL if labelled else CONSTANT[metric]}."
     counts: dict[str, dict[str, int]] = {}

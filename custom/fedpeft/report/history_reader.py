@@ -71,9 +71,6 @@ def parse(record: Any, *, origin: str) -> History:
     Args:
         record: the decoded JSON.
         origin: what error messages call it, such as the file's path.
-
-    Raises:
-        HistoryError: one sentence with the origin, the round and the site, and what is wrong there.
     """
     top = as_mapping(record, origin, "the whole file")
     rounds = need(top, "rounds", origin)
@@ -184,11 +181,7 @@ def _assigned(values: Any, where: str, numbers: tuple[int, ...]) -> tuple[int, .
 
 
 def verify(run: Path) -> dict[str, Any]:
-    """Check a run and return its manifest.
-
-    Raises:
-        FedpeftError: there is no manifest, the job failed (with the reason), or a file differs from what was written.
-    """
+    """Check a run and return its manifest."""
     if not (run / MANIFEST).is_file():
         raise FedpeftError(f"{run} holds no {MANIFEST}: the job did not finish, the server's log says why.")
     manifest = read_manifest(run / MANIFEST)
@@ -227,11 +220,7 @@ class _Manifest:
 
 
 def read_manifest(file: Path) -> dict[str, Any]:
-    """Read a manifest.
-
-    Raises:
-        FedpeftError: it is none.
-    """
+    """Read a manifest."""
     try:
         manifest = as_mapping(read_json(file), "it", "the whole file")
         known = checked(_Manifest, manifest, "it")

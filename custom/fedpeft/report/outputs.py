@@ -41,14 +41,6 @@ def print_tables(history: History, *, console: Console | None = None, metrics: S
     """Print the last round, the best one, each metric round by round, the layers trained, and the rejected replies.
 
     A table that is wider than the console is cut into blocks of columns; none of its figures is left out.
-
-    Args:
-        history: the run.
-        console: where to print; default: the terminal.
-        metrics: which of "overall", "open", "closed" to print round by round, of those that the run has.
-
-    Raises:
-        FedpeftError: an unknown metric.
     """
     console = console or Console()
     shown = [name for name in metrics if name not in TITLES or name in parts(history)]

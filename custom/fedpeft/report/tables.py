@@ -226,13 +226,6 @@ def by_round(history: History, metric: str = "overall") -> Table:
     Where sites differ in their number of test samples, the mean that is weighted by it follows.
 
     Open and closed questions have a column for the sites that answer questions only.
-
-    Args:
-        history: the run.
-        metric: "overall", "open" or "closed".
-
-    Raises:
-        FedpeftError: an unknown metric.
     """
     if metric not in ACCURACIES:
         raise FedpeftError(f"There is no accuracy {metric!r}; choose from {', '.join(ACCURACIES)}.")

@@ -69,11 +69,7 @@ def percent(fraction: float | None) -> str:
 
 
 def legend(cells: set[str]) -> str:
-    """Return the meaning of the marks that a table holds.
-
-    Args:
-        cells: the texts of the table's cells.
-    """
+    """Return the meaning of the marks that a table holds."""
     meanings = []
     if DASH in cells:
         meanings.append(f"{DASH} no figure")
@@ -131,15 +127,7 @@ class Mean:
 
 
 def series(history: History, quantity: str) -> dict[str, list[float | None]]:
-    """Return a quantity of every site, round by round; None if the site has no figure in that round.
-
-    Args:
-        history: the run.
-        quantity: one of ``QUANTITIES``.
-
-    Raises:
-        FedpeftError: an unknown quantity.
-    """
+    """Return a quantity of every site, round by round; None if the site has no figure in that round."""
     if quantity not in QUANTITIES:
         raise FedpeftError(f"There is no quantity {quantity!r} in a history; choose from {', '.join(QUANTITIES)}.")
     if quantity == "alignment":
@@ -161,9 +149,6 @@ def means(
         quantity: one of ``QUANTITIES``.
         sites: only these; None: all.
         weights: by site; a site without one counts as without a figure. None: all sites count alike.
-
-    Raises:
-        FedpeftError: an unknown quantity.
     """
     lines = [
         (line, 1 if weights is None else weights.get(site, 0))

@@ -52,11 +52,7 @@ class Run:
 
 
 def find_runs(workspace: Path) -> dict[str, Run]:
-    """Return the runs of a workspace with its earlier ones, or of a folder of runs, by key; the newest first.
-
-    Raises:
-        FedpeftError: the folder cannot be listed.
-    """
+    """Return the runs of a workspace with its earlier ones, or of a folder of runs, by key; the newest first."""
     found = []
     try:
         for root, name, folder in _candidates(workspace):
@@ -224,11 +220,7 @@ class Group:
 
 
 def groups(rows: Sequence[tuple[Run, Progress | None]]) -> dict[str, Group]:
-    """Return, by key, the jobs of which two runs or more have completed; of many runs the newest.
-
-    Args:
-        rows: each run with its progress, the newest first; None: it cannot be read.
-    """
+    """Return, by key, the jobs of which two runs or more have completed; of many runs the newest."""
     by_job: dict[str, list[Run]] = {}
     for run, progress in rows:
         if progress is not None and progress.state == COMPLETED:

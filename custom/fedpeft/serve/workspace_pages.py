@@ -40,11 +40,7 @@ class WorkspacePages:
         self._lock = threading.Lock()  # matplotlib's styles are shared by all threads
 
     def page(self, path: str) -> tuple[str, bool] | None:
-        """Return a page and whether it will change; None if there is no such page.
-
-        Args:
-            path: of the request.
-        """
+        """Return a page and whether it will change; None if there is no such page."""
         match = PATH.fullmatch(path)
         if path != "/" and not match:
             return None

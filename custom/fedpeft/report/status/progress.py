@@ -99,36 +99,17 @@ class Progress:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], *, where: str = "the progress") -> Progress:
-        """Build from a decoded `asdict`; keys that another version added are ignored.
-
-        Raises:
-            HistoryError: a value is of another type, or out of bounds.
-        """
+        """Build from a decoded `asdict`; keys that another version added are ignored."""
         return checked(cls, values, where)
 
 
 def read_progress(folder: Path, *, now: float | None = None) -> Progress:
-    """Read a run's folder at any time, also before the first round.
-
-    Args:
-        folder: of the run on the server; it may lack both files.
-        now: seconds since 1970; None: this moment.
-
-    Raises:
-        FedpeftError: a file is damaged.
-    """
+    """Read a run's folder at any time, also before the first round."""
     return judged(written_progress(folder, now=now), folder)
 
 
 def written_progress(folder: Path, *, now: float | None = None) -> Progress:
-    """Read what a run's files say; that it runs is not asked of its process.
-
-    Args:
-        folder, now: as in `read_progress`.
-
-    Raises:
-        FedpeftError: a file is damaged.
-    """
+    """Read what a run's files say; that it runs is not asked of its process."""
     history, manifest = _read(folder / HISTORY), _read(folder / MANIFEST)
     try:
         return _progress(history, manifest, _age(folder / HISTORY, now), str(folder / HISTORY))
@@ -137,15 +118,7 @@ def written_progress(folder: Path, *, now: float | None = None) -> Progress:
 
 
 def judged(progress: Progress, folder: Path) -> Progress:
-    """Return the progress of a run with what its lock says: a process holds it, or has ended without a manifest.
-
-    Args:
-        progress: that its files tell.
-        folder: of the run.
-
-    Raises:
-        FedpeftError: the manifest is damaged.
-    """
+    """Return the progress of a run with what its lock says: a process holds it, or has ended without a manifest."""
     if progress.state != RUNNING:
         return progress
     alive = _is_written(folder)
@@ -165,11 +138,7 @@ def judged(progress: Progress, folder: Path) -> Progress:
 
 
 def unfinished(progress: Progress) -> str:
-    """Return in words how far a run is that has not completed, or why it failed; empty for a completed one.
-
-    Args:
-        progress: of the run.
-    """
+    """Return in words how far a run is that has not completed, or why it failed; empty for a completed one."""
     if progress.state == COMPLETED:
         return ""
     of = f" of {progress.rounds}" if progress.rounds else ""
@@ -270,9 +239,6 @@ def run_folder(named: Path) -> Path:
     """Return the run's folder: the named one, or one in a simulator workspace, run directory or downloaded job.
 
     A simulator workspace may hold no run yet.
-
-    Raises:
-        FedpeftError: there is no such folder, or nothing in it is a run.
     """
     if not named.is_dir():
         raise FedpeftError(
