@@ -62,7 +62,7 @@ def run(folder, *, said=None, manifest=MANIFEST):
 @pytest.fixture
 def undrawn(monkeypatch):
     leave_pictures_out(monkeypatch.setattr)
-    monkeypatch.setattr(picture, "picture", lambda _: Picture(light=b"", dark=b""))
+    monkeypatch.setattr(picture, "picture", lambda _: Picture(b""))
 
 
 @pytest.fixture

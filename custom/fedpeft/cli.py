@@ -16,9 +16,7 @@ from fedpeft.compare import command as compare
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import suggestion
 from fedpeft.core.text import cleaned_output, shortened
-from fedpeft.inference import export_command as export
-from fedpeft.inference import predict_command as predict
-from fedpeft.inference.site_page import command as inspect
+from fedpeft.inference.commands import add_export, add_inspect, add_predict
 from fedpeft.job import JOB_HELP
 from fedpeft.serve import command as serve
 
@@ -150,9 +148,9 @@ def _add_runs(commands: Any) -> None:
     status.add_argument("--startup-kit", type=Path, metavar="DIR", help="an administrator's kit, to ask for a job id")
     status.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
 
-    predict.add(commands)
-    export.add(commands)
-    inspect.add(commands)
+    add_predict(commands)
+    add_export(commands)
+    add_inspect(commands)
 
     verify = _add(commands, "verify", _verify, "check that a run completed and its files are intact; print its tables")
     verify.add_argument("run", type=Path, help="folder with manifest.json, or what `nvflare job download` brought")
@@ -318,8 +316,8 @@ def _status(arguments: argparse.Namespace) -> None:
 
 def _verify(arguments: argparse.Namespace) -> None:
     from fedpeft.report import show
+    from fedpeft.report.history_reader import verify
     from fedpeft.report.status import run_folder
-    from fedpeft.report.verify import verify
 
     run = run_folder(arguments.run)
     manifest = verify(run)

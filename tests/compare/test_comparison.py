@@ -7,6 +7,7 @@ import math
 import re
 from html import escape
 from itertools import pairwise
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -14,11 +15,10 @@ from rich.console import Console
 
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.page import _figure, page, picture, picture_file
-from fedpeft.compare.table import compared, interval
+from fedpeft.compare.table import compared, csv_of, grids, interval, latex, markdown
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, pooled_balanced_accuracy
 from fedpeft.report.page_parts import Picture
-from fedpeft.report.palette import LIGHT
 from fedpeft.report.wording import Alignment
 
 
@@ -94,7 +94,7 @@ def test_a_figure_that_two_methods_share_is_not_bold(third, bold):
     table = compared(runs, baseline="fedavg")
     assert [row for row, column in table.best if table.columns[column] == "mean accuracy (%)"] == bold
     if not bold:
-        assert not any(name in text for text in (table.markdown(), table.latex()) for name in ("**", "textbf"))
+        assert not any(name in text for text in (markdown(table), latex(table)) for name in ("**", "textbf"))
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_an_interval_of_two_seeds_says_so_where_it_stands_and_below(seeds, cell,
     runs += [outcome("ours", seed, (0.2 + more, 0.2 + more)) for seed, more in enumerate(gained)]
     table = compared(runs, baseline="fedavg")
     assert cells(table, "minus fedavg") == ["–", cell]
-    shown = page(table, Picture(light=b"", dark=b""), runs)
-    for text in (" ".join(table.notes), table.markdown(), table.latex(), shown):
+    shown = page(table, Picture(b""), runs)
+    for text in (" ".join(table.notes), markdown(table), latex(table), shown):
         assert ("one degree of freedom" in text) == warned
     assert (" two seeds" in printed(table, 80)) == warned
 
 
 def printed(table, width):
     console = Console(width=width, file=io.StringIO())
-    console.print(*table.grids(width))
+    console.print(*grids(table, width))
     return console.file.getvalue()
 
 
@@ -143,7 +143,7 @@ def test_what_each_alignment_moved_stands_below_the_table():
     ]
     table = compared(runs, baseline="local")
     assert [note for note in table.notes if "places" in note] == lines
-    shown = page(table, Picture(light=b"", dark=b""), runs)
+    shown = page(table, Picture(b""), runs)
     for line in lines:
         assert all(line in text for text in (table.markdown(), table.latex(), shown))
 
@@ -246,15 +246,15 @@ def test_an_unknown_baseline_is_refused():
 def test_the_forms_hold_every_cell():
     runs = [outcome("a|b_c & 50 %", seed, (0.2, 0.4)) for seed in (0, 1)] + RUNS[2:]
     table = compared(runs, baseline="ours")
-    assert "**" in table.markdown()
-    assert "a\\|b_c" in table.markdown()
-    assert "a|b\\_c \\& 50 \\%" in table.latex()
-    assert "\\textbf{70.0 $\\pm$ 14.1}" in table.latex()
+    assert "**" in markdown(table)
+    assert "a\\|b_c" in markdown(table)
+    assert "a|b\\_c \\& 50 \\%" in latex(table)
+    assert "\\textbf{70.0 $\\pm$ 14.1}" in latex(table)
 
 
 def test_the_csv_has_numbers_alone():
     table = compared([*RUNS, outcome("third", 0, (0.2, 0.4), (0.1, 0.3))], baseline="fedavg")
-    first, second, third = csv.DictReader(io.StringIO(table.csv()))
+    first, second, third = csv.DictReader(io.StringIO(csv_of(table)))
     mean, half = interval([10, 20])
     assert second["method"] == "ours"
     assert float(second["mean accuracy (%)"]) == 70
@@ -313,10 +313,9 @@ def test_a_comparison_of_many_sites_says_that_they_have_no_columns():
         RUNS,
     ],
 )
-def test_the_picture_is_a_png_in_every_form(runs):
-    drawn = [file for file in vars(picture(runs)).values() if isinstance(file, bytes)]
-    assert len(drawn) > 1
-    assert all(file.startswith(b"\x89PNG") for file in drawn)
+def test_the_picture_is_an_svg_in_both_forms(runs):
+    for file in (picture(runs).svg, picture_file(runs)):
+        assert ElementTree.fromstring(file.decode()).tag.endswith("}svg")
 
 
 def heights(axes, at):
@@ -329,7 +328,7 @@ def heights(axes, at):
 def test_methods_with_the_same_figures_are_all_seen(rounds):
     runs = [outcome(name, seed, *rounds) for name in ("fedavg", "fedpia", "agreement") for seed in (0, 1)]
     runs += [outcome(name, 0, (0.9, 0.9), (0.9, 0.9), sent=0.0) for name in ("local", "alone")]
-    by_round, by_sent = _figure(runs, LIGHT, narrow=False).axes
+    by_round, by_sent = _figure(runs).axes
     for axes in (by_round, by_sent):
         assert len(axes.lines) == 5
         assert min(b - a for a, b in pairwise(heights(axes, -1))) > 1.3
@@ -339,11 +338,10 @@ def test_methods_with_the_same_figures_are_all_seen(rounds):
 
 def test_the_page_says_task_and_caution_once_and_the_file_has_them_too(monkeypatch):
     drawn = []
-    for module in ("fedpeft.report.plots", "fedpeft.compare.page"):
-        monkeypatch.setattr(f"{module}.described_png", lambda figure, text: drawn.append(figure) or b"", raising=False)
+    monkeypatch.setattr("fedpeft.compare.page.svg", lambda figure, text: drawn.append(figure) or b"")
     picture(RUNS)
-    assert len(drawn) == 4
-    assert not any(figure.texts for figure in drawn)
+    assert len(drawn) == 1
+    assert not drawn[0].texts
     picture_file(RUNS)
     assert "vqa_rad, 2 seeds" in drawn[-1].texts[0].get_text()
 
@@ -356,7 +354,7 @@ def test_the_picture_has_the_same_bytes_each_time():
 def test_the_page_holds_every_cell_and_note_once_with_the_best_mean_bold():
     runs = [outcome("<a & b>", seed, (0.2, 0.4), procedural=True) for seed in (0, 1)] + RUNS[2:]
     table = compared(runs, baseline="ours")
-    text = page(table, Picture(light=b"light", dark=b"dark"), runs).replace("&nbsp;", " ")
+    text = page(table, Picture(b"a picture"), runs).replace("&nbsp;", " ")
     for cell in (*table.columns, *(cell for row in table.rows for cell in row), *table.notes[1:]):
         assert escape(cell) in text
     assert text.lower().count("nothing about medicine") == 1  # at the top, and not again below the table

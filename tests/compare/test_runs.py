@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 from histories import complete, record, write
-from undrawn import in_one_form
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import is_tiny
@@ -365,14 +364,13 @@ def test_a_damaged_file_is_refused_with_the_line(tmp_path):
 @pytest.mark.slow
 def test_the_command_runs_what_is_missing_and_writes_tables_picture_and_page(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(1))
-    monkeypatch.setattr("fedpeft.compare.page.in_all_forms", in_one_form)
     words = ["data.train_size=8", "data.validation_size=4", "data.test_size=8", "training.local_epochs=1"]
     words += ["federation.sites=[slake, vqa-rad]", "training.rounds=1", "method.probe_samples=8"]
     options = [option for word in words for option in ("--set", word)]
     methods = "fedavg,fedpia"
     command = ["compare", "jobs/fedpia_task1", "--configs", str(CONFIGS), "--methods", methods, "--seeds", "1"]
     assert main([*command, *options, "--out", str(tmp_path)]) == 0
-    assert sorted(file.suffix for file in tmp_path.iterdir()) == [".csv", ".html", ".jsonl", ".md", ".png", ".tex"]
+    assert sorted(file.suffix for file in tmp_path.iterdir()) == [".csv", ".html", ".jsonl", ".md", ".svg", ".tex"]
     lines = (tmp_path / RUNS).read_text()
     assert main([*command, *options, "--out", str(tmp_path)]) == 0
     assert (tmp_path / RUNS).read_text() == lines

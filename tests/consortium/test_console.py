@@ -11,8 +11,8 @@ import pytest
 from kits import ADMIN, LEAD, MEMBER, SITES, TRUE_ENVIRONMENT, connected, wait_until
 
 from fedpeft.job.composing import write_job
+from fedpeft.report.history_reader import verify
 from fedpeft.report.status import run_folder
-from fedpeft.report.verify import verify
 
 pytestmark = pytest.mark.consortium
 AWAY = SITES[1]

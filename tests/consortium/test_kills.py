@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from fedpeft.federate import federate
 from fedpeft.job.composing import write_job
+from fedpeft.report.history_reader import verify
 from fedpeft.report.status import run_folder
-from fedpeft.report.verify import verify
 from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.consortium

@@ -14,8 +14,8 @@ from kits import ABSENT, LEAD, SITES, TRUE_ENVIRONMENT, connected, processes_bel
 from fedpeft import cli
 from fedpeft.core.processes import with_descendants
 from fedpeft.job.composing import write_job
+from fedpeft.report.history_reader import verify
 from fedpeft.report.status import run_folder
-from fedpeft.report.verify import verify
 
 pytestmark = pytest.mark.consortium
 GONE = SITES[1]

@@ -17,8 +17,8 @@ from fedpeft.federate import federate
 from fedpeft.job.composing import write_job
 from fedpeft.job.site_policy import read_policy
 from fedpeft.protocol.signed_keys import salt_of, secret_of, start_of
+from fedpeft.report.history_reader import verify
 from fedpeft.report.status import run_folder
-from fedpeft.report.verify import verify
 from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.consortium

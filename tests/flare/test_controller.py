@@ -38,7 +38,7 @@ def test_a_job_averages_records_and_completes(run, pictures):
     assert len(harness.saved) == 2
     assert torch.equal(harness.saved[-1]["layer.0.output.down.weight"], torch.full((2, 3), 3.0))
     assert set(history["rounds"][0]["sites"]) == set(SITES)
-    assert "report/convergence.png" in manifest["files"]
+    assert "report/convergence.svg" in manifest["files"]
 
 
 BAD = {
@@ -166,7 +166,7 @@ def test_each_site_trains_its_layers_and_the_others_keep_their_bits(run, picture
     assert torch.equal(last["layer.0.output.up.weight"], torch.ones(2, 2))
     assert torch.equal(last["layer.1.output.up.weight"], torch.zeros(2, 2))
     assert history["rounds"][0]["schedule"]["layers"] == {site: [0] for site in SITES}
-    assert {"report/schedule.png", "report/fronts.png"} <= set(manifest["files"])
+    assert {"report/schedule.svg", "report/fronts.svg"} <= set(manifest["files"])
 
 
 def test_a_site_is_sent_only_what_it_lacks(run):

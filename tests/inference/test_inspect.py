@@ -6,29 +6,24 @@ import stat
 
 import numpy as np
 import pytest
-from undrawn import in_one_form
 
 from fedpeft.answering.answering import Scored
 from fedpeft.cli import main
 from fedpeft.data.schema import Example
+from fedpeft.inference import site_subject as feature_map
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.model import Prediction
-from fedpeft.inference.site_page import subject as feature_map
-from fedpeft.inference.site_page.page import confusion, recognized
+from fedpeft.inference.site_page import confusion, recognized
 
 IMAGE = np.zeros((2, 2, 3), dtype=np.uint8)
 
 
 @pytest.fixture
 def inspect(of_tables, tmp_path, capsys, monkeypatch):
-    """Function: run the command on a site's folder; exit code, output, error, and the page if there is one.
-
-    Pictures are drawn in one form.
-    """
-    monkeypatch.setattr("fedpeft.inference.site_page.page.projected", lambda vectors: vectors[:, :2])
-    monkeypatch.setattr("fedpeft.inference.site_page.page.has_projection", lambda: True)
-    monkeypatch.setattr("fedpeft.inference.site_page.page.in_all_forms", in_one_form)
+    """Function: run the command on a site's folder; exit code, output, error, and the page if there is one."""
+    monkeypatch.setattr("fedpeft.inference.site_page.projected", lambda vectors: vectors[:, :2])
+    monkeypatch.setattr("fedpeft.inference.site_page.has_projection", lambda: True)
 
     def run(kind, *arguments, out=tmp_path / "new" / "page.html"):
         code = main(["inspect", str(of_tables[kind][0]), "--out", str(out), *map(str, arguments)])
@@ -106,7 +101,7 @@ def test_the_mean_f1_of_the_labels_is_the_figure_of_the_run(inspect, of_tables):
     kept = find(of_tables["labels"][0], site=None)
     from rich.console import Console
 
-    from fedpeft.inference.site_page.subject import subject_of
+    from fedpeft.inference.site_subject import subject_of
 
     subject = subject_of(kept, console=Console())
     rows = recognized("label", subject.data.train, subject.predictions, subject.thresholds).rows
@@ -128,8 +123,8 @@ def test_examples_show_images_only_when_they_are_wanted(inspect):
 
 @pytest.mark.slow
 def test_without_scikit_learn_the_page_says_what_is_missing(inspect, monkeypatch):
-    for module in ("page", "subject"):
-        monkeypatch.setattr(f"fedpeft.inference.site_page.{module}.has_projection", lambda: False)
+    for module in ("site_page", "site_subject"):
+        monkeypatch.setattr(f"fedpeft.inference.{module}.has_projection", lambda: False)
     code, printed, _, out = inspect("classes")
     assert code == 0
     assert "flare-fedpeft[inspect]" in printed

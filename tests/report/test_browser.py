@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from browser import Browser, find_chromium
 from histories import complete, gaps, record, write
-from PIL import Image
+from PIL import Image, ImageColor
 from serving import serving
 
 from fedpeft.answering.answering import Scored
@@ -20,12 +20,12 @@ from fedpeft.compare.table import compared
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.inference.model import Prediction
-from fedpeft.inference.site_page.page import page as site_page
-from fedpeft.inference.site_page.subject import Subject
+from fedpeft.inference.site_page import page as site_page
+from fedpeft.inference.site_subject import Subject
 from fedpeft.report import render
 from fedpeft.report.history_reader import parse
 from fedpeft.report.page_parts import Picture
-from fedpeft.report.pictures import Pictures
+from fedpeft.report.palette import DARK, LIGHT
 from fedpeft.serve import workspace_pages
 
 pytestmark = pytest.mark.slow
@@ -94,16 +94,14 @@ def page(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     file = folder / "page.html"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedpeft.inference.site_page.page.projected", lambda vectors: vectors[:, :2])
-        patch.setattr("fedpeft.inference.site_page.page.has_projection", lambda: True)
+        patch.setattr("fedpeft.inference.site_page.projected", lambda vectors: vectors[:, :2])
+        patch.setattr("fedpeft.inference.site_page.has_projection", lambda: True)
         file.write_text(request.param(folder), encoding="utf-8")
     return file.as_uri()
 
 
-def png():
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(file, format="PNG")
-    return file.getvalue()
+CORNER = "(b => [b.left + scrollX, b.top + scrollY])(document.querySelector('figure img').getBoundingClientRect())"
+DRAWN = Picture(b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>')
 
 
 def check(browser, address, seen, *, pictures=True):
@@ -125,9 +123,14 @@ def test_a_page_fits_on_paper(browser, page):
     check(browser, page, browser.open(page, width=794, media="print"))  # A4 at 96 dots per inch
 
 
-def test_phones_and_dark_pages_have_pictures_of_their_own(browser, page):
-    forms = [browser.open(page, width=width, dark=dark)["shown"][0] for width in (400, 1200) for dark in (False, True)]
-    assert len(set(forms)) == 4
+def test_a_picture_is_light_on_a_light_page_and_on_paper_and_dark_on_a_dark_one(browser, page):
+    """The color of the picture's paper, just inside its corner, is that of the page around it."""
+    for dark, media, color in ((False, "", LIGHT.paper), (True, "", DARK.paper), (False, "print", LIGHT.paper)):
+        browser.open(page, dark=dark, media=media)
+        left, top = browser.measure(CORNER)
+        shot = Image.open(io.BytesIO(browser.screenshot())).convert("RGB")
+        for place in ((int(left) + 4, int(top) + 4), (4, 4)):
+            assert np.allclose(shot.getpixel(place), ImageColor.getrgb(color), atol=8)  # its edges are smoothed
 
 
 def test_a_served_comparison_opens_whole_and_quiet(browser, tmp_path):
@@ -141,8 +144,7 @@ def test_a_served_comparison_opens_whole_and_quiet(browser, tmp_path):
 
 
 def test_the_served_pages_open_whole_and_quiet(browser, tmp_path, monkeypatch):
-    drawn = Pictures(curves=Picture(light=png(), dark=png()))
-    monkeypatch.setattr(workspace_pages, "draw_pictures", lambda _: drawn)
+    monkeypatch.setattr(workspace_pages, "pictures", lambda _: {"curves": DRAWN})
     write(tmp_path / "a run", complete())
     with serving(tmp_path) as server:
         check(browser, server.url, browser.open(server.url, width=400), pictures=False)
@@ -152,7 +154,7 @@ def test_the_served_pages_open_whole_and_quiet(browser, tmp_path, monkeypatch):
 
 
 def test_a_wide_confusion_is_whole_on_a_phone(browser, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedpeft.inference.site_page.page.has_projection", lambda: False)
+    monkeypatch.setattr("fedpeft.inference.site_page.has_projection", lambda: False)
     file = tmp_path / "page.html"
     file.write_text(own_page(tmp_path), encoding="utf-8")
     seen = browser.open(file.as_uri(), width=400)
@@ -191,7 +193,7 @@ def compared_words(folder):
         for method in WORDS
         for seed in (0, 1)
     ]
-    return comparison_page(compared(runs, baseline=WORDS[0]), Picture(light=png(), dark=png()), runs)
+    return comparison_page(compared(runs, baseline=WORDS[0]), DRAWN, runs)
 
 
 def run_with_words(folder):
@@ -213,8 +215,7 @@ def test_no_word_breaks_inside_on_a_phone(browser, tmp_path, made):
 def test_a_run_that_trains_is_seen_to_grow_without_a_reload(browser, tmp_path, monkeypatch):
     """The pages ask the browser themselves to look again; the test navigates once to each."""
     monkeypatch.setattr("fedpeft.serve.server.SECONDS", 1)
-    drawn = Pictures(curves=Picture(light=png(), dark=png()))
-    monkeypatch.setattr(workspace_pages, "draw_pictures", lambda _: drawn)
+    monkeypatch.setattr(workspace_pages, "pictures", lambda _: {"curves": DRAWN})
 
     def after(rounds):
         made = record(rounds=rounds)

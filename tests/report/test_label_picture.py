@@ -11,7 +11,6 @@ from fedpeft import cli
 from fedpeft.data import Example, SiteData
 from fedpeft.report import data_summary
 from fedpeft.report.data_summary import AT_HOME, MAX_LABELS, NO_LABEL, label_counts
-from fedpeft.report.palette import LIGHT
 
 PIXELS = np.zeros((2, 2, 3), np.uint8)
 
@@ -33,7 +32,7 @@ SITES = [
 
 
 def drawn(sites, *, procedural=False):
-    return data_summary._figure("job$a$", sites, LIGHT, procedural=procedural)
+    return data_summary._figure("job$a$", sites, procedural=procedural)
 
 
 def texts(figure):

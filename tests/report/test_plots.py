@@ -1,21 +1,21 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The picture: what is drawn is what the history holds."""
 
-import io
+import re
 import subprocess
 import sys
+from xml.etree import ElementTree
+from xml.sax.saxutils import unescape
 
 import matplotlib
 import numpy as np
 import pytest
 from histories import FIVE, PROCEDURAL, complete, gaps, record
-from PIL import Image
 
 from fedpeft.report.history_reader import parse
 from fedpeft.report.page import page
-from fedpeft.report.palette import COLORS, DISTINCT, shorten, spread
-from fedpeft.report.pictures import draw_pictures, picture_files
-from fedpeft.report.plots import convergence, png
+from fedpeft.report.palette import COLORS, DARK, DISTINCT, LIGHT, shorten, spread, svg
+from fedpeft.report.plots import convergence, picture_files, pictures
 from fedpeft.report.wording import caption
 
 
@@ -103,23 +103,24 @@ def test_the_mean_does_not_hide_sites_that_are_all_alike():
 def test_a_page_has_no_second_title_or_warning_in_its_pictures(made, monkeypatch):
     """The files beside the page, which travel alone, have both."""
     drawn = []
-    monkeypatch.setattr("fedpeft.report.plots.png", lambda figure, history: drawn.append(figure) or b"")
+    monkeypatch.setattr("fedpeft.report.plots.svg", lambda figure, description: drawn.append(figure) or b"")
     history = parse(made, origin="h")
-    draw_pictures(history)
+    names = set(pictures(history))
     assert drawn
     for figure in drawn:
         assert not figure.texts
     drawn.clear()
-    assert set(picture_files(history)) == {name for name, one in vars(draw_pictures(history)).items() if one}
-    for figure in drawn[: len(picture_files(history))]:
+    assert set(picture_files(history)) == names
+    assert len(drawn) == len(names)
+    for figure in drawn:
         assert any(PROCEDURAL in text.lower() for text in texts(figure))
         assert history.job in texts(figure)
 
 
 def test_what_marks_mean_stands_under_the_picture_of_the_page(monkeypatch):
-    monkeypatch.setattr("fedpeft.report.plots.png", lambda figure, history: b"")
+    monkeypatch.setattr("fedpeft.report.plots.svg", lambda figure, description: b"")
     history = parse(gaps(), origin="h")
-    text = page(history, **vars(draw_pictures(history)))
+    text = page(history, pictures(history))
     assert "<figcaption>Dotted: no figure in these rounds. Open circle: mean over fewer sites." in text
 
 
@@ -179,27 +180,56 @@ def test_no_accuracy_at_all_makes_a_picture():
     assert len(draw(made).axes) == 1
 
 
+def described(file):
+    """The description in an SVG file."""
+    (text,) = re.findall(rb"<dc:description>(.*?)</dc:description>", file)
+    return unescape(text.decode())
+
+
 @pytest.mark.parametrize("procedural", [True, False])
-@pytest.mark.parametrize("dark", [True, False])
-def test_the_warning_is_in_the_picture_exactly_when_the_data_are_procedural(procedural, dark):
+def test_the_warning_is_in_the_picture_exactly_when_the_data_are_procedural(procedural):
     made = record(procedural=procedural)
     history = parse(made, origin="h")
-    figure = draw(made, dark=dark)
-    warned = any(PROCEDURAL in text.lower() for text in texts(figure))
-    described = Image.open(io.BytesIO(png(figure, history))).text["Description"]
-    assert warned == procedural == (PROCEDURAL in described)
-    assert described == caption(history)
+    warned = any(PROCEDURAL in text.lower() for text in texts(draw(made)))
+    for file in (*picture_files(history).values(), *(one.svg for one in pictures(history).values())):
+        assert warned == procedural == (PROCEDURAL in described(file))
+        assert described(file) == caption(history)
+
+
+@pytest.mark.slow
+def test_what_is_drawn_in_colors_of_the_light_page_has_those_of_the_dark_one_there():
+    for file in (one.svg.decode() for one in pictures(parse(complete(), origin="h")).values()):
+        style = file[: file.index("</style>")]
+        used = {one for attribute in re.findall(r'style="(.*?)"', file) for one in attribute.split("; ")}
+        for name, light in vars(LIGHT).items():
+            for kind in ("fill", "stroke"):
+                if f"{kind}: {light}" in used:
+                    assert f'[style*="{kind}: {light}"]{{{kind}: {getattr(DARK, name)} !important}}' in style
+        assert {"fill: #ffffff", "fill: #1a1a1a", "stroke: #5c5c5c", "stroke: #e4e4e4"} <= used
+
+
+@pytest.mark.slow
+def test_hundreds_of_sites_and_rounds_do_not_make_a_picture_of_megabytes():
+    made = record(tuple(f"site-{number}" for number in range(200)), 60)
+    assert len(svg(draw(made), "")) < 1_000_000
+
+
+def test_names_in_a_picture_are_no_markup():
+    file = svg(draw(record(("<script>--></svg>",), 2)), "<script>&").decode()
+    assert "<script" not in file
+    assert file.count("</svg>") == 1
+    ElementTree.fromstring(file)
 
 
 @pytest.mark.slow
 def test_same_history_same_bytes_whatever_the_users_style():
     history = parse(gaps(), origin="h")
-    once = png(convergence(history), history)
+    once = svg(convergence(history), "a")
     with matplotlib.rc_context(
         {"font.size": 20, "savefig.bbox": "tight", "axes.facecolor": "red", "xtick.labelsize": 30}
     ):
         before = dict(matplotlib.rcParams)
-        assert png(convergence(history), history) == once
+        assert svg(convergence(history), "a") == once
         assert dict(matplotlib.rcParams) == before
 
 
@@ -248,13 +278,11 @@ def test_long_names_lose_their_middle(name, short):
     assert shorten(name, 8) == short
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("made", [record(), gaps(), record(("a very long name of a hospital in the country",), 1)])
-def test_the_narrow_picture_has_all_panels_and_cuts_no_text(made):
-    whole, narrow = draw(made), draw(made, narrow=True)
-    assert [axes.get_title("left") for axes in narrow.axes] == [axes.get_title("left") for axes in whole.axes]
-    for axes in narrow.axes:
+def test_the_picture_cuts_no_text(made):
+    figure = draw(made)
+    for axes in figure.axes:
         for text in (*axes.texts, axes.yaxis.get_label()):
             box = text.get_window_extent()
-            assert box.x1 <= narrow.bbox.x1
+            assert box.x1 <= figure.bbox.x1
             assert box.x0 >= 0

@@ -4,10 +4,10 @@
 import io
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 from histories import gaps, record, write
-from PIL import Image
 from rich.console import Console
 
 from fedpeft.core.errors import FedpeftError
@@ -19,14 +19,13 @@ from fedpeft.report.history_reader import HistoryError
 def test_four_files_with_the_same_bytes_each_time(tmp_path):
     write(tmp_path, gaps())
     first, second = render(tmp_path, tmp_path / "a" / "b"), render(tmp_path / "history.json", str(tmp_path / "c"))
-    names = {"markdown": "tables.md", "csv": "accuracy.csv", "picture": "convergence.png", "page": "report.html"}
+    names = {"markdown": "tables.md", "csv": "accuracy.csv", "picture": "convergence.svg", "page": "report.html"}
     assert {kind: path.name for kind, path in first.items()} == names
     for kind in names:
         assert first[kind].read_bytes() == second[kind].read_bytes()
-    with Image.open(first["picture"]) as image:
-        image.load()
-        assert image.format == "PNG"
-        assert min(image.size) > 600
+    picture = ElementTree.fromstring(first["picture"].read_text())
+    assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+    assert min(float(picture.get(side).removesuffix("pt")) for side in ("width", "height")) > 200
 
 
 def test_a_broken_history_writes_nothing(tmp_path):

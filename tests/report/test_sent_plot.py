@@ -6,7 +6,7 @@ import pytest
 from histories import record
 
 from fedpeft.report.history_reader import parse
-from fedpeft.report.pictures import sent_figure, sent_so_far, was_counted
+from fedpeft.report.plots import end_labels, sent_figure, sent_so_far, was_counted
 
 BYTES = {"a": 1_000_000, "b": 2_000_000}
 
@@ -23,10 +23,9 @@ def parsed(history):
     return parse(history, origin="h")
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_every_site_stands_at_what_it_had_sent_and_the_mean_at_their_mean(narrow):
+def test_every_site_stands_at_what_it_had_sent_and_the_mean_at_their_mean():
     history = parsed(made())
-    (axes,) = sent_figure(history, narrow=narrow).axes
+    (axes,) = sent_figure(history).axes
     for places, values in (
         ([1, 2, 3], [one.sites["a"].overall for one in history.rounds]),
         ([2, 4, 6], [one.sites["b"].overall for one in history.rounds]),
@@ -56,10 +55,8 @@ def test_there_is_no_picture_where_nobody_counted_or_nothing_was_sent(sent):
 
 
 def test_a_line_that_ends_before_another_reaches_its_label_dotted():
-    from fedpeft.report.palette import LIGHT, end_labels
-
     history = parsed(made())
-    late = {label.text.split()[0]: label.late for label in end_labels(history, LIGHT, sent_so_far(history))}
+    late = {label.text.split()[0]: label.late for label in end_labels(history, sent_so_far(history))}
     assert late == {"a": True, "b": False, "mean": True}
 
 

@@ -15,8 +15,8 @@ from fedpeft.report.history_reader import parse
 from fedpeft.report.outputs import markdown, print_tables, tidy_csv
 from fedpeft.report.page import page
 from fedpeft.report.page_parts import Picture
-from fedpeft.report.series import means, series
 from fedpeft.report.tables import all_tables, best_round, by_round, last_round
+from fedpeft.report.wording import means, series
 
 METRICS = ("overall", "open", "closed")
 NO_BETTER = "slake: no better than its best constant answer for 3 rounds: set another training.learning_rate"
@@ -319,7 +319,7 @@ def test_a_site_that_is_no_better_than_a_constant_answer_is_named_in_all_forms(l
     for one, below in zip(made["rounds"], (None, None, 1.0, 1.0, last), strict=True):
         one["sites"]["slake"]["below_constant"] = below
     history = parse(made, origin="h")
-    nothing = Picture(light=b"", dark=b"")
+    nothing = {"curves": Picture(b"")}
     shown = " ".join(terminal(made).split())
     forms = (shown, markdown(history), page(history, nothing).replace("Slake", "slake"))
     assert [NO_BETTER in form for form in forms] == [last == 1] * 3

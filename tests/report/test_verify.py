@@ -8,7 +8,7 @@ import pytest
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.workspace import MANIFEST
-from fedpeft.report.verify import verify
+from fedpeft.report.history_reader import verify
 
 
 def written(folder, **changes):

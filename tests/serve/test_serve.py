@@ -15,7 +15,6 @@ from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import held
 from fedpeft.report.page_parts import Picture
-from fedpeft.report.pictures import Pictures
 from fedpeft.report.status.progress import SIMULATED
 from fedpeft.serve import pages
 from fedpeft.serve import workspace_pages as module
@@ -29,7 +28,7 @@ SECRET = "the answers of a hospital"
 @pytest.fixture
 def workspace(tmp_path, monkeypatch):
     """A simulator's workspace without a run; pictures are not drawn."""
-    monkeypatch.setattr(module, "draw_pictures", lambda _: Pictures(curves=Picture(light=b"", dark=b"")))
+    monkeypatch.setattr(module, "pictures", lambda _: {"curves": Picture(b"")})
     folder = tmp_path / "ws"
     (folder / SIMULATED).mkdir(parents=True)
     return folder
@@ -288,7 +287,7 @@ def completed(folder, *, method="FedPIA", seed=0, **changed):
 @pytest.fixture
 def compare_page(workspace, server, monkeypatch):
     """Function: the page that the list of runs links to, if it links to one; its picture is not drawn."""
-    monkeypatch.setattr(pages, "picture", lambda _: Picture(light=b"", dark=b""))
+    monkeypatch.setattr(pages, "picture", lambda _: Picture(b""))
 
     def read():
         links = re.findall(r'href="(/compare/[0-9a-f]{16})"', get(server)[2])

@@ -29,7 +29,11 @@ SCHEDULED = (*HALVES, "schedule.solver=nsga2", "schedule.score_samples=4")
 KINDS = {
     "merged": ["method.pia.share=agreement", "method.pia.accept=true"],
     "scheduled, some clients": [*SCHEDULED, "schedule.clients_per_round=2"],
-    "secure sum, private tensors": ["method.aggregation=fedavg", "method.secure_sum=true", "method.name=feddat_houlsby"],
+    "secure sum": [
+        "method.aggregation=fedavg",
+        "method.secure_sum=true",
+        "method.name=feddat_houlsby",
+    ],
     "stacked": ["method.name=lora", "method.aggregation=stack"],
     "joins": [*HALVES, "schedule.joins={vqa-rad: 2}"],
     "prompts": ["method.name=vpt", "method.aggregation=fedavg"],

@@ -49,7 +49,7 @@ def test_it_says_who_trained_what_and_why(scheduled):
         for scores in plan["scores"].values():
             assert sum(scores) == pytest.approx(1)
     manifest = json.loads((run.results / "manifest.json").read_text())
-    assert {"report/schedule.png", "report/fronts.png", "report/convergence.png"} <= set(manifest["files"])
+    assert {"report/schedule.svg", "report/fronts.svg", "report/convergence.svg"} <= set(manifest["files"])
     assert "trained layers" in run.text
 
 

@@ -38,7 +38,7 @@ def test_it_ends_with_table_picture_adapters_and_manifest(five_sites):
     for name, digest in found["files"].items():
         assert hashlib.sha256((five_sites.results / name).read_bytes()).hexdigest() == digest
     assert {
-        "report/convergence.png",
+        "report/convergence.svg",
         "report/report.html",
         "report/tables.md",
         "history.json",

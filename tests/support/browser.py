@@ -34,7 +34,7 @@ SECONDS = 60  # that an answer may take on a busy machine
 LOOK = """(() => ({
   wide: document.documentElement.scrollWidth, window: innerWidth,
   ready: document.readyState === "complete",
-  hidden: [...document.querySelectorAll(".wide")].map(w => w.scrollWidth - w.clientWidth),
+  hidden: [...document.querySelectorAll(".wide:has(table)")].map(w => w.scrollWidth - w.clientWidth),
   pictures: [...document.images].map(i => i.complete && i.naturalWidth > 0),
   shown: [...document.images].map(i => i.currentSrc), text: document.body.innerText,
 }))()"""

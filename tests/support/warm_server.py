@@ -47,7 +47,7 @@ IMPORTED = (
     "fedpeft.report.outputs",
     "fedpeft.report.schedule_plot",
     "fedpeft.run.simulate",
-    "fedpeft.report.verify",
+    "fedpeft.report.history_reader",
     "fedpeft.report.status",
     "fedpeft.flare.admission_components",
     "fedpeft.flare.aggregator",

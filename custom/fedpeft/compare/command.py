@@ -15,7 +15,7 @@ from fedpeft.job import JOB_HELP
 
 if TYPE_CHECKING:
     from fedpeft.compare.outcome import Outcome
-    from fedpeft.compare.table import Comparison
+    from fedpeft.report.tables import Table
 
 OUT = "comparison"
 NAME = "comparison"  # of the files
@@ -44,12 +44,8 @@ def add(commands: Any) -> None:
 
 
 def compare(chosen: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises:
-        FedpeftError: wrong input, or a run failed; what is finished is kept.
-    """
-    from fedpeft.compare.table import compared
+    """Carry out the command."""
+    from fedpeft.compare.table import compared, grids
     from fedpeft.core.console import Console
     from fedpeft.job.composing import name_of
 
@@ -65,7 +61,7 @@ def compare(chosen: argparse.Namespace) -> None:
     table = compared(outcomes, baseline=chosen.baseline or outcomes[0].method, last=chosen.last)
     table = replace(table, notes=(*table.notes, *short))
     console = Console()
-    console.print(*table.grids(console.width))
+    console.print(*grids(table, console.width))
     for note in table.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     _write(out, table, outcomes)
@@ -129,14 +125,15 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
     return done, failed
 
 
-def _write(out: Path, table: Comparison, outcomes: Sequence[Outcome]) -> None:
+def _write(out: Path, table: Table, outcomes: Sequence[Outcome]) -> None:
     from fedpeft.compare.page import page, picture, picture_file
+    from fedpeft.compare.table import csv_of, latex, markdown
     from fedpeft.core.files import replacing
 
     out.mkdir(parents=True, exist_ok=True)
     shown = page(table, picture(outcomes), outcomes)
-    texts = {"md": table.markdown(), "csv": table.csv(), "tex": table.latex(), "html": shown}
-    contents = {kind: text.encode() for kind, text in texts.items()} | {"png": picture_file(outcomes)}
+    texts = {"md": markdown(table), "csv": csv_of(table), "tex": latex(table), "html": shown}
+    contents = {kind: text.encode() for kind, text in texts.items()} | {"svg": picture_file(outcomes)}
     for kind, content in contents.items():
         with replacing(out / f"{NAME}.{kind}") as draft:
             draft.write_bytes(content)

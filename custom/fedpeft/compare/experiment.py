@@ -71,9 +71,6 @@ def plan(
         methods: the rows.
         seeds: each gives all methods the same data, initial values and order.
         overrides: settings of all methods, `section.name=value`.
-
-    Raises:
-        FedpeftError: an unknown name, a setting that is not allowed, or a seed among the settings.
     """
     given = [*overrides, *(setting for method in methods for setting in method.settings)]
     if chosen := [text for text in given if text.partition("=")[0].strip() in SEEDS]:
@@ -102,11 +99,7 @@ def plan(
 
 
 def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
-    """Return those of these runs that the folder has already.
-
-    Raises:
-        FedpeftError: a line of its file is damaged.
-    """
+    """Return those of these runs that the folder has already."""
     file = folder / RUNS
     if not file.is_file():
         return []

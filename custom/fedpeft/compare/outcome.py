@@ -102,29 +102,33 @@ class Outcome:
 
 
 def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
-    """Return the run of one line that an experiment wrote.
-
-    Raises:
-        FedpeftError: it is not such a line.
-    """
+    """Return the run of one line that an experiment wrote."""
     try:
         of_rounds = {name: tuple(values.get(name, ())) for name in ("figures", "sent", "pooled")}
         alignment = Alignment(**values.get("alignment", {}))
         outcome = Outcome(**{**values, **of_rounds, "alignment": alignment})
-        fine = all(0 <= value <= 1 for sites in outcome.figures for value in sites.values())
-        fine = fine and all(0 <= value <= 1 for value in outcome.pooled)
-        fine = fine and all(isinstance(count, int) and count >= 0 for count in outcome.samples.values())
-        fine = fine and 0 <= (outcome.cpu_seconds or 0) < math.inf
-        fine = fine and 0 <= outcome.seconds < math.inf and outcome.seed == int(outcome.seed)
-        fine = fine and all(0 <= value < math.inf for sites in outcome.sent for value in sites.values())
-        fine = fine and alignment.counted
-        fine = fine and all(map(one_line, (outcome.task, outcome.method)))
         known = all(TITLES[outcome.metrics[site]] for sites in outcome.figures for site in sites)
+        fractions = [*outcome.pooled, *(value for sites in outcome.figures for value in sites.values())]
+        amounts = [outcome.seconds, outcome.cpu_seconds or 0, *(v for sites in outcome.sent for v in sites.values())]
+        counts = outcome.samples.values()
+        fine = (
+            all(0 <= value <= 1 for value in fractions)
+            and all(0 <= value < math.inf for value in amounts)
+            and all(isinstance(count, int) and count >= 0 for count in counts)
+            and outcome.seed == int(outcome.seed)
+            and alignment.counted
+            and all(map(one_line, (outcome.task, outcome.method)))
+        )
     except (TypeError, KeyError, AttributeError) as error:
         raise FedpeftError(f"{origin} is not a run of a comparison ({error!r:.80}): remove the line.") from error
     if not (fine and known and outcome.figures):
         raise FedpeftError(f"{origin} has a figure that is none, or no round: remove the line.")
     return outcome
+
+
+def metrics_of(outcomes: Iterable[Outcome]) -> list[str]:
+    """Return by what the sites of these runs are measured, each metric once."""
+    return list(dict.fromkeys(metric for one in outcomes for metric in one.metrics.values()))
 
 
 def caution_of(outcomes: Iterable[Outcome]) -> str:
@@ -134,13 +138,7 @@ def caution_of(outcomes: Iterable[Outcome]) -> str:
 
 
 def of_history(history: History, *, method: str, recipe: str = "") -> Outcome:
-    """Return a finished run.
-
-    Args:
-        history: what the server wrote.
-        method: the name of its row.
-        recipe: see `Outcome`.
-    """
+    """Return a finished run."""
     rounds = history.rounds
     counted = all(site.sent is not None for one in rounds for site in one.sites.values())
     figures = tuple({s: r.overall for s, r in one.sites.items() if r.overall is not None} for one in rounds)

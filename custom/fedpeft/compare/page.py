@@ -8,76 +8,71 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-from fedpeft.compare.outcome import Outcome, caution_of
-from fedpeft.compare.table import Comparison
+from fedpeft.compare.outcome import Outcome, caution_of, metrics_of
 from fedpeft.core.metrics import TITLES, title_of
-from fedpeft.report.page_parts import Picture, document, figure, laid_out, section, warning
-from fedpeft.report.palette import DISTINCT, SIDE_BY_SIDE, Theme, line_style, set_apart, shorten
-from fedpeft.report.plots import NARROW, described_png, in_all_forms, under_style
+from fedpeft.report.page_parts import Picture, figure, laid_out, page_of, section
+from fedpeft.report.palette import DISTINCT, LIGHT, SIDE_BY_SIDE, drawn, line_style, set_apart, shorten, svg
 from fedpeft.report.tables import Table
 
-WIDTH, HEIGHT = 7.2, 2.7  # inches, of a row of panels
+WIDTH, HEIGHT, COLUMNS = 7.2, 2.7, 3  # inches of a row of panels; columns of the legend
 LETTERS = 34  # of a method's name in the legend
 
 
 def picture(outcomes: Sequence[Outcome]) -> Picture:
-    """Return the picture: for each metric, left by round, right by MB sent; on narrow pages one below the other.
+    """Return the picture: for each metric, left by round, right by MB sent.
 
     Lines are means over seeds, bands reach from the lowest to the highest seed. The right panel stands where all runs
     counted what they sent; methods that send nothing are points on its left edge.
     """
     several = len({one.method for one in outcomes}) > 1
-    return in_all_forms(
-        lambda theme, narrow: _figure(outcomes, theme, narrow=narrow), title(outcomes), SIDE_BY_SIDE * several
-    )
+    return Picture(svg(drawn(lambda: _figure(outcomes)), title(outcomes)), caption=SIDE_BY_SIDE * several)
 
 
 def picture_file(outcomes: Sequence[Outcome]) -> bytes:
-    """Return the wide picture as a PNG file of its own, which also says the task, the seeds and the caution."""
-    figure = under_style(lambda theme: _figure(outcomes, theme, narrow=False, framed=True), dark=False)
-    return described_png(figure, title(outcomes))
+    """Return the picture as a file of its own, which also says the task, the seeds and the caution."""
+    return svg(drawn(lambda: _figure(outcomes, framed=True)), title(outcomes))
 
 
-def _figure(outcomes: Sequence[Outcome], theme: Theme, *, narrow: bool, framed: bool = False) -> Figure:
-    metrics = list(dict.fromkeys(metric for one in outcomes for metric in one.metrics.values()))
-    methods = list(dict.fromkeys(one.method for one in outcomes))
+def _figure(outcomes: Sequence[Outcome], *, framed: bool = False) -> Figure:
+    metrics = metrics_of(outcomes)
+    by_method: dict[str, list[Outcome]] = {}
+    for one in outcomes:
+        by_method.setdefault(one.method, []).append(one)
     counted = all(one.sent for one in outcomes)
-    down, across = (len(metrics) * (1 + counted), 1) if narrow else (len(metrics), 1 + counted)
-    columns = 1 if narrow else 3
-    height = HEIGHT * down + 0.5 + 0.16 * math.ceil(len(methods) / columns)
-    figure = Figure(figsize=(NARROW if narrow else WIDTH, height), facecolor=theme.paper, layout="constrained")
-    panels = figure.subplots(down, across, squeeze=False, sharey=False if narrow else "row")
-    panels = panels.reshape(len(metrics), 1 + counted)
-    for index, (metric, row) in enumerate(zip(metrics, panels, strict=True), 1):
-        drawn: list[list[list[Line2D]]] = [[] for _ in row]
-        for number, method in enumerate(methods):
-            runs = [one for one in outcomes if one.method == method]
-            style = line_style(number % DISTINCT, min(len(methods), DISTINCT), theme)
-            curves = [one.curve(metric) for one in runs]
-            drawn[0].append(_draw(row[0], curves, None, style, method))
-            if counted:
-                drawn[1].append(_draw(row[1], curves, [one.megabytes() for one in runs], style, method))
-        for axes, lines in zip(row, drawn, strict=True):
-            set_apart(axes, lines)
-        row[0].set_ylabel(f"{TITLES[metric]}, mean of the sites (%)")
-        row[-1].set_ylabel(f"{TITLES[metric]}, mean of the sites (%)" if narrow or not counted else "")
-        row[0].xaxis.get_major_locator().set_params(integer=True)
-        for axes, place in zip(row, ("round", "MB that a site had sent"), strict=False):
-            axes.grid(axis="y", color=theme.grid, linewidth=0.6)
-            axes.set_xlabel(place if narrow or index == len(metrics) else "")
+    height = HEIGHT * len(metrics) + 0.5 + 0.16 * math.ceil(len(by_method) / COLUMNS)
+    figure = Figure(figsize=(WIDTH, height), facecolor=LIGHT.paper, layout="constrained")
+    panels = figure.subplots(len(metrics), 1 + counted, squeeze=False, sharey="row")
+    for metric, row in zip(metrics, panels, strict=True):
+        _draw_row(row, metric, by_method, last=metric == metrics[-1])
     handles = {shown.get_label(): shown for shown in panels[0][0].lines}
     names = [shorten(str(name), LETTERS) for name in handles]
-    figure.legend(handles.values(), names, loc="outside lower center", ncols=columns, frameon=False, fontsize=7.5)
+    figure.legend(handles.values(), names, loc="outside lower center", ncols=COLUMNS, frameon=False, fontsize=7.5)
     if framed:
-        figure.suptitle(title(outcomes), x=0.01, ha="left", fontsize=8.5, color=theme.ink)
+        figure.suptitle(title(outcomes), x=0.01, ha="left", fontsize=8.5, color=LIGHT.ink)
     return figure
+
+
+def _draw_row(row: Sequence[Axes], metric: str, by_method: Mapping[str, Sequence[Outcome]], *, last: bool) -> None:
+    """Draw a metric of all methods by round and, in a second panel if there is one, by what was sent."""
+    for axes, by_round in zip(row, (True, False), strict=False):
+        lines = []
+        for number, (method, runs) in enumerate(by_method.items()):
+            style = line_style(number % DISTINCT, min(len(by_method), DISTINCT))
+            places = None if by_round else [one.megabytes() for one in runs]
+            lines.append(_draw(axes, [one.curve(metric) for one in runs], places, style, method))
+        set_apart(axes, lines)
+        axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
+        axes.set_xlabel(("round" if by_round else "MB that a site had sent") if last else "")
+    row[0].set_ylabel(f"{TITLES[metric]}, mean of the sites (%)")
+    row[0].xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
 
 
 def _draw(
@@ -116,39 +111,25 @@ STYLE = """\
 """
 
 
-def page(comparison: Comparison, picture: Picture, outcomes: Sequence[Outcome], *, top: str = "") -> str:
+def page(comparison: Table, picture: Picture, outcomes: Sequence[Outcome], *, top: str = "") -> str:
     """Return the page's HTML; the same runs and picture give the same text.
 
-    Args:
-        comparison: the table.
-        picture: of the same runs.
-        outcomes: the runs.
-        top: HTML above the title, for a page that is served.
+    `top` is HTML above the title, for a page that is served.
     """
     caution = caution_of(outcomes)
-    notes = [note for note in comparison.notes if note != f"{caution}."]  # it stands at the top
-    table = Table(
-        title="", columns=comparison.columns, rows=comparison.rows, marks="", averages=0, best=comparison.best
-    )
-    below = "".join(f'<p class="caption">{escape(note)}</p>' for note in notes)
-    metric = title_of(metric for one in outcomes for metric in one.metrics.values())
+    notes = tuple(note for note in comparison.notes if note != f"{caution}.")  # it stands at the top
+    metric = title_of(metrics_of(outcomes))
     methods = ", ".join(dict.fromkeys(one.method for one in outcomes))
     curves = f"Curves of {metric} by round, and against the MB that a site had sent, for {methods}."
-    body = "\n".join(
-        (
-            section("Methods", laid_out(table) + below),
-            section("Convergence and communication", figure(picture, curves)),
-        )
-    )
-    return document(
+    return page_of(
         f"{comparison.title}: comparison",
-        f"""{top}<header>
-<h1>{escape(comparison.title)}</h1>
-<p class="method">{escape(seeds_of(outcomes))}</p>
-{warning(caution)}
-</header>
-<main>
-{body}
-</main>""",
+        comparison.title,
+        seeds_of(outcomes),
+        warnings=(caution,),
+        sections=(
+            section("Methods", laid_out(replace(comparison, notes=notes))),
+            section("Convergence and communication", figure(picture, curves)),
+        ),
+        top=top,
         more_style=STYLE,
     )

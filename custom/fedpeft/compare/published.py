@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedpeft.compare.outcome import Outcome
+from fedpeft.compare.outcome import Outcome, metrics_of
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
 
 UNDEFINED = "F1 of questions without a definition"
@@ -117,27 +117,19 @@ NOT_COMPARABLE = "†"
 
 
 def source_of(task: str) -> Source | None:
-    """Return the table with the figures of a job's task; None: there is none.
-
-    Args:
-        task: the job's name.
-    """
+    """Return the table with the figures of a job's task; None: there is none."""
     return next((source for source in SOURCES if _name(task) in source.tasks), None)
 
 
 def differences(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return why figures of these runs and the paper's of their task are of different kinds; empty: they are of one.
-
-    Args:
-        outcomes: runs of one task.
-    """
+    """Return why figures of these runs and the paper's of their task are of different kinds; empty: they are of one."""
     if (source := source_of(outcomes[0].task)) is None:
         return []
     task = source.tasks[_name(outcomes[0].task)]
     found = []
     if any(one.procedural or one.tiny for one in outcomes):
         found.append("ours are of procedural data or of a tiny backbone")
-    own = list(dict.fromkeys(metric for one in outcomes for metric in one.metrics.values()))
+    own = metrics_of(outcomes)
     if own != [task.metric]:
         ours = " and ".join(TITLES[metric] for metric in own)
         found.append(f"the paper's metric is {TITLES.get(task.metric, task.metric)}, ours {ours}")

@@ -46,11 +46,7 @@ class Variant:
 
 
 def variants(texts: Sequence[str]) -> list[Variant]:
-    """Read what the command line says.
-
-    Raises:
-        FedpeftError: an empty one, or two of one name.
-    """
+    """Read what the command line says."""
     found = [_variant(text) for text in texts]
     names = [one.name for one in found]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -66,9 +62,6 @@ def sections_of(configs: Path, task: str, variant: Variant, overrides: Sequence[
         task: a job in `jobs.yml`; its method and schedule are replaced, everything else stays.
         variant: the method.
         overrides: settings of all methods of the comparison, `section.name=value`; the variant's own win.
-
-    Raises:
-        FedpeftError: an unknown task or method, or a setting that is not allowed.
     """
     method, *schedules = variant.method.split("+")
     own = [f"{METHODS}/{method}"] if _exists(configs, METHODS, method) else [f"{METHODS}/{AVERAGED}"]
@@ -117,9 +110,6 @@ def recipe_of(history: History) -> str:
 
     The run must be of the packaged job of that name: its sites, data sets, backbone, and the settings of method,
     training and schedule. Other settings of the data are not in what a run leaves.
-
-    Args:
-        history: what the server wrote.
     """
     source = source_of(history.job)
     if source is None or history.job not in known_jobs(PACKAGED):
@@ -159,23 +149,12 @@ SHOWN = 3  # settings in a row's name
 
 
 def outcomes(folders: Sequence[Path]) -> list[Outcome]:
-    """Read the runs in these folders.
-
-    Raises:
-        FedpeftError: there is no finished round in one of them, two are of different tasks, or two are the same.
-    """
+    """Read the runs in these folders."""
     return of_histories({folder: read(run_folder(folder)) for folder in folders})
 
 
 def of_histories(histories: Mapping[Path, History]) -> list[Outcome]:
-    """Return the rows of runs.
-
-    Args:
-        histories: by folder, or by what errors call the run.
-
-    Raises:
-        FedpeftError: two are of different tasks, or two are the same.
-    """
+    """Return the rows of runs."""
     _check_one_task(histories)
     every = list(histories.values())
     found = [of_history(one, method=_row(one, every), recipe=recipe_of(one)) for one in every]

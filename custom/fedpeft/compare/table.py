@@ -13,8 +13,7 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -23,11 +22,12 @@ from rich.table import Table as Grid
 from rich.text import Text
 from scipy import stats
 
-from fedpeft.compare.outcome import Outcome, caution_of
+from fedpeft.compare.outcome import Outcome, caution_of, metrics_of
 from fedpeft.compare.published import NOT_COMPARABLE, differences, published, source_of
 from fedpeft.core.console import cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import BALANCED_ACCURACY, TITLES
+from fedpeft.report.tables import Table
 from fedpeft.report.wording import DASH, FEWER, Alignment
 
 Cells = tuple[tuple[str, ...], ...]  # a row of heads, then the others
@@ -37,65 +37,51 @@ _LATEX |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasc
 _LATEX |= {"–": "--", "±": "$\\pm$", "†": "$\\dagger$"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A table as text: `best` holds (row, column) of the highest figures; `notes` stand below it.
+def grids(table: Table, width: int) -> list[Grid]:
+    """For a terminal of this width: with methods as columns where it is too narrow, in several grids if need be."""
+    cells = (table.columns, *table.rows)
+    bold = {(row + 1, column) for row, column in table.best}
+    if sum(_widths(cells, width)) + EDGES > width:
+        cells, bold = tuple(zip(*cells, strict=True)), {(column, row) for row, column in bold}
+    wide = _widths(cells, width)
+    found = [_grid(cells, wide, bold, block) for block in _blocks(wide, width)]
+    found[0].title = Text(table.title, style="bold")
+    return found
 
-    `values` are the columns of the CSV: a head, and a name, a number or None in each row.
-    """
 
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    best: frozenset[tuple[int, int]]
-    notes: tuple[str, ...]
-    values: tuple[tuple[str, tuple[str | float | None, ...]], ...] = ()
+def markdown(table: Table) -> str:
+    """For a page or a README."""
+    rule = [":---", *["---:"] * (len(table.columns) - 1)]
+    rows = [list(map(_plain, table.columns)), rule, *_with_best(table, _plain, "**{}**")]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([f"## {_plain(table.title)}", "", *lines, "", *(f"{note}  " for note in table.notes)]) + "\n"
 
-    def grids(self, width: int) -> list[Grid]:
-        """For a terminal of this width: with methods as columns where it is too narrow, in several grids if need be."""
-        cells = (self.columns, *self.rows)
-        bold = {(row + 1, column) for row, column in self.best}
-        if sum(_widths(cells, width)) + EDGES > width:
-            cells, bold = tuple(zip(*cells, strict=True)), {(column, row) for row, column in bold}
-        title = Text(self.title, style="bold")
-        wide = _widths(cells, width)
-        return [
-            _grid(cells, wide, bold, block, title if not n else None) for n, block in enumerate(_blocks(wide, width))
-        ]
 
-    def markdown(self) -> str:
-        """For a page or a README."""
-        rule = [":---", *["---:"] * (len(self.columns) - 1)]
-        rows = [
-            [f"**{_plain(cell)}**" if (r, c) in self.best else _plain(cell) for c, cell in enumerate(row)]
-            for r, row in enumerate(self.rows)
-        ]
-        lines = ["| " + " | ".join(row) + " |" for row in ([_plain(name) for name in self.columns], rule, *rows)]
-        return "\n".join([f"## {_plain(self.title)}", "", *lines, "", *(f"{note}  " for note in self.notes)]) + "\n"
+def csv_of(table: Table) -> str:
+    """For a spreadsheet: every column but the first has numbers alone, or nothing."""
+    file = io.StringIO()
+    rows = zip(*(column for _, column in table.values), strict=True)
+    csv.writer(file, lineterminator="\n").writerows([[head for head, _ in table.values], *rows])
+    return file.getvalue()
 
-    def csv(self) -> str:
-        """For a spreadsheet: every column but the first has numbers alone, or nothing."""
-        file = io.StringIO()
-        rows = zip(*(column for _, column in self.values), strict=True)
-        csv.writer(file, lineterminator="\n").writerows([[head for head, _ in self.values], *rows])
-        return file.getvalue()
 
-    def latex(self) -> str:
-        """For a paper, with the package booktabs."""
-        rows = [
-            " & ".join(
-                f"\\textbf{{{_latex(cell)}}}" if (r, c) in self.best else _latex(cell) for c, cell in enumerate(row)
-            )
-            for r, row in enumerate(self.rows)
-        ]
-        heads = " & ".join(map(_latex, self.columns))
-        body = " \\\\\n".join(rows)
-        form = "l" + "r" * (len(self.columns) - 1)
-        notes = "".join(f"% {note}\n" for note in self.notes)
-        return (
-            f"% {self.title}\n{notes}\\begin{{tabular}}{{{form}}}\n\\toprule\n{heads} \\\\\n\\midrule\n"
-            f"{body} \\\\\n\\bottomrule\n\\end{{tabular}}\n"
-        )
+def latex(table: Table) -> str:
+    """For a paper, with the package booktabs."""
+    body = " \\\\\n".join(" & ".join(row) for row in _with_best(table, _latex, "\\textbf{{{}}}"))
+    heads, form = " & ".join(map(_latex, table.columns)), "l" + "r" * (len(table.columns) - 1)
+    notes = "".join(f"% {note}\n" for note in table.notes)
+    return (
+        f"% {table.title}\n{notes}\\begin{{tabular}}{{{form}}}\n\\toprule\n{heads} \\\\\n\\midrule\n"
+        f"{body} \\\\\n\\bottomrule\n\\end{{tabular}}\n"
+    )
+
+
+def _with_best(table: Table, escape: Callable[[str], str], best: str) -> list[list[str]]:
+    """Return the rows with each cell escaped, and the best ones in the form `best`."""
+    return [
+        [best.format(escape(cell)) if (r, c) in table.best else escape(cell) for c, cell in enumerate(row)]
+        for r, row in enumerate(table.rows)
+    ]
 
 
 def _widths(cells: Cells, width: int) -> list[int]:
@@ -123,9 +109,9 @@ def _blocks(widths: list[int], width: int) -> list[list[int]]:
     return blocks
 
 
-def _grid(cells: Cells, widths: list[int], bold: set[tuple[int, int]], block: list[int], title: Text | None) -> Grid:
+def _grid(cells: Cells, widths: list[int], bold: set[tuple[int, int]], block: list[int]) -> Grid:
     padding = (0, GAP - 1, 0, 0)
-    grid = Grid(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=padding, pad_edge=False)
+    grid = Grid(box=box.SIMPLE_HEAD, title_justify="left", padding=padding, pad_edge=False)
     for column in block:
         look: dict[str, Any] = {"justify": "right" if column else "left", "vertical": "bottom", "overflow": "fold"}
         grid.add_column(cell(cells[0][column]), width=widths[column] - GAP, **look)
@@ -179,53 +165,56 @@ CPU_SECONDS = (
 )
 
 
-def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Comparison:
-    """Return the table of runs of one task.
+def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Table:
+    """Return the table of runs of one task, of any number of seeds for each method.
 
     Args:
-        outcomes: any number of seeds for each method; rows stand in the order of the methods' first run.
+        outcomes: the runs; rows stand in the order of the methods' first run.
         baseline: the method that the others are compared with, seed by seed.
         last: rounds whose mean is a run's figure.
-
-    Raises:
-        FedpeftError: there is no such method, or there are runs of different metrics.
     """
     by_method: dict[str, list[Outcome]] = {}
     for one in outcomes:
         by_method.setdefault(one.method, []).append(one)
     if baseline not in by_method:
         raise FedpeftError(f"--baseline {baseline!r} is none of {', '.join(by_method)}: name one of them.")
-    metrics = list(dict.fromkeys(metric for one in outcomes for metric in one.metrics.values()))
-    sites = list(dict.fromkeys(site for one in outcomes for site in one.metrics))
     beside = published(outcomes)
     columns = _Columns(list(by_method))
-    for site in sites if len(sites) <= MAX_SITES else []:
-        columns.of_site(site, [_mean([_of_site(one, site, last) for one in runs]) for runs in by_method.values()])
-    for metric in metrics:
-        figures = {name: _of_seeds(runs, metric, last) for name, runs in by_method.items()}
-        whole = [all(one.complete(last=last) for one in runs) for runs in by_method.values()]
-        columns.means(TITLES[metric], [list(of_seeds.values()) for of_seeds in figures.values()], whole)
-        if len(by_method) > 1:
-            of_metric = f", {TITLES[metric]}" * (len(metrics) > 1)
-            columns.differences(f"minus {baseline}{of_metric}", [_pairs(name, figures, baseline) for name in figures])
-    if any(one.pooled for one in outcomes):
-        of_runs = [[one.pooled_figure(last=last) for one in runs if one.pooled] for runs in by_method.values()]
-        whole = [all(one.complete(last=last) for one in runs) for runs in by_method.values()]
-        columns.means(TITLES[BALANCED_ACCURACY], of_runs, whole, what=POOLED)
+    _add_figures(columns, outcomes, by_method, baseline, last)
     if beside:
         columns.published([beside.get(name) for name in by_method], sure=not differences(outcomes))
     columns.numbers("MB a round", [_megabytes(runs) for runs in by_method.values()], ".2f")
     if any(one.cpu_seconds is not None for one in outcomes):
         columns.numbers("CPU seconds a run", [_cpu_seconds(runs) for runs in by_method.values()], ".0f")
     columns.numbers("seeds", [len({one.seed for one in runs}) for runs in by_method.values()], "d")
-    return Comparison(
+    return Table(
         title=f"{outcomes[0].task}: {_when(outcomes, last)}",
         columns=tuple(columns.heads),
         rows=tuple(zip(*columns.texts, strict=True)),
+        averages=0,
         best=frozenset(columns.best),
         notes=_notes(outcomes, columns, bool(beside), last),
         values=tuple(columns.values),
     )
+
+
+def _add_figures(
+    columns: _Columns, outcomes: Sequence[Outcome], by_method: Mapping[str, Sequence[Outcome]], baseline: str, last: int
+) -> None:
+    """Add the figures of few sites, the means of each metric with their differences, and the pooled figures."""
+    metrics, sites = metrics_of(outcomes), list(dict.fromkeys(site for one in outcomes for site in one.metrics))
+    whole = [all(one.complete(last=last) for one in runs) for runs in by_method.values()]
+    for site in sites if len(sites) <= MAX_SITES else []:
+        columns.of_site(site, [_mean([_of_site(one, site, last) for one in runs]) for runs in by_method.values()])
+    for metric in metrics:
+        figures = {name: _of_seeds(runs, metric, last) for name, runs in by_method.items()}
+        columns.means(TITLES[metric], [list(of_seeds.values()) for of_seeds in figures.values()], whole)
+        if len(by_method) > 1:
+            of_metric = f", {TITLES[metric]}" * (len(metrics) > 1)
+            columns.differences(f"minus {baseline}{of_metric}", [_pairs(name, figures, baseline) for name in figures])
+    if any(one.pooled for one in outcomes):
+        of_runs = [[one.pooled_figure(last=last) for one in runs if one.pooled] for runs in by_method.values()]
+        columns.means(TITLES[BALANCED_ACCURACY], of_runs, whole, what=POOLED)
 
 
 class _Columns:

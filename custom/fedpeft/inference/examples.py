@@ -59,9 +59,6 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
         question: for all of them.
         record: of the model.
         window: see `window_at`.
-
-    Raises:
-        FedpeftError: there is no image, or the model was trained on questions and none is given.
     """
     question = clean_text(question or "").strip()
     if record.asks and not question:
@@ -86,9 +83,6 @@ def of_table(named: Path, record: ModelRecord, *, window: Window | None = None) 
         named: manifest.csv or manifest.jsonl, or their folder.
         record: of the model.
         window: see `window_at`.
-
-    Raises:
-        FedpeftError: a column, image or value is missing or wrong.
     """
     root = named.parent if named.name.lower() in FILES else named
     read = table(root, ("image", "question", "answer", "answer_type", "label", "labels", "text"))
@@ -117,11 +111,7 @@ def of_table(named: Path, record: ModelRecord, *, window: Window | None = None) 
 
 
 def of_split(split: str, kept: KeptModel) -> Wanted:
-    """Return a split of the site's own data, as the job chose them.
-
-    Raises:
-        FedpeftError: the data cannot be read, or the split is empty.
-    """
+    """Return a split of the site's own data, as the job chose them."""
     if "data" not in kept.record.sections:
         raise FedpeftError(
             f"{kept.folder} is an exported folder, which does not say where data are: use --image or --manifest."
@@ -130,21 +120,13 @@ def of_split(split: str, kept: KeptModel) -> Wanted:
 
 
 def own_data(kept: KeptModel) -> SiteData:
-    """Return the site's own data, as the job of a run chose them.
-
-    Raises:
-        FedpeftError: they cannot be read.
-    """
+    """Return the site's own data, as the job of a run chose them."""
     job = SiteJob.from_sections(kept.record.sections, site=kept.record.site, policy=kept.policy)
     return load_data(kept.policy, admitted(kept.policy, job) if kept.policy else job)
 
 
 def split_of(data: SiteData, split: str, kept: KeptModel) -> Wanted:
-    """Return a split of the site's own data.
-
-    Raises:
-        FedpeftError: it is empty, or has a label that the model does not know.
-    """
+    """Return a split of the site's own data."""
     examples = data.splits()[split]
     if not examples:
         raise FedpeftError(f"site {kept.record.site} has no {split} split: choose another --split.")

@@ -28,7 +28,7 @@ from fedpeft.core.locks import SERVER
 from fedpeft.core.settings import build
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.job.federation import site_backbone
-from fedpeft.report.history_reader import as_count, as_mapping, as_sentence, need
+from fedpeft.report.history import as_count, as_mapping, as_sentence, need
 from fedpeft.report.status.progress import SIMULATED
 from fedpeft.site.site_state import RECORD, ModelRecord, SiteState
 
@@ -41,9 +41,6 @@ def check_own_place(path: Path, *, holds: str) -> None:
     Args:
         path: need not exist.
         holds: what must stay at the site, a clause for the error.
-
-    Raises:
-        FedpeftError: it does.
     """
     path = path.resolve()
     for folder in (path, *path.parents):
@@ -85,9 +82,6 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
     Args:
         folder: of the export.
         backbone: folder or hub name of its backbone, which the user chose; None: the default one.
-
-    Raises:
-        FedpeftError: a file is missing or damaged, or the model needs a backbone that the user has to choose.
     """
     try:
         check_folder(folder)
@@ -122,11 +116,7 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
 
 
 def _with(record: ModelRecord, backbone: Mapping[str, Any], **sections: Any) -> ModelRecord:
-    """Return a record with other sections, without the settings about the machine that trained.
-
-    Raises:
-        FedpeftError: a number of the job is beyond what is predicted with.
-    """
+    """Return a record with other sections, without the settings about the machine that trained."""
     training = record.sections.get("training")
     if isinstance(training, Mapping):
         sections["training"] = {name: value for name, value in training.items() if name not in OF_MACHINE}
@@ -151,9 +141,6 @@ def check_place(out: Path, *, force: bool) -> None:
     Args:
         out: need not exist.
         force: whether an earlier export may be replaced.
-
-    Raises:
-        FedpeftError: says why and what to name instead.
     """
     out = out.resolve()
     check_own_place(out, holds="an export holds the site's head and answers")

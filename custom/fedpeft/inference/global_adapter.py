@@ -37,9 +37,6 @@ def find_adapter(named: str, run: Path) -> Path:
     Args:
         named: see above.
         run: what is predicted with, where `global` is looked for.
-
-    Raises:
-        FedpeftError: there is none; says what to name instead.
     """
     path = Path(named)
     if named == GLOBAL:
@@ -64,15 +61,6 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, stat
 
     It is the model with which the site would begin another round; what FedPIA would mix the adapter with is left out.
     An adapter whose head is federated brings its own.
-
-    Args:
-        model: of the site.
-        adapter: see `find_adapter`.
-        method: of the site's job.
-        state: of the site.
-
-    Raises:
-        FedpeftError: the adapter cannot be read, or is of another method, backbone or size.
     """
     received = _read(model, adapter)
     if not received:

@@ -51,11 +51,7 @@ class Evidence:
 
 
 def evidence(predictor: Predictor, example: Example, answer: str) -> Evidence:
-    """Return what in an image spoke for an answer, or for a label.
-
-    Raises:
-        FedpeftError: captum is missing, or the backbone does not read an image as pixels of three colors.
-    """
+    """Return what in an image spoke for an answer, or for a label."""
     attribute = _captum()
     model = predictor.model
     wanted = of_label(example, answer, predictor.record)
@@ -130,11 +126,7 @@ def draw(file: Path, found: Evidence, prediction: Prediction, answer: str, *, ca
 
 
 def check_file(file: Path) -> None:
-    """Refuse a picture of another kind, and any where captum is missing, before anything is computed.
-
-    Raises:
-        FedpeftError: naming what to do.
-    """
+    """Refuse a picture of another kind, and any where captum is missing, before anything is computed."""
     if file.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise FedpeftError(f"--heatmap is {str(file)!r}, it must end in .png, .svg or .pdf.")
     _captum()

@@ -20,8 +20,8 @@ from fedpeft.core.locks import kept_folders
 from fedpeft.core.workspace import MANIFEST, STATE_VARIABLE
 from fedpeft.inference import exported
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
+from fedpeft.report.history_reader import read_manifest
 from fedpeft.report.status.progress import FAILED, SIMULATED, read_progress
-from fedpeft.report.verify import read_manifest
 from fedpeft.site import site_state
 from fedpeft.site.site_state import ModelRecord, SiteState, best_round
 
@@ -53,9 +53,6 @@ def find(named: Path, *, site: str | None, round: str = LAST, backbone: str | No
         site: its name; needed in a simulator's workspace, where all sites are.
         round: `last`, `best` by the validation split, or a number.
         backbone: of an exported folder: a folder or hub name in place of the backbone's default one.
-
-    Raises:
-        FedpeftError: there is none; says what to name instead.
     """
     if not named.is_dir():
         raise FedpeftError(f"{named} is not a folder: name a run's workspace, a site's workspace, or an exported one.")

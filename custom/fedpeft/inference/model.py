@@ -69,9 +69,6 @@ class Predictor:
     Args:
         kept: what the site kept.
         adapter: a PEFT folder or a file that is predicted with; None: the site's own adapter.
-
-    Raises:
-        FedpeftError: its backbone is missing, or its tensors do not fit.
     """
 
     def __init__(self, kept: KeptModel, adapter: Path | None = None) -> None:
@@ -89,11 +86,7 @@ class Predictor:
         return Batches(examples, self.model.answering.collate, batch_size=size, workers=settings.workers)
 
     def remarks(self, examples: Sequence[Example]) -> tuple[str, ...]:
-        """Return what a user should know of examples before they are answered: whether texts are cut.
-
-        Raises:
-            UnreadableImage: the backbone cannot take an image.
-        """
+        """Return what a user should know of examples before they are answered: whether texts are cut."""
         name = site_backbone(self.record.sections["backbone"], self.record.site)["name"]
         images = {example.image_id: example.image for example in examples}
         problems = {} if BACKBONES.get(name).any_size else misfits(images, self.model.backbone, name)
@@ -143,15 +136,7 @@ class Predictor:
 
 
 def model_of(kept: KeptModel, adapter: Path | None = None) -> SiteModel:
-    """Build a site's model with the tensors of a round; layers are not compiled, which differs by rounding.
-
-    Args:
-        kept: what the site kept.
-        adapter: in place of the site's own (`fedpeft.inference.global_adapter`).
-
-    Raises:
-        FedpeftError: a setting is wrong, the backbone is missing, or a tensor does not fit.
-    """
+    """Build a site's model with the tensors of a round; layers are not compiled, which differs by rounding."""
     record, sections = kept.record, kept.record.sections
     _check_sections(record)
     method, training, schedule = CommonSettings.from_sections(sections)

@@ -20,9 +20,9 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
         state: of a run that has not completed, in words; it stands above the page.
 
     Returns:
-        ``markdown`` (tables.md), ``csv`` (accuracy.csv), ``picture`` (convergence.png), ``page`` (report.html),
-        and ``sent`` (sent.png) if what was sent was counted, ``schedule`` (schedule.png) if any round has a schedule,
-        ``fronts`` (fronts.png) if layers were scored.
+        ``markdown`` (tables.md), ``csv`` (accuracy.csv), ``picture`` (convergence.svg), ``page`` (report.html),
+        and ``sent`` (sent.svg) if what was sent was counted, ``schedule`` (schedule.svg) if any round has a schedule,
+        ``fronts`` (fronts.svg) if layers were scored.
 
     Raises:
         HistoryError: the history is missing, damaged or incomplete; nothing is written then.
@@ -32,16 +32,16 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
     from fedpeft.report.history_reader import read
     from fedpeft.report.outputs import markdown, tidy_csv
     from fedpeft.report.page import page, state_line
-    from fedpeft.report.pictures import draw_pictures, picture_files
+    from fedpeft.report.plots import picture_files, pictures
 
     history = read(source)
     files = picture_files(history)
     contents = {
         "markdown": ("tables.md", markdown(history).encode()),
         "csv": ("accuracy.csv", tidy_csv(history).encode()),
-        "picture": ("convergence.png", files.pop("curves")),
-        "page": ("report.html", page(history, **vars(draw_pictures(history)), top=state_line(state)).encode()),
-        **{name: (f"{name}.png", file) for name, file in files.items()},
+        "picture": ("convergence.svg", files.pop("curves")),
+        "page": ("report.html", page(history, pictures(history), top=state_line(state)).encode()),
+        **{name: (f"{name}.svg", file) for name, file in files.items()},
     }
     folder = Path(out_dir)
     written = {}

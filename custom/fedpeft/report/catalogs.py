@@ -30,13 +30,6 @@ def method_list(backbone: str, source: str | None = None) -> Group:
     """Return each method with its parameters and aggregation, and below them what it can do, and its paper.
 
     Of a method that does not fit the backbone the reason stands there.
-
-    Args:
-        backbone: registered name.
-        source: of its configuration; None: the default one.
-
-    Raises:
-        FedpeftError: the backbone is unknown, or the source cannot be read.
     """
     declared = backbones.BACKBONES.get(backbone).method_settings
     head = f"{'name':<{NAME}} {'trained':>{NUMBER}}  {'exchanged':<{RANGE}} aggregation"
@@ -61,9 +54,6 @@ def source_tables(source: str, backbone: str) -> list[RenderableType]:
     Args:
         source: a folder, a hub name, or the registered name of a backbone, whose default weights are meant.
         backbone: registered name of what reads it.
-
-    Raises:
-        FedpeftError: the source cannot be read.
     """
     named = source in backbones.names()
     backbone, read = (source, None) if named else (backbone, source)
@@ -108,11 +98,7 @@ def backbone_table() -> Table:
 
 
 def task_tables(tasks: Sequence[PaperTask]) -> list[RenderableType]:
-    """Return one row for each task of the papers, and one for each data set that they need.
-
-    Args:
-        tasks: of `fedpeft.job.catalog`.
-    """
+    """Return one row for each task of the papers, and one for each data set that they need."""
     table = Table(title="tasks of the papers", title_justify="left", box=None, caption_justify="left", caption=JOBS)
     table.add_column("task", no_wrap=True)
     table.add_column("jobs, clients, and what they are measured by", overflow="fold")

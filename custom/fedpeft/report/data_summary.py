@@ -29,8 +29,7 @@ from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.duplicates import Duplicate, Fingerprint, duplicates
 from fedpeft.data.remarks import baseline, without_variety
 from fedpeft.data.schema import Example
-from fedpeft.report.palette import COLORS, Theme, shorten, text_width
-from fedpeft.report.plots import DPI, Frame, Head, described_png, under_style
+from fedpeft.report.palette import COLORS, DPI, LIGHT, Frame, drawn, png, shorten, text_width
 from fedpeft.report.wording import NOTHING_MEDICAL, percent
 
 AT_HOME = "Counts of labels must not leave a site: this picture is for one person who holds all the data."
@@ -68,18 +67,12 @@ def counted_as(example: Example) -> Sequence[str]:
 
 
 def label_picture(title: str, sites: Sequence[SiteData], *, procedural: bool) -> bytes:
-    """Return the picture as PNG: a circle for each label and site, its area in proportion to the count.
-
-    Args:
-        title: the job's or the folder's name.
-        sites: data of each.
-        procedural: the data are computed, which the picture then says.
-    """
-    figure = under_style(lambda theme: _figure(title, sites, theme, procedural=procedural), dark=False)
-    return described_png(figure, f"{title}: examples with each label at each site. {AT_HOME}")
+    """Return the picture as PNG: a circle for each label and site, its area in proportion to the count."""
+    figure = drawn(lambda: _figure(title, sites, procedural=procedural))
+    return png(figure, f"{title}: examples with each label at each site. {AT_HOME}")
 
 
-def _figure(title: str, sites: Sequence[SiteData], theme: Theme, *, procedural: bool) -> Figure:
+def _figure(title: str, sites: Sequence[SiteData], *, procedural: bool) -> Figure:
     counts = _shown(label_counts(sites))
     names = [shorten(data.site, MAX_LENGTH) for data in sites]
     labels = [shorten(label, MAX_LENGTH) for label in counts]
@@ -88,23 +81,22 @@ def _figure(title: str, sites: Sequence[SiteData], theme: Theme, *, procedural: 
     left = EDGE + max(text_width(label, SIZE) for label in labels)
     names_high = EDGE + max(text_width(name, SIZE) for name in names)
     width = max(left + wide + EDGE, MIN_WIDTH)
-    head: Head = []
-    if procedural:
-        head += [(line, "warning", "bold") for line in _wrapped(f"Procedural data: {NOTHING_MEDICAL}.", width)]
+    lines = _wrapped(f"Procedural data: {NOTHING_MEDICAL}.", width) if procedural else []
+    head = [(line, "warning", "bold") for line in lines]
     foot = _wrapped(f"Examples of all splits; the area of a circle is their number. {AT_HOME}", width)
     top, bottom = TOP + LINE * len(head), BOTTOM + LINE * len(foot) + names_high
     total = top + high + bottom
-    figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
+    figure = Figure(figsize=(width, total), dpi=DPI, facecolor=LIGHT.paper)
     axes = figure.add_axes((left / width, bottom / total, wide / width, high / total))
-    _circles(axes, np.array(list(counts.values())), theme, wide / len(sites))
+    _circles(axes, np.array(list(counts.values())), wide / len(sites))
     axes.set_yticks(range(len(labels)), labels, fontsize=SIZE)
     step = -(-len(names) // max(1, int(wide / MIN_COLUMN)))
     axes.set_xticks(range(0, len(names), step), names[::step], fontsize=SIZE, rotation=90)
-    Frame(title=title, head=head, foot=foot).write(figure, theme)
+    Frame(title=title, head=head, foot=foot).write(figure)
     return figure
 
 
-def _circles(axes: Axes, table: np.ndarray, theme: Theme, column: float) -> None:
+def _circles(axes: Axes, table: np.ndarray, column: float) -> None:
     """Draw a circle for each cell of a table, (labels, sites); ``column`` is the width of a column in inches."""
     largest = 72 * min(ROW, column) * 0.95
     y, x = np.nonzero(table)
@@ -112,14 +104,14 @@ def _circles(axes: Axes, table: np.ndarray, theme: Theme, column: float) -> None
     axes.scatter(x, y, s=sizes, color=COLORS[0], linewidth=0, zorder=3)
     numbers = table.shape[1] <= MAX_NUMBERS
     if numbers:
-        behind = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0.8}
+        behind = {"facecolor": LIGHT.paper, "edgecolor": "none", "pad": 0.8}
         for row, place in zip(y.tolist(), x.tolist(), strict=True):
             text, right = f"{table[row, place]:,}", place + 0.66
-            axes.text(right, row, text, fontsize=SIZE - 1, color=theme.soft, ha="right", va="center", bbox=behind)
+            axes.text(right, row, text, fontsize=SIZE - 1, color=LIGHT.soft, ha="right", va="center", bbox=behind)
     edge = 0.3 if numbers else 0.5
     axes.set_xlim(-edge, table.shape[1] - edge)
     axes.set_ylim(table.shape[0] - 0.5, -0.5)
-    axes.grid(color=theme.grid, linewidth=0.4)
+    axes.grid(color=LIGHT.grid, linewidth=0.4)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 
@@ -158,9 +150,6 @@ def data_summary(sites: Sequence[SiteData]) -> Table:
 
     Its cells: examples per split, images, answers or labels, closed test questions and those with unseen answers,
     what the best constant answer reaches, and, if there are any at any site, samples of the files in no split.
-
-    Args:
-        sites: data of each site; the table holds counts only.
     """
     table = Table(box=None, header_style="bold", collapse_padding=True, pad_edge=False)
     table.add_column("site", no_wrap=True)
@@ -179,11 +168,7 @@ def data_summary(sites: Sequence[SiteData]) -> Table:
 
 
 def remarks(sites: Sequence[SiteData]) -> Iterator[str]:
-    """Yield a sentence on each metric, on what was left out and on what is unusual; one for all sites alike.
-
-    Args:
-        sites: data of each site.
-    """
+    """Yield a sentence on each metric, on what was left out and on what is unusual; one for all sites alike."""
     for metric, labelled in dict.fromkeys((data.metric, bool(data.labels)) for data in sites):
         yield f"Measured by {TITLES[metric]}; the baseline is {EVERY_LABEL if labelled else CONSTANT[metric]}."
     counts: dict[str, dict[str, int]] = {}

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The content of history.json: the results of every round of a run.
+"""The content of history.json: the results of every round of a run, and what each value must be.
 
     {"job": "fedpia_task1", "method": "FedPIA, Houlsby adapters", "source": "where from", "procedural": true,
      "tiny": true, "settings": {"method": {"gamma": 0.1}}, "metrics": {"slake": "accuracy"},
@@ -31,24 +31,156 @@ that an older version reads a newer run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from fedpeft.core.metrics import ACCURACY, title_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import ACCURACY, TITLES, title_of
+from fedpeft.core.text import one_line, printable
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Check = Callable[[Any, str, str], Any]
+T = TypeVar("T", bound="DataclassInstance")
+MAX_NAME = 200  # characters
+MAX_COUNT = 10**15
+MAX = 1e39  # beyond what a number of 32 bits holds; larger ones are in no run, and cannot be drawn
+MAX_SECONDS = 1e9
+
+
+class HistoryError(FedpeftError):
+    """A history.json is missing, damaged or incomplete."""
+
+
+# A check returns a value of a decoded JSON file, or refuses it; `where` and `what` go into the error.
+def need(entry: Mapping[str, Any], key: str, where: str) -> Any:
+    """Return the value of a required key."""
+    if key not in entry:
+        raise HistoryError(f"{where}: {key!r} is missing; the file is incomplete; copy it from the run again.")
+    return entry[key]
+
+
+def as_mapping(value: Any, where: str, what: str) -> Mapping[str, Any]:
+    """Return a value that must be a JSON object."""
+    return value if isinstance(value, Mapping) else fail(where, what, value, "a JSON object")
+
+
+def as_number(value: Any, where: str, what: str, *, low: float = 0, high: float = MAX) -> float | None:
+    """Return a value that must be a finite number from low to high, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        fail(where, what, value, "a number or null")
+    if not low <= value <= high:
+        fail(where, what, value, f"a {'fraction' if high == 1 else 'finite number'} from {low:g} to {high:g} or null")
+    return float(value)
+
+
+def as_count(value: Any, where: str, what: str) -> int:
+    """Return a value that must be a whole number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+        fail(where, what, value, f"a whole number from 0 to {MAX_COUNT:,}")
+    return value
+
+
+def as_name(value: Any, where: str, what: str) -> str:
+    """Return a value that must be a text that is not empty and has no control characters."""
+    if (
+        not isinstance(value, str)
+        or not value.strip()
+        or printable(value, max_length=MAX_NAME) != value
+        or "\n" in value
+    ):
+        fail(where, what, value, "a text that is not empty, not too long, and has no control characters")
+    return value
+
+
+def as_sentence(value: Any, where: str, what: str) -> str:
+    """Return a text on one line, without control characters."""
+    # a reason may hold another program's message
+    return one_line(value) if isinstance(value, str) else fail(where, what, value, "a text")
+
+
+def fail(where: str, what: str, value: Any, allowed: str) -> NoReturn:
+    """Raise a HistoryError that names place, value and what is allowed."""
+    shown = one_line(repr(value))
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    raise HistoryError(f"{where}: {what} is {shown} but must be {allowed}; correct it or copy the file again.")
+
+
+def as_truth(value: Any, where: str, what: str) -> bool:
+    """Return a value that must be true or false."""
+    return value if isinstance(value, bool) else fail(where, what, value, "true or false")
+
+
+def as_count_or_none(value: Any, where: str, what: str) -> int | None:
+    """Return a count, or None."""
+    return None if value is None else as_count(value, where, what)
+
+
+def as_fraction(value: Any, where: str, what: str) -> float | None:
+    """Return a number from 0 to 1, or None."""
+    return as_number(value, where, what, high=1)
+
+
+def as_seconds(value: Any, where: str, what: str) -> float | None:
+    """Return a duration that a calendar has, or None."""
+    return as_number(value, where, what, high=MAX_SECONDS)
+
+
+def as_metric(value: Any, where: str, what: str) -> str:
+    """Return the name of a metric."""
+    known = isinstance(value, str) and value in TITLES
+    return value if known else fail(where, what, value, f"one of {', '.join(TITLES)}")
+
+
+def by_name(check: Check, kind: str = "site") -> Check:
+    """Return the check of a JSON object by names of a kind, whose values all pass `check`."""
+
+    def check_all(values: Any, where: str, what: str) -> dict[str, Any]:
+        values = as_mapping(values, where, what)
+        return {
+            as_name(name, where, f"a {kind}'s name"): check(value, f"{where}, {kind} {name!r}", what)
+            for name, value in values.items()
+        }
+
+    return check_all
+
+
+def object_of(cls: type) -> Check:
+    """Return the check of a JSON object that is built as a dataclass; see `checked`."""
+    return lambda value, where, what: checked(cls, as_mapping(value, where, what), where)
+
+
+def must(check: Check, **default: Any) -> Any:
+    """Declare a dataclass's field by the check of its value; without a default the key must be there."""
+    return field(metadata={"check": check}, **default)
+
+
+def checked(cls: type[T], entry: Mapping[str, Any], where: str, **more: Any) -> T:
+    """Build a dataclass from a JSON object, with `more` fields; keys that another version added are ignored."""
+    for one in fields(cls):
+        required = one.default is MISSING and one.default_factory is MISSING
+        if "check" in one.metadata and (required or one.name in entry):
+            more[one.name] = one.metadata["check"](need(entry, one.name, where), where, repr(one.name))
+    return cls(**more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiteResult:
     """One site in one round: accuracies are fractions or None."""
 
-    overall: float | None
-    open: float | None
-    closed: float | None
-    loss: float | None = None
-    samples: int | None = None
-    validation: float | None = None
-    sent: int | None = None
-    below_constant: float | None = None
+    overall: float | None = must(as_fraction)
+    open: float | None = must(as_fraction)
+    closed: float | None = must(as_fraction)
+    loss: float | None = must(partial(as_number, low=-MAX), default=None)
+    samples: int | None = must(as_count_or_none, default=None)
+    validation: float | None = must(as_fraction, default=None)
+    sent: int | None = must(as_count_or_none, default=None)
+    below_constant: float | None = must(as_fraction, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +189,9 @@ class Aligned:
     after, and the fraction that moved; None where nothing was aligned. ``places`` are its modules whose neurons could
     have stayed as they were; of these ``moved_places`` did not, and ``held`` did only because of the margin."""
 
-    before: float | None = None
-    after: float | None = None
-    moved: float | None = None
+    before: float | None = must(as_number, default=None)
+    after: float | None = must(as_number, default=None)
+    moved: float | None = must(as_fraction, default=None)
     places: int = 0
     moved_places: int = 0
     held: int = 0
@@ -69,8 +201,8 @@ class Aligned:
 class Tested:
     """A site's test split: its samples, and what the best constant answer reaches on them, a fraction or None."""
 
-    samples: int
-    baseline: float | None = None
+    samples: int = must(as_count)
+    baseline: float | None = must(as_fraction, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +214,8 @@ class Schedule:
     numbers: tuple[int, ...]
     layers: Mapping[str, tuple[int, ...]]
     scores: Mapping[str, tuple[float, ...]]
-    importance: float | None = None
-    variance: float | None = None
+    importance: float | None = must(partial(as_number, low=-MAX), default=None)
+    variance: float | None = must(as_number, default=None)
 
     @property
     def undecided(self) -> tuple[str, ...]:
@@ -95,12 +227,12 @@ class Schedule:
 class Round:
     """One round: ``sites`` holds those that replied, ``rejected`` those whose reply was refused, with the reason."""
 
-    round: int
-    sites: Mapping[str, SiteResult]
-    alignment: Mapping[str, float | None] = field(default_factory=dict)
+    round: int = must(as_count)
+    sites: Mapping[str, SiteResult] = must(by_name(object_of(SiteResult)))
+    alignment: Mapping[str, float | None] = must(by_name(as_number), default_factory=dict)
     aligned: Mapping[str, Aligned] = field(default_factory=dict)
-    rejected: Mapping[str, str] = field(default_factory=dict)
-    seconds: float | None = None
+    rejected: Mapping[str, str] = must(by_name(as_sentence), default_factory=dict)
+    seconds: float | None = must(as_seconds, default=None)
     schedule: Schedule | None = None
 
 
@@ -108,15 +240,15 @@ class Round:
 class History:
     """A whole run; ``rounds`` is never empty and its numbers rise; nested settings have dotted names."""
 
-    job: str
-    method: str
-    procedural: bool
-    source: str
+    job: str = must(as_name)
+    method: str = must(as_name)
+    procedural: bool = must(as_truth)
+    source: str = must(as_sentence)
     rounds: tuple[Round, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
-    tiny: bool = False
-    metrics: Mapping[str, str] = field(default_factory=dict)
-    tested: Mapping[str, Tested] = field(default_factory=dict)
+    tiny: bool = must(as_truth, default=False)
+    metrics: Mapping[str, str] = must(by_name(as_metric), default_factory=dict)
+    tested: Mapping[str, Tested] = must(by_name(object_of(Tested)), default_factory=dict)
 
     @property
     def by_metric(self) -> dict[str, tuple[str, ...]]:
@@ -143,15 +275,8 @@ class History:
     @property
     def sites(self) -> tuple[str, ...]:
         """Every site that any round names, in order of appearance."""
-        return tuple(
-            dict.fromkeys(
-                name
-                for one in self.rounds
-                for name in (
-                    *one.sites,
-                    *one.alignment,
-                    *one.rejected,
-                    *(one.schedule.layers if one.schedule else ()),
-                )
-            )
+        named = (
+            (*one.sites, *one.alignment, *one.rejected, *(one.schedule.layers if one.schedule else ()))
+            for one in self.rounds
         )
+        return tuple(dict.fromkeys(name for names in named for name in names))

@@ -1,88 +1,36 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Read history.json and check every value; an error says in one sentence which one is wrong, and where.
-
-Check values of a decoded JSON file; `where` and `what` go into the error.
-"""
+"""Read history.json and manifest.json; an error says in one sentence which value is wrong, and where."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, NoReturn
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import read_json
-from fedpeft.core.metrics import BELOW_CONSTANT, TITLES
-from fedpeft.core.text import one_line, printable
-from fedpeft.core.workspace import HISTORY
-from fedpeft.report.history import Aligned, History, Round, Schedule, SiteResult, Tested
-
-MAX_NAME = 200  # characters
-MAX_COUNT = 10**15
-MAX = 1e39  # beyond what a number of 32 bits holds; larger ones are in no run, and cannot be drawn
-MAX_SECONDS_READ = 1e9
-
-
-class HistoryError(FedpeftError):
-    """A history.json is missing, damaged or incomplete."""
-
-
-def need(entry: Mapping[str, Any], key: str, where: str) -> Any:
-    """Return the value of a required key."""
-    if key not in entry:
-        raise HistoryError(f"{where}: {key!r} is missing; the file is incomplete; copy it from the run again.")
-    return entry[key]
-
-
-def as_mapping(value: Any, where: str, what: str) -> Mapping[str, Any]:
-    """Return a value that must be a JSON object."""
-    return value if isinstance(value, Mapping) else fail(where, what, value, "a JSON object")
-
-
-def as_number(value: Any, where: str, what: str, *, low: float = 0, high: float = MAX) -> float | None:
-    """Return a value that must be a finite number from low to high, or None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        fail(where, what, value, "a number or null")
-    if not low <= value <= high:
-        fail(where, what, value, f"a {'fraction' if high == 1 else 'finite number'} from {low:g} to {high:g} or null")
-    return float(value)
-
-
-def as_count(value: Any, where: str, what: str) -> int:
-    """Return a value that must be a whole number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
-        fail(where, what, value, f"a whole number from 0 to {MAX_COUNT:,}")
-    return value
-
-
-def as_name(value: Any, where: str, what: str) -> str:
-    """Return a value that must be a text that is not empty and has no control characters."""
-    if (
-        not isinstance(value, str)
-        or not value.strip()
-        or printable(value, max_length=MAX_NAME) != value
-        or "\n" in value
-    ):
-        fail(where, what, value, "a text that is not empty, not too long, and has no control characters")
-    return value
-
-
-def as_sentence(value: Any, where: str, what: str) -> str:
-    """Return a text on one line, without control characters."""
-    # a reason may hold another program's message
-    return one_line(value) if isinstance(value, str) else fail(where, what, value, "a text")
-
-
-def fail(where: str, what: str, value: Any, allowed: str) -> NoReturn:
-    """Raise a HistoryError that names place, value and what is allowed."""
-    shown = one_line(repr(value))
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    raise HistoryError(f"{where}: {what} is {shown} but must be {allowed}; correct it or copy the file again.")
-
+from fedpeft.core.files import digest, read_json
+from fedpeft.core.workspace import HISTORY, MANIFEST
+from fedpeft.report.history import (
+    MAX,
+    Aligned,
+    History,
+    HistoryError,
+    Round,
+    Schedule,
+    as_count,
+    as_mapping,
+    as_name,
+    as_number,
+    as_sentence,
+    by_name,
+    checked,
+    fail,
+    must,
+    need,
+)
 
 MAX_ROUNDS = 10_000
 MAX_SITES = 1_000
@@ -123,9 +71,6 @@ def parse(record: Any, *, origin: str) -> History:
     Args:
         record: the decoded JSON.
         origin: what error messages call it, such as the file's path.
-
-    Raises:
-        HistoryError: one sentence with the origin, the round and the site, and what is wrong there.
     """
     top = as_mapping(record, origin, "the whole file")
     rounds = need(top, "rounds", origin)
@@ -135,12 +80,6 @@ def parse(record: Any, *, origin: str) -> History:
         raise HistoryError(f"{origin} has {len(rounds):,} rounds, at most {MAX_ROUNDS:,} are read.")
     if not rounds:
         raise HistoryError(f"{origin} holds no finished round: nothing to report; let the run end a round first.")
-    procedural = need(top, "procedural", origin)
-    if not isinstance(procedural, bool):
-        fail(origin, "'procedural'", procedural, "true or false")
-    tiny = top.get("tiny", False)
-    if not isinstance(tiny, bool):
-        fail(origin, "'tiny'", tiny, "true or false")
     parsed = tuple(_round(entry, f"{origin}, entry {index} of 'rounds'") for index, entry in enumerate(rounds, 1))
     for before, after in pairwise(parsed):
         if after.round <= before.round:
@@ -155,52 +94,15 @@ def parse(record: Any, *, origin: str) -> History:
             f"{origin}: the schedule of round {first} scores {len(one)} layers, that of round {second} {len(other)} or "
             "others; a run schedules the same layers in every round, so copy the file from the run again."
         )
-    history = History(
-        job=as_name(need(top, "job", origin), origin, "'job'"),
-        method=as_name(need(top, "method", origin), origin, "'method'"),
-        procedural=procedural,
-        source=as_sentence(need(top, "source", origin), origin, "'source'"),
-        rounds=parsed,
-        tiny=tiny,
-        metrics=_metrics(top.get("metrics", {}), origin),
-        tested=_tested(top.get("tested", {}), origin),
-        settings=flat_settings(as_mapping(top.get("settings", {}), origin, "'settings'"), origin),
-    )
+    settings = flat_settings(as_mapping(top.get("settings", {}), origin, "'settings'"), origin)
+    history = checked(History, top, origin, rounds=parsed, settings=settings)
     if len(history.sites) > MAX_SITES:
         raise HistoryError(f"{origin} has {len(history.sites):,} sites, at most {MAX_SITES:,} are read.")
     return history
 
 
-def _metrics(entry: Any, origin: str) -> dict[str, str]:
-    metrics = {
-        as_name(site, origin, "a site's name"): name for site, name in as_mapping(entry, origin, "'metrics'").items()
-    }
-    for site, name in metrics.items():
-        if not isinstance(name, str) or name not in TITLES:
-            fail(f"{origin}, site {site!r}", "'metrics'", name, f"one of {', '.join(TITLES)}")
-    return metrics
-
-
-def _tested(entry: Any, origin: str) -> dict[str, Tested]:
-    tested = {}
-    for name, values in as_mapping(entry, origin, "'tested'").items():
-        where = f"{origin}, site {as_name(name, origin, 'a site')!r}"
-        values = as_mapping(values, where, "'tested'")
-        tested[name] = Tested(
-            samples=as_count(need(values, "samples", where), where, "'samples'"),
-            baseline=as_number(values.get("baseline"), where, "'baseline'", high=1),
-        )
-    return tested
-
-
 def flat_settings(settings: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, str]:
-    """Return nested settings under dotted names, each value as text.
-
-    Args:
-        settings: of a run.
-        origin: for errors.
-        prefix: of the names.
-    """
+    """Return nested settings of a run under dotted names, each value as text."""
     flat: dict[str, str] = {}
     for key, value in settings.items():
         name = prefix + as_name(key, origin, "a setting's name")
@@ -215,52 +117,25 @@ def flat_settings(settings: Mapping[str, Any], origin: str, prefix: str = "") ->
 
 def _round(entry: Any, where: str) -> Round:
     entry = as_mapping(entry, where, "the entry")
-    number = as_count(need(entry, "round", where), where, "'round'")
-    sites = as_mapping(need(entry, "sites", where), where, "'sites'")
-    alignment = as_mapping(entry.get("alignment", {}), where, "'alignment'")
-    rejected = as_mapping(entry.get("rejected", {}), where, "'rejected'")
-    report = as_mapping(entry.get("alignment_report", {}), where, "'alignment_report'")
-    aligned = as_mapping(report.get("sites", {}), where, "'sites' of 'alignment_report'")
-    decisions = as_mapping(report.get("decisions", {}), where, "'decisions' of 'alignment_report'")
-    return Round(
-        round=number,
-        sites={
-            as_name(name, where, "a site's name"): _site(value, f"{where}, site {name!r}")
-            for name, value in sites.items()
-        },
-        alignment={
-            as_name(name, where, "a site's name"): as_number(value, f"{where}, 'alignment'", repr(name))
-            for name, value in alignment.items()
-        },
-        aligned={
-            as_name(name, where, "a site's name"): _aligned(
-                value, decisions.get(name, {}), f"{where}, 'alignment_report', site {name!r}"
-            )
-            for name, value in aligned.items()
-        },
-        rejected={
-            as_name(name, where, "a site's name"): as_sentence(value, f"{where}, 'rejected'", repr(name))
-            for name, value in rejected.items()
-        },
-        seconds=as_number(entry.get("seconds"), where, "'seconds'", high=MAX_SECONDS_READ),
-        schedule=_schedule(entry.get("schedule", {}), f"{where}, 'schedule'"),
-    )
+    aligned = _aligned(entry.get("alignment_report", {}), where)
+    return checked(Round, entry, where, aligned=aligned, schedule=_schedule(entry.get("schedule", {}), where))
 
 
-def _aligned(entry: Any, decisions: Any, where: str) -> Aligned:
-    entry, decisions = as_mapping(entry, where, "the entry"), as_mapping(decisions, where, "'decisions'")
-    high = {"before": MAX, "after": MAX, "moved": 1}
-    moved, stayed, held = (as_count(decisions.get(key, 0), where, repr(key)) for key in ("moved", "stayed", "held"))
-    return Aligned(
-        **{key: as_number(entry.get(key), where, repr(key), high=most) for key, most in high.items()},
-        places=moved + stayed,
-        moved_places=moved,
-        held=held,
-    )
+def _aligned(report: Any, where: str) -> dict[str, Aligned]:
+    report, where = as_mapping(report, where, "'alignment_report'"), f"{where}, 'alignment_report'"
+    sites, decisions = (as_mapping(report.get(name, {}), where, repr(name)) for name in ("sites", "decisions"))
+    found = {}
+    for name, entry in sites.items():
+        site = f"{where}, site {as_name(name, where, 'a site')!r}"
+        counts = as_mapping(decisions.get(name, {}), site, "'decisions'")
+        moved, stayed, held = (as_count(counts.get(key, 0), site, repr(key)) for key in ("moved", "stayed", "held"))
+        places = {"places": moved + stayed, "moved_places": moved, "held": held}
+        found[name] = checked(Aligned, as_mapping(entry, site, "the entry"), site, **places)
+    return found
 
 
 def _schedule(entry: Any, where: str) -> Schedule | None:
-    entry = as_mapping(entry, where, "the entry")
+    entry, where = as_mapping(entry, where, "'schedule'"), f"{where}, 'schedule'"
     if not entry:
         return None
     layers = as_mapping(need(entry, "layers", where), where, "'layers'")
@@ -281,13 +156,8 @@ def _schedule(entry: Any, where: str) -> Schedule | None:
     numbers = _layers(entry.get("numbers", list(range(count))), where, "'numbers'")
     if len(numbers) != count:
         fail(where, "the number of 'numbers'", len(numbers), f"{count}, one for each score")
-    return Schedule(
-        numbers=numbers,
-        layers={site: _assigned(layers[site], f"{where}, site {site!r}", numbers) for site in table or layers},
-        scores=table,
-        importance=as_number(entry.get("importance"), where, "'importance'", low=-MAX),
-        variance=as_number(entry.get("variance"), where, "'variance'"),
-    )
+    assigned = {site: _assigned(layers[site], f"{where}, site {site!r}", numbers) for site in table or layers}
+    return checked(Schedule, entry, where, numbers=numbers, layers=assigned, scores=table)
 
 
 def _scores(values: Any, where: str) -> tuple[float, ...]:
@@ -310,14 +180,52 @@ def _assigned(values: Any, where: str, numbers: tuple[int, ...]) -> tuple[int, .
     return layers if set(layers) <= set(numbers) else fail(where, "'layers'", values, "layers that have a score")
 
 
-def _site(entry: Any, where: str) -> SiteResult:
-    entry = as_mapping(entry, where, "the entry")
-    samples, sent = entry.get("samples"), entry.get("sent")
-    return SiteResult(
-        **{key: as_number(need(entry, key, where), where, repr(key), high=1) for key in ("overall", "open", "closed")},
-        loss=as_number(entry.get("loss"), where, "'loss'", low=-MAX),
-        validation=as_number(entry.get("validation"), where, "'validation'", high=1),
-        below_constant=as_number(entry.get(BELOW_CONSTANT), where, repr(BELOW_CONSTANT), high=1),
-        samples=None if samples is None else as_count(samples, where, "'samples'"),
-        sent=None if sent is None else as_count(sent, where, "'sent'"),
-    )
+def verify(run: Path) -> dict[str, Any]:
+    """Check a run and return its manifest."""
+    if not (run / MANIFEST).is_file():
+        raise FedpeftError(f"{run} holds no {MANIFEST}: the job did not finish, the server's log says why.")
+    manifest = read_manifest(run / MANIFEST)
+    if manifest["status"] != "completed":
+        raise FedpeftError(f"{manifest['reason']}\nFinished rounds: {manifest['rounds']}.")
+    for name, written in manifest["files"].items():
+        if not _is_same(run, name, written):
+            raise FedpeftError(f"{run / name} is missing or not what the server wrote: download the result again.")
+    return manifest
+
+
+def _is_same(run: Path, name: str, written: str) -> bool:
+    """Return whether a file of a run, not one outside it, has the digest that the manifest says."""
+    inside = PurePosixPath(name)
+    if inside.is_absolute() or ".." in inside.parts or "\0" in name:
+        return False
+    try:
+        return digest(run / inside) == written
+    except OSError:
+        return False
+
+
+def _digests(values: Any, where: str, what: str) -> dict[str, str]:
+    return {name: as_sentence(written, where, "a digest") for name, written in as_mapping(values, where, what).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Manifest:
+    status: str = must(as_sentence)
+    rounds: int = must(as_count)
+    reason: str = must(as_sentence, default="no reason given")
+    lineage: str = must(as_sentence, default="")
+    files: Mapping[str, str] = must(_digests)
+    sites: Mapping[str, Any] = must(by_name(lambda about, where, what: about), default_factory=dict)
+    ended_early: Mapping[str, int] = must(by_name(as_count, "value"), default_factory=dict)
+
+
+def read_manifest(file: Path) -> dict[str, Any]:
+    """Read a manifest."""
+    try:
+        manifest = as_mapping(read_json(file), "it", "the whole file")
+        known = checked(_Manifest, manifest, "it")
+        if known.ended_early:
+            need(known.ended_early, "best_round", "it")
+        return {**manifest, **vars(known)}
+    except (OSError, ValueError) as error:
+        raise FedpeftError(f"{file} is not a manifest ({error!s:.200}): download the result again.") from error

@@ -18,9 +18,18 @@ from rich.text import Text
 from fedpeft.core.console import Console, cell
 from fedpeft.core.text import csv_cell
 from fedpeft.report.history import History
-from fedpeft.report.series import ACCURACIES
 from fedpeft.report.tables import AVERAGED, Table, all_tables, by_round, last_and_best, trained_layers
-from fedpeft.report.wording import DASH, REJECTED, TITLES, caption, moved_places, not_learning, parts, rejections
+from fedpeft.report.wording import (
+    ACCURACIES,
+    DASH,
+    REJECTED,
+    TITLES,
+    caption,
+    moved_places,
+    not_learning,
+    parts,
+    rejections,
+)
 from fedpeft.report.wording import note as note_of
 
 MAX_LENGTH = 20  # letters of a name before it is folded
@@ -32,14 +41,6 @@ def print_tables(history: History, *, console: Console | None = None, metrics: S
     """Print the last round, the best one, each metric round by round, the layers trained, and the rejected replies.
 
     A table that is wider than the console is cut into blocks of columns; none of its figures is left out.
-
-    Args:
-        history: the run.
-        console: where to print; default: the terminal.
-        metrics: which of "overall", "open", "closed" to print round by round, of those that the run has.
-
-    Raises:
-        FedpeftError: an unknown metric.
     """
     console = console or Console()
     shown = [name for name in metrics if name not in TITLES or name in parts(history)]
@@ -109,7 +110,7 @@ def markdown(history: History) -> str:
     """Return all tables with captions: the last round, three accuracies by round; same history, same text."""
     parts = [_markdown_table(table, caption(history)) for table in all_tables(history)]
     if history.scheduled:
-        parts.append("![Layer scores, chosen layers and layer use](schedule.png)")
+        parts.append("![Layer scores, chosen layers and layer use](schedule.svg)")
     remarks = [*not_learning(history), *rejections(history)]
     if remarks:
         parts.append("\n".join(f"- {_escape(line)}" for line in remarks))

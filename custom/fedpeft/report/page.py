@@ -3,58 +3,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 
 from fedpeft.core.metrics import TITLES as METRICS
 from fedpeft.report.history import History
-from fedpeft.report.page_parts import Picture, document, figure, headline, laid_out, section, warning
-from fedpeft.report.series import Mean, means
+from fedpeft.report.page_parts import Picture, figure, headline, laid_out, page_of, section
 from fedpeft.report.tables import all_tables
-from fedpeft.report.wording import TITLES, not_learning, note, parts, rejections
+from fedpeft.report.wording import TITLES, Mean, means, not_learning, note, parts, rejections
+
+SECTIONS = {
+    "curves": "Convergence",
+    "sent": "Communication",
+    "schedule": "Layer schedule",
+    "fronts": "What the schedule was chosen from",
+}
 
 
-def page(
-    history: History,
-    curves: Picture,
-    *,
-    sent: Picture | None = None,
-    schedule: Picture | None = None,
-    fronts: Picture | None = None,
-    top: str = "",
-) -> str:
-    """Return the page's HTML; the same history and pictures give the same text.
+def page(history: History, pictures: Mapping[str, Picture], *, top: str = "") -> str:
+    """Return the page's HTML; the same history and pictures (`plots.pictures`) give the same text.
 
-    Args:
-        history: the run.
-        curves: the convergence picture.
-        sent: the picture of figures against what was sent, if that was counted.
-        schedule: the schedule picture, if any round has a schedule.
-        fronts: the picture of the solvers' fronts, likewise.
-        top: HTML above the job's name, for a page that is served.
+    `top` is HTML above the job's name, for a page that is served.
     """
     refused = "".join(f"<li>{escape(line)}</li>" for line in rejections(history))
-    sections = [
-        section("Convergence", figure(curves, _curves(history))),
-        section("Communication", figure(sent, _sent(history))) if sent else "",
-        section("Layer schedule", figure(schedule, _schedule(history))) if schedule else "",
-        section("What the schedule was chosen from", figure(fronts, _fronts(history))) if fronts else "",
-        *(section(table.title, laid_out(table)) for table in all_tables(history)),
-        section("Rejected replies", f'<ul class="rejected">{refused}</ul>') if refused else "",
-        section("Settings", _settings(history)),
-    ]
-    body = "\n".join(filter(None, sections))
-    return document(
+    return page_of(
         f"{history.job}: federated training report",
-        f"""{top}<header>
-<h1>{escape(history.job)}</h1>
-<p class="method">{escape(history.method)}</p>
-{"".join(map(warning, (note(history), *not_learning(history))))}
-</header>
-<main>
-{_figures(history)}
-{body}
-</main>""",
+        history.job,
+        history.method,
+        warnings=(note(history), *not_learning(history)),
+        figures=_figures(history),
+        top=top,
+        sections=(
+            *(section(SECTIONS[name], figure(one, _described(history, name))) for name, one in pictures.items()),
+            *(section(table.title, laid_out(table)) for table in all_tables(history)),
+            section("Rejected replies", f'<ul class="rejected">{refused}</ul>') if refused else "",
+            section("Settings", _settings(history)),
+        ),
     )
 
 
@@ -81,29 +65,24 @@ def _last_means(history: History) -> Iterator[tuple[str, Mean]]:
         yield METRICS[metric], means(history, "overall", sites=sites)[-1]
 
 
-def _curves(history: History) -> str:
-    return (
-        f"Curves of {history.measured_by}, training loss and transport distance over "
-        f"{_counted(len(history.rounds), 'round')} for {', '.join(history.sites)}; the figures stand in the tables "
-        "below."
-    )
-
-
-def _sent(history: History) -> str:
-    return (
-        f"Curves of {history.measured_by} against the MB of adapters that a site had sent, for "
-        f"{', '.join(history.sites)} and their mean; a table below has what each sent in each round."
-    )
-
-
-def _schedule(history: History) -> str:
-    return (
-        "Heat maps of every site's layer scores with the layers chosen for it marked, and how often each layer was "
-        f"chosen over {_counted(len(history.scheduled), 'scheduled round')}; a table below says how many layers."
-    )
-
-
-def _fronts(history: History) -> str:
+def _described(history: History, picture: str) -> str:
+    """Return what a picture shows, for those who do not see it."""
+    if picture == "curves":
+        return (
+            f"Curves of {history.measured_by}, training loss and transport distance over "
+            f"{_counted(len(history.rounds), 'round')} for {', '.join(history.sites)}; the figures stand in the tables "
+            "below."
+        )
+    if picture == "sent":
+        return (
+            f"Curves of {history.measured_by} against the MB of adapters that a site had sent, for "
+            f"{', '.join(history.sites)} and their mean; a table below has what each sent in each round."
+        )
+    if picture == "schedule":
+        return (
+            "Heat maps of every site's layer scores with the layers chosen for it marked, and how often each layer was "
+            f"chosen over {_counted(len(history.scheduled), 'scheduled round')}; a table below says how many layers."
+        )
     return (
         f"The Pareto fronts that the solvers find for the scores of round {history.scheduled[-1].round}, each beside "
         "the exact front, and the assignment that was chosen."

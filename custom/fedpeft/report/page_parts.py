@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from html import escape
+from typing import NamedTuple
 
 from fedpeft.report.tables import AVERAGED, Table
 from fedpeft.report.wording import percent
@@ -131,28 +131,43 @@ JOINER = "\u2060"  # of no width; a browser does not break a line beside it
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """PNG files of one picture: for light pages and print, and for dark pages; the same for narrow screens.
+class Picture(NamedTuple):
+    """An SVG file without title and warning, which the page has, and what stands below it."""
 
-    The page has the title and the warning, so the pictures have none; `caption` stands below them.
-    """
-
-    light: bytes
-    dark: bytes
-    narrow: bytes | None = None
-    narrow_dark: bytes | None = None
+    svg: bytes
     caption: str = ""
 
 
-def document(title: str, body: str, *, more_style: str = "") -> str:
-    """Return a page.
+def page_of(
+    title: str,
+    heading: str,
+    about: str,
+    *,
+    sections: Iterable[str],
+    warnings: Iterable[str] = (),
+    figures: str = "",
+    top: str = "",
+    more_style: str = "",
+) -> str:
+    """Return a page with a header, its most important figures and its sections; the last four are HTML."""
+    sections = "\n".join(filter(None, sections))
+    return document(
+        title,
+        f"""{top}<header>
+<h1>{escape(heading)}</h1>
+<p class="method">{escape(about)}</p>
+{"".join(map(warning, warnings))}
+</header>
+<main>
+{figures}
+{sections}
+</main>""",
+        more_style=more_style,
+    )
 
-    Args:
-        title: text.
-        body: HTML.
-        more_style: beside the style sheet that all pages have.
-    """
+
+def document(title: str, body: str, *, more_style: str = "") -> str:
+    """Return a page with the style sheet that all have, `more_style`, and a body of HTML."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -192,19 +207,9 @@ def headline(lead: str, figures: Mapping[str, float | None]) -> str:
 
 def figure(picture: Picture, described: str) -> str:
     """Return a picture with its description for those who do not see it."""
-    dark, small = "(prefers-color-scheme: dark)", "(max-width: 40rem)"
-    sources = (
-        (picture.narrow_dark, f"screen and {small} and {dark}"),
-        (picture.narrow, f"screen and {small}"),
-        (picture.dark, f"screen and {dark}"),
-    )
-    others = "".join(f'<source media="{media}" srcset="{_png(file)}">' for file, media in sources if file)
-    kind = "wide" if picture.narrow else "wide broad"
     below = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
-    return (
-        f'<figure><div class="{kind}"><picture>{others}<img src="{_png(picture.light)}" alt="{escape(described)}">'
-        f"</picture></div>{below}</figure>"
-    )
+    shown = f'<img src="{embedded(picture.svg, "svg+xml")}" alt="{escape(described)}">'
+    return f'<figure><div class="wide broad">{shown}</div>{below}</figure>'
 
 
 def embedded(file: bytes, kind: str) -> str:
@@ -228,7 +233,7 @@ def laid_out(table: Table) -> str:
         )
         lines.append(f'<tr{kind}><th scope="row">{escape(row[0])}</th>{cells}</tr>')
     rows = "\n".join(lines)
-    marks = f'<p class="caption">{escape(table.marks)}</p>' if table.marks else ""
+    marks = "".join(f'<p class="caption">{escape(line)}</p>' for line in (table.marks, *table.notes) if line)
     return (
         f'<div class="wide"><table class="{layout}"><thead><tr>{heads}</tr></thead>'
         f"\n<tbody>\n{rows}\n</tbody></table></div>{marks}"
@@ -243,7 +248,3 @@ def _cell(text: str, *, best: bool) -> str:
 def _whole(head: str) -> str:
     """Return what stands over a figure on a narrow screen, with words that a browser does not break at - or /."""
     return re.sub(r"(?<=\S)[-/](?=\S)", f"\\g<0>{JOINER}", head)
-
-
-def _png(file: bytes) -> str:
-    return embedded(file, "png")

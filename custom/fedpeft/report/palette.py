@@ -1,20 +1,24 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Colors and line styles of the picture, light and dark.
+"""How every picture looks: colors, lines, letters, what stands around the panels, and the file.
 
-The labels beside the lines: their text, their width, and positions at which none covers another.
-
-Lines that would cover each other are drawn side by side, so that every one is seen.
+A picture is one SVG file. It is drawn for light pages, and its style sheet exchanges the colors of paper and text where
+the reader prefers dark pages; a program that reads no style sheet shows the light picture. What would need thousands of
+elements, such as the lines of hundreds of sites, is a raster image within it, in colors that both pages bear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import io
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
+import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
@@ -22,8 +26,7 @@ from matplotlib.transforms import ScaledTranslation
 from scipy.optimize import isotonic_regression
 
 from fedpeft.report.history import History
-from fedpeft.report.series import Places, means, series
-from fedpeft.report.wording import percent
+from fedpeft.report.wording import note
 
 # Okabe and Ito's set for color-blind readers (https://jfly.uni-koeln.de/color/) but its black, which is the mean's,
 # and yellow, which does not show on white
@@ -31,6 +34,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("solid", (0, (4, 1.5)), (0, (1, 1.2)))
 BRIDGE = (0, (0.8, 2))  # over rounds without a figure
 DISTINCT = len(COLORS) * len(DASHES)
+GRAY = "#828282"  # of lines in a raster image, on light and dark pages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,122 +50,129 @@ class Theme:
 
 LIGHT = Theme(paper="#ffffff", ink="#1a1a1a", soft="#5c5c5c", grid="#e4e4e4", warning="#9c3d00")
 DARK = Theme(paper="#16181c", ink="#f2f2f2", soft="#a8abb2", grid="#30343b", warning="#ffb070")
+DPI = 200  # of raster images
+TOP, UNFRAMED, BOTTOM, LINE = 0.62, 0.3, 0.5, 0.15  # inches
+STYLE = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
+    "font.size": 8,
+    "text.parse_math": False,  # a site may be called a$b$
+    "text.color": LIGHT.ink,
+    "axes.labelcolor": LIGHT.soft,
+    "axes.edgecolor": LIGHT.soft,
+    "axes.facecolor": LIGHT.paper,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "xtick.color": LIGHT.soft,
+    "ytick.color": LIGHT.soft,
+    "xtick.major.width": 0.6,
+    "ytick.major.size": 0,
+}
+# the colors are written in style attributes, which only !important outranks
+_DARK_RULES = "".join(
+    f'[style*="{kind}: {light}"]{{{kind}: {getattr(DARK, name)} !important}}'
+    for name, light in vars(LIGHT).items()
+    for kind in ("fill", "stroke")
+)
 
 
-def line_style(index: int, count: int, theme: Theme) -> dict:
-    """Return the style of a site's line: six colors, then the same dashed and dotted; beyond that all are alike.
-
-    Args:
-        index: number of the site, from 0.
-        count: number of sites; above ``DISTINCT`` styles do not distinguish them.
-        theme: light or dark.
-    """
+def line_style(index: int, count: int) -> dict:
+    """Return the style of one line of `count`: six colors, then these dashed and dotted; beyond that all are alike."""
     if count > DISTINCT:
-        return {"color": theme.soft, "linestyle": "solid", "linewidth": 0.6, "alpha": 0.45}
+        return {"color": GRAY, "linestyle": "solid", "linewidth": 0.6, "alpha": 0.6, "rasterized": True}
     return {"color": COLORS[index % len(COLORS)], "linestyle": DASHES[index // len(COLORS)], "linewidth": 1.3}
 
 
-GAP = 0.155  # inches between the middles of two labels
-LEADER = 0.3  # inches from the axes to the labels
-SIZE = 7.5  # points
-MAX_LENGTH = 26  # letters of a site's name
+def drawn(make: Callable[[], Figure]) -> Figure:
+    """Make a figure in the report's style, independent of the user's own."""
+    with matplotlib.style.context(["default", STYLE]):
+        figure = make()
+        FigureCanvasAgg(figure)
+        figure.draw_without_rendering()  # ticks are made while drawing: make them while the style holds
+    return figure
+
+
+def svg(figure: Figure, description: str) -> bytes:
+    """Return a picture as SVG with a description in it; the same figure and matplotlib give the same bytes."""
+    file = io.BytesIO()
+    metadata = {"Date": None, "Creator": None, "Description": description}
+    with matplotlib.style.context(["default", {"svg.hashsalt": "fedpeft"}]):
+        figure.savefig(file, format="svg", dpi=DPI, facecolor=figure.get_facecolor(), metadata=metadata)
+    dark = f"@media screen and (prefers-color-scheme: dark){{{_DARK_RULES}}}</style>"
+    return file.getvalue().replace(b"</style>", dark.encode(), 1)
+
+
+def png(figure: Figure, description: str) -> bytes:
+    """Return a picture as PNG, without a date, with a description in the file."""
+    file = io.BytesIO()
+    metadata = {"Software": None, "Description": description}
+    with matplotlib.style.context("default"):
+        figure.savefig(file, format="png", dpi=DPI, facecolor=figure.get_facecolor(), metadata=metadata)
+    return file.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Label:
-    """A line's last figure: its round, or other place from left to right, whether the run or the other lines go on
-    behind it, the value in percent, the text, the look."""
-
-    place: float
-    late: bool
-    value: float
-    text: str
-    style: dict
-    weight: str = "normal"
-
-
-def end_labels(history: History, theme: Theme, places: Places | None = None) -> list[Label]:
-    """Return one label for every site's last accuracy and the mean's; with more sites than styles best, worst, mean.
+class Frame:
+    """What stands above and below the panels of a picture that is a file of its own; empty on a page, which has it.
 
     Args:
-        history: the run.
-        theme: colors.
-        places: where the figures stand from left to right; None: at their rounds.
+        title: the job's name.
+        head: lines with the theme's color for them, and weight.
+        foot: lines at the bottom.
     """
-    lines = series(history, "overall")
-    rounds = [one.round for one in history.rounds]
-    farthest = max(line[-1] for line in places.sites.values()) if places else rounds[-1]
-    labels: list[Label] = []
 
-    def add(
-        name: str,
-        line: Sequence[float | None],
-        at: Sequence[float] | np.ndarray,
-        style: dict,
-        weight: str = "normal",
-    ) -> None:
-        known = [index for index, value in enumerate(line) if value is not None]
-        if not known:
-            return
-        last = known[-1]
-        ended = "" if last == len(rounds) - 1 else f" (round {rounds[last]})"
-        text = f"{name}  {percent(line[last])}{ended}"
-        late, value = bool(ended) or at[last] < farthest, 100 * line[last]
-        labels.append(Label(place=at[last], late=late, value=value, text=text, style=style, weight=weight))
+    title: str = ""
+    head: Sequence[tuple[str, str, str]] = field(default_factory=list)
+    foot: Sequence[str] = ()
 
-    for index, (site, line) in enumerate(lines.items()):
-        at = places.sites[site] if places else rounds
-        add(shorten(site, MAX_LENGTH), line, at, line_style(index, len(lines), theme))
-    if len(lines) > DISTINCT:
-        ranked = sorted(labels, key=lambda label: label.value)
-        labels = [ranked[-1], ranked[0]] if len(ranked) > 1 else ranked
-    if len(lines) > 1:
-        name = "mean" if len(lines) <= DISTINCT else f"mean of {len(lines)} sites"
-        average = [mean.value for mean in means(history, "overall")]
-        add(name, average, places.mean if places else rounds, {"color": theme.ink, "linewidth": 2.2}, weight="bold")
-    return labels
+    @classmethod
+    def of(cls, history: History, width: float, more: str) -> Frame:
+        """Return the job's name, method and warning, and at the bottom the data's origin and `more`."""
+        head = [(line, "soft", "normal") for line in textwrap.wrap(history.method, int(width * 15))]
+        if text := note(history):
+            head.append((text[0].upper() + text[1:] + ".", "warning", "bold"))
+        source = history.source.rstrip(".")
+        text = " ".join(filter(None, (source[:1].upper() + source[1:] + "." * bool(source), more)))
+        return cls(title=history.job, head=head, foot=textwrap.wrap(text, int((width - 0.24) * 20.5)))
+
+    @property
+    def top(self) -> float:
+        """Inches above the panels."""
+        return TOP + LINE * len(self.head) if self.title else UNFRAMED
+
+    @property
+    def bottom(self) -> float:
+        """Inches below the panels."""
+        return BOTTOM + LINE * len(self.foot)
+
+    def write(self, figure: Figure) -> None:
+        """Write it into a figure of its final size."""
+        width, total = figure.get_size_inches()
+        x = 0.12 / width
+        title = shorten(self.title, int(width * 8))
+        if title:
+            figure.text(x, 1 - 0.12 / total, title, fontsize=11, fontweight="bold", va="top")
+        for index, (line, color, weight) in enumerate(self.head):
+            y = 1 - (0.34 + LINE * index) / total
+            figure.text(x, y, line, fontsize=7.5, color=getattr(LIGHT, color), fontweight=weight, va="top")
+        for index, line in enumerate(reversed(self.foot)):
+            figure.text(x, (0.1 + LINE * index) / total, line, fontsize=6.5, color=LIGHT.soft, va="bottom")
 
 
-def label_width(labels: Sequence[Label]) -> float:
-    """Return the width of the labels beside the axes in inches, leaders included."""
-    return LEADER + max(text_width(label.text, SIZE) for label in labels) if labels else 0.0
-
-
-@lru_cache(maxsize=4096)  # the same labels stand in every form of a picture
+@lru_cache(maxsize=4096)  # the same labels stand in both forms of a picture
 def text_width(text: str, size: float) -> float:
     """Return the width of a text in bold letters in inches; `size` is in points."""
     font = FontProperties(family="DejaVu Sans", weight="bold")
     return TextPath((0, 0), text, size=size, prop=font).get_extents().width / 72
 
 
-def write_labels(axes: Axes, labels: Sequence[Label], theme: Theme) -> None:
-    """Write the labels to the right of the axes, each connected to the end of its line.
-
-    Args:
-        axes: the accuracy panel, with its size and limits set.
-        labels: from ``end_labels``.
-        theme: colors.
-    """
-    (low, high), (first, last) = axes.get_ylim(), axes.get_xlim()
-    across = (last - first) / (axes.bbox.width / axes.figure.dpi)  # rounds per inch
-    gap = GAP * (high - low) / (axes.bbox.height / axes.figure.dpi)
-    places = spread([label.value for label in labels], gap=gap, low=low, high=high)
-    for label, place in zip(labels, places, strict=True):
-        # dotted where the site has no figure in the last round, since a solid leader there would read as one
-        leader = {"color": label.style["color"], "linewidth": 0.7, "clip_on": False, "zorder": 1}
-        leader |= {"linestyle": BRIDGE} if label.late else {}
-        bend, end = last + 0.04 * across, last + (LEADER - 0.05) * across
-        axes.plot([label.place, bend, end], [label.value, label.value, place], **leader)
-        look: dict[str, Any] = {"color": theme.ink, "fontsize": SIZE, "fontweight": label.weight}
-        axes.text(last + LEADER * across, place, label.text, va="center_baseline", **look)
-
-
-def shorten(name: str, longest: int) -> str:
-    """Shorten a name to at most `longest` letters in its middle, since names often differ at their ends."""
-    if len(name) <= longest:
+def shorten(name: str, length: int) -> str:
+    """Shorten a name to at most `length` letters in its middle, since names often differ at their ends."""
+    if len(name) <= length:
         return name
-    tail = (longest - 1) // 2
-    return f"{name[: longest - 1 - tail]}…{name[len(name) - tail :]}"
+    tail = (length - 1) // 2
+    return f"{name[: length - 1 - tail]}…{name[len(name) - tail :]}"
 
 
 def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -> np.ndarray:
@@ -170,14 +181,7 @@ def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -
     Minimizes sum_i (y_i - x_i)^2 subject to y_(i+1) >= y_i + gap and low <= y_i <= high over the sorted positions x.
     With z_i = y_i - i*gap this is isotonic regression, and its bounded form is the unbounded one, clipped.
 
-    Args:
-        positions: (n,) where the labels belong.
-        gap: least distance between neighbors, in the unit of the positions; smaller where n labels do not fit.
-        low: lowest place.
-        high: highest place.
-
-    Returns:
-        (n,) places, in the order of the positions.
+    The gap becomes smaller where the labels do not fit. The places stand in the order of the positions.
 
     Source: Barlow, Bartholomew, Bremner and Brunk, Statistical Inference under Order Restrictions, 1972.
     """
@@ -201,9 +205,7 @@ LINES, MARKERS, MAX = 2.0, 5.0, 14.0
 def set_apart(axes: Axes, curves: Sequence[Sequence[Line2D]]) -> None:
     """Shift curves that coincide over a stretch, or whose only points do, up or down by a few points.
 
-    Args:
-        axes: with its final height limits.
-        curves: of each, what belongs to it; the first has all its figures.
+    The axes have their final height limits; of what belongs to a curve the first has all its figures.
     """
     low, high = axes.get_ylim()
     points = [_known(own[0]) for own in curves]

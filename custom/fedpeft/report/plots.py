@@ -1,124 +1,227 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The convergence picture: accuracy of every site and their mean over the rounds, training loss, transport distance.
+"""The pictures of a run: accuracy by round and against what was sent, with training loss and transport distance.
 
-One panel of a picture: a quantity of every site, and the mean of the sites, over the rounds or what was sent.
+The schedule's pictures are in `fedpeft.report.schedule_plot`.
 """
 
 from __future__ import annotations
 
-import io
-import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fedpeft.protocol.fields import MB
+from fedpeft.report import schedule_plot
 from fedpeft.report.history import History
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.palette import (
     BRIDGE,
-    DARK,
     DISTINCT,
-    GAP,
+    DPI,
     LIGHT,
     SIDE_BY_SIDE,
-    Theme,
-    end_labels,
-    label_width,
+    Frame,
+    drawn,
     line_style,
     set_apart,
     shorten,
-    write_labels,
+    spread,
+    svg,
+    text_width,
 )
-from fedpeft.report.series import Places, means, series
-from fedpeft.report.wording import caption, note, plot_title
+from fedpeft.report.wording import caption, means, percent, plot_title, series
 
 MANY_ROUNDS = 12  # more than these, and markers hide the lines
+# inches
+MAIN_WIDTH, SENT_WIDTH, SIDE_WIDTH, MIN_HEIGHT = 3.6, 5.04, 2.2, 2.9
+LEFT, RIGHT, BETWEEN = 0.5, 0.15, 0.5
+GAP = 0.155  # between the middles of two labels
+LEADER = 0.3  # from the axes to the labels
+SIZE = 7.5  # points of a label
+MAX_LENGTH = 26  # letters of a site's name
+SIDE_TITLES = {"loss": "Training loss", "alignment": "Transport distance (alignment)"}
+COUNTED = "Adapters only, without FLARE's own messages."
+LESS = "Dotted to the right: other sites sent more."
+
+
+def pictures(history: History) -> dict[str, Picture]:
+    """Draw all pictures of a run for its page, by name: `curves`, and those that the run has figures for."""
+    return {
+        name: Picture(svg(draw(history, framed=False), caption(history)), caption=explains(history))
+        for name, (draw, explains) in _drawings(history).items()
+    }
+
+
+def picture_files(history: History) -> dict[str, bytes]:
+    """Return every picture of a run as a file of its own, with the job's name and the warning, by the page's names."""
+    return {name: svg(draw(history), caption(history)) for name, (draw, _) in _drawings(history).items()}
+
+
+def _drawings(history: History) -> dict[str, tuple[Callable[..., Figure], Callable[[History], str]]]:
+    """Return for each picture of this run what draws it, and what explains it."""
+    drawings: dict[str, tuple[Callable[..., Figure], Callable[[History], str]]] = {"curves": (convergence, explained)}
+    if was_counted(history):
+        drawings["sent"] = sent_figure, sent_explained
+    if history.scheduled:
+        drawings["schedule"] = schedule_plot.schedule_figure, schedule_plot.schedule_explained
+        if history.scheduled[-1].schedule.scores:
+            drawings["fronts"] = schedule_plot.fronts_figure, schedule_plot.fronts_explained
+    return drawings
+
+
+def convergence(history: History, *, framed: bool = True) -> Figure:
+    """Draw a run: the sites' metric in percent with a label beside every line, training loss, transport distance.
+
+    The last two stand only where the run reports them. A dotted bridge spans rounds without a figure. What stands
+    around the panels is on a page already, whose pictures are therefore not framed.
+    """
+    return drawn(lambda: _convergence(history, framed=framed))
+
+
+def _convergence(history: History, *, framed: bool) -> Figure:
+    side = [name for name in SIDE_TITLES if any(mean.value is not None for mean in means(history, name))]
+    beside = BETWEEN + SIDE_WIDTH if side else 0
+    figure, main = _main_panel(history, None, MAIN_WIDTH, beside, explained(history) if framed else None)
+    axes, box = [main], main.get_position()
+    width, total = figure.get_size_inches()
+    each = (box.height * total - BETWEEN * (len(side) - 1)) / max(len(side), 1)
+    for index, name in enumerate(side):
+        low = box.y0 + (len(side) - 1 - index) * (each + BETWEEN) / total
+        left = (width - RIGHT - SIDE_WIDTH) / width
+        axes.append(figure.add_axes((left, low, SIDE_WIDTH / width, each / total)))
+        draw(axes[-1], history, name, SIDE_TITLES[name])
+    for one in {axes[0], axes[-1]}:
+        one.set_xlabel("round", labelpad=2)
+    return figure
+
+
+def sent_figure(history: History, *, framed: bool = True) -> Figure:
+    """Draw every site's metric, and their mean, against what a site had sent; for a run for which `was_counted`."""
+    return drawn(lambda: _sent(history, framed=framed))
+
+
+def _sent(history: History, *, framed: bool) -> Figure:
+    explains = sent_explained(history) if framed else None
+    figure, axes = _main_panel(history, sent_so_far(history), SENT_WIDTH, 0, explains)
+    axes.set_xlabel("MB that a site had sent", labelpad=2)
+    return figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where the figures of each site, and those of their mean, stand from left to right in each round."""
+
+    sites: Mapping[str, np.ndarray]
+    mean: np.ndarray
+
+
+def _main_panel(
+    history: History, places: Places | None, wide: float, beside: float, explains: str | None
+) -> tuple[Figure, Axes]:
+    """Return a figure with the panel of the sites' metric; `beside` it are so many inches for others."""
+    labels = end_labels(history, places)
+    width = LEFT + wide + label_width(labels) + beside + RIGHT
+    height = max(MIN_HEIGHT, GAP * len(labels))
+    frame = Frame() if explains is None else Frame.of(history, width, explains)
+    total = frame.top + height + frame.bottom
+    figure = Figure(figsize=(width, total), dpi=DPI, facecolor=LIGHT.paper)
+    axes = figure.add_axes((LEFT / width, frame.bottom / total, wide / width, height / total))
+    draw(axes, history, "overall", plot_title(history), scale=100, places=places)
+    write_labels(axes, labels)
+    frame.write(figure)
+    return figure, axes
+
+
+def was_counted(history: History) -> bool:
+    """Return whether everything that was sent in the run was counted, and something was."""
+    results = [site for one in history.rounds for site in one.sites.values()]
+    return all(site.sent is not None for site in results) and any(site.sent for site in results)
+
+
+def sent_so_far(history: History) -> Places:
+    """Return what every site had sent after each round in MB, and the mean over the sites that ever sent."""
+    lines = series(history, "sent")
+    sums = {site: np.cumsum([value or 0 for value in line]) / MB for site, line in lines.items()}
+    counted = [sums[site] for site, line in lines.items() if any(value is not None for value in line)]
+    return Places(sites=sums, mean=np.mean(counted, axis=0))
+
+
+def sent_explained(history: History) -> str:
+    """Return what the picture counts, and what its dots mean."""
+    less = LESS if len({line[-1] for line in sent_so_far(history).sites.values()}) > 1 else ""
+    return " ".join(filter(None, (COUNTED, less, explained(history))))
+
+
+def explained(history: History) -> str:
+    """Return the meaning of dotted bridges and open circles, and that lines do not cover each other."""
+    parts = []
+    lines = series(history, "overall").values()
+    if any(None in line and any(value is not None for value in line) for line in lines):
+        parts.append("Dotted: no figure in these rounds.")
+    if any(mean.value is not None and not mean.complete for mean in means(history, "overall")):
+        parts.append("Open circle: mean over fewer sites.")
+    if 1 < len(lines) <= DISTINCT:
+        parts.append(SIDE_BY_SIDE)
+    return " ".join(parts)
 
 
 def draw(
-    axes: Axes,
-    history: History,
-    quantity: str,
-    title: str,
-    theme: Theme,
-    *,
-    scale: float = 1,
-    places: Places | None = None,
+    axes: Axes, history: History, quantity: str, title: str, *, scale: float = 1, places: Places | None = None
 ) -> None:
-    """Draw a quantity into axes.
-
-    Args:
-        axes: where.
-        history: the run.
-        quantity: one of ``series.QUANTITIES``.
-        title: stands over the panel, with the unit.
-        theme: colors.
-        scale: factor on the figures; 100 makes percent, which stay within 0 and 100.
-        places: where the figures stand from left to right; None: at their rounds.
-    """
+    """Draw one of QUANTITIES into axes; a scale of 100 makes percent, which stay within 0 and 100."""
     rounds = np.array([one.round for one in history.rounds])
     places_of = places.sites if places else {}
     lines = series(history, quantity)
     sparse = len(rounds) <= MANY_ROUNDS
     curves = []
     for index, (site, line) in enumerate(lines.items()):
-        style, size = line_style(index, len(lines), theme), 3.2 if sparse and len(lines) <= DISTINCT else 0
+        style, size = line_style(index, len(lines)), 3.2 if sparse and len(lines) <= DISTINCT else 0
         curves.append(_line(axes, places_of.get(site, rounds), scale * np.array(line, dtype=float), style, size))
     if len(lines) > 1:
         average = means(history, quantity)
         values = scale * np.array([mean.value for mean in average], dtype=float)
         where = places.mean if places else rounds
-        look = {"color": theme.ink, "linewidth": 2.2, "zorder": 4}
+        look = {"color": LIGHT.ink, "linewidth": 2.2, "zorder": 4}
         curves.append(_line(axes, where, values, look, 4.4 if sparse else 0))
         fewer = np.array([not mean.complete for mean in average])
-        hollow: dict[str, Any] = {
-            "markerfacecolor": theme.paper,
-            "markeredgecolor": theme.ink,
-            "markeredgewidth": 1.1,
-            "zorder": 5,
-        }
-        curves[-1] += axes.plot(where[fewer], values[fewer], linestyle="none", marker="o", markersize=4.4, **hollow)
+        hollow: dict[str, Any] = {"mfc": LIGHT.paper, "mec": LIGHT.ink, "mew": 1.1, "ms": 4.4, "zorder": 5}
+        curves[-1] += axes.plot(where[fewer], values[fewer], linestyle="none", marker="o", **hollow)
     axes.set_title(title, loc="left", fontsize=8.5, fontweight="bold", pad=6)
-    axes.grid(axis="y", color=theme.grid, linewidth=0.6)
+    axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
     _fit_height(axes, scale)
     if len(lines) <= DISTINCT:
         set_apart(axes, curves)
-    if not places:
+    if places:
+        axes.set_xlim(0, 1.03 * max(line[-1] for line in places.sites.values()))
+    else:
         _fit_rounds(axes, rounds)
 
 
 def _line(axes: Axes, places: np.ndarray, values: np.ndarray, style: dict, size: float) -> list[Line2D]:
-    """Draw a line, dotted bridges over rounds without a figure, markers (size 0: only where a figure has no neighbor).
+    """Draw a line, dotted bridges over values that are NaN, and markers of a size in points.
 
-    Args:
-        axes: where.
-        places: (T,) numbers of the rounds, or what had been sent after them.
-        values: (T,) NaN for none.
-        style: color, dashes and width of the line.
-        size: of the markers, in points.
+    With size 0 only values without a neighbor have one.
     """
-    drawn = axes.plot(places, values, **style)
+    lines = axes.plot(places, values, **style)
     known = np.isfinite(values)
     for left, right in pairwise(np.flatnonzero(known)):
         if right - left > 1:
             ends = [left, right]
-            drawn += axes.plot(places[ends], values[ends], **{**style, "linestyle": BRIDGE, "linewidth": 0.9})
+            lines += axes.plot(places[ends], values[ends], **{**style, "linestyle": BRIDGE, "linewidth": 0.9})
     padded = np.pad(known, 1)
     marked = known if size else known & ~padded[:-2] & ~padded[2:]
-    look = {key: style[key] for key in ("color", "alpha", "zorder") if key in style}
-    drawn += axes.plot(
+    look = {key: style[key] for key in ("color", "alpha", "zorder", "rasterized") if key in style}
+    lines += axes.plot(
         places[marked], values[marked], linestyle="none", marker="o", markersize=size or 2.5, mew=0, **look
     )
-    return drawn
+    return lines
 
 
 def _fit_height(axes: Axes, scale: float) -> None:
@@ -144,221 +247,63 @@ def _fit_rounds(axes: Axes, rounds: np.ndarray) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
 
 
-Head = list[tuple[str, str, str]]  # text, the theme's color for it, weight
-DPI = 200
-# inches
-MAIN_WIDTH, SIDE_WIDTH, MIN_HEIGHT = 3.6, 2.2, 2.9
-NARROW = 3.7  # a phone's width, with letters of the page's own size
-TOP, BOTTOM, LEFT, RIGHT, BETWEEN = 0.62, 0.5, 0.5, 0.15, 0.5
-UNFRAMED = 0.3  # above the panels of a picture without head
-LINE = 0.15
-SIDE_TITLES = {"loss": "Training loss", "alignment": "Transport distance (alignment)"}
-STYLE = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
-    "font.size": 8,
-    "text.parse_math": False,  # a site may be called a$b$
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "xtick.major.width": 0.6,
-    "ytick.major.size": 0,
-}
+class Label(NamedTuple):
+    """A line's last figure: its round or other place from left to right, whether the run or the other lines go on
+    behind it, the value in percent, the text, the look."""
+
+    place: float
+    late: bool
+    value: float
+    text: str
+    color: str
+    weight: str = "normal"
 
 
-def convergence(history: History, *, dark: bool = False, narrow: bool = False, framed: bool = True) -> Figure:
-    """Draw a run.
+def end_labels(history: History, places: Places | None = None) -> list[Label]:
+    """Return one label for every site's last accuracy and the mean's; with more sites than styles best, worst, mean."""
+    lines = series(history, "overall")
+    rounds = np.array([one.round for one in history.rounds])
+    farthest = max(line[-1] for line in places.sites.values()) if places else rounds[-1]
+    labels: list[Label] = []
 
-    Panels: the sites' metric in percent, with a label beside every line; training loss; transport distance of
-    the alignment. The last two stand only where the run reports them. A dotted bridge spans rounds without a figure.
+    def add(name: str, line: Sequence[float | None], at: np.ndarray, color: str, weight: str = "normal") -> None:
+        known = [index for index, value in enumerate(line) if value is not None]
+        if not known:
+            return
+        last = known[-1]
+        ended = "" if last == len(rounds) - 1 else f" (round {rounds[last]})"
+        text = f"{name}  {percent(line[last])}{ended}"
+        labels.append(Label(at[last], bool(ended) or at[last] < farthest, 100 * line[last], text, color, weight))
 
-    Args:
-        history: the run.
-        dark: for a dark page.
-        narrow: one panel below the other, for the page on a phone.
-        framed: with the head and the foot, which a page has itself.
-    """
-    if narrow:
-        return under_style(lambda theme: _narrow_figure(history, theme), dark=dark)
-    return under_style(lambda theme: _figure(history, theme, framed=framed), dark=dark)
-
-
-def under_style(make: Callable[[Theme], Figure], *, dark: bool) -> Figure:
-    """Make a figure in the report's style, independent of the user's own.
-
-    Args:
-        make: draws with a theme.
-        dark: for a dark page.
-    """
-    theme = DARK if dark else LIGHT
-    colors = {"text.color": theme.ink, "axes.labelcolor": theme.soft, "axes.edgecolor": theme.soft}
-    colors |= {"xtick.color": theme.soft, "ytick.color": theme.soft, "axes.facecolor": theme.paper}
-    with matplotlib.style.context(["default", STYLE, colors]):
-        figure = make(theme)
-        FigureCanvasAgg(figure)
-        figure.draw_without_rendering()  # ticks are made while drawing: make them while the style holds
-    return figure
+    for index, (site, line) in enumerate(lines.items()):
+        at = places.sites[site] if places else rounds
+        add(shorten(site, MAX_LENGTH), line, at, line_style(index, len(lines))["color"])
+    if len(lines) > DISTINCT:
+        ranked = sorted(labels, key=lambda label: label.value)
+        labels = [ranked[-1], ranked[0]] if len(ranked) > 1 else ranked
+    if len(lines) > 1:
+        name = "mean" if len(lines) <= DISTINCT else f"mean of {len(lines)} sites"
+        average = [mean.value for mean in means(history, "overall")]
+        add(name, average, places.mean if places else rounds, LIGHT.ink, "bold")
+    return labels
 
 
-def png(figure: Figure, history: History) -> bytes:
-    """Return a run's picture as PNG; the same history and matplotlib give the same bytes, since no date is written.
-
-    Args:
-        figure: from ``convergence`` or ``schedule_plot.schedule_figure``.
-        history: the run; its caption is written into the file as its description.
-    """
-    return described_png(figure, caption(history))
+def label_width(labels: Sequence[Label]) -> float:
+    """Return the width of the labels beside the axes in inches, leaders included."""
+    return LEADER + max(text_width(label.text, SIZE) for label in labels) if labels else 0.0
 
 
-def described_png(figure: Figure, description: str) -> bytes:
-    """Return a picture as PNG, without a date, with a description in the file."""
-    file = io.BytesIO()
-    metadata = {"Software": None, "Description": description}
-    with matplotlib.style.context("default"):
-        figure.savefig(file, format="png", dpi=DPI, facecolor=figure.get_facecolor(), metadata=metadata)
-    return file.getvalue()
-
-
-def in_all_forms(draw: Callable[[Theme, bool], Figure], description: str, caption: str = "") -> Picture:
-    """Return a picture for light and dark, wide and narrow pages.
-
-    Args:
-        draw: from a theme, and whether the page is narrow, to a figure.
-        description: is written into the files.
-        caption: stands below the picture.
-    """
-
-    def made(*, dark: bool, narrow: bool) -> bytes:
-        return described_png(under_style(lambda theme: draw(theme, narrow), dark=dark), description)
-
-    return Picture(
-        light=made(dark=False, narrow=False),
-        dark=made(dark=True, narrow=False),
-        narrow=made(dark=False, narrow=True),
-        narrow_dark=made(dark=True, narrow=True),
-        caption=caption,
-    )
-
-
-def _figure(history: History, theme: Theme, *, framed: bool) -> Figure:
-    labels = end_labels(history, theme)
-    side = _side_panels(history)
-    column = label_width(labels)
-    width = LEFT + MAIN_WIDTH + column + RIGHT + (BETWEEN + SIDE_WIDTH if side else 0)
-    height = max(MIN_HEIGHT, GAP * len(labels))
-    frame = Frame.of(history, width, explained(history)) if framed else Frame()
-    top, bottom = frame.top, BOTTOM + frame.below
-    total = top + height + bottom
-    figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
-
-    def place(left: float, low: float, wide: float, high: float) -> Axes:
-        return figure.add_axes((left / width, low / total, wide / width, high / total))
-
-    main = place(LEFT, bottom, MAIN_WIDTH, height)
-    draw(main, history, "overall", plot_title(history), theme, scale=100)
-    write_labels(main, labels, theme)
-    axes = [main]
-    each = (height - BETWEEN * (len(side) - 1)) / max(len(side), 1)
-    for index, name in enumerate(side):
-        low = bottom + (len(side) - 1 - index) * (each + BETWEEN)
-        axes.append(place(LEFT + MAIN_WIDTH + column + BETWEEN, low, SIDE_WIDTH, each))
-        draw(axes[-1], history, name, SIDE_TITLES[name], theme)
-    for one in {axes[0], axes[-1]}:
-        one.set_xlabel("round", labelpad=2)
-    frame.write(figure, theme)
-    return figure
-
-
-def _narrow_figure(history: History, theme: Theme) -> Figure:
-    labels, side = end_labels(history, theme), _side_panels(history)
-    wide, column = NARROW - LEFT - RIGHT, label_width(labels)
-    heights = [max(MAIN_WIDTH / 2, GAP * len(labels)), *[SIDE_WIDTH / 2] * len(side)]
-    total = sum(heights) + len(side) * (BETWEEN + 0.1) + 0.3 + BOTTOM
-    figure = Figure(figsize=(NARROW, total), dpi=DPI, facecolor=theme.paper)
-    top = total - 0.3
-    for index, (name, height) in enumerate(zip(("overall", *side), heights, strict=True)):
-        width = wide if index else max(wide - column, wide / 3)
-        axes = figure.add_axes((LEFT / NARROW, (top - height) / total, width / NARROW, height / total))
-        if index:
-            draw(axes, history, name, SIDE_TITLES[name], theme)
-        else:
-            draw(axes, history, name, plot_title(history), theme, scale=100)
-            write_labels(axes, labels, theme)
-        top -= height + BETWEEN + 0.1
-    axes.set_xlabel("round", labelpad=2)
-    return figure
-
-
-def _side_panels(history: History) -> list[str]:
-    return [name for name in SIDE_TITLES if any(mean.value is not None for mean in means(history, name))]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """What stands above and below the panels of a picture that is a file of its own; empty on a page, which has it.
-
-    Args:
-        title: the job's name.
-        head: lines with color and weight.
-        foot: lines at the bottom.
-    """
-
-    title: str = ""
-    head: Head = field(default_factory=list)
-    foot: Sequence[str] = ()
-
-    @classmethod
-    def of(cls, history: History, width: float, more: str) -> Frame:
-        """Return the job's name, method and warning, and at the bottom the data's origin and `more`."""
-        source = history.source.rstrip(".")
-        text = " ".join(filter(None, (source[:1].upper() + source[1:] + "." * bool(source), more)))
-        return cls(title=history.job, head=head_lines(history, width), foot=wrapped_foot(text, width))
-
-    @property
-    def top(self) -> float:
-        """Inches above the panels."""
-        return TOP + LINE * len(self.head) if self.title else UNFRAMED
-
-    @property
-    def below(self) -> float:
-        """Inches of the lines at the bottom."""
-        return LINE * len(self.foot)
-
-    def write(self, figure: Figure, theme: Theme) -> None:
-        """Write it into a figure of its final size."""
-        width, total = figure.get_size_inches()
-        x = 0.12 / width
-        title = shorten(self.title, int(width * 8))
-        if title:
-            figure.text(x, 1 - 0.12 / total, title, fontsize=11, fontweight="bold", va="top")
-        for index, (line, color, weight) in enumerate(self.head):
-            y = 1 - (0.34 + LINE * index) / total
-            figure.text(x, y, line, fontsize=7.5, color=getattr(theme, color), fontweight=weight, va="top")
-        for index, line in enumerate(reversed(self.foot)):
-            figure.text(x, (0.1 + LINE * index) / total, line, fontsize=6.5, color=theme.soft, va="bottom")
-
-
-def head_lines(history: History, width: float) -> Head:
-    """Return the lines under the job's name with color and weight: the method, and a warning for procedural data."""
-    lines = [(line, "soft", "normal") for line in textwrap.wrap(history.method, int(width * 15))]
-    if text := note(history):
-        lines.append((text[0].upper() + text[1:] + ".", "warning", "bold"))
-    return lines
-
-
-def wrapped_foot(text: str, width: float) -> list[str]:
-    """Return the lines at the bottom of a picture of this width in inches."""
-    return textwrap.wrap(text, int((width - 0.24) * 20.5))
-
-
-def explained(history: History) -> str:
-    """Return the meaning of dotted bridges and open circles, and that lines do not cover each other."""
-    parts = []
-    lines = series(history, "overall").values()
-    if any(None in line and any(value is not None for value in line) for line in lines):
-        parts.append("Dotted: no figure in these rounds.")
-    if any(mean.value is not None and not mean.complete for mean in means(history, "overall")):
-        parts.append("Open circle: mean over fewer sites.")
-    if 1 < len(lines) <= DISTINCT:
-        parts.append(SIDE_BY_SIDE)
-    return " ".join(parts)
+def write_labels(axes: Axes, labels: Sequence[Label]) -> None:
+    """Write the labels to the right of the axes, whose size and limits are set, each connected to its line's end."""
+    (low, high), (first, last) = axes.get_ylim(), axes.get_xlim()
+    across = (last - first) / (axes.bbox.width / axes.figure.dpi)  # rounds per inch
+    gap = GAP * (high - low) / (axes.bbox.height / axes.figure.dpi)
+    places = spread([label.value for label in labels], gap=gap, low=low, high=high)
+    for label, place in zip(labels, places, strict=True):
+        # dotted where the site has no figure in the last round, since a solid leader there would read as one
+        leader: dict[str, Any] = {"color": label.color, "linewidth": 0.7, "clip_on": False, "zorder": 1}
+        leader |= {"linestyle": BRIDGE} if label.late else {}
+        bend, end = last + 0.04 * across, last + (LEADER - 0.05) * across
+        axes.plot([label.place, bend, end], [label.value, label.value, place], **leader)
+        look: dict[str, Any] = {"color": LIGHT.ink, "fontsize": SIZE, "fontweight": label.weight}
+        axes.text(last + LEADER * across, place, label.text, va="center_baseline", **look)

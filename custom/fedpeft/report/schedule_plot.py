@@ -1,11 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The schedule picture: layer scores and assigned layers of every site, and how often each layer was assigned."""
+"""The schedule picture: layer scores and assigned layers of every site, and how often each layer was assigned.
+
+The picture of the fronts: each solver's front for the last scheduled round, with the exact Pareto front.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
@@ -13,11 +15,13 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
-from fedpeft.report.history import History, Round
-from fedpeft.report.palette import COLORS, Theme, shorten, text_width
-from fedpeft.report.plots import BOTTOM, DPI, Frame, under_style
+from fedpeft.report.history import History, Round, Schedule
+from fedpeft.report.palette import COLORS, DPI, LIGHT, Frame, drawn, shorten, text_width
+from fedpeft.scheduling import Front, exact_front, hypervolume, nadir, names_with_front, schedule
 
 MAX_PANELS = 6
+MAX_VECTOR = 1500  # cells of a heat map whose lines and dots are elements of the SVG; those of more are a raster image
+DOT = "#fefefe", "#1b1b1b"  # on the map's colors, which are the same on dark pages: neither paper nor ink
 MAP = "viridis"  # even steps of lightness, which color-blind readers and gray prints keep
 # inches
 CELL, GRID_WIDTH, TALLEST = 0.2, 7.2, 3.0
@@ -27,19 +31,14 @@ NAME_SIZE, TICK_SIZE = 7, 6.5  # points
 MAX_LENGTH = 22  # letters of a site's name
 
 
-def schedule_figure(history: History, *, dark: bool = False, framed: bool = True) -> Figure:
-    """Draw the schedule of a run.
+def schedule_figure(history: History, *, framed: bool = True) -> Figure:
+    """Draw the schedule of a run with at least one scheduled round.
 
     A heat map, site by layer, of the scores in up to six evenly spaced rounds, first and last included, all on one
     color scale; a dot marks every assigned layer. Below, over all rounds: how often each layer was assigned, stacked by
     site if there are enough colors.
-
-    Args:
-        history: a run with at least one scheduled round.
-        dark: for a dark page.
-        framed: with the head and the foot, which a page has itself.
     """
-    return under_style(lambda theme: _figure(history, theme, framed=framed), dark=dark)
+    return drawn(lambda: _figure(history, framed=framed))
 
 
 def shown_rounds(history: History) -> list[Round]:
@@ -59,7 +58,7 @@ def layer_use(history: History) -> dict[str, np.ndarray]:
     return use
 
 
-def _figure(history: History, theme: Theme, *, framed: bool) -> Figure:
+def _figure(history: History, *, framed: bool) -> Figure:
     shown, use = shown_rounds(history), layer_use(history)
     sites, layers = list(use), len(shown[0].schedule.numbers)
     names = [shorten(site, MAX_LENGTH) for site in sites]
@@ -72,10 +71,10 @@ def _figure(history: History, theme: Theme, *, framed: bool) -> Figure:
     grid = max(across * wide + (across - 1) * GUTTER, 2.6)
     width = max(left + grid + right, MIN_WIDTH)
     frame = Frame.of(history, width, schedule_explained(history)) if framed else Frame()
-    top, bottom = frame.top, BOTTOM + frame.below
+    top, bottom = frame.top, frame.bottom
     maps = down * high + (down - 1) * BETWEEN
     total = top + maps + BETWEEN + USE_HEIGHT + bottom
-    figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
+    figure = Figure(figsize=(width, total), dpi=DPI, facecolor=LIGHT.paper)
 
     def place(x: float, y: float, w: float, h: float) -> Axes:
         return figure.add_axes((x / width, y / total, w / width, h / total))
@@ -86,28 +85,31 @@ def _figure(history: History, theme: Theme, *, framed: bool) -> Figure:
     for index, one in enumerate(shown):
         row, column = divmod(index, across)
         axes = place(left + column * (wide + GUTTER), base + (down - 1 - row) * (high + BETWEEN), wide, high)
-        image = _heat_map(axes, one, sites, norm, theme, dot=72 * min(cell_width, high / len(sites)))
+        image = _heat_map(axes, one, sites, norm, dot=72 * min(cell_width, high / len(sites)))
         _name_sites(axes, names if column == 0 else [], 72 * high / len(sites))
     tall = min(max(maps, MIN_SCALE), MAX_SCALE)
     if len(values):
         _scale(place(left + across * (wide + GUTTER) + 0.08, base + maps - tall, 0.11, tall), image)
-    _use(place(left, bottom, grid, USE_HEIGHT), use, names, theme, history)
-    frame.write(figure, theme)
+    _use(place(left, bottom, grid, USE_HEIGHT), use, names, history)
+    frame.write(figure)
     return figure
 
 
-def _heat_map(axes: Axes, one: Round, sites: list[str], norm: Normalize, theme: Theme, *, dot: float) -> AxesImage:
+def _heat_map(axes: Axes, one: Round, sites: list[str], norm: Normalize, *, dot: float) -> AxesImage:
     """Draw one round: scores as colors, assigned layers as dots; ``dot`` is the smaller side of a cell in points."""
     plan = one.schedule
     table = np.array([plan.scores.get(site, (np.nan,) * len(plan.numbers)) for site in sites])
-    colors = matplotlib.colormaps[MAP].with_extremes(bad=theme.grid)
-    image = axes.imshow(table, cmap=colors, norm=norm, aspect="auto", interpolation="nearest")
-    axes.set_xticks(np.arange(1, len(plan.numbers)) - 0.5, minor=True)
-    axes.set_yticks(np.arange(1, len(sites)) - 0.5, minor=True)
-    axes.grid(which="minor", color=theme.paper, linewidth=0.07 * dot)
-    axes.set_axisbelow(False)
+    axes.set_facecolor(LIGHT.grid)  # where there is no score
+    image = axes.imshow(table, cmap=MAP, norm=norm, aspect="auto", interpolation="nearest")
+    dense = table.size > MAX_VECTOR
+    if not dense:  # cells of less than a letter's height have no lines between them
+        axes.set_xticks(np.arange(1, len(plan.numbers)) - 0.5, minor=True)
+        axes.set_yticks(np.arange(1, len(sites)) - 0.5, minor=True)
+        axes.grid(which="minor", color=LIGHT.paper, linewidth=0.07 * dot)
+        axes.set_axisbelow(False)
     y, x = np.nonzero([np.isin(plan.numbers, plan.layers.get(site, ())) for site in sites])
-    look: dict[str, Any] = {"facecolor": "#ffffff", "edgecolor": "#1a1a1a", "linewidth": 0.05 * dot, "zorder": 5}
+    look: dict[str, Any] = {"facecolor": DOT[0], "edgecolor": DOT[1], "linewidth": 0.05 * dot, "rasterized": dense}
+    look |= {"zorder": 5}
     axes.scatter(x, y, s=(0.42 * dot) ** 2, label="chosen", **look)
     axes.spines[:].set_visible(False)
     axes.tick_params(which="both", length=0, labelsize=TICK_SIZE, pad=2)
@@ -137,19 +139,19 @@ def _scale(axes: Axes, image: AxesImage) -> None:
     axes.set_title("score", loc="left", fontsize=7.5, pad=5)
 
 
-def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme, history: History) -> None:
+def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], history: History) -> None:
     """Draw how often each layer was assigned over all rounds and sites, stacked by site if there are enough colors."""
     total = np.sum(list(use.values()), axis=0)
     layers = np.arange(len(total))
     if len(use) <= len(COLORS):
         low = np.zeros(len(total))
         for counts, color in zip(use.values(), COLORS, strict=False):
-            edge: dict[str, Any] = {"color": color, "edgecolor": theme.paper, "linewidth": 0.5}
+            edge: dict[str, Any] = {"color": color, "edgecolor": LIGHT.paper, "linewidth": 0.5}
             axes.bar(layers, counts, bottom=low, width=0.8, **edge)
             low = low + counts
     else:
         axes.bar(layers, total, width=0.8, color=COLORS[0])
-    even = axes.axhline(total.mean(), color=theme.ink, linewidth=0.9, linestyle=(0, (4, 2)))
+    even = axes.axhline(total.mean(), color=LIGHT.ink, linewidth=0.9, linestyle=(0, (4, 2)))
     handles: list[Any] = [*axes.containers[::-1], even] if len(use) <= len(COLORS) else [even]
     labels = [*names[::-1], "even use"] if len(use) <= len(COLORS) else ["even use"]
     look: dict[str, Any] = {
@@ -165,7 +167,7 @@ def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme,
     axes.set_xlim(-0.5, len(total) - 0.5)
     axes.set_ylim(0, 1.08 * max(total.max(), 1))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10]))
-    axes.grid(axis="y", color=theme.grid, linewidth=0.6)
+    axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
     axes.tick_params(labelsize=TICK_SIZE)
     axes.tick_params(axis="x", length=0, pad=3)
     _number_layers(axes, history.scheduled[0].schedule.numbers, axes.bbox.width / axes.figure.dpi)
@@ -186,3 +188,97 @@ def schedule_explained(history: History) -> str:
     if any(one.schedule.undecided for one in shown):
         parts.append("Row of one color: the site scored all layers the same, so that its score chose none.")
     return " ".join(parts)
+
+
+EXACT = "exact"
+MAX_CELLS = 60  # sites x layers up to which the whole exact front takes less than a second
+ACROSS = 3
+WIDE, HIGH, FRONT_LEFT, FRONT_RIGHT, FRONT_BETWEEN, BELOW = 1.95, 1.55, 0.5, 0.2, 0.42, 0.62  # inches
+
+
+def fronts_figure(history: History, *, framed: bool = True) -> Figure:
+    """Draw the fronts of the last scheduled round, whose layers were scored: importance against variance, one panel for
+    each heuristic."""
+    return drawn(lambda: _front_figure(history, framed=framed))
+
+
+def fronts_of(plan: Schedule, *, seed: int = 0) -> dict[str, Front]:
+    """Return the front of every solver for a round's scores and budgets; the exact one in full if that is quick."""
+    scores = np.array([plan.scores[site] for site in plan.scores])  # (N, L)
+    budgets = np.array([len(plan.layers[site]) for site in plan.scores])
+    fronts = {name: schedule(scores, budgets, solver=name, seed=seed) for name in names_with_front() if name != EXACT}
+    return fronts | {EXACT: exact_front(scores, budgets, full=scores.size <= MAX_CELLS)}
+
+
+def _front_figure(history: History, *, framed: bool) -> Figure:
+    last = history.scheduled[-1]
+    fronts = fronts_of(last.schedule)
+    exact = fronts.pop(EXACT)
+    down = -(-len(fronts) // ACROSS)
+    width = FRONT_LEFT + ACROSS * WIDE + (ACROSS - 1) * FRONT_BETWEEN + FRONT_RIGHT
+    frame = Frame.of(history, width, fronts_explained(history)) if framed else Frame()
+    top, bottom = frame.top, frame.bottom
+    total = top + down * HIGH + (down - 1) * BELOW + bottom
+    figure = Figure(figsize=(width, total), dpi=DPI, facecolor=LIGHT.paper)
+    limits = _limits([exact, *fronts.values()], last.schedule)
+    for index, (name, front) in enumerate(fronts.items()):
+        row, column = divmod(index, ACROSS)
+        x, y = FRONT_LEFT + column * (WIDE + FRONT_BETWEEN), total - top - HIGH - row * (HIGH + BELOW)
+        axes = figure.add_axes((x / width, y / total, WIDE / width, HIGH / total))
+        _panel(axes, name, front, exact, last.schedule)
+        axes.set(xlim=limits[0], ylim=limits[1])
+        axes.set_xlabel("importance" if index + ACROSS >= len(fronts) else "", labelpad=2)
+        axes.set_ylabel("variance" if column == 0 else "", labelpad=2)
+    axes.legend(loc="center left", bbox_to_anchor=(1 + FRONT_BETWEEN / WIDE, 0.5), frameon=False, fontsize=7.5)
+    frame.write(figure)
+    return figure
+
+
+def _panel(axes: Axes, name: str, front: Front, exact: Front, plan: Schedule) -> None:
+    share = _share(front, exact)
+    axes.set_title(f"{name}: {share}", loc="left", fontsize=8, fontweight="bold", pad=5)
+    axes.step(exact.importance, exact.variance, where="pre", color=LIGHT.soft, linewidth=0.8, zorder=2)
+    hollow: dict[str, Any] = {"mfc": LIGHT.paper, "mec": LIGHT.soft, "ms": 4.2, "mew": 0.8}
+    axes.plot(exact.importance, exact.variance, "o", label="exact front", zorder=3, **hollow)
+    look: dict[str, Any] = {"color": COLORS[0], "markersize": 2.6, "markeredgewidth": 0, "zorder": 4}
+    axes.plot(front.importance, front.variance, "o", label="found by the solver", **look)
+    if plan.importance is not None and plan.variance is not None:
+        look = {"color": COLORS[1], "markersize": 5.5, "markeredgewidth": 1.4, "zorder": 5}
+        axes.plot(plan.importance, plan.variance, "x", label="assigned in the run", **look)
+    axes.grid(color=LIGHT.grid, linewidth=0.6)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _share(front: Front, exact: Front) -> str:
+    """Return the front's share of the exact hypervolume, from the exact front's own worst values."""
+    whole = hypervolume(exact, nadir(exact))
+    if whole <= 0:
+        return "one point" if len(front) == 1 else f"{len(front)} points"
+    return f"{100 * hypervolume(front, nadir(exact)) / whole:.1f} % of exact"
+
+
+def _limits(fronts: list[Front], plan: Schedule) -> list[tuple[float, float]]:
+    """Common limits of all panels, with a margin."""
+    limits = []
+    for name in ("importance", "variance"):
+        values = np.concatenate([getattr(front, name) for front in fronts])
+        assigned = getattr(plan, name)
+        low, high = min(values.min(), *[assigned] * 2) if assigned is not None else values.min(), values.max()
+        high = max(high, assigned) if assigned is not None else high
+        pad = 0.06 * (high - low) or 0.5
+        limits.append((low - pad, high + pad))
+    return limits
+
+
+def fronts_explained(history: History) -> str:
+    """Return what the panels show."""
+    last = history.scheduled[-1]
+    scored = last.schedule.scores
+    whole = len(scored) * len(last.schedule.numbers) <= MAX_CELLS
+    parts = [
+        f"Scores of round {last.round}, {len(scored)} sites. Right and low is better.",
+        "Percent: hypervolume from the exact front's own worst values.",
+        "" if whole else "The exact front is its convex hull here, so that a solver may exceed 100 %.",
+    ]
+    return " ".join(filter(None, parts))

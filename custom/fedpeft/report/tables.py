@@ -17,8 +17,21 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, TITLES
 from fedpeft.protocol.fields import MB
 from fedpeft.report.history import History, Round
-from fedpeft.report.series import ACCURACIES, means, series, tested_weights
-from fedpeft.report.wording import DASH, FEWER, REJECTED, after, heading, legend, moved_places, parts, percent
+from fedpeft.report.wording import (
+    ACCURACIES,
+    DASH,
+    FEWER,
+    REJECTED,
+    after,
+    heading,
+    legend,
+    means,
+    moved_places,
+    parts,
+    percent,
+    series,
+    tested_weights,
+)
 
 MEAN, WEIGHTED = "mean", "weighted mean"
 AVERAGED = (MEAN, WEIGHTED)
@@ -27,19 +40,22 @@ SHADES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A title, the heads of the columns, the rows and a line that explains the marks; the first column holds names.
+    """A title, the heads of the columns, the rows, a line that explains the marks, and notes; names come first.
 
     The last `averages` rows are means, where they are called so. `shades` has for each row the ground of its figures,
-    from 0, the darkest, to SHADES - 1. `best` holds (row, column) of figures that stand out.
+    from 0, the darkest, to SHADES - 1. `best` holds (row, column) of figures that stand out. `values` are the columns
+    of a CSV: a head, and a name, a number or None in each row.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    marks: str
+    marks: str = ""
     averages: int = 1
     shades: tuple[tuple[int, ...], ...] = ()
     best: frozenset[tuple[int, int]] = frozenset()
+    notes: tuple[str, ...] = ()
+    values: tuple[tuple[str, tuple[str | float | None, ...]], ...] = ()
 
 
 DISTANCE = "Distance: mean of a site's neurons from those of the reference at their index"
@@ -210,13 +226,6 @@ def by_round(history: History, metric: str = "overall") -> Table:
     Where sites differ in their number of test samples, the mean that is weighted by it follows.
 
     Open and closed questions have a column for the sites that answer questions only.
-
-    Args:
-        history: the run.
-        metric: "overall", "open" or "closed".
-
-    Raises:
-        FedpeftError: an unknown metric.
     """
     if metric not in ACCURACIES:
         raise FedpeftError(f"There is no accuracy {metric!r}; choose from {', '.join(ACCURACIES)}.")

@@ -49,11 +49,7 @@ class Board:
         self._last = 0
 
     def update(self, rounds: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> None:
-        """Write the rounds that are new, to disk at once; a missing TensorBoard is logged once.
-
-        Args:
-            rounds, metrics: as in history.json.
-        """
+        """Write the rounds that are new, to disk at once; a missing TensorBoard is logged once."""
         first, new = self._last == 0, [one for one in rounds if one["round"] > self._last]
         self._last = max((one["round"] for one in new), default=self._last)
         try:

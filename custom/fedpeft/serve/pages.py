@@ -19,7 +19,7 @@ from pathlib import Path
 from fedpeft.compare.outcome import Outcome
 from fedpeft.compare.page import page, picture
 from fedpeft.compare.runs import of_histories
-from fedpeft.compare.table import Comparison, compared
+from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import runs_folder
 from fedpeft.core.pace import duration
@@ -29,6 +29,7 @@ from fedpeft.report.history_reader import read
 from fedpeft.report.page_parts import Picture, document
 from fedpeft.report.status.progress import COMPLETED, PLACES, SIMULATED, Progress
 from fedpeft.report.status.show import figures
+from fedpeft.report.tables import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +52,7 @@ class Run:
 
 
 def find_runs(workspace: Path) -> dict[str, Run]:
-    """Return the runs of a workspace with its earlier ones, or of a folder of runs, by key; the newest first.
-
-    Raises:
-        FedpeftError: the folder cannot be listed.
-    """
+    """Return the runs of a workspace with its earlier ones, or of a folder of runs, by key; the newest first."""
     found = []
     try:
         for root, name, folder in _candidates(workspace):
@@ -223,11 +220,7 @@ class Group:
 
 
 def groups(rows: Sequence[tuple[Run, Progress | None]]) -> dict[str, Group]:
-    """Return, by key, the jobs of which two runs or more have completed; of many runs the newest.
-
-    Args:
-        rows: each run with its progress, the newest first; None: it cannot be read.
-    """
+    """Return, by key, the jobs of which two runs or more have completed; of many runs the newest."""
     by_job: dict[str, list[Run]] = {}
     for run, progress in rows:
         if progress is not None and progress.state == COMPLETED:
@@ -241,7 +234,7 @@ class Comparisons:
     """Pages of groups; the last one that was drawn is kept until its runs change."""
 
     def __init__(self) -> None:
-        self._drawn: tuple[object, Comparison, Picture, list[Outcome], int] | None = None
+        self._drawn: tuple[object, Table, Picture, list[Outcome], int] | None = None
 
     def page(self, group: Group) -> str:
         """Return the page that compares the runs of a group; of runs that are alike the newest stands for all."""

@@ -51,9 +51,6 @@ class Server(ThreadingHTTPServer):
         port: 0 for any that is free.
         deadline: seconds in which a whole request must arrive, and its answer be taken.
         connections: that are served at the same time; others are refused.
-
-    Raises:
-        FedpeftError: it cannot listen there.
     """
 
     daemon_threads = True
@@ -185,11 +182,7 @@ class _UntilDeadline(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what has arrived.
-
-        Raises:
-            TimeoutError: the deadline has passed.
-        """
+        """Read what has arrived."""
         if (left := self._until - time.monotonic()) <= 0:
             raise TimeoutError("the request did not arrive in time")
         self._connection.settimeout(left)

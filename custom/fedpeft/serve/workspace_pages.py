@@ -15,7 +15,8 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import read
 from fedpeft.report.page import page
-from fedpeft.report.pictures import Pictures, draw_pictures
+from fedpeft.report.page_parts import Picture
+from fedpeft.report.plots import pictures
 from fedpeft.report.status.progress import Progress, judged, written_progress
 from fedpeft.serve.pages import Comparisons, Run, find_runs, groups, index, top, waiting
 
@@ -34,16 +35,12 @@ class WorkspacePages:
     def __init__(self, workspace: Path) -> None:
         self._workspace = workspace
         self._progress: dict[str, tuple[Any, Progress | None]] = {}
-        self._drawn: dict[str, tuple[Any, History, Pictures]] = {}
+        self._drawn: dict[str, tuple[Any, History, dict[str, Picture]]] = {}
         self._comparisons = Comparisons()
         self._lock = threading.Lock()  # matplotlib's styles are shared by all threads
 
     def page(self, path: str) -> tuple[str, bool] | None:
-        """Return a page and whether it will change; None if there is no such page.
-
-        Args:
-            path: of the request.
-        """
+        """Return a page and whether it will change; None if there is no such page."""
         match = PATH.fullmatch(path)
         if path != "/" and not match:
             return None
@@ -67,19 +64,19 @@ class WorkspacePages:
         if progress is None or not progress.round:
             return waiting(run, progress), changes
         try:
-            stamp, history, pictures = self._drawn.get(run.key, (None, None, None))
+            stamp, history, drawn = self._drawn.get(run.key, (None, None, None))
             if stamp != run.stamp:
                 history = read(run.folder)
-                pictures = draw_pictures(history)
+                drawn = pictures(history)
                 self._drawn.pop(run.key, None)
-                self._drawn[run.key] = run.stamp, history, pictures
+                self._drawn[run.key] = run.stamp, history, drawn
                 for key in list(self._drawn)[:-KEPT]:
                     del self._drawn[key]
         except FedpeftError as error:
             log.warning("%s", error)
             return waiting(run, None), changes
         above = top(run, progress)
-        return page(history, **vars(pictures), top=above), changes
+        return page(history, drawn, top=above), changes
 
     def _look(self, run: Run) -> Progress | None:
         """Return a run's progress; None if it cannot be read."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,23 @@ from fedpeft.core.console import Console
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
 from fedpeft.core.locks import lock_file
-from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, title_of
+from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, title_of
 from fedpeft.core.pace import RECENT
 from fedpeft.core.workspace import HISTORY, MANIFEST, OF_SIMULATOR
-from fedpeft.report.history_reader import (
-    MAX_SECONDS_READ,
+from fedpeft.report.history import (
     as_count,
+    as_count_or_none,
+    as_fraction,
     as_mapping,
+    as_metric,
     as_name,
     as_number,
+    as_seconds,
     as_sentence,
+    by_name,
+    checked,
     fail,
+    must,
     need,
 )
 
@@ -38,6 +44,12 @@ IDLE = "not running"  # a workspace without a run
 CUT_OFF = "the run was cut off: its processes were ended from outside."
 SILENT = 10, 3600.0  # durations of a round, and seconds, without a sign of life
 SIMULATED = "server" / OF_SIMULATOR
+
+
+def _sentences(values: Any, where: str, what: str) -> tuple[str, ...]:
+    if not isinstance(values, list | tuple):
+        fail(where, what, values, "a list of texts")
+    return tuple(as_sentence(value, where, what) for value in values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +72,18 @@ class Progress:
         not_learning: a sentence for each site that is no better than a constant answer.
     """
 
-    job: str = ""
-    state: str = RUNNING
-    round: int = 0
-    rounds: int | None = None
-    mean: float | None = None
-    measured_by: str = title_of(())
-    seconds: float | None = None
-    pace: float | None = None
-    ago: float | None = None
-    rejected: tuple[str, ...] = ()
-    reason: str = ""
-    not_learning: tuple[str, ...] = ()
+    job: str = must(as_sentence, default="")
+    state: str = must(as_sentence, default=RUNNING)
+    round: int = must(as_count, default=0)
+    rounds: int | None = must(as_count_or_none, default=None)
+    mean: float | None = must(as_fraction, default=None)
+    measured_by: str = must(as_sentence, default=title_of(()))
+    seconds: float | None = must(as_seconds, default=None)
+    pace: float | None = must(as_seconds, default=None)
+    ago: float | None = must(as_number, default=None)
+    rejected: tuple[str, ...] = must(_sentences, default=())
+    reason: str = must(as_sentence, default="")
+    not_learning: tuple[str, ...] = must(_sentences, default=())
 
     @property
     def ended(self) -> bool:
@@ -87,39 +99,17 @@ class Progress:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], *, where: str = "the progress") -> Progress:
-        """Build from a decoded `asdict`; keys that another version added are ignored.
-
-        Raises:
-            HistoryError: a value is of another type, or out of bounds.
-        """
-        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        for name, value in known.items():
-            known[name] = _KINDS[name](value, where, repr(name))
-        return cls(**known)
+        """Build from a decoded `asdict`; keys that another version added are ignored."""
+        return checked(cls, values, where)
 
 
 def read_progress(folder: Path, *, now: float | None = None) -> Progress:
-    """Read a run's folder at any time, also before the first round.
-
-    Args:
-        folder: of the run on the server; it may lack both files.
-        now: seconds since 1970; None: this moment.
-
-    Raises:
-        FedpeftError: a file is damaged.
-    """
+    """Read a run's folder at any time, also before the first round."""
     return judged(written_progress(folder, now=now), folder)
 
 
 def written_progress(folder: Path, *, now: float | None = None) -> Progress:
-    """Read what a run's files say; that it runs is not asked of its process.
-
-    Args:
-        folder, now: as in `read_progress`.
-
-    Raises:
-        FedpeftError: a file is damaged.
-    """
+    """Read what a run's files say; that it runs is not asked of its process."""
     history, manifest = _read(folder / HISTORY), _read(folder / MANIFEST)
     try:
         return _progress(history, manifest, _age(folder / HISTORY, now), str(folder / HISTORY))
@@ -128,15 +118,7 @@ def written_progress(folder: Path, *, now: float | None = None) -> Progress:
 
 
 def judged(progress: Progress, folder: Path) -> Progress:
-    """Return the progress of a run with what its lock says: a process holds it, or has ended without a manifest.
-
-    Args:
-        progress: that its files tell.
-        folder: of the run.
-
-    Raises:
-        FedpeftError: the manifest is damaged.
-    """
+    """Return the progress of a run with what its lock says: a process holds it, or has ended without a manifest."""
     if progress.state != RUNNING:
         return progress
     alive = _is_written(folder)
@@ -156,11 +138,7 @@ def judged(progress: Progress, folder: Path) -> Progress:
 
 
 def unfinished(progress: Progress) -> str:
-    """Return in words how far a run is that has not completed, or why it failed; empty for a completed one.
-
-    Args:
-        progress: of the run.
-    """
+    """Return in words how far a run is that has not completed, or why it failed; empty for a completed one."""
     if progress.state == COMPLETED:
         return ""
     of = f" of {progress.rounds}" if progress.rounds else ""
@@ -183,16 +161,14 @@ def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: floa
     done = [as_mapping(one, where, "a round") for one in done]
     last = done[-1] if done else {}
     sites = [as_mapping(site, where, "a site") for site in as_mapping(last.get("sites", {}), where, "'sites'").values()]
-    overall = [as_number(need(site, "overall", where), where, "'overall'", high=1) for site in sites]
+    overall = [as_fraction(need(site, "overall", where), where, "'overall'") for site in sites]
     measured = [figure for figure in overall if figure is not None]
-    recent = [_seconds(one.get("seconds"), where, "'seconds'") for one in done[-RECENT:]]
+    recent = [as_seconds(one.get("seconds"), where, "'seconds'") for one in done[-RECENT:]]
     paced = [seconds for seconds in recent if seconds is not None]
     if manifest and manifest.get("status") not in (COMPLETED, FAILED):
         fail(where, "the manifest's 'status'", manifest.get("status"), f"{COMPLETED} or {FAILED}")
     training = as_mapping(as_mapping(history.get("settings", {}), where, "'settings'").get("training", {}), where, "it")
-    metrics = as_mapping(history.get("metrics", {}), where, "'metrics'").values()
-    if unknown := [name for name in metrics if not isinstance(name, str) or name not in TITLES]:
-        fail(where, "'metrics'", unknown[0], f"one of {', '.join(TITLES)}")
+    metrics = by_name(as_metric)(history.get("metrics", {}), where, "'metrics'").values()
     return Progress.from_json(
         {
             "job": history.get("job") or manifest.get("job", ""),
@@ -231,7 +207,7 @@ def _not_learning(done: list[Mapping[str, Any]], where: str) -> list[str]:
     for one in done:
         for site, result in as_mapping(one.get("sites", {}), where, "'sites'").items():
             below = as_mapping(result, where, "a site").get(BELOW_CONSTANT)
-            last[as_name(site, where, "a site's name")] = as_number(below, where, repr(BELOW_CONSTANT), high=1)
+            last[as_name(site, where, "a site's name")] = as_fraction(below, where, repr(BELOW_CONSTANT))
     return [f"{site}: {NO_BETTER}" for site, below in last.items() if below == 1]
 
 
@@ -256,40 +232,6 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
-def _count_or_none(value: Any, where: str, what: str) -> int | None:
-    return None if value is None else as_count(value, where, what)
-
-
-def _fraction(value: Any, where: str, what: str) -> float | None:
-    return as_number(value, where, what, high=1)
-
-
-def _seconds(value: Any, where: str, what: str) -> float | None:
-    return as_number(value, where, what, high=MAX_SECONDS_READ)
-
-
-def _sentences(values: Any, where: str, what: str) -> tuple[str, ...]:
-    if not isinstance(values, list | tuple):
-        fail(where, what, values, "a list of texts")
-    return tuple(as_sentence(value, where, what) for value in values)
-
-
-_KINDS = {
-    "job": as_sentence,
-    "state": as_sentence,
-    "round": as_count,
-    "rounds": _count_or_none,
-    "mean": _fraction,
-    "measured_by": as_sentence,
-    "seconds": _seconds,
-    "pace": _seconds,
-    "ago": as_number,
-    "rejected": _sentences,
-    "reason": as_sentence,
-    "not_learning": _sentences,
-}
-
-
 PLACES = (Path(), Path("fedpeft"), SIMULATED, Path("workspace/fedpeft"))
 
 
@@ -297,9 +239,6 @@ def run_folder(named: Path) -> Path:
     """Return the run's folder: the named one, or one in a simulator workspace, run directory or downloaded job.
 
     A simulator workspace may hold no run yet.
-
-    Raises:
-        FedpeftError: there is no such folder, or nothing in it is a run.
     """
     if not named.is_dir():
         raise FedpeftError(

@@ -24,12 +24,7 @@ STYLES = {COMPLETED: "green", FAILED: "bold red"}
 
 
 def show(progress: Progress, *, now: float | None = None) -> RenderableType:
-    """Return what the terminal shows.
-
-    Args:
-        progress: of the run.
-        now: seconds since 1970, for the estimated end; None: this moment.
-    """
+    """Return what the terminal shows."""
     head = Table.grid(padding=(0, 2))
     head.add_row(
         cell(progress.job or "a job", style="bold"),
@@ -84,9 +79,6 @@ def follow(
 
     Returns:
         the progress shown last.
-
-    Raises:
-        FedpeftError: the run failed; or what `read` raises.
     """
     console = console or Console()
     progress = read()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,10 @@ from fedpeft.core.seeds import derive
 from fedpeft.data.images import as_array
 from fedpeft.data.schema import Example
 from fedpeft.inference.model import Prediction
-from fedpeft.inference.site_page.subject import MIN, Subject, differ, has_projection, projected
+from fedpeft.inference.site_subject import MIN, Subject, differ, has_projection, projected
 from fedpeft.report.data_summary import counted_as
-from fedpeft.report.page_parts import document, embedded, figure, headline, laid_out, section, warning
-from fedpeft.report.palette import COLORS, Theme, shorten, text_width
-from fedpeft.report.plots import DPI, NARROW, in_all_forms
+from fedpeft.report.page_parts import Picture, embedded, figure, headline, laid_out, page_of, section
+from fedpeft.report.palette import COLORS, DPI, LIGHT, drawn, shorten, svg, text_width
 from fedpeft.report.tables import SHADES, Table
 from fedpeft.report.wording import DASH, caution, percent
 
@@ -41,12 +40,10 @@ MAX_LABEL_LENGTH = 24  # letters of an answer
 SIZE = 7.5  # points
 # inches
 WIDTH, ROW, TOP, BOTTOM, EDGE = 8.0, 0.25, 0.32, 0.42, 0.14
-MAP, LEGEND_ROW = 4.2, 0.19
-
-Draw = Callable[[Theme, bool], Figure]  # whether the page is narrow
+MAP, LEGEND_ROW, COLUMNS = 4.2, 0.19, 3  # COLUMNS of the legend
 
 
-def distribution(train: Sequence[Example], test: Sequence[Example]) -> Draw:
+def distribution(train: Sequence[Example], test: Sequence[Example]) -> Figure:
     """Draw the share of the examples of both splits that have each of the most frequent answers or labels."""
     shares = [
         {name: count / len(examples) for name, count in Counter(n for e in examples for n in counted_as(e)).items()}
@@ -55,26 +52,22 @@ def distribution(train: Sequence[Example], test: Sequence[Example]) -> Draw:
     names = sorted({n for one in shares for n in one}, key=lambda n: (-sum(one.get(n, 0) for one in shares), n))
     shown = names[:MAX_BARS]
 
-    def draw(theme: Theme, narrow: bool) -> Figure:
-        width = NARROW if narrow else WIDTH
-        texts = [shorten(name, MAX_LABEL_LENGTH) for name in shown]
-        left = EDGE + 0.1 + max(text_width(text, SIZE) for text in texts)
-        high = ROW * len(shown)
-        total = TOP + high + BOTTOM
-        figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
-        axes = figure.add_axes((left / width, BOTTOM / total, (width - left - EDGE) / width, high / total))
-        rows = np.arange(len(shown))
-        for side, name, one, color in zip((-0.2, 0.2), ("training", "test"), shares, COLORS, strict=False):
-            axes.barh(rows + side, [100 * one.get(n, 0) for n in shown], height=0.36, color=color, label=name)
-        axes.set_yticks(rows, texts, fontsize=SIZE)
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.grid(axis="x", color=theme.grid, linewidth=0.6)
-        axes.set_xlabel("examples that have it (%)", labelpad=2)
-        look: dict[str, Any] = {"frameon": False, "fontsize": SIZE, "borderaxespad": 0.2, "handlelength": 1}
-        figure.legend(loc="upper right", ncols=2, **look)
-        return figure
-
-    return draw
+    texts = [shorten(name, MAX_LABEL_LENGTH) for name in shown]
+    left = EDGE + 0.1 + max(text_width(text, SIZE) for text in texts)
+    high = ROW * len(shown)
+    total = TOP + high + BOTTOM
+    figure = Figure(figsize=(WIDTH, total), dpi=DPI, facecolor=LIGHT.paper)
+    axes = figure.add_axes((left / WIDTH, BOTTOM / total, (WIDTH - left - EDGE) / WIDTH, high / total))
+    rows = np.arange(len(shown))
+    for side, name, one, color in zip((-0.2, 0.2), ("training", "test"), shares, COLORS, strict=False):
+        axes.barh(rows + side, [100 * one.get(n, 0) for n in shown], height=0.36, color=color, label=name)
+    axes.set_yticks(rows, texts, fontsize=SIZE)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.grid(axis="x", color=LIGHT.grid, linewidth=0.6)
+    axes.set_xlabel("examples that have it (%)", labelpad=2)
+    look: dict[str, Any] = {"frameon": False, "fontsize": SIZE, "borderaxespad": 0.2, "handlelength": 1}
+    figure.legend(loc="upper right", ncols=2, **look)
+    return figure
 
 
 def others(train: Sequence[Example], test: Sequence[Example]) -> int:
@@ -82,45 +75,33 @@ def others(train: Sequence[Example], test: Sequence[Example]) -> int:
     return max(0, len({name for example in (*train, *test) for name in counted_as(example)}) - MAX_BARS)
 
 
-def feature_map(points: np.ndarray, examples: Sequence[Example]) -> Draw:
-    """Draw points of a plane, with color and shape of the most frequent answers or labels.
-
-    Args:
-        points: of the examples, (n, 2).
-        examples: n.
-    """
+def feature_map(points: np.ndarray, examples: Sequence[Example]) -> Figure:
+    """Draw the points (n, 2) of n examples, with color and shape of the most frequent answers or labels."""
     groups = [_group(example) for example in examples]
     frequent = [name for name, _ in sorted(Counter(groups).items(), key=lambda item: (-item[1], item[0]))]
     named = frequent[: len(COLORS)]
 
-    def draw(theme: Theme, narrow: bool) -> Figure:
-        width, columns = (NARROW, 2) if narrow else (WIDTH, 3)
-        side = min(MAP, width - 2 * EDGE)
-        rows = -(-(len(named) + (len(frequent) > len(named))) // columns)
-        total = side + EDGE + LEGEND_ROW * rows + 0.1
-        figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
-        axes = figure.add_axes((EDGE / width, 1 - (EDGE + side) / total, (width - 2 * EDGE) / width, side / total))
-        small = 16.0 if len(examples) <= 300 else 8.0
-        rest = [group not in named for group in groups]
-        for name, color, mark in zip(named, COLORS, MARKS, strict=False):
-            own = [group == name for group in groups]
-            x, y = points[own].T
-            label = shorten(name, MAX_LABEL_LENGTH)
-            axes.scatter(x, y, s=small, color=color, marker=mark, linewidth=0, alpha=0.85, label=label)
-        if any(rest):
-            label = f"{len(frequent) - len(named):,} {OTHER}"
-            x, y = points[rest].T
-            axes.scatter(x, y, s=0.6 * small, color=theme.soft, linewidth=0, alpha=0.5, label=label)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.spines[:].set_visible(True)
-        axes.spines[:].set_color(theme.grid)
-        figure.legend(
-            loc="lower left", ncols=columns, frameon=False, fontsize=SIZE, handletextpad=0.2, borderaxespad=0.2
-        )
-        return figure
-
-    return draw
+    rows = -(-(len(named) + (len(frequent) > len(named))) // COLUMNS)
+    total = MAP + EDGE + LEGEND_ROW * rows + 0.1
+    figure = Figure(figsize=(WIDTH, total), dpi=DPI, facecolor=LIGHT.paper)
+    axes = figure.add_axes((EDGE / WIDTH, 1 - (EDGE + MAP) / total, (WIDTH - 2 * EDGE) / WIDTH, MAP / total))
+    small = 16.0 if len(examples) <= 300 else 8.0
+    rest = [group not in named for group in groups]
+    for name, color, mark in zip(named, COLORS, MARKS, strict=False):
+        own = [group == name for group in groups]
+        x, y = points[own].T
+        label = shorten(name, MAX_LABEL_LENGTH)
+        axes.scatter(x, y, s=small, color=color, marker=mark, linewidth=0, alpha=0.85, label=label)
+    if any(rest):
+        label = f"{len(frequent) - len(named):,} {OTHER}"
+        x, y = points[rest].T
+        axes.scatter(x, y, s=0.6 * small, color=LIGHT.soft, linewidth=0, alpha=0.5, label=label)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(True)
+    axes.spines[:].set_color(LIGHT.grid)
+    figure.legend(loc="lower left", ncols=COLUMNS, frameon=False, fontsize=SIZE, handletextpad=0.2, borderaxespad=0.2)
+    return figure
 
 
 def _group(example: Example) -> str:
@@ -150,14 +131,7 @@ def answered_as(prediction: Prediction) -> tuple[str, ...]:
 def recognized(
     head: str, train: Sequence[Example], predictions: Sequence[Prediction], thresholds: Mapping[str, float]
 ) -> Table:
-    """Return a row for each answer or label: how often it occurs, is predicted, and both at once.
-
-    Args:
-        head: "answer", "class" or "label".
-        train: the training split.
-        predictions: of the test split.
-        thresholds: of labels.
-    """
+    """Return a row for each answer or label: how often it occurs, is predicted, and both at once."""
     labelled = any(prediction.applies is not None for prediction in predictions)
     in_training = Counter(name for example in train for name in _own(example))
     right, predicted, both = Counter[str](), Counter[str](), Counter[str]()
@@ -195,12 +169,7 @@ def recognized(
 
 
 def confusion(head: str, predictions: Sequence[Prediction]) -> Table:
-    """Return how many examples of each frequent answer or class get which; columns have the numbers of the rows.
-
-    Args:
-        head: "answer" or "class".
-        predictions: of the test split, which has no labels.
-    """
+    """Return how many examples of each frequent answer or class get which; columns have the numbers of the rows."""
     pairs = Counter((p.example.answer, answered_as(p)[0]) for p in predictions)
     right = Counter(p.example.answer for p in predictions)
     names = [name for name, _ in sorted(right.items(), key=lambda item: (-item[1], item[0]))][:MAX_CONFUSED]
@@ -254,9 +223,6 @@ def write_page(out: Path, subject: Subject, *, examples: int) -> None:
         out: the file.
         subject: what the page is about.
         examples: images that were answered right, and as many that were answered wrong, which it shows.
-
-    Raises:
-        FedpeftError: it cannot be written, or an image cannot be read.
     """
     text = page(subject, examples=examples)
     with replacing(out) as draft:
@@ -270,26 +236,21 @@ def page(subject: Subject, *, examples: int) -> str:
     head = "label" if record.labelled else "answer" if record.asks else "class"
     counts = "; ".join(f"{len(examples)} in {name}" for name, examples in data.splits().items() if examples)
     lead = f"{TITLES[record.metric]} on {len(data.test)} test examples after round {subject.kept.state.round}"
-    bars = in_all_forms(distribution(data.train, data.test), f"How often each {head} of site {record.site} occurs.")
+    bars = drawn(lambda: distribution(data.train, data.test))
+    shares = Picture(svg(bars, f"How often each {head} of site {record.site} occurs."))
     sections = [
-        section(f"How often each {head} occurs", figure(bars, _bars(head)) + _left_out(data.train, data.test)),
+        section(f"How often each {head} occurs", figure(shares, _bars(head)) + _left_out(data.train, data.test)),
         *_tables(subject, head),
         section("Map of the features", _map(subject, head)),
         _examples(subject, examples) if examples else "",
     ]
-    body = "\n".join(filter(None, sections))
-    return document(
+    return page_of(
         f"Site {record.site}: its own data and answers",
-        f"""<header>
-<h1>Site {escape(record.site)}</h1>
-<p class="method">{escape(f"{data.source}; {counts}")}</p>
-{warning(_stays(record.site, examples))}
-{warning(caution(procedural=record.procedural, tiny=record.tiny))}
-</header>
-<main>
-{headline(lead[0].upper() + lead[1:], _figures(subject))}
-{body}
-</main>""",
+        f"Site {record.site}",
+        f"{data.source}; {counts}",
+        warnings=(_stays(record.site, examples), caution(procedural=record.procedural, tiny=record.tiny)),
+        figures=headline(lead[0].upper() + lead[1:], _figures(subject)),
+        sections=sections,
         more_style=STYLE,
     )
 
@@ -333,11 +294,11 @@ def _map(subject: Subject, head: str) -> str:
         return "<p>There is no map: the features of all examples are equal, or some are no numbers.</p>"
     points = projected(subject.features)
     text = f"t-SNE of the features of {count} test examples, by their right {head}"
-    drawn = in_all_forms(feature_map(points, subject.mapped), f"{text}.")
+    picture = Picture(svg(drawn(lambda: feature_map(points, subject.mapped)), f"{text}."))
     some = f", of {len(subject.data.test):,}" if count < len(subject.data.test) else ""
     note = f"{text}{some}. Only who lies near whom means something: not the axes, nor how far groups are apart."
     described = f"{text}: examples that the model holds for alike lie near each other."
-    return f'{figure(drawn, described)}<p class="caption">{note}</p>'
+    return f'{figure(picture, described)}<p class="caption">{note}</p>'
 
 
 def _examples(subject: Subject, count: int) -> str:

@@ -18,10 +18,10 @@ import torch
 
 from fedpeft.core.seeds import derive
 from fedpeft.data.schema import Example, SiteData
+from fedpeft.inference.commands import answered
 from fedpeft.inference.examples import own_data, split_of
 from fedpeft.inference.kept_model import KeptModel
 from fedpeft.inference.model import Prediction, Predictor
-from fedpeft.inference.predict_command import answered
 from fedpeft.site import computing
 from fedpeft.site.metrics import Measured
 
@@ -102,11 +102,7 @@ class Subject:
 
 
 def subject_of(kept: KeptModel, *, console: Console) -> Subject:
-    """Answer the test split, and compute its features.
-
-    Raises:
-        FedpeftError: data or backbone cannot be read.
-    """
+    """Answer the test split, and compute its features."""
     data = own_data(kept)
     test = split_of(data, "test", kept)
     predictor = Predictor(kept)

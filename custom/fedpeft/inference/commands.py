@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The command `fedpeft predict`."""
+"""The commands `fedpeft predict`, `export` and `inspect`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from fedpeft.site.metrics import Measured
     from fedpeft.site.site_state import ModelRecord
 
+
 SPLITS = ("train", "validation", "test")
 
 
-def add(commands: Any) -> None:
+def add_predict(commands: Any) -> None:
     """Add the command to the command line."""
     predict = commands.add_parser("predict", help="answer questions about images with a site's own model, at the site")
     predict.add_argument("run", type=Path, help="a workspace of fedpeft simulate, a site's workspace, or an export")
@@ -42,11 +43,11 @@ def add(commands: Any) -> None:
     )
     predict.add_argument("--out", type=Path, metavar="FILE.csv", help="write every prediction to a table")
     predict.add_argument("--heatmap", type=Path, metavar="FILE.png", help="draw what in the image spoke for the answer")
-    predict.set_defaults(command=_run)
+    predict.set_defaults(command=_predict)
 
 
-def _run(arguments: argparse.Namespace) -> None:
-    _check(arguments)
+def _predict(arguments: argparse.Namespace) -> None:
+    _check_predict(arguments)
     from fedpeft.core.console import Console
     from fedpeft.inference.examples import of_images, of_split, of_table, window_at
     from fedpeft.inference.global_adapter import find_adapter
@@ -82,14 +83,7 @@ def _run(arguments: argparse.Namespace) -> None:
 def answered(
     predictor: Predictor, wanted: Wanted, *, most: int, console: Console
 ) -> tuple[list[Prediction], Measured | None]:
-    """Return the predictions, and the figures on those examples whose answers are known; None: there are none.
-
-    Args:
-        predictor: of the site.
-        wanted: what is to be predicted.
-        most: answers of each example.
-        console: for the progress bar, if it is a terminal.
-    """
+    """Return the predictions, and the figures on those examples whose answers are known; None: there are none."""
     measure = predictor.measure(wanted.unseen) if any(wanted.known) else None
     everything = measure if all(wanted.known) else None
     answers = predictor.predictions(wanted.examples, wanted.known, most=most, measure=everything)
@@ -102,7 +96,7 @@ def answered(
     return predictions, measure.figures() if measure else None
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check_predict(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be done before anything is loaded."""
     if arguments.top < 1:
         raise FedpeftError(f"--top is {arguments.top}, it must be at least 1.")
@@ -177,3 +171,87 @@ def _draw(file: Path, predictor: Predictor, prediction: Prediction) -> None:
         answer,
         caution=caution(procedural=predictor.record.procedural, tiny=predictor.record.tiny),
     )
+
+
+def add_export(commands: Any) -> None:
+    """Add the command to the command line."""
+    export = commands.add_parser("export", help="write a site's own model as a folder that PEFT loads, at the site")
+    export.add_argument("run", type=Path, help="a workspace of fedpeft simulate, or a site's workspace")
+    export.add_argument("--site", metavar="NAME", help="whose model; needed where a workspace has several sites")
+    export.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    export.add_argument("--round", default="last", metavar="N", help="last (default), best by validation, or a number")
+    export.add_argument("--merged", action="store_true", help="full weights too, with what was trained in them")
+    export.add_argument("--onnx", action="store_true", help="the model for ONNX too, compared with PyTorch")
+    export.add_argument("--force", action="store_true", help="replace an earlier export in that folder")
+    export.set_defaults(command=_export)
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    from fedpeft.inference.export import export
+    from fedpeft.inference.exported import check_place
+    from fedpeft.inference.kept_model import find
+    from fedpeft.inference.model_card import OWNERSHIP
+
+    check_place(arguments.out, force=arguments.force)
+    if arguments.onnx:
+        from fedpeft.inference.export import check_installed
+
+        check_installed()
+    kept = find(arguments.run, site=arguments.site, round=arguments.round)
+    differences = export(kept, arguments.out, force=arguments.force, merged=arguments.merged, onnx=arguments.onnx)
+    for form, difference in differences.items():
+        print(f"{form:8s} logits differ by at most {difference:.1e} from the run's")
+    print(f"folder   {arguments.out}: site {kept.record.site}, round {kept.state.round}. {OWNERSHIP}")
+
+
+MAX_EXAMPLES = 50
+
+
+def add_inspect(commands: Any) -> None:
+    """Add the command to the command line."""
+    inspect = commands.add_parser("inspect", help="write a page of a site's own data and answers, at the site")
+    inspect.add_argument("run", type=Path, help="a workspace of fedpeft simulate, or a site's workspace")
+    inspect.add_argument("--site", metavar="NAME", help="whose page; needed where a workspace has several sites")
+    inspect.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="a new file")
+    inspect.add_argument(
+        "--examples", type=int, default=0, metavar="N", help="show N images answered right and N answered wrong"
+    )
+    inspect.add_argument("--round", default="last", metavar="N", help="last (default), best by validation, or a number")
+    inspect.set_defaults(command=_inspect)
+
+
+def _inspect(arguments: argparse.Namespace) -> None:
+    _check_inspect(arguments)
+    from fedpeft.core.console import Console
+    from fedpeft.inference.exported import is_exported
+    from fedpeft.inference.kept_model import find
+    from fedpeft.inference.site_page import write_page
+    from fedpeft.inference.site_subject import has_projection, subject_of
+
+    if is_exported(arguments.run):
+        raise FedpeftError(
+            f"{arguments.run} is an exported folder, which does not say where data are: name the run's workspace, "
+            "or the site's."
+        )
+    console = Console()
+    kept = find(arguments.run, site=arguments.site, round=arguments.round)
+    subject = subject_of(kept, console=console)
+    write_page(arguments.out, subject, examples=arguments.examples)
+    for line in (*lines(kept.record, kept.state.round, subject.figures, len(subject.predictions)), *subject.remarks):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if not has_projection():
+        print("no map   of the features without scikit-learn: pip install 'flare-fedpeft[inspect]'")
+    print(f"page     {arguments.out}: it shows data of site {kept.record.site} and stays there")
+
+
+def _check_inspect(arguments: argparse.Namespace) -> None:
+    """Refuse what cannot be done before anything is loaded."""
+    if arguments.out.suffix.lower() != ".html":
+        raise FedpeftError(f"--out is {str(arguments.out)!r}, it must end in .html.")
+    if not 0 <= arguments.examples <= MAX_EXAMPLES:
+        raise FedpeftError(f"--examples is {arguments.examples}, it must be from 0 to {MAX_EXAMPLES}.")
+    if arguments.out.exists():
+        raise FedpeftError(f"{arguments.out} is there already, and nothing is replaced: name a new file.")
+    from fedpeft.inference.exported import check_own_place
+
+    check_own_place(arguments.out, holds="the page shows the site's answers")
