@@ -59,8 +59,6 @@ def tokens(tokenizer: Any, texts: Sequence[str], longest: int, *, ends: bool) ->
     """Return B texts without punctuation as tokens, (B, T), and where they are, (B, T).
 
     Args:
-        tokenizer: a BERT tokenizer.
-        texts: questions or answers; padded to the longest of them.
         longest: tokens of one, [CLS] and [SEP] included; the words behind are cut.
         ends: whether [SEP] stands behind each.
     """
@@ -72,7 +70,6 @@ def tokens(tokenizer: Any, texts: Sequence[str], longest: int, *, ends: bool) ->
 
 
 def lengths(tokenizer: Any, texts: Sequence[str], *, ends: bool) -> list[int]:
-    """Return how many tokens each text is before it is cut; see `tokens`."""
     return [1 + len(row) + ends for row in _words(tokenizer, texts)]
 
 
@@ -86,13 +83,7 @@ DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711])
 
 
 class Albef(nn.Module):
-    """An ALBEF with its tokenizer and image preparation.
-
-    Args:
-        model: adapters may be injected into it in place.
-        tokenizer: a BERT tokenizer; None in a skeleton.
-        text_length: longest question in tokens.
-    """
+    """An ALBEF with its tokenizer (BERT's; None in a skeleton) and image preparation; adapters are put into `model`."""
 
     family = "albef"
 
@@ -108,17 +99,12 @@ class Albef(nn.Module):
         self.prepare = SquareImages(self.image_size)
 
     def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
-        """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch; questions are padded to the longest.
-
-        As in ALBEF's own tuning, questions are without punctuation and without [SEP], and pixels are scaled by the mean
-        and deviation of each color.
-        """
+        """Return B images (PIL, or (H, W, 3) uint8) and B questions, padded to the longest, as ALBEF was tuned."""
         ids, mask = tokens(self.tokenizer, questions, self.text_length, ends=False)
         pixels = self.scaled((self.prepare(images)["pixel_values"] + 1) / 2)
         return {"input_ids": ids, "attention_mask": mask, "pixel_values": pixels}
 
     def text_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return how many tokens each text is, with the one at its beginning."""
         return lengths(self.tokenizer, texts, ends=False)
 
     @staticmethod
@@ -127,7 +113,6 @@ class Albef(nn.Module):
         return (pixels - MEAN[:, None, None]) / DEVIATION[:, None, None]
 
     def save_inputs(self, folder: Path) -> None:
-        """Write the tokenizer; images are prepared by ALBEF's own mean and deviation (`scaled`)."""
         self.tokenizer.save_pretrained(folder)
 
     def forward(self, **batch: Tensor) -> Tensor:
@@ -136,32 +121,20 @@ class Albef(nn.Module):
 
 
 def build(settings: BackboneSettings, *, weights: bool = True) -> Albef:
-    """Load ALBEF from a folder; see `load`."""
     return Albef(*load(settings, AlbefModel, weights=weights), settings.text_length)
 
 
 def skeleton(source: str | None = None) -> Albef:
-    """Return an ALBEF without weights and tokenizer on torch's meta device.
-
-    Args:
-        source: whose configuration is read; None: the official one.
-    """
+    """Return an ALBEF without weights and tokenizer on torch's meta device; None: of the official sizes."""
     model = empty(AlbefModel, source)
     return Albef(model, None, model.config.max_position_embeddings)
 
 
 def tiny_skeleton(source: str | None = None) -> Albef:
-    """Return the tiny ALBEF, or another one, as `skeleton` does."""
     return skeleton(source or str(TINY_ALBEF_FOLDER))
 
 
 def empty(kind: type[AlbefModel], source: str | None) -> AlbefModel:
-    """Return a model on the meta device.
-
-    Args:
-        kind: of model.
-        source: whose configuration is read; None: the official one.
-    """
     with reading(source or "", NAME):
         return _empty(kind, _config(source, kind.config_class) if source else kind.config_class())
 
@@ -169,17 +142,7 @@ def empty(kind: type[AlbefModel], source: str | None) -> AlbefModel:
 def load(
     settings: BackboneSettings, kind: type[AlbefModel], *, decodes: bool = False, weights: bool = True
 ) -> tuple[AlbefModel, Any]:
-    """Return a model with its weights, and its tokenizer.
-
-    Args:
-        settings: of the job.
-        kind: of model.
-        decodes: whether it has an answer decoder.
-        weights: see `fedpeft.backbones.Pretrained.bare`.
-
-    Raises:
-        FedpeftError: the folder is missing, damaged or not an ALBEF; the setting does not fit it.
-    """
+    """Return a model with its weights, and its tokenizer; `decodes` says whether it has an answer decoder."""
     with reading(settings.source, NAME):
         tokenizer = _tokenizer(settings.source, kind)
         if weights:
@@ -230,18 +193,12 @@ def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decode
 
 
 def _empty(kind: type[AlbefModel], config: AlbefConfig) -> AlbefModel:
-    """Return the model on the meta device."""
     with without_weights():
         return kind(config)
 
 
 def _config(source: str, kind: type[AlbefConfig]) -> AlbefConfig:
-    """Return the sizes in a folder's config.json, which may be ALBEF's own config_bert.json.
-
-    Raises:
-        FedpeftError: it is of another model.
-        ValueError: image and text differ in width.
-    """
+    """Return the sizes in a folder's config.json, which may be ALBEF's own config_bert.json."""
     stored = read_config(source, pickle=ALBEF_PICKLE)
     if not (stored.get("model_type") == "bert" and "fusion_layer" in stored):
         check_kind(stored, (AlbefConfig.model_type,), source, f"model of {NAME}")
@@ -256,8 +213,6 @@ def _config(source: str, kind: type[AlbefConfig]) -> AlbefConfig:
 
 
 class AlbefDecoder(Albef):
-    """An ALBEF with its answer decoder; see `Albef`."""
-
     family = "albef_decoder"
     answering = "ranking"
 
@@ -271,7 +226,6 @@ class AlbefDecoder(Albef):
         return {ANSWER: ids, ANSWER_MASK: mask}
 
     def answer_lengths(self, answers: Sequence[str]) -> list[int]:
-        """Return how many tokens each answer is, with [CLS] and [SEP]."""
         return lengths(self.tokenizer, answers, ends=True)
 
     def forward(self, **batch: Tensor) -> Tensor:
@@ -293,16 +247,13 @@ class AlbefDecoder(Albef):
 
 
 def build_decoder(settings: BackboneSettings, *, weights: bool = True) -> AlbefDecoder:
-    """Load ALBEF with its decoder from a folder; see `fedpeft.backbones.albef.load`."""
     return AlbefDecoder(*load(settings, AlbefDecoderModel, decodes=True, weights=weights), settings.text_length)
 
 
 def tiny_decoder_skeleton(source: str | None = None) -> AlbefDecoder:
-    """Return the tiny ALBEF with its decoder, or another one, as `decoder_skeleton` does."""
     return decoder_skeleton(source or str(TINY_ALBEF_FOLDER))
 
 
 def decoder_skeleton(source: str | None = None) -> AlbefDecoder:
-    """Return an ALBEF with decoder, without weights and tokenizer, on torch's meta device."""
     model = empty(AlbefDecoderModel, source)
     return AlbefDecoder(model, None, model.config.max_position_embeddings)

@@ -50,14 +50,7 @@ OUTPUT = re.compile(r"(encoder\.layer\.\d+\.(?:attention\.)?output)\.dense\.")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint that an ALBEF can have, by their own names.
-
-    Args:
-        folder: has model.safetensors, or ALBEF.pth as it is downloaded.
-
-    Raises:
-        ValueError: it has neither, or the file is not such a checkpoint.
-    """
+    """Return the tensors of a checkpoint (model.safetensors, or ALBEF.pth as it is downloaded), by their own names."""
     if (folder / weights.WEIGHTS).is_file():
         from safetensors import safe_open
 
@@ -77,11 +70,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def image_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the image size and patch size that the image encoder was trained with.
-
-    Raises:
-        ValueError: it has no positions or patches, or not those of square images.
-    """
+    """Return the image size and patch size that the image encoder was trained with."""
     positions, patches = (tensors.get(name, torch.empty(0)) for name in (POSITIONS, PATCHES))
     if positions.dim() != 3 or patches.dim() != 4:
         raise ValueError(f"its tensors are not those of ALBEF, which has {POSITIONS} and {PATCHES}")
@@ -92,15 +81,7 @@ def image_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def resized(positions: Tensor, grid: int) -> Tensor:
-    """Return position embeddings for another number of patches, interpolated bicubically as ALBEF does.
-
-    Args:
-        positions: of the first token and the patches row by row, (1, 1 + n*n, d).
-        grid: patches on a side of the image.
-
-    Returns:
-        (1, 1 + grid*grid, d)
-    """
+    """Interpolate position embeddings bicubically, as ALBEF does: (1, 1 + n*n, d) -> (1, 1 + grid*grid, d)."""
     side = math.isqrt(positions.shape[1] - 1)
     if side == grid:
         return positions
@@ -141,10 +122,7 @@ def renamed(tensors: Mapping[str, Tensor], decoder_of: int | None = None) -> tup
 
 
 def _as_pretrained(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a fine-tuned checkpoint with the names that encoder and head have in a pre-trained one.
-
-    A tensor that has such a name already is none of a fine-tuned checkpoint, and gets a name that nothing has.
-    """
+    """Return the tensors of a fine-tuned checkpoint with the names that encoder and head have in a pre-trained one."""
     head = WORDS.replace("encoder", "decoder", 1)
     renamed = {}
     for name, tensor in tensors.items():
@@ -173,11 +151,7 @@ def _decoder(tensors: Mapping[str, Tensor], first: int) -> dict[str, Tensor]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    """Return `checkpoint["model"]` of a file of torch.save, of whose pickle only tensors and plain values are made.
-
-    Raises:
-        ValueError: it is not such a file.
-    """
+    """Return `checkpoint["model"]` of a file of torch.save, of whose pickle only tensors and plain values are made."""
     convert = f"convert it once where you trust its author, as docs/backbones.md shows, and give the {weights.WEIGHTS}"
     more = f"its {ALBEF_PICKLE} is damaged or holds more than tensors and plain values; {convert}"
     if not zipfile.is_zipfile(file):

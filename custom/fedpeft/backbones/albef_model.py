@@ -60,14 +60,7 @@ class AlbefConfig(BertConfig):
 
 
 class AlbefModel(PreTrainedModel):
-    """Image encoder and text encoder with fusion layers.
-
-    Args:
-        config: their sizes.
-
-    Raises:
-        ValueError: the fusion begins beyond the text layers.
-    """
+    """Image encoder and text encoder with fusion layers."""
 
     config_class = AlbefConfig
     supports_gradient_checkpointing = True
@@ -84,19 +77,12 @@ class AlbefModel(PreTrainedModel):
         self.text_encoder = _text(config)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor) -> Tensor:
-        """Return the states of the question's tokens after the last fusion layer, (B, T, d).
-
-        Args:
-            input_ids: (B, T).
-            attention_mask: 1 where a token counts, (B, T).
-            pixel_values: (B, 3, H, W).
-        """
+        """Return the states after the last fusion layer (B, T, d) of tokens and mask (B, T) and pixels (B, 3, H, W)."""
         image = self.visual_encoder(pixel_values).last_hidden_state
         question = self.text_encoder(input_ids, attention_mask, encoder_hidden_states=image)
         return question.last_hidden_state
 
-    def _init_weights(self, module: nn.Module) -> None:
-        """Do nothing: ViT and BERT have drawn their own."""
+    def _init_weights(self, module: nn.Module) -> None: ...
 
 
 class ResidualMlp(ViTMLP):
@@ -204,17 +190,11 @@ def _text(config: AlbefConfig) -> BertModel:
 
 
 class AlbefDecoderConfig(AlbefConfig):
-    """The sizes of an ALBEF; the decoder has as many layers as the fusion."""
-
     model_type = "albef_decoder"
 
 
 class AlbefDecoderModel(AlbefModel):
-    """Image encoder, text encoder and answer decoder.
-
-    Args:
-        config: their sizes.
-    """
+    """Image encoder, text encoder, and a decoder with as many layers as the fusion."""
 
     config_class = AlbefDecoderConfig
 
@@ -232,11 +212,8 @@ class AlbefDecoderModel(AlbefModel):
         self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def words(self, ids: Tensor, mask: Tensor, states: Tensor, states_mask: Tensor) -> Tensor:
-        """Return the logits (B, T, V) of the token that follows each token of an answer.
-
-        Args:
-            ids, mask: of the answers, (B, T).
-            states, states_mask: of the questions, (B, T', d) and (B, T').
+        """Return the logits (B, T, V) of what follows each token of answers (B, T), given the questions' states (B, T',
+        d).
         """
         decoded = self.decoder(ids, mask, encoder_hidden_states=states, encoder_attention_mask=states_mask)
         hidden = self.word_transform(decoded.last_hidden_state)

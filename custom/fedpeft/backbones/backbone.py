@@ -57,29 +57,21 @@ class Backbone(Protocol):
     def __call__(self, **batch: Tensor) -> Tensor:
         """Return the features (B, d) of a batch; a sample's do not depend on the others in its batch."""
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Return all parameters; see `torch.nn.Module`, as for the following."""
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return the parameters with their names."""
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
-    def buffers(self) -> Iterator[Tensor]:
-        """Return all buffers."""
+    def buffers(self) -> Iterator[Tensor]: ...
 
-    def modules(self) -> Iterator[nn.Module]:
-        """Return all modules."""
+    def modules(self) -> Iterator[nn.Module]: ...
 
-    def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """Freeze, or make trainable."""
+    def requires_grad_(self, requires_grad: bool = True) -> Any: ...
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Move to a device."""
+    def to(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def train(self, mode: bool = True) -> Any:
-        """Switch dropout on."""
+    def train(self, mode: bool = True) -> Any: ...
 
-    def eval(self) -> Any:
-        """Switch dropout off."""
+    def eval(self) -> Any: ...
 
 
 class Enterable(Backbone, Protocol):
@@ -116,11 +108,7 @@ class Writes(Backbone, Protocol):
     """
 
     def writer(self) -> Writer:
-        """Return this model with its output layer over words, without copying it.
-
-        Raises:
-            FedpeftError: its source does not write.
-        """
+        """Return this model with its output layer over words, not a copy; refuse a source that does not write."""
 
 
 class AnswersOnly(Backbone, Protocol):
@@ -222,24 +210,13 @@ class Pretrained:
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def loaded(self, settings: BackboneSettings, *, half: bool = False, download: bool = True) -> Backbone:
-        """Call `build` with the folder of the source, or of the default weights where a job names no source.
-
-        Args:
-            settings: of the job.
-            half: read matrices in bfloat16, where `build` can.
-            download: whether a hub name's files may be fetched.
-        """
+        """Call `build` with the folder of the source, or of the default weights where a job names no source."""
         build: Any = imported(self.build) if isinstance(self.build, str) else self.build
         settings = replace(settings, source=hub.folder(settings.source or self.usual, download=download))
         return build(settings, half=True) if half and self.half else build(settings)
 
     def prepared(self, settings: BackboneSettings, *, download: bool = True) -> Backbone | None:
-        """Call `build` without weights; None: it cannot do that.
-
-        Args:
-            settings: of the job.
-            download: whether tokenizer and image processor of a hub name may be fetched.
-        """
+        """Call `build` without weights; None: it cannot do that."""
         if not self.bare:
             return None
         build: Any = imported(self.build) if isinstance(self.build, str) else self.build
@@ -247,12 +224,7 @@ class Pretrained:
         return build(replace(settings, source=source), weights=False)
 
     def without_weights(self, source: str | None = None, *, download: bool = True) -> Backbone:
-        """Call `skeleton` with the folder of the source; None: without one.
-
-        Args:
-            source: a folder or a hub name.
-            download: as for `loaded`.
-        """
+        """Call `skeleton` with the folder of the source; None: without one."""
         skeleton: Any = imported(self.skeleton) if isinstance(self.skeleton, str) else self.skeleton
         return skeleton(hub.folder(source, download=download, weights=False, inputs=False) if source else source)
 

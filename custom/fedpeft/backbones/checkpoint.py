@@ -41,12 +41,7 @@ OWN_ATTENTION = (None, "eager", "sdpa")
 def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
     """Refuse a configuration from which transformers would load code of others, or whose numbers are absurd.
 
-    Args:
-        config: the content of a config.json; it is only read.
-        timm: whether it may be timm's, which the caller reads itself and never gives to timm.
-
-    Raises:
-        ValueError: names the entry and the remedy.
+    With `timm` it may be timm's, which the caller reads itself and never gives to timm.
     """
     layers = 0
     for count, (name, value) in enumerate(_entries(config)):
@@ -93,12 +88,6 @@ def refuse_kind(kind: Any) -> None:
 
     OneFormer's reads any file, or fetches it from the hub, as soon as it is made (`class_info_file`); those of LayoutLM
     (v2, v3) and LayoutXLM start the program tesseract on every image, with arguments of `tesseract_config`.
-
-    Args:
-        kind: the name of its kind or class.
-
-    Raises:
-        ValueError: it is one of these.
     """
     if REACHING_OUT.search(str(kind)):
         raise ValueError(
@@ -108,11 +97,7 @@ def refuse_kind(kind: Any) -> None:
 
 
 def check_kinds(content: Any) -> None:
-    """Refuse the content of a file that names such a kind (`refuse_kind`) of model or processor anywhere.
-
-    Raises:
-        ValueError: names the kind.
-    """
+    """Refuse the content of a file that names such a kind (`refuse_kind`) of model or processor anywhere."""
     for name, value in _entries(content):
         if name in KINDS:
             refuse_kind(value)
@@ -140,18 +125,12 @@ def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def unusable(sentence: str) -> FedpeftError:
-    """Return the error of a source that is not what it has to be."""
     return FedpeftError(sentence, code=UNUSABLE)
 
 
 @contextmanager
 def reading(source: str, what: str) -> Iterator[None]:
-    """Turn every error of this block into one sentence about a source.
-
-    Args:
-        source: a folder.
-        what: is loaded, for instance "ViLT".
-    """
+    """Turn every error of this block into one sentence about a source; `what` is loaded, for instance "ViLT"."""
     try:
         with _quiet():
             yield
@@ -169,13 +148,7 @@ def reading(source: str, what: str) -> Iterator[None]:
 def read_config(source: str, *, pickle: str = "", timm: bool = False) -> dict[str, Any]:
     """Return the checked content of a source's config.json; call it within `reading`.
 
-    Args:
-        source: a folder.
-        pickle: name of a file of which the caller reads tensors and plain values alone; any other pickle is refused.
-        timm: as for `check_config`.
-
-    Raises:
-        ValueError: it names code or files that are never loaded, or absurd numbers.
+    Of the file `pickle` the caller reads tensors and plain values alone; any other pickle is refused.
     """
     from transformers.configuration_utils import PreTrainedConfig
 
@@ -198,16 +171,9 @@ def load_model(
     """Return a model with its weights in float32, and the names of those that it lacks; call it within `reading`.
 
     Args:
-        model_class: of transformers, also an Auto class.
-        source: a folder whose configuration is checked.
-        what: the model is.
         skeleton: makes the model on the meta device.
         may_lack: prefix of the tensors that may be missing; empty: none.
-        options: of the model's class.
         half: read matrices in bfloat16.
-
-    Raises:
-        FedpeftError: tensors are missing or of another shape.
     """
     weights.check_size(skeleton(), weights.stored(Path(source)))
     with made_in_bfloat16() if half else nullcontext():
@@ -226,11 +192,6 @@ def load_model(
 
 
 def check_complete(lacking: list[str], source: str, what: str) -> None:
-    """Refuse weights of which tensors are missing.
-
-    Raises:
-        FedpeftError: with their number and the first.
-    """
     if lacking:
         raise unusable(
             f"The weights in {source!r} are not a complete {what} ({len(lacking)} tensors missing or of another shape, "
@@ -239,11 +200,7 @@ def check_complete(lacking: list[str], source: str, what: str) -> None:
 
 
 def check_vocabulary(tokenizer: Any, size: int, source: str) -> None:
-    """Refuse a tokenizer with more tokens than the model has embeddings.
-
-    Raises:
-        FedpeftError: with both numbers.
-    """
+    """Refuse a tokenizer with more tokens than the model has embeddings."""
     if len(tokenizer) > size:
         raise unusable(
             f"The tokenizer in {source!r} has {len(tokenizer)} tokens, the model {size}: give a "
@@ -252,11 +209,6 @@ def check_vocabulary(tokenizer: Any, size: int, source: str) -> None:
 
 
 def check_text_length(text_length: int, longest: int, source: str) -> None:
-    """Refuse questions longer than a model reads.
-
-    Raises:
-        FedpeftError: with both numbers.
-    """
     if text_length > longest:
         raise FedpeftError(
             f"text_length is {text_length}, {source} reads at most {longest} tokens: lower it.",
@@ -265,11 +217,7 @@ def check_text_length(text_length: int, longest: int, source: str) -> None:
 
 
 def check_image_size(size: int, patch: int, source: str) -> None:
-    """Refuse images whose sides are not whole patches.
-
-    Raises:
-        FedpeftError: with both numbers.
-    """
+    """Refuse images whose sides are not whole patches."""
     if size % patch:
         raise FedpeftError(
             f"image_size is {size}, it must be a multiple of the patch size {patch} of {source}.",
@@ -278,11 +226,6 @@ def check_image_size(size: int, patch: int, source: str) -> None:
 
 
 def check_kind(config: Mapping[str, Any], kinds: tuple[str, ...], source: str, what: str) -> None:
-    """Refuse a model of another kind.
-
-    Raises:
-        FedpeftError: with the kind that it is.
-    """
     kind = config.get("model_type")
     if kind not in kinds:
         raise unusable(

@@ -36,8 +36,7 @@ _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _NAME = re.compile(rf"((?:{_PART}/)?{_PART})(?:@({_PART}))?")
 
 
-class NotInCacheError(LocalError):
-    """A hub name whose files are not on this machine, where nothing may be downloaded."""
+class NotInCacheError(LocalError): ...
 
 
 def folder(source: str, *, download: bool = True, weights: bool = True, inputs: bool = True) -> str:
@@ -46,12 +45,7 @@ def folder(source: str, *, download: bool = True, weights: bool = True, inputs: 
     Args:
         source: a folder, or a hub name, which may end with @ and a commit or tag.
         download: whether files that the cache lacks are fetched; otherwise the network is not used.
-        weights: whether they are needed.
         inputs: whether tokenizer and image processor are needed, without weights; otherwise the description alone.
-
-    Raises:
-        NotInCacheError: nothing may be downloaded, and the cache lacks a file.
-        LocalError: it is neither a folder nor a hub name, or cannot be downloaded.
     """
     if Path(source).is_dir():
         return source
@@ -91,7 +85,6 @@ def reachable(*, download: bool) -> bool:
 
 
 def _parts(source: str) -> tuple[str, str | None]:
-    """Return the name and the commit or tag of a hub name."""
     if not (match := _NAME.fullmatch(source)):
         raise LocalError(
             f"backbone.source is {source!r:.300}, neither a folder here nor a hub name: give a folder with config.json "

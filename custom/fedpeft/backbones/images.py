@@ -45,7 +45,6 @@ class SquareImages:
         return {"pixel_values": pixels.div_(255).sub_(mean).div_(deviation).contiguous()}
 
     def save(self, folder: Path) -> None:
-        """Write the same as transformers' processors read it, `preprocessor_config.json`."""
         from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
         side = {"height": self.size, "width": self.size}
@@ -77,7 +76,6 @@ class ProportionalImages:
         self.processor = ViltImageProcessorPil(size={"shortest_edge": size}, size_divisor=patch)
 
     def save(self, folder: Path) -> None:
-        """Write transformers' `preprocessor_config.json`."""
         self.processor.save_pretrained(folder)
 
     def __call__(self, images: Images) -> dict[str, Tensor]:
@@ -99,9 +97,6 @@ def patch_area(model: nn.Module) -> int:
 
     A patch embedding is a convolution that reads an image's colors and moves on by its own size. Where there is none,
     because patches are cut before a linear layer, it is what the configuration declares as `patch_size`.
-
-    Args:
-        model: with or without adapters.
     """
     for module in model.modules():
         if isinstance(module, CONVOLUTIONS) and module.in_channels == COLORS and module.kernel_size == module.stride:

@@ -31,14 +31,7 @@ OTHERS = re.compile(r".*(processor|extractor)")  # of images: checked above; of 
 
 
 def check_image_processor(processor: Any) -> None:
-    """Refuse an image processor that would make a huge image; none is made for this.
-
-    Args:
-        processor: of transformers, as its files describe it.
-
-    Raises:
-        ValueError: names the entry and the bound.
-    """
+    """Refuse an image processor that would make a huge image; none is made for this."""
     in_pixels = hasattr(type(processor), "merge_size")  # Qwen's and its kin: `size` has numbers of pixels
     sides, canvases, pixels, patches, tiles = [1.0], [1.0], [1.0], [1.0], [1.0]
     for path, number in _numbers(processor.to_dict()):
@@ -54,15 +47,7 @@ def check_image_processor(processor: Any) -> None:
 
 
 def check_processor(content: Mapping[str, Any], images: Any) -> None:
-    """Refuse a processor that would write a huge text, in which an image has that many tokens.
-
-    Args:
-        content: of processor_config.json.
-        images: the image processor, which is checked.
-
-    Raises:
-        ValueError: names the entry and the bound.
-    """
+    """Refuse a processor that would write a huge text, in which an image has that many tokens."""
     own = {name: value for name, value in content.items() if not OTHERS.fullmatch(name)}
     for path, number in _numbers(own):
         if not TOKEN.search(path):
@@ -75,15 +60,7 @@ def check_processor(content: Mapping[str, Any], images: Any) -> None:
 
 
 def check_scaled(processor: Any, size: tuple[int, int]) -> None:
-    """Refuse an image so narrow that a processor that sets its shortest side alone would make it huge.
-
-    Args:
-        processor: an image processor that `check_image_processor` let pass.
-        size: width and height of the image.
-
-    Raises:
-        ValueError: with both sizes.
-    """
+    """Refuse an image so narrow that a processor that sets its shortest side alone would make it huge."""
     sides = {name: value for name, value in dict(processor.size).items() if value}
     if set(sides) == {"shortest_edge"}:
         edge = sides["shortest_edge"]
@@ -131,14 +108,7 @@ GROWTH = {"ByteLevel": 2, "Precompiled": 32}  # a byte becomes a letter of two; 
 
 
 def check_growth(tokenizer: Any) -> None:
-    """Refuse a tokenizer whose steps together can make a text far longer; no text is read for this.
-
-    Args:
-        tokenizer: of transformers; one that is not from a tokenizer.json has no such steps.
-
-    Raises:
-        ValueError: with the growth.
-    """
+    """Refuse a tokenizer whose steps can make a text far longer; only one from a tokenizer.json has such steps."""
     backend, growth = getattr(tokenizer, "backend_tokenizer", None), 1
     for part in PARTS if backend is not None else ():
         step = getattr(backend, part)

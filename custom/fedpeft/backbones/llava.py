@@ -22,26 +22,13 @@ PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or 
 
 
 def build(settings: BackboneSettings, *, half: bool = False, weights: bool = True) -> TransformersModel:
-    """Load a LLaVA from a folder.
-
-    Args:
-        settings: of the job.
-        half: read matrices in bfloat16.
-        weights: see `fedpeft.backbones.Pretrained.bare`.
-
-    Raises:
-        FedpeftError: the source is missing, damaged or no LLaVA.
-    """
+    """Load a LLaVA from a folder; see `Pretrained.build`."""
     settings = replace(settings, prompt=settings.prompt or PROMPT)
     return transformers_model.build(settings, kinds=("llava",), half=half, weights=weights)
 
 
 def skeleton(source: str | None = None) -> TransformersModel:
-    """Return a LLaVA without weights and inputs, on torch's meta device.
-
-    Args:
-        source: whose configuration is read; None: that of LLaVA-1.5-7B.
-    """
+    """Return a LLaVA on torch's meta device: that of a source, or LLaVA-1.5-7B."""
     if source:
         return transformers_model.skeleton(source)
     from transformers import LlavaConfig, LlavaModel

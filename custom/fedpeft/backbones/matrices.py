@@ -50,12 +50,9 @@ def made_in_bfloat16() -> Iterator[None]:
 
 @contextmanager
 def seen_in_float32(weights: Sequence[Tensor]) -> Iterator[None]:
-    """Let matrices in bfloat16 look like float32 in this block, without values and without memory.
+    """Let matrices in bfloat16, none of which the method trains or reads, look like float32 in this block.
 
     PEFT draws an adapter's first values in the precision of the matrix beside it; so they are those of float32.
-
-    Args:
-        weights: of a method's backbone, none of which the method trains or reads.
     """
     kept = [(weight, weight.data) for weight in weights if weight.dtype == torch.bfloat16]
     for weight, data in kept:
@@ -83,9 +80,6 @@ def without_weights() -> Iterator[None]:
     """Make the models of this block on the meta device, and stop at one of too many modules and parameters.
 
     Tensors take no memory there, modules do: a number of layers, groups or experts is what fills it.
-
-    Raises:
-        ValueError: there are too many; with the bound.
     """
     parts = itertools.count(1)
 

@@ -35,17 +35,12 @@ OWN_CODE = {"trust_remote_code": False}
 
 
 class ModelInputs:
-    """Turns images and questions into a batch.
+    """Turns images and questions into a batch, with the tokenizer and image processor of a folder.
 
     Args:
         model: that reads them, or its skeleton.
-        source: folder of its tokenizer and image processor.
-        text_length: longest question in tokens.
         image_size: pixels; None: the processor's own.
         prompt: text with `{image}` and `{question}`, of models in whose text images stand; None: one after the other.
-
-    Raises:
-        FedpeftError: the source lacks one of them, or a setting does not fit.
     """
 
     def __init__(
@@ -93,7 +88,6 @@ class ModelInputs:
 
     @classmethod
     def from_settings(cls, model: nn.Module, settings: BackboneSettings) -> ModelInputs:
-        """Return the inputs of a model from `settings.source`."""
         return cls(
             model,
             settings.source,
@@ -117,16 +111,7 @@ class ModelInputs:
     def __call__(
         self, images: Images, questions: Sequence[str], *, padding_side: str | None = None
     ) -> dict[str, Tensor]:
-        """Return a batch of B images and B questions.
-
-        Args:
-            images: B.
-            questions: B.
-            padding_side: "left" or "right" of the shorter texts; None: the tokenizer's own.
-
-        Raises:
-            ValueError: an image is one that the processor cannot take.
-        """
+        """Return a batch of B images and B questions, padded on a side; None: the tokenizer's own."""
         side = {} if padding_side is None else {"padding_side": padding_side}
         shown = pictures(images) if self.images else []
         for image in shown:
@@ -166,7 +151,6 @@ class ModelInputs:
         return [*ids, self.tokenizer.eos_token_id]
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer and image processor as transformers reads them."""
         for part in (self.tokenizer, self.images, self.joint):
             if part:
                 part.save_pretrained(folder)
@@ -198,16 +182,7 @@ def _tokenizer(source: str) -> Any:
 
 
 def image_processor(source: str, image_size: int | None = None) -> Any:
-    """Return transformers' image processor of a folder, which needs no torchvision.
-
-    Args:
-        source: the folder.
-        image_size: pixels; None: the processor's own.
-
-    Raises:
-        ValueError: it would make a huge image.
-        FedpeftError: the setting does not fit.
-    """
+    """Return transformers' image processor of a folder, which needs no torchvision."""
     from transformers import AutoImageProcessor
     from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME
 
@@ -226,7 +201,6 @@ def image_processor(source: str, image_size: int | None = None) -> Any:
 
 
 def _content(file: Path) -> Any:
-    """Return the content of a JSON file; {} where there is none."""
     return read_json(file) if file.exists() else {}
 
 

@@ -149,19 +149,12 @@ ADAPTED_PART = {"llava": "language_model", "blip-2": "language_model"}
 
 
 def slot_templates(family: str, roles: Iterable[str], *, joint: bool = False) -> dict[str, str]:
-    """Return the module path templates of some roles of a model family.
+    """Return role -> module path template of some roles of a model family, in the order of the roles.
 
     Args:
-        family: transformers ``model_type``, a key of ``SLOTS``.
-        roles: for instance ``("attention", "output")``, also those of ``INNER``; in a family with two towers each means
-            both of them.
-        joint: see ``chosen``.
-
-    Returns:
-        role of the family -> template, in the order of ``roles``.
-
-    Raises:
-        FedpeftError: the family or the role is not in the table.
+        family: transformers `model_type`, a key of `SLOTS`.
+        roles: for instance `("attention", "output")`; in a family with two towers each means both of them.
+        joint: see `chosen`.
     """
     roles = tuple(roles)
     if family not in SLOTS:
@@ -174,20 +167,13 @@ def slot_templates(family: str, roles: Iterable[str], *, joint: bool = False) ->
 
 
 def chosen(table: Mapping[str, str], roles: tuple[str, ...], family: str, *, joint: bool = False) -> dict[str, str]:
-    """Return the templates of some roles.
+    """Return the templates of some roles, with or without a tower's name before them.
 
-    Where roles have a tower's name before them, they are those of every tower that has all of them: one that lacks a
-    role is left out whole.
+    Without it they are those of every tower that has all of them: one that lacks a role is left out whole.
 
     Args:
-        table: role of the family -> template.
-        roles: without a tower's name, or with it.
-        family: which an error names.
         joint: whether a tower's `qkv`, its one projection to query, key and value, stands for those of them that it
             lacks.
-
-    Raises:
-        FedpeftError: no tower has all of the roles.
     """
 
     def entry(tower: str, role: str) -> str:
@@ -225,18 +211,14 @@ def check_template(role: str, template: str) -> None:
 
 
 def module_path(template: str, layer: int) -> str:
-    """Return the module path of one layer: ``encoder.layer.{layer}.output``, 3 -> ``encoder.layer.3.output``."""
     return template.replace("{layer}", str(layer))
 
 
 def locate(path: str, templates: Mapping[str, str]) -> tuple[str, int, str] | None:
-    """Find the role and layer of a module path; the inverse of ``module_path``.
+    """Return role, layer and parent path of a module path, the inverse of `module_path`; None: it is no slot.
 
-    A model that wraps the family's encoder (``vilt.encoder.layer.3.output`` in a ViltForQuestionAnswering) is the same
-    family: any parent path may stand before the template.
-
-    Returns:
-        (role, layer, parent path with its final dot or ""), or None if the path is not a slot.
+    A model that wraps the family's encoder (`vilt.encoder.layer.3.output` in a ViltForQuestionAnswering) is the same
+    family: any parent path, with its final dot, may stand before the template.
     """
     for role, template in templates.items():
         before, after = template.split("{layer}")

@@ -43,29 +43,13 @@ WRAPPED = "base_layer"  # PEFT's name of what an adapter stands around
 
 
 def templates_in(model: nn.Module, roles: Iterable[str], *, joint: bool = False) -> dict[str, str]:
-    """Return the module path templates of some roles in a model, whose family need not be in the table.
-
-    Args:
-        model: with or without adapters.
-        roles, joint: as for ``slot_templates``.
-
-    Raises:
-        FedpeftError: its layers cannot be read, or have no such role.
-    """
+    """Return the module path templates of some roles in a model, whose family need not be in the table."""
     roles = tuple(roles)
     return chosen(model_roles(model, roles), roles, str(family_of(model)), joint=joint)
 
 
 def model_roles(model: nn.Module, needed: Iterable[str] = ("output",)) -> dict[str, str]:
-    """Return every role of a model -> module path template: its family's in the table, else read off its structure.
-
-    Args:
-        model: with or without adapters.
-        needed: roles, which an error names.
-
-    Raises:
-        FedpeftError: the family is not in the table, and its layers cannot be read.
-    """
+    """Return every role -> module path template: its family's in the table, else read off the model's structure."""
     family = family_of(model)
     return SLOTS[family] | INNER.get(family, {}) if family in SLOTS else _read(model, needed)
 
@@ -103,7 +87,6 @@ def stream_width(layers: Sequence[nn.Module]) -> int:
 
 
 def _read(model: nn.Module, needed: Iterable[str]) -> dict[str, str]:
-    """Return role -> module path template of a model by its structure alone."""
     stacks = layer_stacks(model)
     kind = family_of(model) or type(model).__name__
     if not stacks:
@@ -231,11 +214,7 @@ _NUMBER = r"\d+"
 
 
 def check_targets(targets: object, method: str) -> None:
-    """Refuse `target_modules` in none of the three forms, and templates without ``{layer}``.
-
-    Raises:
-        FedpeftError: naming the value and the forms.
-    """
+    """Refuse `target_modules` in none of the three forms, and templates without `{layer}`."""
     if isinstance(targets, Mapping) and targets:
         for role, template in targets.items():
             check_template(role, template)
@@ -257,14 +236,7 @@ def templates_of(targets: str | Sequence[str], model: nn.Module) -> dict[str, st
     """Return role -> template of the modules that PEFT's pattern or list selects.
 
     The number in a path is its layer. A place with a role gets its name; any other is named after what follows the
-    number, ``blocks.3.mlp.fc1`` is ``mlp_fc1``.
-
-    Args:
-        targets: as PEFT takes them.
-        model: whose modules they select.
-
-    Raises:
-        FedpeftError: no module is selected, one whose path has no number or several, or two towers.
+    number, `blocks.3.mlp.fc1` is `mlp_fc1`.
     """
     templates: dict[str, str] = {}
     known = known_roles(model)

@@ -62,13 +62,9 @@ class FirstTokenLayer(ViltLayer):
 
 
 def attended(module: ViltSelfAttention, queries: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Return what some tokens take from all of them, (B, Q, d).
+    """Return what queries (B, Q, d) take from tokens (B, T, d), as (B, Q, d).
 
-    Args:
-        module: has the projections.
-        queries: (B, Q, d).
-        tokens: (B, T, d).
-        mask: (B, 1, 1 or Q, T), booleans (what is seen), or numbers that are added to the attention's logits.
+    The mask (B, 1, 1 or Q, T) has booleans (what is seen), or numbers that are added to the attention's logits.
     """
     shape = (len(tokens), -1, module.num_attention_heads, module.attention_head_size)
     query = module.query(queries).view(shape).transpose(1, 2)
@@ -102,13 +98,7 @@ def first_token_only(model: nn.Module, only: bool) -> bool:
 
 
 def entering(model: nn.Module, batch: dict[str, Tensor], layer: int) -> Tensor:
-    """Return what a layer of a ViltModel reads, (B, T, d): text tokens, then image tokens.
-
-    Args:
-        model: the ViltModel.
-        batch: as `Vilt.with_ordered_patches` returns it for images of one size.
-        layer: counted from 0.
-    """
+    """Return what a layer of a ViltModel reads, (B, T, d): text tokens, then image tokens, all of one image size."""
     hidden, seen = model.embeddings(
         batch["input_ids"], batch["attention_mask"], None, None, batch["pixel_mask"], None, batch["image_embeds"]
     )
@@ -119,13 +109,8 @@ def entering(model: nn.Module, batch: dict[str, Tensor], layer: int) -> Tensor:
 
 
 def leaving(model: nn.Module, hidden: Tensor, text_mask: Tensor, layer: int) -> Tensor:
-    """Return the pooled output (B, d) of what a layer reads.
-
-    Args:
-        model: the ViltModel.
-        hidden: as `entering` returns it.
-        text_mask: which text tokens are seen (B, T_text); all image tokens are.
-        layer: counted from 0.
+    """Return the pooled output (B, d) of what a layer reads; some text tokens are seen (B, T_text), all image tokens
+    are.
     """
     images = text_mask.new_ones(len(hidden), hidden.shape[1] - text_mask.shape[1])
     mask = create_bidirectional_mask(
@@ -160,16 +145,7 @@ def build(
     images: Callable[[int, int], SquareImages | ProportionalImages],
     weights: bool = True,
 ) -> Vilt:
-    """Load ViLT and its tokenizer from a folder.
-
-    Args:
-        settings: of the job.
-        images: from image size and patch size to the preprocessing of images.
-        weights: see `fedpeft.backbones.Pretrained.bare`.
-
-    Raises:
-        FedpeftError: the source is missing, damaged or not a ViLT; the setting does not fit it.
-    """
+    """Load ViLT and its tokenizer from a folder; `images` makes their preparation of image size and patch size."""
     source = settings.source
     model, tokenizer = _load(source, weights)
     patch = model.config.patch_size
@@ -180,12 +156,10 @@ def build(
 
 
 def build_tiny(settings: BackboneSettings, *, weights: bool = True) -> Vilt:
-    """Load the tiny ViLT, or another one that reads square images."""
     return build(settings, images=lambda size, patch: SquareImages(size), weights=weights)
 
 
 def build_full(settings: BackboneSettings, *, weights: bool = True) -> Vilt:
-    """Load ViLT-B/32, or another one that keeps the proportions of images."""
     return build(settings, images=ProportionalImages, weights=weights)
 
 
@@ -204,14 +178,7 @@ def _load(source: str, weights: bool) -> tuple[nn.Module, Any]:
 
 
 class Vilt(nn.Module):
-    """A ViLT with its tokenizer and image preparation.
-
-    Args:
-        model: transformers' ViltModel; adapters may be injected into it in place.
-        tokenizer: a BERT tokenizer.
-        prepare: images -> {"pixel_values": (B, 3, H, W) [, "pixel_mask": (B, H, W)]}.
-        text_length: longest question in tokens.
-    """
+    """A ViLT with its BERT tokenizer and its preparation of images; adapters are put into `model`."""
 
     family = "vilt"
 
@@ -234,39 +201,28 @@ class Vilt(nn.Module):
         return {"input_ids": text["input_ids"], "attention_mask": text["attention_mask"], **self.prepare(images)}
 
     def text_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return how many tokens each text is, with those at its ends."""
         return [len(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]]
 
     def save_inputs(self, folder: Path) -> None:
-        """Write tokenizer and preparation of images as transformers reads them."""
         self.tokenizer.save_pretrained(folder)
         self.prepare.save(folder)
 
     def forward(self, **batch: Tensor) -> Tensor:
-        """Return the pooled output (B, d) for a batch of `collate`."""
         return self.model(**self.with_ordered_patches(batch)).pooler_output
 
     def fuse_attention(self) -> None:
-        """Use torch's fused attention in every layer."""
-
         fuse_attention(self.model)
 
     def first_token_only(self, only: bool) -> bool:
-        """Compute the last layer for the first token alone, or for all again; see `first_token_only`."""
-
         return first_token_only(self.model, only)
 
     def entering(self, batch: dict[str, Tensor], layer: int) -> list[Tensor] | None:
-        """Return each sample's tokens as a layer reads them, (T_i, d); None of images of several sizes."""
-
         ordered = self.with_ordered_patches(batch)
         if "image_embeds" not in ordered:
             return None
         return without_padding(entering(self.model, ordered, layer), batch["attention_mask"])
 
     def leaving(self, samples: Sequence[Tensor], batch: dict[str, Tensor], layer: int) -> Tensor:
-        """Return the pooled output (B, d) of tokens as `entering` returns them."""
-
         mask = batch["attention_mask"]
         return leaving(self.model, with_padding(samples, mask), mask, layer)
 
@@ -297,11 +253,7 @@ class Vilt(nn.Module):
 
 
 def skeleton(source: str | None = None) -> Vilt:
-    """Return a ViLT without weights, tokenizer and preprocessing of images, on torch's meta device.
-
-    Args:
-        source: whose configuration is read; None: that of ViLT-B/32.
-    """
+    """Return a ViLT without weights, tokenizer and images on torch's meta device: that of a source, or ViLT-B/32."""
     from transformers import ViltConfig
     from transformers.models.vilt.modeling_vilt import ViltModel
 
@@ -312,5 +264,4 @@ def skeleton(source: str | None = None) -> Vilt:
 
 
 def tiny_skeleton(source: str | None = None) -> Vilt:
-    """Return the tiny ViLT, or another one, as `skeleton` does."""
     return skeleton(source or str(TINY_FOLDER))

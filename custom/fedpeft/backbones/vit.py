@@ -53,11 +53,7 @@ LARGEST, SMALLEST = 1e3, 1e-4  # a mean, and a deviation, of pixels from 0 to 1:
 
 
 class Scaling(NamedTuple):
-    """What makes `(x - mean) / deviation` of a pixel x of 0 to 1.
-
-    Args:
-        mean, deviation: of each color.
-    """
+    """What makes `(x - mean) / deviation` of a pixel x of 0 to 1, for each color."""
 
     mean: tuple[float, ...] = HALF
     deviation: tuple[float, ...] = HALF
@@ -67,21 +63,13 @@ USUAL = Scaling()
 
 
 def of_timm(config: Mapping[str, Any]) -> Scaling:
-    """Return the scaling in the config.json of a folder in timm's layout.
-
-    Raises:
-        ValueError: it is not three numbers for each of the two.
-    """
+    """Return the scaling in the config.json of a folder in timm's layout."""
     described = config.get("pretrained_cfg") or config
     return _checked_scaling("config.json", described.get("mean"), described.get("std"))
 
 
 def of_transformers(source: str) -> Scaling:
-    """Return the scaling of the image processor in a folder in transformers' layout.
-
-    Raises:
-        ValueError: it is not three numbers for each of the two.
-    """
+    """Return the scaling of the image processor in a folder in transformers' layout."""
     named = [name for name in PROCESSORS if (Path(source) / name).is_file()]
     if not named:
         return USUAL
@@ -167,13 +155,7 @@ TIMM_KINDS = (None, "timm_wrapper")  # `model_type` in timm's config.json, as tr
 
 
 class Vit(nn.Module):
-    """A ViT with its preparation of images.
-
-    Args:
-        model: transformers' ViTModel without pooler; adapters may be injected into it in place.
-        image_size: pixels of both sides.
-        scaling: of its colors.
-    """
+    """A ViT without pooler, with its preparation of images; adapters are put into `model`."""
 
     family = "vit"
 
@@ -191,39 +173,30 @@ class Vit(nn.Module):
         return self.prepare(images)
 
     def save_inputs(self, folder: Path) -> None:
-        """Write the preparation of images as transformers reads it."""
         self.prepare.save(folder)
 
     def forward(self, **batch: Tensor) -> Tensor:
-        """Return the first token after the last norm (B, d) for a batch of `collate`."""
+        """Return the first token after the last norm (B, d)."""
         return self.model(**batch, interpolate_pos_encoding=self._resized).last_hidden_state[:, 0]
 
     def entering(self, batch: dict[str, Tensor], layer: int) -> list[Tensor] | None:
-        """Return each image's tokens as a layer reads them, (T, d)."""
         hidden = self.model.embeddings(batch["pixel_values"], interpolate_pos_encoding=self._resized)
         for module in self.model.layers[:layer]:
             hidden = module(hidden, None)
         return list(hidden)
 
     def leaving(self, samples: Sequence[Tensor], batch: dict[str, Tensor], layer: int) -> Tensor:
-        """Return the first token after the last norm (B, d) of tokens as `entering` returns them."""
         hidden = torch.stack(list(samples))
         for module in self.model.layers[layer:]:
             hidden = module(hidden, None)
         return self.model.layernorm(hidden)[:, 0]
 
     def first_token_only(self, only: bool) -> bool:
-        """Compute the last layer for the first token alone, or for all again; see `first_token_only`."""
-
         return first_token_only(self.model, only)
 
 
 def build(settings: BackboneSettings) -> Vit:
-    """Load ViT-B/16, or another vision transformer, from a folder.
-
-    Raises:
-        FedpeftError: the source is missing, damaged or not a ViT; the setting does not fit it.
-    """
+    """Load ViT-B/16, or another vision transformer, from a folder."""
     source = settings.source
     with reading(source, NAME):
         model, scaling = _load(source), _scaling(source)
@@ -233,11 +206,7 @@ def build(settings: BackboneSettings) -> Vit:
 
 
 def skeleton(source: str | None = None) -> Vit:
-    """Return a ViT without weights on torch's meta device.
-
-    Args:
-        source: whose configuration is read; None: that of ViT-B/16.
-    """
+    """Return a ViT without weights on torch's meta device: that of a source, or ViT-B/16."""
     from transformers import ViTConfig
 
     with reading(source or "", NAME):
@@ -246,7 +215,6 @@ def skeleton(source: str | None = None) -> Vit:
 
 
 def tiny_skeleton(source: str | None = None) -> Vit:
-    """Return the tiny ViT, or another one, as `skeleton` does."""
     return skeleton(source or str(TINY_VIT_FOLDER))
 
 
@@ -262,7 +230,6 @@ def _config(source: str) -> dict[str, Any]:
 
 
 def _scaling(source: str) -> Scaling:
-    """Return by which mean and deviation of each color a source was trained."""
     stored = read_config(source, timm=True)
     return of_timm(stored) if stored.get("model_type") in TIMM_KINDS else of_transformers(source)
 
@@ -294,7 +261,6 @@ def _load(source: str) -> nn.Module:
 
 
 def _empty(config: ViTConfig) -> nn.Module:
-    """Return the model without pooler on the meta device."""
     from transformers.models.vit.modeling_vit import ViTModel
 
     with without_weights():

@@ -37,13 +37,7 @@ REMEDY = (
 def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -> None:
     """Refuse a folder from which transformers would read a pickle, or a file that is not beside its config.json.
 
-    Args:
-        folder: of the checkpoint.
-        config: the content of its config.json.
-        pickle: name of a file that transformers does not read; it may be there.
-
-    Raises:
-        ValueError: names the file and the remedy.
+    The file `pickle`, which transformers does not read, may be there.
     """
     try:
         bounded_files.check_folder(folder, deep=False)
@@ -69,22 +63,14 @@ def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -
 
 
 def check_index(index: Path) -> None:
-    """Refuse an index of weights that names anything but safetensors files beside it: transformers would read it.
-
-    Raises:
-        ValueError: names the file and the remedy.
-    """
+    """Refuse an index of weights that names anything but safetensors files beside it: transformers would read it."""
     for part in _parts(index):
         if not isinstance(part, str) or PurePosixPath(part).name != part or not part.endswith(".safetensors"):
             raise ValueError(f"its {INDEX} names {part!r:.80}, which is not a safetensors file beside it; {REMEDY}")
 
 
 def stored(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of every tensor in a folder's weights; none of them is read.
-
-    Raises:
-        ValueError, OSError, SafetensorError: the files are missing or damaged.
-    """
+    """Return name -> shape of every tensor in a folder's weights; none of them is read."""
     from safetensors import safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
@@ -95,11 +81,6 @@ def stored(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Return a folder's safetensors files.
-
-    Raises:
-        ValueError: there are none.
-    """
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
@@ -108,15 +89,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def check_size(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a model that is far larger than its weights, before memory is taken for it.
-
-    Args:
-        model: as its configuration describes it, on the meta device.
-        shapes: of the stored tensors.
-
-    Raises:
-        ValueError: with both numbers of parameters.
-    """
+    """Refuse a model (on the meta device) far larger than its stored tensors, before memory is taken for it."""
     described = sum(parameter.numel() for parameter in model.parameters())
     held = sum(math.prod(shape) for shape in shapes.values())
     if described > MAX_TIMES * held + SLACK:
@@ -163,14 +136,8 @@ VILT_LAYER = {
 
 
 def timm_settings(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `ViTConfig` that timm's weights have.
-
-    Args:
-        shapes: of the tensors.
-        stored: the content of config.json, whose `model_args` may have `num_heads`.
-
-    Raises:
-        ValueError: the tensors are not those of a plain vision transformer.
+    """Return the settings of `ViTConfig` that timm's weights have; `model_args` of its config.json may have
+    `num_heads`.
     """
     try:
         width, patch = shapes["cls_token"][-1], shapes["patch_embed.proj.weight"][-1]

@@ -30,11 +30,8 @@ CAUSAL_SUFFIX = "token_type_ids"  # PaliGemma: 1 where a token sees only those b
 
 
 class Writer(nn.Module):
-    """A backbone with the output layer over the words of its tokenizer.
-
-    Args:
-        backbone: whose last layer predicts the next token.
-        whole: transformers' model for generation; its layers are those of the backbone, adapters included.
+    """A backbone, whose last layer predicts the next token, with the output layer of transformers' model for
+    generation.
     """
 
     def __init__(self, backbone: TransformersModel, whole: nn.Module) -> None:
@@ -60,7 +57,6 @@ class Writer(nn.Module):
         return {ANSWER: target.clamp_min(0), ANSWER_MASK: (target != NO_TOKEN).long()}
 
     def tokens(self, answer: str) -> list[int]:
-        """Return the tokens of an answer, with the one that ends it."""
         return self._shared[0].inputs.answer(answer)
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
@@ -75,11 +71,8 @@ class Writer(nn.Module):
 
     @torch.no_grad()
     def write(self, inputs: dict[str, Tensor], most: int) -> list[str]:
-        """Return the B answers that the model writes, each token the most probable one.
-
-        Args:
-            inputs: of `collate`; the answers in them are not read.
-            most: tokens.
+        """Return the B answers that the model writes, each token the most probable one; answers in `inputs` are not
+        read.
         """
         backbone, whole = self._shared
         prompt = question_of(inputs)
@@ -97,15 +90,7 @@ class Writer(nn.Module):
 
 
 def writer(backbone: TransformersModel, source: str) -> Writer:
-    """Return a backbone with its output layer.
-
-    Args:
-        backbone: of transformers.
-        source: its folder.
-
-    Raises:
-        FedpeftError: the model does not write.
-    """
+    """Return a backbone with the output layer of its source; refuse a model that does not write."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -127,11 +112,7 @@ def writer(backbone: TransformersModel, source: str) -> Writer:
 
 
 def _with_output(model: nn.Module, kind: type[nn.Module], source: str) -> nn.Module:
-    """Return transformers' model for generation around a model, with the output layer of its source.
-
-    Raises:
-        FedpeftError: the source has none.
-    """
+    """Return transformers' model for generation around a model, with the output layer of its source."""
     with without_weights():
         whole = kind(model.config)
     setattr(whole, whole.base_model_prefix, model)
@@ -151,10 +132,8 @@ def _with_output(model: nn.Module, kind: type[nn.Module], source: str) -> nn.Mod
 
 @torch.no_grad()
 def _check_logits(made: Writer, backbone: TransformersModel, whole: nn.Module, source: str) -> None:
-    """Compare the logits that are trained with those that transformers writes from, on one blank image.
-
-    Raises:
-        FedpeftError: they differ: the model scales or caps its logits.
+    """Refuse a model that scales or caps its logits: those that are trained differ from those that transformers writes
+    from.
     """
     size = backbone.image_size or 16
     training = backbone.training

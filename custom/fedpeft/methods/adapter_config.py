@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def tuning_of(config: PeftConfig) -> SlotTuning:
-    """Return the code of the method that uses this configuration class.
-
-    Raises:
-        FedpeftError: no method of fedpeft or of a plugin does.
-    """
+    """Return the code of the method that uses this configuration class."""
     for name in adapter_names():
         with contextlib.suppress(Exception):  # of a plugin whose code cannot be imported: another may be meant
             tuning = cast("SlotTuning", METHODS.get(name).tuning())

@@ -34,16 +34,7 @@ MODEL = f"{ROOT}model."
 
 
 def peft_key(key: str, templates: Mapping[str, str], tuning: SlotTuning) -> str:
-    """Return the name of a tensor in a PEFT file.
-
-    Args:
-        key: its key.
-        templates: slot -> module path template.
-        tuning: the method whose adapter it is.
-
-    Raises:
-        FedpeftError: the key names a slot that is not among the templates.
-    """
+    """Return the name of a tensor in a PEFT file; `templates` are slot -> module path."""
     parts = parse_key(key)
     if parts is None:
         return f"{ROOT}{tuning.name}_{key}"
@@ -54,11 +45,7 @@ def peft_key(key: str, templates: Mapping[str, str], tuning: SlotTuning) -> str:
 
 
 def own_key(key: str, templates: Mapping[str, str], tuning: SlotTuning) -> str:
-    """Return the key of a tensor in a PEFT file; the inverse of `peft_key`, with any parent path.
-
-    Raises:
-        FedpeftError: the tensor belongs to no slot.
-    """
+    """Return the key of a tensor in a PEFT file; the inverse of `peft_key`, with any parent path."""
     shared = key.removeprefix(f"{ROOT}{tuning.name}_")
     if shared != key and shared.startswith(SHARED):
         return shared
@@ -138,11 +125,7 @@ def load_adapter(
 
 
 def read_config(folder: str | Path) -> PeftConfig:
-    """Read the configuration of a saved adapter.
-
-    Raises:
-        FedpeftError: the file is missing or not JSON, or PEFT does not know this kind of adapter.
-    """
+    """Return the configuration of a saved adapter."""
     file = Path(folder) / CONFIG_FILE
     try:
         kind = read_json(file).get("peft_type")
@@ -161,11 +144,7 @@ def read_config(folder: str | Path) -> PeftConfig:
 
 
 def read_state(folder: str | Path, config: PeftConfig, family: str | None = None) -> dict[str, torch.Tensor]:
-    """Read the tensors of a saved adapter: key -> tensor.
-
-    Raises:
-        FedpeftError: the weights are missing or damaged, or a tensor belongs to no slot.
-    """
+    """Return key -> tensor of a saved adapter."""
     file = Path(folder) / WEIGHTS_FILE
     if not file.is_file():
         raise FedpeftError(_NO_FILE.format(file))

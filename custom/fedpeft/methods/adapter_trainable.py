@@ -31,13 +31,7 @@ OWN, COMPANION = "default", "global"
 
 
 class AdapterTrainable(Trainable):
-    """An adapter in a frozen backbone.
-
-    Args:
-        backbone: the frozen backbone.
-        config: of the adapter.
-        seed: of its initial values, where PEFT draws them.
-    """
+    """An adapter in a frozen backbone; `seed` is that of initial values that PEFT draws."""
 
     def __init__(self, backbone: Backbone, config: PeftConfig, *, seed: int) -> None:
         self._config, self._backbone = config, backbone
@@ -48,31 +42,24 @@ class AdapterTrainable(Trainable):
         self._share: float | None = None  # of the companion, where one is active
 
     def state(self) -> State:
-        """Return the site's own adapter."""
         return adapter_state(self._peft, OWN)
 
     def load(self, state: State) -> None:
-        """Replace the site's own adapter."""
         load_adapter_state(self._peft, state, OWN)
 
     def slots(self) -> dict[str, str]:
-        """Return where the adapter is, for a model whose family is not in the table of slots."""
         return adapter_slots(self._peft, OWN)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return the parameters of the site's own adapter."""
         return self._parameters
 
     def train_only(self, layers: Sequence[int] | None) -> None:
-        """Train these layers of the site's own adapter and freeze everything else."""
         set_trainable_layers(self._peft, layers, OWN)
 
     def products(self) -> Mapping[str, Product]:
-        """Return the frozen matrices that the adapter adds products of factors to."""
         return tuning_of(self._config).products(self._peft, OWN)
 
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
-        """Add a frozen adapter beside the site's own one; None removes it."""
         active = [OWN]
         self._share = None if state is None else share
         if state is not None:
@@ -86,20 +73,16 @@ class AdapterTrainable(Trainable):
         self.train_only(None)
 
     def beside(self) -> Beside:
-        """Return the frozen adapter beside the site's own one."""
         return Beside({}) if self._share is None else Beside(adapter_state(self._peft, COMPANION), self._share)
 
     def restore(self, state: State, beside: Beside) -> None:
-        """Load the site's own adapter, and put the frozen one beside it."""
         self.load(state)
         self.set_companion(beside.state or None, beside.share)
 
     def peft_config(self) -> PeftConfig:
-        """Return the adapter's configuration, completed for this backbone."""
         return self._config
 
     def merge(self) -> None:
-        """Merge the site's own adapter, where PEFT can do that."""
         try:
             self._peft.merge_and_unload()
         except (AttributeError, NotImplementedError, TypeError) as error:
@@ -109,5 +92,4 @@ class AdapterTrainable(Trainable):
     def activations(
         self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> list[dict[str, torch.Tensor]]:
-        """Return the activations of several adapters on the same inputs."""
         return tuning_of(self._config).activations(self._backbone, states, inputs, OWN)

@@ -34,11 +34,7 @@ STD = 0.02
 
 
 class Fusion(nn.Module):
-    """Attention over what several adapters would add at one place.
-
-    Args:
-        width: d of the residual stream.
-    """
+    """Attention over what several adapters would add at one place, in a stream of width d."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -55,11 +51,7 @@ class Fusion(nn.Module):
 
 
 class FusedAdapters(Trainable):
-    """The site's own adapter and the received one in a frozen backbone, and what fuses the two.
-
-    Args:
-        branches: the adapters `OWN` and `RECEIVED`, with a fusion.
-    """
+    """The site's own adapter and the received one in a frozen backbone, and what fuses the two."""
 
     def __init__(self, branches: Branches) -> None:
         self._branches = branches
@@ -67,16 +59,13 @@ class FusedAdapters(Trainable):
         self.train_only(None)
 
     def slots(self) -> dict[str, str]:
-        """Return where the adapters are."""
         return self._branches.slots()
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return the own adapter, and the fusion as private."""
         fusions = {f"{PRIVATE}{key}": parameter for key, parameter in self._branches.fusions().items()}
         return {**self._branches.parameters(OWN), **fusions}
 
     def load(self, state: State) -> None:
-        """Replace the own adapter."""
         self._branches.load(OWN, state)
 
     def start(self, received: State, own: State | None) -> None:
@@ -90,28 +79,21 @@ class FusedAdapters(Trainable):
         return Beside(self._branches.state(RECEIVED))
 
     def restore(self, state: State, beside: Beside) -> None:
-        """Load the own adapter and the received one."""
         self.load(state)
         self._branches.load(RECEIVED, beside.state)
         self._branches.use(OWN, RECEIVED)
 
 
 class FusionTuning(Tuning):
-    """AdapterFusion over a kind of adapter.
-
-    Args:
-        base: of the adapters.
-    """
+    """AdapterFusion over a kind of adapter; the fusion has no settings, and only the adapters are sent."""
 
     def __init__(self, base: BottleneckTuning) -> None:
         self._base = base
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Check the settings of the adapters; the fusion has none."""
         self._base.check(settings)
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return those of the adapters, which alone are sent."""
         return self._base.first_values(settings, key, shape)
 
     def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
@@ -127,7 +109,6 @@ class FusionTuning(Tuning):
         return branches
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Freeze the backbone and put both adapters and their fusion into it; see `Tuning.prepare`."""
         return FusedAdapters(self.branches(backbone, settings, {OWN: seed, RECEIVED: seed}))
 
 

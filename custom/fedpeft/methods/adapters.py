@@ -91,11 +91,7 @@ def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") 
 
 
 def adapter_config(model: nn.Module, adapter_name: str = "default") -> PeftConfig:
-    """Return the configuration of one adapter of a model.
-
-    Raises:
-        FedpeftError: the model has no such adapter.
-    """
+    """Return the configuration of one adapter of a model."""
     configs = getattr(model, "peft_config", None)
     if not configs:
         raise FedpeftError(f"{type(model).__name__} has no adapter: make one with peft.get_peft_model(model, config).")
@@ -105,11 +101,7 @@ def adapter_config(model: nn.Module, adapter_name: str = "default") -> PeftConfi
 
 
 def adapter_parameters(model: nn.Module, adapter_name: str = "default") -> dict[str, nn.Parameter]:
-    """Return key -> parameter, ordered by layer and slot; parameters shared between layers come last.
-
-    Raises:
-        FedpeftError: the model has no such adapter, or its kind is not one of `fedpeft.adapters.names()`.
-    """
+    """Return key -> parameter, ordered by layer and slot; parameters shared between layers come last."""
     config = adapter_config(model, adapter_name)
     tuning = tuning_of(config)
     places = tuning.parameters(model, config, adapter_name)

@@ -49,12 +49,7 @@ class Aggregation:
         return not self.needs or bool(getattr(method, self.needs))
 
     def admits(self, method: TuningMethod, *, head: bool) -> bool:
-        """Whether a method can be aggregated so.
-
-        Args:
-            method: its declaration.
-            head: whether the head is averaged with it.
-        """
+        """Whether a method can be aggregated so, with or without its head."""
         if not self.exchanges:
             return not head
         return self.fits(method) if method.exchanges else head and not self.needs
@@ -95,15 +90,6 @@ def chosen(wanted: str | Sequence[str], method: TuningMethod, *, name: str, head
     """Return the aggregation of a job: the one that it names, or the first of a list that the method admits.
 
     Whether the method admits a single one is left to `fedpeft.methods.settings`, which says what it lacks.
-
-    Args:
-        wanted: `method.aggregation` of the job.
-        method: declaration of the job's method.
-        name: of the method, for the refusal.
-        head: whether the head is averaged with it.
-
-    Raises:
-        FedpeftError: there is no such aggregation, or the method admits none of the list.
     """
     for one in (wanted,) if isinstance(wanted, str) else wanted:
         one_of("aggregation", one, AGGREGATIONS)

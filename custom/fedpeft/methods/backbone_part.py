@@ -36,11 +36,7 @@ JOINED = ("q", "k", "v", "dt")  # among the outputs of one map: attention's thre
 
 
 def bias_names(model: nn.Module) -> list[str]:
-    """Return the names of the biases in a model, in its order.
-
-    Args:
-        model: without adapters.
-    """
+    """Return the names of the biases in a model without adapters, in its order."""
     return [name for name, _ in model.named_parameters() if _is_bias(model, name)]
 
 
@@ -74,12 +70,7 @@ def _outputs(module: nn.Module) -> int:
 
 
 class BackbonePart(Trainable):
-    """Some parameters of a backbone.
-
-    Args:
-        model: the backbone's model; all its other parameters are frozen.
-        names: of the parameters.
-    """
+    """Some parameters of a backbone's model, all others of which are frozen."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         model.requires_grad_(False)
@@ -87,7 +78,6 @@ class BackbonePart(Trainable):
         self.train_only(None)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return the parameters by key."""
         return {f"{BACKBONE}{name}": self._model.get_parameter(name) for name in self._names}
 
     def merge(self) -> None:
@@ -95,22 +85,15 @@ class BackbonePart(Trainable):
 
 
 class PartTuning(Tuning):
-    """A method that trains part of a backbone.
-
-    Args:
-        name: of its registration.
-        selected: from the model to the names of the parameters.
-    """
+    """A method that trains the parameters of a model that `selected` names."""
 
     def __init__(self, name: str, selected: Callable[[nn.Module], Sequence[str]]) -> None:
         self.name, self._selected = name, selected
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Refuse any settings."""
         no_settings(self.name, settings)
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Return the selected parameters as trainable; see `Tuning.prepare`."""
         self.check(settings)
         names = self._selected(backbone.model)
         if not names:
@@ -138,7 +121,6 @@ class HeadOnly(Trainable):
     """A frozen backbone: no parameter besides the head is trained."""
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return no parameters."""
         return {}
 
     def merge(self) -> None:
@@ -149,11 +131,9 @@ class ClassifierTuning(Tuning):
     """The tuning method `classifier`."""
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Refuse any settings."""
         no_settings("classifier", settings)
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Freeze the backbone."""
         self.check(settings)
         backbone.requires_grad_(False)
         return HeadOnly()

@@ -86,17 +86,9 @@ class CompacterConfig(BottleneckConfig):
 
 
 def phm_weight(rule: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return the transpose of ``H = sum_i kron(rule[i], left[i] @ right[i])``, as ``F.linear`` takes it.
+    """Return the transpose of `H = sum_i kron(rule[i], left[i] @ right[i])`, (out, in), as `F.linear` takes it.
 
-    Args:
-        rule: (n, n, n).
-        left: (n, in/n, rank).
-        right: (n, rank, out/n).
-
-    Returns:
-        (out, in)
-
-    Source: Compacter, equations 3 and 5.
+    Of rule (n, n, n), left (n, in/n, rank) and right (n, rank, out/n). Source: Compacter, equations 3 and 5.
     """
     n, rows, columns = rule.shape[1], left.shape[1], right.shape[2]
     blocks = rule.flatten(1).T @ (left @ right).flatten(1)  # (n*n, rows*columns)
@@ -116,13 +108,11 @@ class PHMProjection(nn.Module):
         self.set_shared(shared)
 
     def set_shared(self, shared: Mapping[str, torch.Tensor]) -> None:
-        """Look the rule up in this mapping from now on."""
         # in a tuple, or torch would count the rule as a parameter of every layer
         self._shared = (shared,)
 
     @property
     def weight(self) -> torch.Tensor:
-        """The matrix that the factors represent, (out, in)."""
         return phm_weight(self._shared[0]["rule"].to(self.left), self.left, self.right)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

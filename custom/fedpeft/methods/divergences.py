@@ -20,9 +20,6 @@ def of_choices(logits: Tensor, teacher: Tensor) -> Tensor:
     Args:
         logits: of what learns, (B, C).
         teacher: logits of what teaches, (B, C).
-
-    Raises:
-        FedpeftError: they are of another shape.
     """
     if logits.dim() != 2:
         raise FedpeftError(
@@ -37,11 +34,8 @@ def of_choices(logits: Tensor, teacher: Tensor) -> Tensor:
 def of_labels(logits: Tensor, teacher: Tensor) -> Tensor:
     """Return KL of two distributions over sets of labels, each of which applies or not whatever the others do.
 
-    It is the sum over labels of `p log(p / q) + (1 - p) log((1 - p) / (1 - q))` with sigmoid, mean over the batch.
-
-    Args:
-        logits: of what learns, (B, L).
-        teacher: logits of what teaches, (B, L).
+    It is the sum over labels of `p log(p / q) + (1 - p) log((1 - p) / (1 - q))` with sigmoid, mean over the batch (B,
+    L).
     """
     learned, taught = (torch.stack((F.logsigmoid(z), F.logsigmoid(-z)), dim=-1) for z in (logits, teacher))
     return F.kl_div(learned, taught, reduction="batchmean", log_target=True)
@@ -51,8 +45,7 @@ def of_tokens(logits: Tensor, teacher: Tensor, answered: Tensor) -> Tensor:
     """Return KL of the distributions over the next token, given the right ones before it, summed over an answer (B,).
 
     Args:
-        logits: of what learns, (B, T, V).
-        teacher: logits of what teaches, (B, T, V).
+        logits, teacher: (B, T, V).
         answered: whether a token is one of the answer, (B, T); those behind its end do not count.
     """
     tokens = F.kl_div(logits.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True).sum(-1)

@@ -60,12 +60,7 @@ class Base(Protocol):
 
 
 class DualAdapters(Trainable):
-    """The three adapters of FedDAT in a frozen backbone.
-
-    Args:
-        branches: the adapters `SHARED`, `LOCAL` and `RECEIVED`.
-        backbone: in which they are.
-    """
+    """The three adapters of FedDAT in a frozen backbone."""
 
     one_model = False
 
@@ -76,7 +71,6 @@ class DualAdapters(Trainable):
         self.train_only(None)
 
     def slots(self) -> dict[str, str]:
-        """Return where the adapters are."""
         return self._branches.slots()
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -85,7 +79,6 @@ class DualAdapters(Trainable):
         return self._branches.parameters(SHARED) | {f"{PRIVATE}{key}": value for key, value in private.items()}
 
     def load(self, state: State) -> None:
-        """Replace a1."""
         self._branches.load(SHARED, state)
 
     def start(self, received: State, own: State | None) -> None:
@@ -99,13 +92,11 @@ class DualAdapters(Trainable):
         return Beside(self._branches.state(RECEIVED))
 
     def restore(self, state: State, beside: Beside) -> None:
-        """Load a1 and a2."""
         self.load(state)
         self._branches.load(RECEIVED, beside.state)
         self._branches.use(LOCAL, RECEIVED)
 
     def reuse_passes(self) -> None:
-        """Compute the features of (a0 + a2) / 2 once in a step."""
         self._reuses = True
 
     def step(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> Tensor:
@@ -140,35 +131,24 @@ class DualAdapters(Trainable):
 
 
 class FedDATTuning(Tuning):
-    """FedDAT over a kind of adapter.
-
-    Args:
-        base: of the adapters.
-    """
+    """FedDAT over a kind of adapter, whose settings are its own; only these adapters are sent."""
 
     def __init__(self, base: Base) -> None:
         self._base = base
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Check the settings of the adapters; FedDAT has none of its own."""
         self._base.check(settings)
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return those of the adapters, which alone are sent."""
         return self._base.first_values(settings, key, shape)
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Freeze the backbone and put the three adapters into it; see `Tuning.prepare`."""
         seeds = {SHARED: seed, LOCAL: derive(seed, LOCAL), RECEIVED: seed}
         return DualAdapters(self._base.branches(backbone, settings, seeds), backbone)
 
 
 def features_of(backbone: Backbone, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return logits without gradient, and the backbone's features with their way back.
-
-    Raises:
-        FedpeftError: the logits are made without the features.
-    """
+    """Return logits without gradient, and the backbone's features with their way back."""
     kept: list[Tensor] = []
     hook = cast(nn.Module, backbone).register_forward_hook(lambda module, inputs, output: kept.append(output))
     try:

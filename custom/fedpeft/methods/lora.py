@@ -74,11 +74,9 @@ class LoraTuning(SlotTuning):
     least: Mapping[str, int] = {**SlotTuning.least, "r": 1, "rank_pattern": 1}
 
     def matches(self, config: Any) -> bool:
-        """Whether the configuration is LoRA's, without DoRA's magnitudes."""
         return type(config) is LoraConfig and not config.use_dora
 
     def of_peft(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of a job without `start_std`."""
         std = settings.get(START_STD)
         if std is not None and (type(std) not in (int, float) or not 0 < std < math.inf):
             raise FedpeftError(f"{self.name} has {START_STD}={std!r:.80}, it must be a number above 0.")
@@ -89,7 +87,6 @@ class LoraTuning(SlotTuning):
         return {name: value for name, value in settings.items() if name != START_STD}
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> AdapterTrainable:
-        """Freeze the backbone and attach LoRA to it; see `Tuning.prepare`."""
         trainable = super().prepare(backbone, settings, seed=seed)
         if (std := settings.get(START_STD)) is not None:
             trainable.start_std = std
@@ -100,7 +97,6 @@ class LoraTuning(SlotTuning):
         return trainable
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return PEFT's uniform distribution of A, or that of `start_std`, and zeros of B."""
         how = self.config(self.of_peft(settings)).init_lora_weights
         if key.endswith(".B") and how in (True, "gaussian"):
             return Constant()
@@ -109,7 +105,6 @@ class LoraTuning(SlotTuning):
         return Uniform(1 / math.sqrt(math.prod(shape[1:]))) if key.endswith(".A") and how is True else Bounded()
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings with defaults, and `target_modules` as a pattern that PEFT takes."""
         check_types(self.name, settings, {**hints_of(LoraConfig), "lora_alpha": float})
         settings = {**DEFAULTS, **settings}
         settings.setdefault("lora_alpha", SCALE * settings["r"])
@@ -144,7 +139,6 @@ class LoraTuning(SlotTuning):
             config.target_modules = pattern_of(templates) if others else names  # others: cross-attention
 
     def templates(self, config: LoraConfig, family: str | None) -> dict[str, str]:
-        """Return slot -> module path of the projections that the configuration adapts."""
         targets = config.target_modules
         if isinstance(targets, str) and (templates := roles_of(targets)):
             return templates
@@ -211,7 +205,6 @@ class LoraTuning(SlotTuning):
         return places
 
     def products(self, model: nn.Module, adapter_name: str) -> dict[str, Product]:
-        """Return the frozen matrices beside which the factors stand, by place."""
         config = model.peft_config[adapter_name]
         templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
         places = {}
@@ -229,16 +222,13 @@ class LoraTuning(SlotTuning):
         return None if settings.get("rank_pattern") else settings.get("r", RANK)
 
     def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rank of the factors, with the scale of the job's settings."""
         rank = max(tensor.shape[0] for key, tensor in state.items() if key.endswith(".A"))
         return {"r": rank, "lora_alpha": rank * of_lora(settings), "use_rslora": False}
 
     def peft_name(self, tensor: str) -> str:
-        """Return for instance `lora_A.weight`."""
         return f"lora_{tensor}.weight"
 
     def split_peft_name(self, name: str) -> tuple[str, str] | None:
-        """Split a name at `lora_A` or `lora_B`."""
         for matrix in "AB":
             if name.endswith(f".lora_{matrix}.weight"):
                 return name.removesuffix(f".lora_{matrix}.weight"), matrix
@@ -272,26 +262,22 @@ MAGNITUDE, PEFT_MAGNITUDE = "magnitude", "lora_magnitude_vector"
 
 
 class DoraTuning(LoraTuning):
-    """LoRA with `use_dora`."""
+    """LoRA with `use_dora`: A (r, d_in), B (d_out, r) and the magnitude (d_out,) of every projection."""
 
     name = "dora"
 
     def matches(self, config: Any) -> bool:
-        """Whether the configuration is DoRA's."""
         return type(config) is LoraConfig and config.use_dora
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return LoRA's settings with `use_dora`."""
         return {**super().completed(settings), "use_dora": True}
 
     def shapes(self, config: LoraConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
-        """Return key -> shape; every adapted projection is assumed to be (d, d)."""
         shapes = super().shapes(config, family, num_layers, hidden_size)
         places = {key.removesuffix(".B"): shape[0] for key, shape in shapes.items() if key.endswith(".B")}
         return shapes | {f"{place}.{MAGNITUDE}": (outputs,) for place, outputs in places.items()}
 
     def parameters(self, model: nn.Module, config: LoraConfig, adapter_name: str) -> dict[str, Parameters]:
-        """Return A (r, d_in), B (d_out, r) and the magnitude (d_out,) of every projection."""
         places = super().parameters(model, config, adapter_name)
         templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
         for path, module in model.named_modules():
@@ -305,7 +291,6 @@ class DoraTuning(LoraTuning):
         return PEFT_MAGNITUDE if tensor == MAGNITUDE else super().peft_name(tensor)
 
     def split_peft_name(self, name: str) -> tuple[str, str] | None:
-        """Split a name at `lora_A`, `lora_B` or the magnitude."""
         if name.endswith(f".{PEFT_MAGNITUDE}"):
             return name.removesuffix(f".{PEFT_MAGNITUDE}"), MAGNITUDE
         return super().split_peft_name(name)

@@ -90,11 +90,7 @@ class TuningMethod:
         return code(METHODS.get(self.base).tuning()) if self.base else code
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Check the settings of a job; the code is imported only where they are not within `limits`.
-
-        Raises:
-            FedpeftError: a setting is unknown, or its value is not allowed.
-        """
+        """Check the settings of a job; the code is imported only where they are not within `limits`."""
         doubtful = None in settings.values() or any(refused_settings(settings, self.limits))
         if doubtful and (check := getattr(self.tuning(), "check", None)):
             check(settings)
@@ -108,11 +104,7 @@ class TuningMethod:
         return imported(self.factors)(settings)
 
     def neuron_layout(self) -> Neurons | None:
-        """Return where its hidden neurons lie; None if it has none.
-
-        Raises:
-            FedpeftError: what it declares cannot be imported.
-        """
+        """Return where its hidden neurons lie; None if it has none."""
         if not self.neurons:
             return None
         try:

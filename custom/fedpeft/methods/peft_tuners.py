@@ -78,7 +78,6 @@ class PeftTuning(SlotTuning):
 
     @property
     def name(self) -> str:
-        """The name of its registration."""
         return self._name
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +96,6 @@ class PeftTuning(SlotTuning):
         return settings
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return what PEFT begins with; see `Tuning.first_values`."""
         if self._first is None:
             return super().first_values(settings, key, shape)
         return self._first(self.config(self.of_peft(settings)), key.rpartition(".")[2], shape)
@@ -114,7 +112,6 @@ class PeftTuning(SlotTuning):
         config.target_modules = pattern_of(templates)
 
     def templates(self, config: Any, family: str | None) -> dict[str, str]:
-        """Return role -> module path of the modules that the configuration adapts."""
         targets = config.target_modules
         if isinstance(targets, str) and (templates := roles_of(targets)):
             return templates
@@ -130,7 +127,6 @@ class PeftTuning(SlotTuning):
         raise FedpeftError(f"{self.name} has no shapes without a model: take them from adapter_state(model).")
 
     def parameters(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> dict[str, Parameters]:
-        """Return the tensors of one adapter in every module that it adapts."""
         templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
         places: dict[str, Parameters] = {}
         for path, module in model.named_modules():
@@ -152,11 +148,9 @@ class PeftTuning(SlotTuning):
         return tensors
 
     def peft_name(self, tensor: str) -> str:
-        """Return the same name: the keys have PEFT's."""
         return tensor
 
     def split_peft_name(self, name: str) -> tuple[str, str] | None:
-        """Split PEFT's name before the first of the method's tensors."""
         parts = name.split(".")
         for index, part in enumerate(parts):
             if part in self.tensors:
@@ -172,7 +166,6 @@ class IA3Tuning(PeftTuning):
     """IA3, which must know besides which modules have their input scaled."""
 
     def fit(self, model: nn.Module, config: Any) -> None:
-        """See `PeftTuning.fit`."""
         super().fit(model, config)
         templates = self.templates(config, None)
         scaled = {role: path for role, path in templates.items() if role.endswith(SCALED_INPUT)}

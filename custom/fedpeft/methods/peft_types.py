@@ -27,9 +27,6 @@ def register_all(peft: ModuleType) -> None:
     """Register every method with its own PEFT tuner, plugins' too; called once, as soon as PEFT has been imported.
 
     At a site of a consortium a plugin that its own file lists is registered when it is used, and no other one ever.
-
-    Raises:
-        FedpeftError: the enum extension was not tested with this minor version of PEFT.
     """
     check_version(peft.__version__)
     for name, method in METHODS.usable():

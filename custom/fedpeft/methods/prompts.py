@@ -79,12 +79,7 @@ class FactoredSettings(PromptSettings):
 
 
 class Stack(NamedTuple):
-    """Layers of a model.
-
-    Args:
-        layers: first to last.
-        decoder: the causal language model that calls them; None: they are those of another model.
-    """
+    """Layers of a model, first to last, and the causal language model that calls them, if it is one."""
 
     layers: list[nn.Module]
     decoder: nn.Module | None
@@ -112,7 +107,6 @@ class Prompts(Trainable):
         self.train_only(None)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return the prompts, or their factors, by key."""
         return {key: self._model.prompts[name] for key, name in self._names.items()}
 
     def _insert(self, layers: Sequence[nn.Module], count: int, *, deep: bool) -> None:
@@ -168,7 +162,6 @@ class PromptTuning(Tuning):
         self._deep, self._std, self._at_once = deep, std, at_once
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Refuse settings that are unknown or not allowed."""
         build(self.settings_cls, settings, section=f"method.settings.{self.name}")
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
@@ -178,7 +171,6 @@ class PromptTuning(Tuning):
         return Normal(self._std) if self._std else Uniform(math.sqrt(6 / math.prod(shape[-1:])), known=False)
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Freeze the backbone and add prompts to it; see `Tuning.prepare`."""
         chosen = build(self.settings_cls, settings, section=f"method.settings.{self.name}")
         stack = transformer_layers(backbone.model, self._tower, deep=self._deep)
         count, width = len(stack.layers) if self._deep else 1, stream_width(stack.layers)
@@ -211,15 +203,7 @@ class PromptTuning(Tuning):
 
 
 def uniform_bound(model: nn.Module, width: int) -> float:
-    """Return the largest value of VPT's first prompts, Glorot's for the embedding of a patch: sqrt(6 / (3 p^2 + d)).
-
-    Args:
-        model: which embeds patches of p x p pixels.
-        width: d, of the stream.
-
-    Raises:
-        FedpeftError: it embeds no patches of images.
-    """
+    """Return the largest value of VPT's first prompts, Glorot's for a patch of p x p pixels: sqrt(6 / (3 p^2 + d))."""
     if not (area := patch_area(model)):
         raise FedpeftError(
             f"the first values of visual prompts depend on the size of an image's patches, and "
@@ -233,11 +217,7 @@ def factored(tokens: Mapping[str, Tensor], rank: int, *, together: bool) -> dict
 
     Args:
         tokens: place -> (R, d).
-        rank: of the product.
         together: decompose all places one below the other; they then share the second factor.
-
-    Raises:
-        FedpeftError: the rank is above what the tokens have.
     """
     groups = [list(tokens)] if together else [[place] for place in tokens]
     factors: dict[str, Tensor] = {}
@@ -261,12 +241,7 @@ def factored(tokens: Mapping[str, Tensor], rank: int, *, together: bool) -> dict
 
 
 def tokens_of(parameters: Mapping[str, Tensor], layer: int) -> Tensor:
-    """Return the prompts of a layer, (R, d).
-
-    Args:
-        parameters: by key, as this file's head lists them.
-        layer: counted from 0.
-    """
+    """Return the prompts of a layer, (R, d), from the parameters that this file's head lists."""
     place = place_of(layer, SLOT)
     if TOKENS in parameters:
         return parameters[TOKENS][layer]
@@ -277,16 +252,9 @@ def tokens_of(parameters: Mapping[str, Tensor], layer: int) -> Tensor:
 
 
 def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
-    """Return the layers of a model, or of one of its towers, first to last.
+    """Return the layers of a model, or of its `tower` if it has several stacks.
 
-    Args:
-        model: of a family in `fedpeft.backbones.slots`, or whose layers can be read.
-        tower: `VISION` or `TEXT`; a model with one stack of layers has no towers.
-        deep: whether every layer gets prompts of its own.
-
-    Raises:
-        FedpeftError: the layers cannot be read, there are several stacks and none is the tower's, or a layer needs the
-            positions of its tokens and the prompts have none.
+    `deep`: every layer gets prompts of its own, which fails where a layer needs the positions of its tokens.
     """
     templates = templates_in(model, ("output",))
     if two_towers(templates.values()):
@@ -320,10 +288,7 @@ def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
 
 
 def _mask_of(layer: nn.Module) -> tuple[str, int]:
-    """Return the name of a layer's attention mask, and its position among what follows the hidden states.
-
-    In GPT-2 the cache of earlier tokens stands before it.
-    """
+    """Return the name of a layer's attention mask, and its position among what follows the hidden states."""
     names = list(inspect.signature(type(layer).forward).parameters)[2:]  # without the layer and the hidden states
     found = ((name, position) for position, name in enumerate(names) if name in MASKS)
     return next(found, (MASKS[0], len(names)))

@@ -20,50 +20,37 @@ Limits = Mapping[str, Check]
 
 
 def refused_settings(settings: Mapping[str, Any], limits: Limits) -> Iterator[str]:
-    """Yield each setting that is unexpected or out of bounds; nothing is built or imported for this.
-
-    Args:
-        settings: by name, as the job has them.
-        limits: name -> check of a value; a setting without a check may not be set.
-    """
+    """Yield each setting that has no check or is out of bounds; nothing is built or imported for this."""
     for name, value in settings.items():
         if name not in limits or not (value is None or limits[name](value)):
             yield f"has {name:.60}={value!r:.80}"
 
 
 def whole(most: int, *, least: int = 1) -> Check:
-    """Return a check for a whole number in bounds."""
     return lambda value: type(value) is int and least <= value <= most
 
 
 def number(least: float, most: float) -> Check:
-    """Return a check for a number in bounds."""
     return lambda value: type(value) in (int, float) and least <= value <= most
 
 
 def choice(*allowed: str) -> Check:
-    """Return a check for one of a few words."""
     return lambda value: isinstance(value, str) and value in allowed
 
 
 def flag(value: Any) -> bool:
-    """Check for true or false."""
     return type(value) is bool
 
 
 def name(value: Any) -> bool:
-    """Check for a text that is short enough for a name."""
     return isinstance(value, str) and len(value) <= MAX_LENGTH
 
 
 def list_of(check: Check) -> Check:
-    """Return a check for a list whose items pass a check."""
     return lambda value: isinstance(value, list | tuple) and len(value) <= MAX_ENTRIES and all(map(check, value))
 
 
 def mapping_to(check: Check) -> Check:
-    """Return a check for a mapping of names to values that pass a check."""
-
     def fits(value: Any) -> bool:
         entries = isinstance(value, Mapping) and len(value) <= MAX_ENTRIES
         return entries and all(map(name, value)) and all(map(check, value.values()))

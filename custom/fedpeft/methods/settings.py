@@ -91,25 +91,18 @@ class MethodSettings:
 
     @property
     def rule(self) -> Aggregation:
-        """What the aggregation needs and can do."""
         return AGGREGATIONS[cast(str, self.aggregation)]  # of a list the one that was taken
 
     @property
     def aligns(self) -> bool:
-        """Whether the aggregation is FedPIA."""
         return self.rule.aligns
 
     @property
     def method(self) -> methods.TuningMethod:
-        """The declaration of the method."""
         return methods.get(self.name)
 
     def starts_from_one(self, *, scheduled: bool) -> bool:
-        """Return whether one site's first adapter goes to all: the server must have tensors that no site may send.
-
-        Args:
-            scheduled: whether layers are scheduled.
-        """
+        """Return whether one site's first adapter goes to all: the server must have tensors that no site may send."""
         return self.exchanges and (scheduled or self.matched_layers is not None or self.secure_sum)
 
     def _pia_defaults(self) -> dict[str, str]:
@@ -184,15 +177,7 @@ class MethodSettings:
             raise FedpeftError("secure_sum needs adapters in one order from the start: use initialization='shared'.")
 
     def check_schedule(self, *, active: bool, joins: Collection[str]) -> None:
-        """Refuse what cannot be done where sites train different layers, or join later.
-
-        Args:
-            active: whether layers are scheduled.
-            joins: the sites that join later.
-
-        Raises:
-            FedpeftError: naming the setting.
-        """
+        """Refuse what cannot be done where layers are scheduled (`active`), or sites join later."""
         if joins and self.rule.stacks:
             raise FedpeftError(
                 f"schedule.joins names {', '.join(joins)}, and with aggregation={self.aggregation!r} every site needs "
@@ -219,11 +204,7 @@ class MethodSettings:
             )
 
     def check_settings(self) -> None:
-        """Check the methods' own settings before any site does.
-
-        Raises:
-            FedpeftError: a setting is unknown, or its value is not allowed.
-        """
+        """Check the methods' own settings before any site does."""
         for name, settings in self.settings.items():
             with about("settings"):
                 methods.get(name).check_settings(settings)
@@ -249,7 +230,6 @@ class MethodSettings:
 
     @property
     def federates_head(self) -> bool:
-        """Whether the head is averaged over the sites."""
         return self.head == FEDERATED
 
     @property
@@ -259,5 +239,4 @@ class MethodSettings:
 
     @property
     def exchanges(self) -> bool:
-        """Whether sites exchange tensors at all."""
         return self.rule.exchanges

@@ -24,12 +24,7 @@ SITE_SETTINGS = "site_settings"
 
 
 def replaced(settings: Iterable[Mapping[str, Any]], parts: Collection[str] = ()) -> dict[str, Any]:
-    """Return settings of which later ones replace earlier ones of the same name.
-
-    Args:
-        settings: from the most general to the most special.
-        parts: names below which the settings of a method stand; these are replaced one by one.
-    """
+    """Return settings of which later ones replace earlier ones, those below the names of `parts` one by one."""
     result: dict[str, Any] = {}
     for special in settings:
         for name, value in special.items():
@@ -39,11 +34,7 @@ def replaced(settings: Iterable[Mapping[str, Any]], parts: Collection[str] = ())
 
 
 def check_site_settings(method: MethodSettings) -> None:
-    """Refuse sites whose tensors would differ in a way that the aggregation cannot average.
-
-    Raises:
-        FedpeftError: naming the setting.
-    """
+    """Refuse sites whose tensors would differ in a way that the aggregation cannot average."""
     if not method.site_settings:
         return
     if not method.method.factors:
@@ -107,11 +98,7 @@ def _check_widths(method: MethodSettings) -> None:
 
 
 def check_backbones(method: MethodSettings) -> None:
-    """Refuse several backbones where what is averaged means something else in another one.
-
-    Raises:
-        FedpeftError: naming the method.
-    """
+    """Refuse several backbones where what is averaged means something else in another one."""
     if method.exchanges and not method.method.unequal_backbones:
         able = ", ".join(name for name in methods.METHODS.own_names() if methods.get(name).unequal_backbones)
         raise FedpeftError(
@@ -122,11 +109,7 @@ def check_backbones(method: MethodSettings) -> None:
 
 
 def check_depths(method: MethodSettings) -> None:
-    """Refuse backbones of different depth where layers cannot be matched.
-
-    Raises:
-        FedpeftError: naming the setting.
-    """
+    """Refuse backbones of different depth where layers cannot be matched."""
     deepest = method.matched_layers
     if deepest is None:
         return

@@ -48,15 +48,10 @@ class SlotTuning(Tuning, ABC):
         """The name of its registration; of fedpeft's own tuners also the PEFT type in lower case."""
 
     def matches(self, config: PeftConfig) -> bool:
-        """Whether a configuration is this method's."""
         return type(config) is self.config_cls
 
     def config(self, settings: Mapping[str, Any]) -> PeftConfig:
-        """Return the PEFT configuration for the settings of a job.
-
-        Raises:
-            FedpeftError: an unknown setting, or a value out of range.
-        """
+        """Return the PEFT configuration for the settings of a job."""
         from peft import TaskType
 
         settings = self.completed(settings)
@@ -76,15 +71,10 @@ class SlotTuning(Tuning, ABC):
             raise FedpeftError(f"adapter {self.name!r} is refused by PEFT: {str(error).rstrip('.')}.") from error
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Check the settings of a job without a model; see `config`."""
         self.config(self.of_peft(settings))
 
     def of_peft(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of a job without those that are about the first values and not PEFT's.
-
-        Raises:
-            FedpeftError: one of these is out of range.
-        """
+        """Return the settings of a job without those that are about the first values and not PEFT's."""
         return dict(settings)
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,24 +86,15 @@ class SlotTuning(Tuning, ABC):
         return dict(settings)
 
     def fit(self, model: nn.Module, config: PeftConfig) -> None:
-        """Complete a configuration with what depends on the model, before PEFT reads it.
-
-        Raises:
-            FedpeftError: `target_modules` does not fit the model.
-        """
+        """Complete a configuration with what depends on the model, before PEFT reads it."""
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Any:
-        """Freeze the backbone and attach an adapter to it; see `Tuning.prepare`."""
         backbone.requires_grad_(False)
         return AdapterTrainable(backbone, self.config(self.seeded(self.of_peft(settings), seed)), seed=seed)
 
     @abstractmethod
     def templates(self, config: PeftConfig, family: str | None) -> dict[str, str]:
-        """Return slot -> module path with `{layer}`.
-
-        Raises:
-            FedpeftError: the family is unknown and the configuration names no paths.
-        """
+        """Return slot -> module path with `{layer}`; the family names those that the configuration does not."""
 
     @abstractmethod
     def shapes(self, config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
@@ -179,14 +160,10 @@ class SlotTuning(Tuning, ABC):
         """Write the module paths into a configuration that will be saved, if it may lack them."""
 
     def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int | None:
-        """Return how many hidden neurons an adapter has with these settings, or what rank; None: it is not known.
+        """Return how many hidden neurons an adapter has with a site's settings, or what rank; None: it is not known.
 
-        Where sites may differ in it, the server holds each site's announcement against this.
-
-        Args:
-            settings: of the method at one site, as a job has them.
-            layer: number of the layer.
-            stream: d, the width that the adapter reads there.
+        Where sites may differ in it, the server holds each site's announcement against this. `stream` is d, the width
+        that the adapter reads in that layer.
         """
         return None
 
@@ -196,20 +173,13 @@ class SlotTuning(Tuning, ABC):
 
 
 def check_layers(layers: Iterable[int], num_layers: int) -> None:
-    """Refuse layer numbers beyond the backbone's layers."""
     for layer in layers:
         if layer >= num_layers:
             raise FedpeftError(f"the adapter names layer {layer}, but the backbone has layers 0 to {num_layers - 1}.")
 
 
 def check_types(name: str, settings: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Refuse values of the wrong type, which PEFT would take and fail on later.
-
-    Args:
-        name: of the adapter.
-        settings: as a job or a user has them; `target_modules` may map roles to paths.
-        hints: setting -> declared type; settings without one are left alone.
-    """
+    """Refuse values of the wrong type, which PEFT would take and fail on later; `hints`: setting -> declared type."""
     for setting, value in settings.items():
         if setting not in hints or (setting == "target_modules" and isinstance(value, Mapping)):
             continue
@@ -221,13 +191,7 @@ def check_types(name: str, settings: Mapping[str, Any], hints: Mapping[str, Any]
 
 
 def check_least(name: str, settings: Mapping[str, Any], least: Mapping[str, int]) -> None:
-    """Refuse values that are too small, which PEFT would take and fail on at the first layer.
-
-    Args:
-        name: of the adapter.
-        settings: as a job or a user has them; a value may be a list or mapping of several.
-        least: setting -> the smallest value.
-    """
+    """Refuse values, or values in a list or mapping, so small that PEFT would take them and fail at the first layer."""
     for setting, smallest in least.items():
         value = settings.get(setting)
         values = value.values() if isinstance(value, Mapping) else value

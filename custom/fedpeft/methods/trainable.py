@@ -59,11 +59,9 @@ class Beside(NamedTuple):
 
 
 def descend(losses: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """Take one step of the optimizer; parameters that the loss does not depend on keep value and moments.
+    """Take one step on losses of a batch's parts; parameters that no loss depends on keep value and moments.
 
-    Args:
-        losses: of a batch's parts; each is computed when the gradients of the one before are.
-        optimizer: of everything that trains.
+    Each loss is computed when the gradients of the one before are.
     """
     optimizer.zero_grad(set_to_none=True)
     for loss in losses:
@@ -96,11 +94,7 @@ class Trainable:
         return self._copies(private=True)
 
     def load_private(self, state: State) -> None:
-        """Write what `private_state` returned back.
-
-        Raises:
-            FedpeftError: a key is missing, unknown or of another shape; nothing is written then.
-        """
+        """Write what `private_state` returned back; of a misfit nothing is written."""
         private = {key: parameter for key, parameter in self.parameters().items() if key.startswith(PRIVATE)}
         check_state(state, {key: tuple(parameter.shape) for key, parameter in private.items()})
         with torch.no_grad():
@@ -121,11 +115,7 @@ class Trainable:
         return Beside({})
 
     def restore(self, state: State, beside: Beside) -> None:
-        """Load the model that was trained: what `state` and `beside` returned then.
-
-        Raises:
-            FedpeftError: a key is missing, unknown or of another shape.
-        """
+        """Load the model that was trained: what `state` and `beside` returned then."""
         self.load(state)
 
     def peft_config(self) -> Any:
@@ -240,20 +230,13 @@ class Tuning(Protocol):
 
 
 def parameter_count(backbone: Backbone, tuning: Tuning, settings: Mapping[str, Any]) -> ParameterCount:
-    """Count the parameters of a method; see `parameter_counts`."""
     counts = parameter_counts(backbone, tuning, settings)
     private = sum(count for key, count in counts.items() if key.startswith(PRIVATE))
     return ParameterCount(trained=sum(counts.values()), exchanged=sum(counts.values()) - private)
 
 
 def parameter_counts(backbone: Backbone, tuning: Tuning, settings: Mapping[str, Any]) -> dict[str, int]:
-    """Count the parameters of a method by key, on the meta device, where they take no memory.
-
-    Args:
-        backbone: stays as it is.
-        tuning: of the method.
-        settings: of the method.
-    """
+    """Count the parameters of a method by key, on the meta device, where they take no memory; the backbone stays."""
     # what PEFT and transformers warn of is about training, and nothing is trained here
     with torch.device("meta"), warnings.catch_warnings(action="ignore"):
         parameters = tuning.prepare(_copy_without_values(backbone), settings, seed=0).parameters()

@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 
 class Branches:
-    """Adapters by name, each with tensors of its own; what the active ones add is averaged, or fused.
-
-    Args:
-        backbone: frozen here; its model gets the adapters.
-        tuning: of the adapters.
-        settings: of the adapters, as a job has them.
-        seeds: by name, of the initial values.
-    """
+    """Adapters by name, each with its seed and tensors of its own; what the active ones add is averaged, or fused."""
 
     def __init__(
         self, backbone: Backbone, tuning: BottleneckTuning, settings: Mapping[str, Any], seeds: Mapping[str, int]
@@ -38,19 +31,15 @@ class Branches:
         self._first = next(iter(seeds))
 
     def parameters(self, name: str) -> dict[str, nn.Parameter]:
-        """Return the parameters of one adapter by key."""
         return adapter_parameters(self._peft, name)
 
     def slots(self) -> dict[str, str]:
-        """Return where the adapters are, see `adapter_slots`."""
         return adapter_slots(self._peft, self._first)
 
     def state(self, name: str) -> State:
-        """Return copies of one adapter's tensors by key."""
         return adapter_state(self._peft, name)
 
     def load(self, name: str, state: State) -> None:
-        """Replace the tensors of one adapter; see `load_adapter_state`."""
         load_adapter_state(self._peft, state, name)
 
     def use(self, *names: str) -> None:
@@ -59,7 +48,6 @@ class Branches:
             layer.use(names)
 
     def layers(self) -> Iterator[BottleneckLayer]:
-        """Yield the wrapper of every place."""
         return (module for module in self._peft.modules() if isinstance(module, BottleneckLayer))
 
     def fusions(self) -> dict[str, nn.Parameter]:

@@ -176,11 +176,7 @@ class BottleneckConfig(PeftConfig):
         return slot_templates(family, self.roles)
 
     def width(self, hidden_size: int, layer: int) -> int:
-        """Return the bottleneck width r of one layer.
-
-        Raises:
-            FedpeftError: the reduction leaves no neuron.
-        """
+        """Return the bottleneck width r of one layer; refuse a reduction that leaves no neuron."""
         width = (self.layer_widths or {}).get(layer, int(hidden_size // self.reduction_factor))
         if width < 1:
             raise FedpeftError(
@@ -203,26 +199,15 @@ class BottleneckConfig(PeftConfig):
         return {}
 
     def first_values(self, name: str, shape: tuple[int, ...]) -> Drawn:
-        """Return how one tensor begins: weights N(0, 0.02^2), biases 0, LayerNorm gains 1.
-
-        Args:
-            name: "down.weight", "norm.bias", …
-            shape: its shape.
+        """Return how one tensor ("down.weight", "norm.bias", …) begins: weights N(0, 0.02^2), biases 0, LayerNorm gains
+        1.
         """
         if name.endswith("bias"):
             return Constant()
         return Constant(1.0) if name == "norm.weight" else Normal(0.02)
 
     def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:
-        """Return the initial value of one tensor.
-
-        Args:
-            name, shape: see `first_values`.
-            key: its key, which determines the value together with ``init_seed``.
-
-        Returns:
-            float32 tensor on the CPU, independent of what was drawn before it.
-        """
+        """Return the initial value of one tensor, float32 on the CPU; it depends on `init_seed` and its key alone."""
         return self.first_values(name, shape).drawn(shape, key_generator(self.init_seed, key))
 
     def _integer(self, name: str, value: object, least: int) -> int:
