@@ -110,44 +110,45 @@ def _of_layer(layer: nn.Module) -> dict[str, str]:
     """Return role -> path in a layer."""
     modules = dict(_modules(layer))
     linear = {path: module for path, module in modules.items() if _is_linear(module)}
-    query = _attention(layer)
-    block = query.rpartition(".")[0]
+    block = _attention(layer).rpartition(".")[0]
     found = {role: path for role, path in _projections(linear, block).items() if path}
-    end = f"{block.rpartition('.')[0]}.output".lstrip(".")
-    if "query" in found and (ends := [path for path in linear if re.fullmatch(rf"{end}\.(\w+\.)?dense", path)]):
-        block = block.rpartition(".")[0]  # BERT: attention.self makes the values, attention.output has the residual
-        found["attention"] = ends[-1].rpartition(".")[0]
-        found["attention_linear"] = ends[-1]
+    # BERT: attention.self makes the values, attention.output has the residual
+    outer = block.rpartition(".")[0]
+    residual = f"{outer}.output".lstrip(".")
+    ends = [path for path in linear if re.fullmatch(rf"{residual}\.(\w+\.)?dense", path)] if "query" in found else []
+    if ends:
+        block, found["attention"] = outer, ends[-1].rpartition(".")[0]
     else:
-        found["attention"], end = block, ""
-        ends = [p for p in linear if p.startswith(f"{block}.") and p not in found.values()]
-        if ends:
-            found["attention_linear"] = ends[-1]
-    inside = f"{block}."
+        residual, found["attention"] = "", block
+        ends = [path for path in linear if _within(path, block) and path not in found.values()]
+    if ends:
+        found["attention_linear"] = ends[-1]
     width = _width(linear.get(found.get("attention_linear", "")))
-    others = [
-        path
-        for path, module in linear.items()
-        if not path.startswith(inside)
-        and not OTHER_ATTENTION.search(path)
-        and _width(module) == (width or _width(module))
-    ]
-    if others:
-        parent = others[-1].rpartition(".")[0]
-        while "expert" in parent:
-            parent = parent.rpartition(".")[0]
-        found["output"] = parent or others[-1]
-        found["second_linear"] = others[-1]
-    norms = [
-        path
-        for path, module in modules.items()
-        if "norm" in type(module).__name__.lower()
-        and not OTHER_ATTENTION.search(path)
-        and (not path.startswith(inside) or (end and path.startswith(f"{end}.")))
-    ]
-    if len(norms) > 1:
-        found["attention_norm"], found["output_norm"] = norms[0], norms[-1]
-    return found
+    return found | _feed_forward(linear, block, width) | _norms(modules, block, residual)
+
+
+def _feed_forward(linear: Mapping[str, nn.Module], attention: str, width: int) -> dict[str, str]:
+    """Return the block outside the attention whose linear layer is the last to return to the stream's width."""
+    outside = {path: one for path, one in linear.items() if not _within(path, attention)}
+    ends = [path for path, one in outside.items() if not OTHER_ATTENTION.search(path) and width in (0, _width(one))]
+    if not ends:
+        return {}
+    parent = ends[-1].rpartition(".")[0]
+    while "expert" in parent:
+        parent = parent.rpartition(".")[0]
+    return {"output": parent or ends[-1], "second_linear": ends[-1]}
+
+
+def _norms(modules: Mapping[str, nn.Module], attention: str, residual: str) -> dict[str, str]:
+    """Return the first and last norm of a layer, those inside the attention left out but for the residual's."""
+    kinds = [path for path, one in modules.items() if "norm" in type(one).__name__.lower()]
+    kinds = [path for path in kinds if not _within(path, attention) or (residual and _within(path, residual))]
+    norms = [path for path in kinds if not OTHER_ATTENTION.search(path)]
+    return {"attention_norm": norms[0], "output_norm": norms[-1]} if len(norms) > 1 else {}
+
+
+def _within(path: str, parent: str) -> bool:
+    return path.startswith(f"{parent}.")
 
 
 def _projections(linear: Mapping[str, nn.Module], block: str) -> dict[str, str]:

@@ -68,7 +68,7 @@ def pooled(output: Mapping[str, Any], mask: Tensor | None, token: str) -> Tensor
 
 
 def token_of(model: nn.Module, has_first: bool) -> str:
-    """Return of which token a model without pooler has its features; `has_first`: its texts begin with a class token."""
+    """Return of which token a model without pooler has its features; texts may begin with a class token."""
     stacks = layer_stacks(model)
     last = list(stacks.values())[-1] if stacks else []
     if any(getattr(module, "is_causal", None) is True for layer in last for module in layer.modules()):
