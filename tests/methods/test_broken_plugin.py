@@ -9,7 +9,7 @@ from fedpeft import adapters
 from fedpeft.alignment import neurons
 from fedpeft.core.errors import FedpeftError
 from fedpeft.methods import METHODS, TuningMethod
-from fedpeft.methods.adapter_config import tuning_of
+from fedpeft.methods.adapters import tuning_of
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import aggregate
 

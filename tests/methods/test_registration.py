@@ -29,7 +29,7 @@ assert {"HOULSBY", "PFEIFFER", "PARALLEL", "COMPACTER"} <= set(PEFT_TYPE_TO_TUNE
         "import fedpeft.methods.bottleneck.layer",
         "import fedpeft.methods.slot_tuning, peft",
         "import fedpeft.methods.lora",
-        "import fedpeft.methods.adapter_trainable",
+        "import fedpeft.methods.slot_tuning",
         "from fedpeft.adapters import HoulsbyConfig; HoulsbyConfig()",
     ],
 )

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fedpeft.backbones import albef_checkpoint, weights
+from fedpeft.backbones import albef_model, weights
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefDecoderModel, AlbefModel, reset_positions
 from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, STATES
 from fedpeft.backbones.checkpoint import (
@@ -163,16 +163,16 @@ def _tokenizer(source: str, kind: type[AlbefModel]) -> Any:
 
 def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decodes: bool) -> AlbefModel:
     config = _config(source, kind.config_class)
-    tensors = albef_checkpoint.read_tensors(Path(source))
-    for name, pixels in albef_checkpoint.image_sizes(tensors).items():
+    tensors = albef_model.read_tensors(Path(source))
+    for name, pixels in albef_model.image_sizes(tensors).items():
         setattr(config, name, pixels)
     if image_size is not None:
         check_image_size(image_size, config.patch_size, source)
         config.image_size = image_size
     grid = config.image_size // config.patch_size
-    positions = albef_checkpoint.POSITIONS
-    tensors[positions] = albef_checkpoint.resized(tensors[positions], grid)
-    kept, unknown = albef_checkpoint.renamed(tensors, config.fusion_layer if decodes else None)
+    positions = albef_model.POSITIONS
+    tensors[positions] = albef_model.resized(tensors[positions], grid)
+    kept, unknown = albef_model.renamed(tensors, config.fusion_layer if decodes else None)
     if unknown:
         raise unusable(
             f"The weights in {source!r} have {len(unknown)} tensors that ALBEF does not have, first {unknown[0]}: give "

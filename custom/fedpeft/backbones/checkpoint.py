@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from fedpeft.backbones import weights
-from fedpeft.backbones.hub import UNUSABLE
+from fedpeft.backbones.backbone import UNUSABLE
 from fedpeft.backbones.matrices import made_in_bfloat16
 from fedpeft.core.errors import FedpeftError, LocalError
 

@@ -70,8 +70,8 @@ _add("albef", "albef:build", "albef:skeleton", **ALBEF, sized=True)
 _add("albef-decoder", "albef:build_decoder", "albef:decoder_skeleton", **ALBEF, sized=True, makes=(LIKELIHOODS,))
 _add(
     "llava",
-    "llava:build",
-    "llava:skeleton",
+    "transformers_model:build_llava",
+    "transformers_model:llava_skeleton",
     **WRITES,
     source="Liu et al. 2024, LLaVA-1.5",
     usual="llava-hf/llava-1.5-7b-hf",

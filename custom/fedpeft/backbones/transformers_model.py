@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Any model of transformers as a backbone: what it reads, its layers and its features are found in the model itself.
 
+LLaVA-1.5 (Liu et al. 2024, arXiv:2310.03744), CLIP's image tower and a Llama that reads its patches as tokens, is one.
+
 Only transformers' own code and safetensors are loaded. When it is built, two blank images and short questions go
 through tokenizer, image processor and model, so that what does not fit is said before training begins.
 
@@ -15,6 +17,7 @@ else             at the first token where the model has a classifying one, or th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,3 +227,25 @@ def check_features(backbone: TransformersModel) -> None:
     if features.dim() != 2 or len(features) != 2:
         raise ValueError(f"its features of two samples are of shape {tuple(features.shape)}")
     backbone.hidden_size = features.shape[1]
+
+
+# of its training; adapters stand in the layers of its language model, 32 of the 7B model, the number that F3OCUS gives
+LLAVA_PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or phrase. ASSISTANT:"
+
+
+def build_llava(settings: BackboneSettings, *, half: bool = False, weights: bool = True) -> TransformersModel:
+    """Load a LLaVA from a folder; see `Pretrained.build`."""
+    settings = replace(settings, prompt=settings.prompt or LLAVA_PROMPT)
+    return build(settings, kinds=("llava",), half=half, weights=weights)
+
+
+def llava_skeleton(source: str | None = None) -> TransformersModel:
+    """Return a LLaVA on torch's meta device: that of a source, or LLaVA-1.5-7B."""
+    if source:
+        return skeleton(source)
+    from transformers import LlavaConfig, LlavaModel
+
+    config = LlavaConfig()
+    config.text_config.vocab_size = 32_064  # Llama's 32,000, the image's token, and room
+    with reading("", "LLaVA"), torch.device("meta"):
+        return TransformersModel(LlavaModel(config), None)

@@ -18,8 +18,7 @@ from fedpeft.data.answer_space import shared_answers
 from fedpeft.job.federation import sections_by_site, several_backbones, site_backbone, site_data
 from fedpeft.job.settings import CommonSettings
 from fedpeft.job.site_policy import SitePolicy, check_plugins
-from fedpeft.methods.settings import MethodSettings
-from fedpeft.methods.site_settings import check_backbones
+from fedpeft.methods.settings import MethodSettings, check_backbones
 from fedpeft.scheduling.settings import ScheduleSettings
 
 SECTIONS = ("backbone", "method", "training", "data", "schedule")

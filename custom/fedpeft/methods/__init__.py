@@ -50,7 +50,7 @@ register(
     "compacter",
     replace(
         bottleneck_adapter(
-            "fedpeft.methods.compacter:TUNING",
+            "fedpeft.methods.bottleneck.adapters:COMPACTER",
             label="compacter adapters",
             source="Karimi Mahabadi et al. 2021, Compacter",
             limits=limits.COMPACTER,
@@ -198,7 +198,7 @@ _add(
 )
 _add(
     "adapterfusion",
-    "adapterfusion:FusionTuning",
+    "bottleneck.branches:FusionTuning",
     "adapterfusion",
     "Pfeiffer et al. 2021, AdapterFusion",
     base="pfeiffer",

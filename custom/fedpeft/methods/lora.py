@@ -36,10 +36,9 @@ from fedpeft.backbones.structure import (
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
 from fedpeft.core.settings import hints_of
-from fedpeft.methods.adapter_trainable import AdapterTrainable
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Normal, Uniform
 from fedpeft.methods.products import Product, first_factor
-from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers, check_types
+from fedpeft.methods.slot_tuning import AdapterTrainable, Parameters, Shapes, SlotTuning, check_layers, check_types
 
 RANK, SCALE = 4, 2  # where a job sets neither r nor lora_alpha
 

@@ -1,5 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Interfaces of a tuning method's code: `Tuning` prepares a backbone, `Trainable` is what is trained in it."""
+"""Interfaces of a tuning method's code: `Tuning` prepares a backbone, `Trainable` is what is trained in it.
+
+KL(teacher || learner) is for methods that distill. A way to answer says which it is (`Answering.divergence`): that of
+one choice, of labels each for itself, or of the tokens of an answer.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,54 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import PRIVATE, belongs
 from fedpeft.core.states import State
-from fedpeft.methods import divergences
 from fedpeft.methods.adapters import check_state
 from fedpeft.methods.first_values import Bounded, FirstValues
 from fedpeft.methods.products import Product
+
+
+def kl_of_choices(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Return KL of two distributions over classes, `sum_c p_c log(p_c / q_c)` with softmax, mean over the batch.
+
+    Args:
+        logits: of what learns, (B, C).
+        teacher: logits of what teaches, (B, C).
+    """
+    if logits.dim() != 2:
+        raise FedpeftError(
+            f"this method distills, and the divergence of one choice needs logits (B, C), here they are "
+            f"{tuple(logits.shape)}: give the way to answer a `divergence` of its own, set training.answering to "
+            f"'classification', or choose another method.name.",
+            setting="training.answering",
+        )
+    return F.kl_div(logits.log_softmax(-1), teacher.log_softmax(-1), reduction="batchmean", log_target=True)
+
+
+def kl_of_labels(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Return KL of two distributions over sets of labels, each of which applies or not whatever the others do.
+
+    It is the sum over labels of `p log(p / q) + (1 - p) log((1 - p) / (1 - q))` with sigmoid, mean over the batch (B,
+    L).
+    """
+    learned, taught = (torch.stack((F.logsigmoid(z), F.logsigmoid(-z)), dim=-1) for z in (logits, teacher))
+    return F.kl_div(learned, taught, reduction="batchmean", log_target=True)
+
+
+def kl_of_tokens(logits: Tensor, teacher: Tensor, answered: Tensor) -> Tensor:
+    """Return KL of the distributions over the next token, given the right ones before it, summed over an answer (B,).
+
+    Args:
+        logits, teacher: (B, T, V).
+        answered: whether a token is one of the answer, (B, T); those behind its end do not count.
+    """
+    tokens = F.kl_div(logits.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    return (tokens * answered).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -32,13 +74,13 @@ class Part:
         loss: from those logits to what they add to the batch's mean loss.
         share: of the batch's samples that they are.
         divergence: from logits and those of a teacher to KL(teacher || logits), mean over these samples, for methods
-            that distill (`fedpeft.methods.divergences`).
+            that distill (`fedpeft.methods.trainable`).
     """
 
     forward: Callable[[], torch.Tensor]
     loss: Callable[[torch.Tensor], torch.Tensor]
     share: float = 1.0
-    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = divergences.of_choices
+    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = kl_of_choices
 
 
 Step = Callable[[Sequence[Part], torch.optim.Optimizer], torch.Tensor]
