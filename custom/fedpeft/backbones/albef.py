@@ -40,7 +40,7 @@ from fedpeft.backbones.checkpoint import (
 )
 from fedpeft.backbones.images import Images, SquareImages
 from fedpeft.backbones.matrices import without_weights
-from fedpeft.backbones.registry import ALBEF_PICKLE, TINY_ALBEF_FOLDER
+from fedpeft.backbones.registry import ALBEF_PICKLE
 from fedpeft.backbones.weights import misfits
 
 if TYPE_CHECKING:
@@ -128,10 +128,6 @@ def skeleton(source: str | None = None) -> Albef:
     """Return an ALBEF without weights and tokenizer on torch's meta device; None: of the official sizes."""
     model = empty(AlbefModel, source)
     return Albef(model, None, model.config.max_position_embeddings)
-
-
-def tiny_skeleton(source: str | None = None) -> Albef:
-    return skeleton(source or str(TINY_ALBEF_FOLDER))
 
 
 def empty(kind: type[AlbefModel], source: str | None) -> AlbefModel:
@@ -248,10 +244,6 @@ class AlbefDecoder(Albef):
 
 def build_decoder(settings: BackboneSettings, *, weights: bool = True) -> AlbefDecoder:
     return AlbefDecoder(*load(settings, AlbefDecoderModel, decodes=True, weights=weights), settings.text_length)
-
-
-def tiny_decoder_skeleton(source: str | None = None) -> AlbefDecoder:
-    return decoder_skeleton(source or str(TINY_ALBEF_FOLDER))
 
 
 def decoder_skeleton(source: str | None = None) -> AlbefDecoder:

@@ -226,6 +226,8 @@ class Pretrained:
     def without_weights(self, source: str | None = None, *, download: bool = True) -> Backbone:
         """Call `skeleton` with the folder of the source; None: without one."""
         skeleton: Any = imported(self.skeleton) if isinstance(self.skeleton, str) else self.skeleton
+        if not source and Path(self.usual).is_absolute():  # a folder of the package
+            source = self.usual
         return skeleton(source_folder(source, download=download, weights=False, inputs=False) if source else source)
 
 

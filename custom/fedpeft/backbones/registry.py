@@ -48,7 +48,7 @@ def _add(name: str, build: str, skeleton: str, **declared: Any) -> None:
 _add(
     "tiny-vilt",
     "vilt:build_tiny",
-    "vilt:tiny_skeleton",
+    "vilt:skeleton",
     **VILT | TINY,
     usual=str(TINY_FOLDER),
     method_settings=WIDE_BOTTLENECKS,
@@ -57,14 +57,14 @@ _add("vilt", "vilt:build_full", "vilt:skeleton", **VILT, usual="dandelin/vilt-b3
 _add(
     "tiny-vit",
     "vit:build",
-    "vit:tiny_skeleton",
+    "vit:skeleton",
     **VIT | TINY,
     usual=str(TINY_VIT_FOLDER),
     method_settings={"compacter": {"reduction_factor": 4}},  # of its own 32 its 4 blocks cannot share 3 neurons
 )
 _add("vit", "vit:build", "vit:skeleton", **VIT, usual="google/vit-base-patch16-224-in21k")
-_add("tiny-albef", "albef:build", "albef:tiny_skeleton", **TINY_ALBEF)
-_add("tiny-albef-decoder", "albef:build_decoder", "albef:tiny_decoder_skeleton", **TINY_ALBEF, makes=(LIKELIHOODS,))
+_add("tiny-albef", "albef:build", "albef:skeleton", **TINY_ALBEF)
+_add("tiny-albef-decoder", "albef:build_decoder", "albef:decoder_skeleton", **TINY_ALBEF, makes=(LIKELIHOODS,))
 # the weights of ALBEF are a download that no hub has in this layout
 _add("albef", "albef:build", "albef:skeleton", **ALBEF, sized=True)
 _add("albef-decoder", "albef:build_decoder", "albef:decoder_skeleton", **ALBEF, sized=True, makes=(LIKELIHOODS,))

@@ -10,7 +10,7 @@ A module gets another class and keeps its parts, adapters among them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from fedpeft.backbones.checkpoint import (
 )
 from fedpeft.backbones.images import Images, ProportionalImages, SquareImages
 from fedpeft.backbones.matrices import without_weights
-from fedpeft.backbones.registry import TINY_FOLDER
 
 if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
@@ -74,66 +73,6 @@ def attended(module: ViltSelfAttention, queries: Tensor, tokens: Tensor, mask: T
         mask = mask.to(query.dtype)
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return context.transpose(1, 2).reshape(len(tokens), -1, module.all_head_size)
-
-
-def fuse_attention(model: nn.Module) -> None:
-    """Let every layer of a ViltModel use `FusedAttention`, and its masks be made for it."""
-    for module in model.modules():
-        if type(module) is ViltSelfAttention:
-            module.__class__ = FusedAttention
-    model.config._attn_implementation = "sdpa"
-
-
-def first_token_only(model: nn.Module, only: bool) -> bool:
-    """Switch the last layer of a ViltModel to its first token, or back; return whether it is as transformers made it.
-
-    What a method puts around a whole block is not known to `FirstTokenLayer`; nothing is switched then.
-    """
-    last = model.encoder.layer[-1]
-    known = isinstance(last, ViltLayer) and type(last.attention) is ViltAttention
-    known = known and isinstance(last.attention.attention, ViltSelfAttention)
-    if known:
-        last.__class__ = FirstTokenLayer if only else ViltLayer
-    return known
-
-
-def entering(model: nn.Module, batch: dict[str, Tensor], layer: int) -> Tensor:
-    """Return what a layer of a ViltModel reads, (B, T, d): text tokens, then image tokens, all of one image size."""
-    hidden, seen = model.embeddings(
-        batch["input_ids"], batch["attention_mask"], None, None, batch["pixel_mask"], None, batch["image_embeds"]
-    )
-    mask = create_bidirectional_mask(config=model.config, inputs_embeds=hidden, attention_mask=seen)
-    for module in model.encoder.layer[:layer]:
-        hidden = module(hidden, mask)[0]
-    return hidden
-
-
-def leaving(model: nn.Module, hidden: Tensor, text_mask: Tensor, layer: int) -> Tensor:
-    """Return the pooled output (B, d) of what a layer reads; some text tokens are seen (B, T_text), all image tokens
-    are.
-    """
-    images = text_mask.new_ones(len(hidden), hidden.shape[1] - text_mask.shape[1])
-    mask = create_bidirectional_mask(
-        config=model.config, inputs_embeds=hidden, attention_mask=torch.cat((text_mask, images), dim=1)
-    )
-    for module in model.encoder.layer[layer:]:
-        hidden = module(hidden, mask)[0]
-    return model.pooler(model.layernorm(hidden))
-
-
-def without_padding(hidden: Tensor, text_mask: Tensor) -> list[Tensor]:
-    """Return each sample's tokens, (T_i, d), without those that pad its question."""
-    seen = torch.cat((text_mask, text_mask.new_ones(len(hidden), hidden.shape[1] - text_mask.shape[1])), dim=1).bool()
-    return [tokens[kept].clone() for tokens, kept in zip(hidden, seen, strict=True)]
-
-
-def with_padding(samples: Sequence[Tensor], text_mask: Tensor) -> Tensor:
-    """Return samples as `without_padding` made them as one tensor, their questions padded with zeros."""
-    lengths = text_mask.sum(1).tolist()
-    texts = pad_sequence([tokens[:length] for tokens, length in zip(samples, lengths, strict=True)], batch_first=True)
-    texts = F.pad(texts, (0, 0, 0, text_mask.shape[1] - texts.shape[1]))
-    images = torch.stack([tokens[length:] for tokens, length in zip(samples, lengths, strict=True)])
-    return torch.cat((texts, images), dim=1)
 
 
 NAME = "ViLT"
@@ -211,20 +150,62 @@ class Vilt(nn.Module):
         return self.model(**self.with_ordered_patches(batch)).pooler_output
 
     def fuse_attention(self) -> None:
-        fuse_attention(self.model)
+        """Let every layer use `FusedAttention`, and its masks be made for it."""
+        for module in self.model.modules():
+            if type(module) is ViltSelfAttention:
+                module.__class__ = FusedAttention
+        self.model.config._attn_implementation = "sdpa"
 
     def first_token_only(self, only: bool) -> bool:
-        return first_token_only(self.model, only)
+        """Switch the last layer to its first token, or back; return whether it is as transformers made it.
+
+        What a method puts around a whole block is not known to `FirstTokenLayer`; nothing is switched then.
+        """
+        last = self.model.encoder.layer[-1]
+        known = isinstance(last, ViltLayer) and type(last.attention) is ViltAttention
+        known = known and isinstance(last.attention.attention, ViltSelfAttention)
+        if known:
+            last.__class__ = FirstTokenLayer if only else ViltLayer
+        return known
 
     def entering(self, batch: dict[str, Tensor], layer: int) -> list[Tensor] | None:
+        """Return each sample's tokens, of text and then of the image, as a layer reads them, (T_i, d).
+
+        What pads a question is left out; None of images of several sizes.
+        """
         ordered = self.with_ordered_patches(batch)
         if "image_embeds" not in ordered:
             return None
-        return without_padding(entering(self.model, ordered, layer), batch["attention_mask"])
+        text_mask = batch["attention_mask"]
+        hidden, seen = self.model.embeddings(
+            ordered["input_ids"], text_mask, None, None, ordered["pixel_mask"], None, ordered["image_embeds"]
+        )
+        hidden = self._through(self.model.encoder.layer[:layer], hidden, seen)
+        kept = self._seen(text_mask, hidden.shape[1]).bool()
+        return [tokens[rows].clone() for tokens, rows in zip(hidden, kept, strict=True)]
 
     def leaving(self, samples: Sequence[Tensor], batch: dict[str, Tensor], layer: int) -> Tensor:
-        mask = batch["attention_mask"]
-        return leaving(self.model, with_padding(samples, mask), mask, layer)
+        """Return the pooled output (B, d) of tokens as `entering` returns them."""
+        text_mask = batch["attention_mask"]
+        lengths = text_mask.sum(1).tolist()
+        texts = pad_sequence([one[:length] for one, length in zip(samples, lengths, strict=True)], batch_first=True)
+        texts = F.pad(texts, (0, 0, 0, text_mask.shape[1] - texts.shape[1]))
+        images = torch.stack([one[length:] for one, length in zip(samples, lengths, strict=True)])
+        hidden = torch.cat((texts, images), dim=1)
+        hidden = self._through(self.model.encoder.layer[layer:], hidden, self._seen(text_mask, hidden.shape[1]))
+        return self.model.pooler(self.model.layernorm(hidden))
+
+    def _through(self, layers: Iterable[nn.Module], hidden: Tensor, seen: Tensor) -> Tensor:
+        """Return tokens (B, T, d) after some layers; `seen`: which count, (B, T)."""
+        mask = create_bidirectional_mask(config=self.model.config, inputs_embeds=hidden, attention_mask=seen)
+        for module in layers:
+            hidden = module(hidden, mask)[0]
+        return hidden
+
+    @staticmethod
+    def _seen(text_mask: Tensor, length: int) -> Tensor:
+        """Return which of all tokens count, (B, T): some of the text (B, T_text), and all of the image."""
+        return torch.cat((text_mask, text_mask.new_ones(len(text_mask), length - text_mask.shape[1])), dim=1)
 
     def with_ordered_patches(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Embed the patches in raster order where all images have one size; leave padded batches to transformers.
@@ -261,7 +242,3 @@ def skeleton(source: str | None = None) -> Vilt:
         config = ViltConfig(**read_config(source)) if source else ViltConfig()
         with without_weights():
             return Vilt(ViltModel(config), None, None, config.max_position_embeddings)
-
-
-def tiny_skeleton(source: str | None = None) -> Vilt:
-    return skeleton(source or str(TINY_FOLDER))

@@ -39,7 +39,6 @@ from fedpeft.backbones.checkpoint import (
 from fedpeft.backbones.images import COLORS, HALF, Images, SquareImages
 from fedpeft.backbones.matrices import without_weights
 from fedpeft.backbones.model_inputs import image_processor
-from fedpeft.backbones.registry import TINY_VIT_FOLDER
 from fedpeft.backbones.weights import TIMM_KEY, VILT_KEY, from_timm, from_vilt, misfits, timm_settings
 
 if TYPE_CHECKING:
@@ -139,17 +138,6 @@ class FirstTokenLayer(ViTLayer):
         return self.dropout(self.mlp(self.layernorm_after(hidden))) + hidden
 
 
-def first_token_only(model: nn.Module, only: bool) -> bool:
-    """Switch the last layer of a ViTModel to its first token, or back; return whether it is as transformers made it."""
-    last = model.layers[-1]
-    attention = getattr(last.attention, "base_layer", last.attention) if isinstance(last, ViTLayer) else None
-    if not isinstance(attention, ViTAttention):
-        return False
-    last.__class__ = FirstTokenLayer if only else ViTLayer
-    attention.__class__ = FirstTokenAttention if only else ViTAttention
-    return True
-
-
 NAME = "ViT"
 TIMM_KINDS = (None, "timm_wrapper")  # `model_type` in timm's config.json, as transformers reads it
 
@@ -192,7 +180,14 @@ class Vit(nn.Module):
         return self.model.layernorm(hidden)[:, 0]
 
     def first_token_only(self, only: bool) -> bool:
-        return first_token_only(self.model, only)
+        """Switch the last layer to its first token, or back; return whether it is as transformers made it."""
+        last = self.model.layers[-1]
+        attention = getattr(last.attention, "base_layer", last.attention) if isinstance(last, ViTLayer) else None
+        if not isinstance(attention, ViTAttention):
+            return False
+        last.__class__ = FirstTokenLayer if only else ViTLayer
+        attention.__class__ = FirstTokenAttention if only else ViTAttention
+        return True
 
 
 def build(settings: BackboneSettings) -> Vit:
@@ -212,10 +207,6 @@ def skeleton(source: str | None = None) -> Vit:
     with reading(source or "", NAME):
         config = ViTConfig(**_config(source)) if source else ViTConfig()
         return Vit(_empty(config), config.image_size)
-
-
-def tiny_skeleton(source: str | None = None) -> Vit:
-    return skeleton(source or str(TINY_VIT_FOLDER))
 
 
 def _config(source: str) -> dict[str, Any]:
