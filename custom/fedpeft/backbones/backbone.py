@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedpeft.backbones.registry import BackboneSettings
-    from fedpeft.backbones.writing import Writer
 
 
 FEATURES, TEXT, LIKELIHOODS = "features", "text", "likelihoods"  # what answers are made of, see `Pretrained.makes`
@@ -30,8 +29,22 @@ FEATURES, TEXT, LIKELIHOODS = "features", "text", "likelihoods"  # what answers 
 class Backbone(Protocol):
     """A torch module with these members; every method that fits its layers can be trained with them alone.
 
-    The protocols below have further members, each for one setting or command. A setting whose member a backbone lacks
-    is refused.
+    Further members are each for one setting or command; a setting whose member a backbone lacks is refused:
+
+    entering, leaving        `training.features_mib`, see `Enterable`
+    fuse_attention()         `training.attention: fused`: use torch's fused attention in every layer from now on
+    first_token_only(only)   `training.last_layer: first_token`: compute the last layer for the first token alone, whose
+                             features these are, or for all again; returns whether that is possible here
+    writer()                 `training.answering: generation`, with which `training.compile` is refused: returns this
+                             model with its output layer over words, not a copy; refuses a source that does not write
+    answer_tokens(answers)   `training.answering: ranking`, see `Decoder`
+    answering                the one `training.answering` that it can do, where it makes no features: classification,
+                             images with labels, and methods that need another one are refused with it
+    text_tokens(texts)       how many tokens each text is before it is cut to `text_length`, so that a site is told;
+                             `longest_text`: to which `backbone.text_length` may be raised; None: without a limit
+    answer_lengths(answers)  how many tokens each answer is, with the one that ends it; `longest_answer`: those that are
+                             read; None: without a limit
+    save_inputs(folder)      `fedpeft export`: write tokenizer and preparation of images, as transformers reads them
 
     Args:
         model: what methods change in place: a transformers model, or any module whose layers `fedpeft.backbones.slots`
@@ -85,75 +98,6 @@ class Enterable(Backbone, Protocol):
 
     def leaving(self, samples: Sequence[Tensor], batch: dict[str, Tensor], layer: int) -> Tensor:
         """Return the features (B, d) of what `entering` returned, computed from that layer on."""
-
-
-class FusesAttention(Backbone, Protocol):
-    """A backbone whose attention can be torch's fused one: `training.attention: fused`."""
-
-    def fuse_attention(self) -> None:
-        """Use `torch.nn.functional.scaled_dot_product_attention` in every layer from now on."""
-
-
-class FirstTokenOnly(Backbone, Protocol):
-    """A backbone whose features are those of its first token: `training.last_layer: first_token`."""
-
-    def first_token_only(self, only: bool) -> bool:
-        """Compute the last layer for the first token alone, or for all again; return whether that is possible here."""
-
-
-class Writes(Backbone, Protocol):
-    """A backbone that writes text: `training.answering: generation`. With it `training.compile` is refused.
-
-    One that says how probable given answers are is a `fedpeft.backbones.backbone.Decoder`.
-    """
-
-    def writer(self) -> Writer:
-        """Return this model with its output layer over words, not a copy; refuse a source that does not write."""
-
-
-class AnswersOnly(Backbone, Protocol):
-    """A backbone that makes no features, so that classification, and images with labels, are refused with it.
-
-    Args:
-        answering: the one `training.answering` that it can do; methods that need another one do not fit it.
-    """
-
-    answering: str
-
-
-class CountsTokens(Backbone, Protocol):
-    """A backbone that says how long texts are, so that a site is told which are cut.
-
-    Args:
-        text_length: tokens of a question that are read, the rest is cut.
-        longest_text: to which `backbone.text_length` may be raised; None: without a limit.
-    """
-
-    text_length: int
-    longest_text: int | None
-
-    def text_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return how many tokens each text is before it is cut."""
-
-
-class CountsAnswers(Backbone, Protocol):
-    """A backbone that says how long answers are in tokens, where it writes or ranks them.
-
-    Args:
-        longest_answer: tokens of an answer that are read, the rest is cut; None: without a limit.
-    """
-
-    longest_answer: int | None
-
-    def answer_lengths(self, answers: Sequence[str]) -> list[int]:
-        """Return how many tokens each answer is, with the one that ends it."""
-
-
-class SavesInputs(Backbone, Protocol):
-    """A backbone that can write how its inputs are made: `fedpeft export`, whose folder is without them otherwise."""
-
-    def save_inputs(self, folder: Path) -> None:
-        """Write tokenizer and preparation of images into a folder, as transformers reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -326,7 +326,7 @@ def load_adapter(
 
     config = read_config(folder)
     config.inference_mode = not trainable
-    state = read_state(folder, config, getattr(getattr(model, "config", None), "model_type", None))
+    state = read_state(folder, config, family_of(model))
     added = isinstance(model, PeftModel)
     model = attach(model, config, adapter_name)
     try:

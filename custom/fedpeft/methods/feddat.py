@@ -28,73 +28,29 @@ Source: Chen et al. 2024, FedDAT, sections 3.2 and 3.3. All sites count alike in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import PRIVATE
 from fedpeft.core.seeds import derive
-from fedpeft.core.states import State
-from fedpeft.methods.bottleneck.branches import Branches
-from fedpeft.methods.first_values import FirstValues
-from fedpeft.methods.trainable import Beside, Part, Trainable, Tuning, descend
+from fedpeft.methods.bottleneck.branches import Branches, OverAdapters, SideBySide
+from fedpeft.methods.trainable import Part, Trainable, descend
 
 SHARED, LOCAL, RECEIVED = "a1", "a0", "a2"
 TEMPERATURE = 3.0
 
 
-class Base(Protocol):
-    """The code of a method whose adapters can stand side by side."""
-
-    def check(self, settings: Mapping[str, Any]) -> None:
-        """Check the settings of a job without a model."""
-
-    def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
-        """Freeze a backbone and put adapters into it, by name."""
-
-    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return how the first values of an adapter's tensor are distributed."""
-
-
-class DualAdapters(Trainable):
+class DualAdapters(SideBySide):
     """The three adapters of FedDAT in a frozen backbone."""
 
     one_model = False
 
     def __init__(self, branches: Branches, backbone: Backbone) -> None:
-        self._branches, self._backbone = branches, backbone
-        self._reuses = False
-        branches.use(LOCAL, RECEIVED)
-        self.train_only(None)
-
-    def slots(self) -> dict[str, str]:
-        return self._branches.slots()
-
-    def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return a1, and as private a0 and what fuses a0 with a2."""
-        private = self._branches.parameters(LOCAL) | self._branches.fusions()
-        return self._branches.parameters(SHARED) | {f"{PRIVATE}{key}": value for key, value in private.items()}
-
-    def load(self, state: State) -> None:
-        self._branches.load(SHARED, state)
-
-    def start(self, received: State, own: State | None) -> None:
-        """Load the received adapter as a1 and as a2."""
-        self.load(received)
-        self._branches.load(RECEIVED, received)
-        self._branches.use(LOCAL, RECEIVED)
-
-    def beside(self) -> Beside:
-        """Return a2; the branches decide about its share."""
-        return Beside(self._branches.state(RECEIVED))
-
-    def restore(self, state: State, beside: Beside) -> None:
-        self.load(state)
-        self._branches.load(RECEIVED, beside.state)
-        self._branches.use(LOCAL, RECEIVED)
+        super().__init__(branches, sent=SHARED, local=LOCAL, received=RECEIVED)
+        self._backbone, self._reuses = backbone, False
 
     def reuse_passes(self) -> None:
         self._reuses = True
@@ -130,17 +86,8 @@ class DualAdapters(Trainable):
         return torch.stack(values).sum()
 
 
-class FedDATTuning(Tuning):
-    """FedDAT over a kind of adapter, whose settings are its own; only these adapters are sent."""
-
-    def __init__(self, base: Base) -> None:
-        self._base = base
-
-    def check(self, settings: Mapping[str, Any]) -> None:
-        self._base.check(settings)
-
-    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        return self._base.first_values(settings, key, shape)
+class FedDATTuning(OverAdapters):
+    """FedDAT over a kind of adapter."""
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         seeds = {SHARED: seed, LOCAL: derive(seed, LOCAL), RECEIVED: seed}

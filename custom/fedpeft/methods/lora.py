@@ -13,7 +13,7 @@ Source: Liu et al. 2024, DoRA: Weight-Decomposed Low-Rank Adaptation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -184,37 +184,32 @@ class LoraTuning(SlotTuning):
 
     def parameters(self, model: nn.Module, config: LoraConfig, adapter_name: str) -> dict[str, Parameters]:
         """Return A (r, d_in) and B (d_out, r) of every projection."""
-        family = getattr(getattr(model, "config", None), "model_type", None)
-        templates = self.templates(config, family)
+        return {
+            place: {"A": layer.lora_A[adapter_name].weight, "B": layer.lora_B[adapter_name].weight}
+            for place, layer in self.adapted(model, config, adapter_name)
+        }
+
+    def products(self, model: nn.Module, adapter_name: str) -> dict[str, Product]:
         places = {}
+        for place, layer in self.adapted(model, model.peft_config[adapter_name], adapter_name):
+            weight = layer.get_base_layer().weight
+            turned = getattr(layer, "fan_in_fan_out", False)
+            places[place] = Product(weight.T if turned else weight, layer.scaling[adapter_name])
+        return places
+
+    def adapted(self, model: nn.Module, config: LoraConfig, adapter_name: str) -> Iterator[tuple[str, LoraLayer]]:
+        """Yield place and layer of every projection that has this adapter."""
+        family = family_of(model)
+        templates = self.templates(config, family)
         for path, module in model.named_modules():
             if not isinstance(module, LoraLayer) or adapter_name not in module.lora_A:
                 continue
-            located = locate(path, templates)
-            if located is None:
+            if (located := locate(path, templates)) is None:
                 raise FedpeftError(
                     f"{self.name}: module {path} has no role in model family {family!r}, so its tensors have no keys: "
                     "use target_modules={role: path}."
                 )
-            slot, layer, _ = located
-            places[place_of(layer, slot)] = {
-                "A": module.lora_A[adapter_name].weight,
-                "B": module.lora_B[adapter_name].weight,
-            }
-        return places
-
-    def products(self, model: nn.Module, adapter_name: str) -> dict[str, Product]:
-        config = model.peft_config[adapter_name]
-        templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
-        places = {}
-        for path, module in model.named_modules():
-            if isinstance(module, LoraLayer) and adapter_name in module.lora_A:
-                slot, layer, _ = locate(path, templates)
-                weight = module.get_base_layer().weight
-                places[place_of(layer, slot)] = Product(
-                    weight.T if getattr(module, "fan_in_fan_out", False) else weight, module.scaling[adapter_name]
-                )
-        return places
+            yield place_of(located[1], located[0]), module
 
     def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int | None:
         """Return the rank r; None where PEFT's `rank_pattern` gives modules ranks of their own."""
@@ -278,11 +273,9 @@ class DoraTuning(LoraTuning):
 
     def parameters(self, model: nn.Module, config: LoraConfig, adapter_name: str) -> dict[str, Parameters]:
         places = super().parameters(model, config, adapter_name)
-        templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
-        for path, module in model.named_modules():
-            if isinstance(module, LoraLayer) and adapter_name in module.lora_magnitude_vector:
-                slot, layer, _ = locate(path, templates)
-                places[place_of(layer, slot)][MAGNITUDE] = module.lora_magnitude_vector[adapter_name].weight
+        for place, layer in self.adapted(model, config, adapter_name):
+            if adapter_name in layer.lora_magnitude_vector:
+                places[place][MAGNITUDE] = layer.lora_magnitude_vector[adapter_name].weight
         return places
 
     def peft_name(self, tensor: str) -> str:

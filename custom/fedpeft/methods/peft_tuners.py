@@ -32,7 +32,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from fedpeft.backbones.slots import locate, slot_templates
-from fedpeft.backbones.structure import check_targets, pattern_of, roles_of, templates_in, templates_of
+from fedpeft.backbones.structure import check_targets, family_of, pattern_of, roles_of, templates_in, templates_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Uniform
@@ -127,7 +127,7 @@ class PeftTuning(SlotTuning):
         raise FedpeftError(f"{self.name} has no shapes without a model: take them from adapter_state(model).")
 
     def parameters(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> dict[str, Parameters]:
-        templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
+        templates = self.templates(config, family_of(model))
         places: dict[str, Parameters] = {}
         for path, module in model.named_modules():
             if isinstance(module, BaseTunerLayer) and (tensors := self._tensors(module, adapter_name)):

@@ -78,6 +78,55 @@ class Branches:
         }
 
 
+class SideBySide(Trainable):
+    """Adapters of which one is sent, and of which a local and a received, frozen one make the site's model.
+
+    The local one is private, as is what fuses the two, or it is the one that is sent.
+    """
+
+    def __init__(self, branches: Branches, *, sent: str, local: str, received: str) -> None:
+        self._branches, self._sent, self._local, self._received = branches, sent, local, received
+        branches.use(local, received)
+        self.train_only(None)
+
+    def slots(self) -> dict[str, str]:
+        return self._branches.slots()
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        local = {} if self._local == self._sent else self._branches.parameters(self._local)
+        private = local | self._branches.fusions()
+        return self._branches.parameters(self._sent) | {f"{PRIVATE}{key}": value for key, value in private.items()}
+
+    def load(self, state: State) -> None:
+        self._branches.load(self._sent, state)
+
+    def start(self, received: State, own: State | None) -> None:
+        """Load the received adapter as the one that is sent and as the frozen one."""
+        self.restore(received, Beside(received))
+
+    def beside(self) -> Beside:
+        """Return the received adapter; the branches decide about its share."""
+        return Beside(self._branches.state(self._received))
+
+    def restore(self, state: State, beside: Beside) -> None:
+        self.load(state)
+        self._branches.load(self._received, beside.state)
+        self._branches.use(self._local, self._received)
+
+
+class OverAdapters(Tuning):
+    """A method over a kind of adapter: it has that one's settings, and only these adapters are sent."""
+
+    def __init__(self, base: BottleneckTuning | FusionTuning) -> None:
+        self._base = base
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        self._base.check(settings)
+
+    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
+        return self._base.first_values(settings, key, shape)
+
+
 OWN, RECEIVED = "own", "received"
 STD = 0.02
 
@@ -94,56 +143,21 @@ class Fusion(nn.Module):
     def forward(self, h: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """Return what is added instead: h (..., d) and N outputs (..., d) -> (..., d)."""
         stacked = torch.stack(tuple(outputs), dim=-2)
-        asked = self.query(h) @ self.key.weight  # (K z) . q = z . (K^T q): one product for all adapters
-        shares = (stacked @ asked.unsqueeze(-1)).squeeze(-1).softmax(-1)
+        query = self.query(h) @ self.key.weight  # (K z) . q = z . (K^T q): one product for all adapters
+        shares = (stacked @ query.unsqueeze(-1)).squeeze(-1).softmax(-1)
         return self.value((shares.unsqueeze(-1) * stacked).sum(-2))
 
 
-class FusedAdapters(Trainable):
+class FusedAdapters(SideBySide):
     """The site's own adapter and the received one in a frozen backbone, and what fuses the two."""
-
-    def __init__(self, branches: Branches) -> None:
-        self._branches = branches
-        branches.use(OWN, RECEIVED)
-        self.train_only(None)
-
-    def slots(self) -> dict[str, str]:
-        return self._branches.slots()
-
-    def parameters(self) -> Mapping[str, nn.Parameter]:
-        fusions = {f"{PRIVATE}{key}": parameter for key, parameter in self._branches.fusions().items()}
-        return {**self._branches.parameters(OWN), **fusions}
-
-    def load(self, state: State) -> None:
-        self._branches.load(OWN, state)
 
     def start(self, received: State, own: State | None) -> None:
         """Go on with the own adapter, which in the first round is the received one, and freeze the received one."""
-        self.load(received if own is None else own)
-        self._branches.load(RECEIVED, received)
-        self._branches.use(OWN, RECEIVED)
-
-    def beside(self) -> Beside:
-        """Return the received adapter; the fusion decides about its share."""
-        return Beside(self._branches.state(RECEIVED))
-
-    def restore(self, state: State, beside: Beside) -> None:
-        self.load(state)
-        self._branches.load(RECEIVED, beside.state)
-        self._branches.use(OWN, RECEIVED)
+        self.restore(received if own is None else own, Beside(received))
 
 
-class FusionTuning(Tuning):
-    """AdapterFusion over a kind of adapter; the fusion has no settings, and only the adapters are sent."""
-
-    def __init__(self, base: BottleneckTuning) -> None:
-        self._base = base
-
-    def check(self, settings: Mapping[str, Any]) -> None:
-        self._base.check(settings)
-
-    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        return self._base.first_values(settings, key, shape)
+class FusionTuning(OverAdapters):
+    """AdapterFusion over a kind of adapter."""
 
     def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
         """Put adapters with a fusion into a backbone; see `Branches`. The first seed is the fusion's as well."""
@@ -158,7 +172,8 @@ class FusionTuning(Tuning):
         return branches
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        return FusedAdapters(self.branches(backbone, settings, {OWN: seed, RECEIVED: seed}))
+        branches = self.branches(backbone, settings, {OWN: seed, RECEIVED: seed})
+        return FusedAdapters(branches, sent=OWN, local=OWN, received=RECEIVED)
 
 
 def _first_values(width: int, seed: int, place: str) -> dict[str, Tensor]:
