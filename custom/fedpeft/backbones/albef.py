@@ -25,19 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fedpeft.backbones import albef_model, weights
+from fedpeft.backbones import albef_model, checkpoint, weights
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefDecoderModel, AlbefModel, reset_positions
 from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, STATES
-from fedpeft.backbones.checkpoint import (
-    check_complete,
-    check_image_size,
-    check_kind,
-    check_text_length,
-    check_vocabulary,
-    read_config,
-    reading,
-    unusable,
-)
 from fedpeft.backbones.images import Images, SquareImages
 from fedpeft.backbones.matrices import without_weights
 from fedpeft.backbones.registry import ALBEF_PICKLE
@@ -58,9 +48,7 @@ def plain(text: str) -> str:
 def tokens(tokenizer: Any, texts: Sequence[str], longest: int, *, ends: bool) -> tuple[Tensor, Tensor]:
     """Return B texts without punctuation as tokens, (B, T), and where they are, (B, T).
 
-    Args:
-        longest: tokens of one, [CLS] and [SEP] included; the words behind are cut.
-        ends: whether [SEP] stands behind each.
+    The words behind `longest` tokens, [CLS] and [SEP] included, are cut; `ends`: whether [SEP] stands behind each.
     """
     begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id] * ends
     most = longest - len(begin) - len(end)
@@ -131,7 +119,7 @@ def skeleton(source: str | None = None) -> Albef:
 
 
 def empty(kind: type[AlbefModel], source: str | None) -> AlbefModel:
-    with reading(source or "", NAME):
+    with checkpoint.reading(source or "", NAME):
         return _empty(kind, _config(source, kind.config_class) if source else kind.config_class())
 
 
@@ -139,13 +127,13 @@ def load(
     settings: BackboneSettings, kind: type[AlbefModel], *, decodes: bool = False, weights: bool = True
 ) -> tuple[AlbefModel, Any]:
     """Return a model with its weights, and its tokenizer; `decodes` says whether it has an answer decoder."""
-    with reading(settings.source, NAME):
+    with checkpoint.reading(settings.source, NAME):
         tokenizer = _tokenizer(settings.source, kind)
         if weights:
             model = _load(settings.source, settings.image_size, kind, decodes=decodes)
         else:
             model = empty(kind, settings.source)
-    check_text_length(settings.text_length, model.config.max_position_embeddings, settings.source)
+    checkpoint.check_text_length(settings.text_length, model.config.max_position_embeddings, settings.source)
     return model, tokenizer
 
 
@@ -153,7 +141,7 @@ def _tokenizer(source: str, kind: type[AlbefModel]) -> Any:
     from transformers import BertTokenizerFast
 
     tokenizer = BertTokenizerFast.from_pretrained(source)
-    check_vocabulary(tokenizer, _config(source, kind.config_class).vocab_size, source)
+    checkpoint.check_vocabulary(tokenizer, _config(source, kind.config_class).vocab_size, source)
     return tokenizer
 
 
@@ -163,23 +151,23 @@ def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decode
     for name, pixels in albef_model.image_sizes(tensors).items():
         setattr(config, name, pixels)
     if image_size is not None:
-        check_image_size(image_size, config.patch_size, source)
+        checkpoint.check_image_size(image_size, config.patch_size, source)
         config.image_size = image_size
     grid = config.image_size // config.patch_size
     positions = albef_model.POSITIONS
     tensors[positions] = albef_model.resized(tensors[positions], grid)
     kept, unknown = albef_model.renamed(tensors, config.fusion_layer if decodes else None)
     if unknown:
-        raise unusable(
+        raise checkpoint.unusable(
             f"The weights in {source!r} have {len(unknown)} tensors that ALBEF does not have, first {unknown[0]}: give "
             f"the folder of an official checkpoint."
         )
     model = _empty(kind, config)
     weights.check_size(model, {name: tuple(tensor.shape) for name, tensor in kept.items()})
     expected = dict(model.named_parameters())
-    check_complete(misfits(kept, expected), source, NAME)
+    checkpoint.check_complete(misfits(kept, expected), source, NAME)
     if extra := sorted(kept.keys() - expected.keys()):
-        raise unusable(
+        raise checkpoint.unusable(
             f"The weights in {source!r} have {len(extra)} tensors that an ALBEF of its config.json does not have, "
             f"first {extra[0]}: give the folder whose two files belong together."
         )
@@ -195,9 +183,9 @@ def _empty(kind: type[AlbefModel], config: AlbefConfig) -> AlbefModel:
 
 def _config(source: str, kind: type[AlbefConfig]) -> AlbefConfig:
     """Return the sizes in a folder's config.json, which may be ALBEF's own config_bert.json."""
-    stored = read_config(source, pickle=ALBEF_PICKLE)
+    stored = checkpoint.read_config(source, pickle=ALBEF_PICKLE)
     if not (stored.get("model_type") == "bert" and "fusion_layer" in stored):
-        check_kind(stored, (AlbefConfig.model_type,), source, f"model of {NAME}")
+        checkpoint.check_kind(stored, (AlbefConfig.model_type,), source, f"model of {NAME}")
     width = stored.get("hidden_size", AlbefConfig.hidden_size)
     if stored.get("encoder_width", width) != width:
         raise ValueError(

@@ -110,19 +110,17 @@ class ResidualMlp(ViTMLP):
     """A feed-forward block that adds the stream that enters it: adapters come after the sum."""
 
     def forward(self, hidden_states: Tensor, stream: Tensor) -> Tensor:
-        """Return `stream + mlp(hidden_states)`, (B, T, d)."""
         return stream + super().forward(hidden_states)
 
 
 class VisionLayer(ViTLayer):
-    """A layer of transformers' ViT whose feed-forward block has the residual sum inside."""
+    """A layer of transformers' ViT whose feed-forward block has the residual sum inside, without dropout."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         self.mlp = ResidualMlp(config)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """Return the stream after this layer, (B, T, d); ALBEF has no dropout here."""
         attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
         hidden_states = hidden_states + attended
         return self.mlp(self.layernorm_after(hidden_states), hidden_states)
@@ -155,7 +153,6 @@ class OutputBlock(nn.Module):
         self.LayerNorm = block.LayerNorm
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        """Return LN(f + x), (B, T, d)."""
         return self.LayerNorm(self.inner(hidden_states, input_tensor, self.LayerNorm) + input_tensor)
 
 
@@ -233,9 +230,7 @@ class AlbefDecoderModel(AlbefModel):
         self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def words(self, ids: Tensor, mask: Tensor, states: Tensor, states_mask: Tensor) -> Tensor:
-        """Return the logits (B, T, V) of what follows each token of answers (B, T), given the questions' states (B, T',
-        d).
-        """
+        """Return the logits (B, T, V) of what follows each token of answers, from questions' states (B, T', d)."""
         decoded = self.decoder(ids, mask, encoder_hidden_states=states, encoder_attention_mask=states_mask)
         hidden = self.word_transform(decoded.last_hidden_state)
         return F.linear(hidden, self.decoder.embeddings.word_embeddings.weight, self.word_bias)
@@ -304,10 +299,7 @@ def resized(positions: Tensor, grid: int) -> Tensor:
 def renamed(tensors: Mapping[str, Tensor], decoder_of: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors by their names in `AlbefModel`, and the names of those that have no place there.
 
-    Args:
-        tensors: by their own names.
-        decoder_of: the fusion layer of which the first layer of an answer decoder is a copy, where the checkpoint has
-            no decoder; None: the model has none.
+    From the fusion layer `decoder_of` on, an answer decoder is a copy where the checkpoint has none; None: no decoder.
     """
     tuned = any(name.startswith(DECODER) for name in tensors)
     if tuned:

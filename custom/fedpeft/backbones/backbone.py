@@ -236,10 +236,8 @@ class NotInCacheError(LocalError):
 def source_folder(source: str, *, download: bool = True, weights: bool = True, inputs: bool = True) -> str:
     """Return the folder of a source: itself, or the snapshot of one commit in the hub's cache.
 
-    Args:
-        source: a folder, or a hub name, which may end with @ and a commit or tag.
-        download: whether files that the cache lacks are fetched; otherwise the network is not used.
-        inputs: whether tokenizer and image processor are needed, without weights; otherwise the description alone.
+    A hub name may end with @ and a commit or tag. Without `download` the network is not used. Without `weights`,
+    tokenizer and image processor are fetched where `inputs` are needed, otherwise the description alone.
     """
     if Path(source).is_dir():
         return source

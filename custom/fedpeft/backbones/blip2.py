@@ -49,7 +49,6 @@ class Blip2(TransformersModel):
 
 
 def build(settings: BackboneSettings, *, half: bool = False, weights: bool = True) -> Blip2:
-    """Load a BLIP-2 with a causal language model from a folder; see `Pretrained.build`."""
     from transformers import Blip2ForConditionalGeneration
 
     source, settings = settings.source, replace(settings, prompt=settings.prompt or PROMPT)

@@ -170,10 +170,8 @@ def load_model(
 ) -> tuple[nn.Module, list[str]]:
     """Return a model with its weights in float32, and the names of those that it lacks; call it within `reading`.
 
-    Args:
-        skeleton: makes the model on the meta device.
-        may_lack: prefix of the tensors that may be missing; empty: none.
-        half: read matrices in bfloat16.
+    `skeleton` makes it on the meta device; tensors with the prefix `may_lack` may be missing; `half`: matrices in
+    bfloat16.
     """
     weights.check_size(skeleton(), weights.stored(Path(source)))
     with made_in_bfloat16() if half else nullcontext():

@@ -28,9 +28,7 @@ def pictures(images: Images) -> list[Image.Image]:
 class SquareImages:
     """Resize every image to `size` x `size` pixels and scale its colors, `(x - mean) / deviation` for x of 0 to 1.
 
-    Args:
-        size: pixels of both sides.
-        mean, deviation: of red, green and blue; with 0.5 and 0.5, as they usually are, pixels become -1 to 1.
+    With a mean and deviation of 0.5, the default, pixels become -1 to 1.
     """
 
     def __init__(self, size: int, mean: Sequence[float] = HALF, deviation: Sequence[float] = HALF) -> None:

@@ -42,10 +42,7 @@ OWN_CODE = {"trust_remote_code": False}
 class ModelInputs:
     """Turns images and questions into a batch, with the tokenizer and image processor of a folder.
 
-    Args:
-        model: that reads them, or its skeleton.
-        image_size: pixels; None: the processor's own.
-        prompt: text with `{image}` and `{question}`, of models in whose text images stand; None: one after the other.
+    In whose text images stand, a model has a prompt with `{image}` and `{question}`; None: one after the other.
     """
 
     def __init__(

@@ -116,13 +116,7 @@ ADAPTED_PART = {"llava": "language_model", "blip-2": "language_model"}
 
 
 def slot_templates(family: str, roles: Iterable[str], *, joint: bool = False) -> dict[str, str]:
-    """Return role -> module path template of some roles of a model family, in the order of the roles.
-
-    Args:
-        family: transformers `model_type`, a key of `SLOTS`.
-        roles: for instance `("attention", "output")`; in a family with two towers each means both of them.
-        joint: see `chosen`.
-    """
+    """Return role -> module path template of some roles of a model family, a key of `SLOTS`; see `chosen`."""
     roles = tuple(roles)
     if family not in SLOTS:
         paths = ", ".join(f"{role!r}: 'path.{{layer}}.to.{role}'" for role in roles)
@@ -136,11 +130,8 @@ def slot_templates(family: str, roles: Iterable[str], *, joint: bool = False) ->
 def chosen(table: Mapping[str, str], roles: tuple[str, ...], family: str, *, joint: bool = False) -> dict[str, str]:
     """Return the templates of some roles, with or without a tower's name before them.
 
-    Without it they are those of every tower that has all of them: one that lacks a role is left out whole.
-
-    Args:
-        joint: whether a tower's `qkv`, its one projection to query, key and value, stands for those of them that it
-            lacks.
+    Without it they are those of every tower that has all of them: one that lacks a role is left out whole. With
+    `joint`, a tower's `qkv`, its one projection to query, key and value, stands for those of them that it lacks.
     """
 
     def entry(tower: str, role: str) -> str:

@@ -107,7 +107,6 @@ def _read(model: nn.Module, needed: Iterable[str]) -> dict[str, str]:
 
 
 def _of_layer(layer: nn.Module) -> dict[str, str]:
-    """Return role -> path in a layer."""
     modules = dict(_modules(layer))
     linear = {path: module for path, module in modules.items() if _is_linear(module)}
     block = _attention(layer).rpartition(".")[0]

@@ -21,15 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.models.vilt.modeling_vilt import ViltAttention, ViltLayer, ViltSelfAttention
 
-from fedpeft.backbones.checkpoint import (
-    check_image_size,
-    check_kind,
-    check_text_length,
-    check_vocabulary,
-    load_model,
-    read_config,
-    reading,
-)
+from fedpeft.backbones import checkpoint
 from fedpeft.backbones.images import Images, ProportionalImages, SquareImages
 from fedpeft.backbones.matrices import without_weights
 
@@ -89,8 +81,8 @@ def build(
     model, tokenizer = _load(source, weights)
     patch = model.config.patch_size
     size = settings.image_size or model.config.image_size
-    check_image_size(size, patch, source)
-    check_text_length(settings.text_length, model.config.max_position_embeddings, source)
+    checkpoint.check_image_size(size, patch, source)
+    checkpoint.check_text_length(settings.text_length, model.config.max_position_embeddings, source)
     return Vilt(model, tokenizer, images(size, patch), settings.text_length)
 
 
@@ -106,13 +98,13 @@ def _load(source: str, weights: bool) -> tuple[nn.Module, Any]:
     from transformers import BertTokenizerFast
     from transformers.models.vilt.modeling_vilt import ViltModel
 
-    with reading(source, NAME):
-        check_kind(read_config(source), ("vilt",), source, NAME)
+    with checkpoint.reading(source, NAME):
+        checkpoint.check_kind(checkpoint.read_config(source), ("vilt",), source, NAME)
         model = skeleton(source).model
         if weights:
-            model, _ = load_model(ViltModel, source, what=NAME, skeleton=lambda: skeleton(source).model)
+            model, _ = checkpoint.load_model(ViltModel, source, what=NAME, skeleton=lambda: skeleton(source).model)
         tokenizer = BertTokenizerFast.from_pretrained(source)
-        check_vocabulary(tokenizer, model.config.vocab_size, source)
+        checkpoint.check_vocabulary(tokenizer, model.config.vocab_size, source)
     return model, tokenizer
 
 
@@ -238,7 +230,7 @@ def skeleton(source: str | None = None) -> Vilt:
     from transformers import ViltConfig
     from transformers.models.vilt.modeling_vilt import ViltModel
 
-    with reading(source or "", NAME):
-        config = ViltConfig(**read_config(source)) if source else ViltConfig()
+    with checkpoint.reading(source or "", NAME):
+        config = ViltConfig(**checkpoint.read_config(source)) if source else ViltConfig()
         with without_weights():
             return Vilt(ViltModel(config), None, None, config.max_position_embeddings)

@@ -26,16 +26,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.vit.modeling_vit import ViTAttention, ViTLayer, eager_attention_forward
 
-from fedpeft.backbones import weights
-from fedpeft.backbones.checkpoint import (
-    check_complete,
-    check_image_size,
-    check_kind,
-    load_model,
-    read_config,
-    reading,
-    unusable,
-)
+from fedpeft.backbones import checkpoint, weights
 from fedpeft.backbones.images import COLORS, HALF, Images, SquareImages
 from fedpeft.backbones.matrices import without_weights
 from fedpeft.backbones.model_inputs import image_processor
@@ -193,10 +184,10 @@ class Vit(nn.Module):
 def build(settings: BackboneSettings) -> Vit:
     """Load ViT-B/16, or another vision transformer, from a folder."""
     source = settings.source
-    with reading(source, NAME):
+    with checkpoint.reading(source, NAME):
         model, scaling = _load(source), _scaling(source)
     size = settings.image_size or model.config.image_size
-    check_image_size(size, model.config.patch_size, source)
+    checkpoint.check_image_size(size, model.config.patch_size, source)
     return Vit(model, size, scaling)
 
 
@@ -204,24 +195,24 @@ def skeleton(source: str | None = None) -> Vit:
     """Return a ViT without weights on torch's meta device: that of a source, or ViT-B/16."""
     from transformers import ViTConfig
 
-    with reading(source or "", NAME):
+    with checkpoint.reading(source or "", NAME):
         config = ViTConfig(**_config(source)) if source else ViTConfig()
         return Vit(_empty(config), config.image_size)
 
 
 def _config(source: str) -> dict[str, Any]:
     """Return the settings of `ViTConfig` that a source has."""
-    stored = read_config(source, timm=True)
+    stored = checkpoint.read_config(source, timm=True)
     if stored.get("model_type") == "vilt":
         return {name: value for name, value in stored.items() if name not in ("model_type", "architectures")}
     if stored.get("model_type") in TIMM_KINDS and TIMM_KEY in (shapes := weights.stored(Path(source))):
         return timm_settings(shapes, stored)
-    check_kind(stored, ("vit",), source, NAME)
+    checkpoint.check_kind(stored, ("vit",), source, NAME)
     return stored
 
 
 def _scaling(source: str) -> Scaling:
-    stored = read_config(source, timm=True)
+    stored = checkpoint.read_config(source, timm=True)
     return of_timm(stored) if stored.get("model_type") in TIMM_KINDS else of_transformers(source)
 
 
@@ -231,7 +222,7 @@ def _load(source: str) -> nn.Module:
 
     settings = _config(source)
     if settings.get("model_type") == "vit":
-        return load_model(
+        return checkpoint.load_model(
             ViTModel,
             source,
             what=NAME,
@@ -241,12 +232,12 @@ def _load(source: str) -> nn.Module:
     tensors = _tensors(Path(source))
     kept, unknown = from_vilt(tensors) if VILT_KEY in tensors else from_timm(tensors)
     if unknown:
-        raise unusable(
+        raise checkpoint.unusable(
             f"The weights in {source!r} have {len(unknown)} tensors that a ViT does not have, first {unknown[0]}: give "
             f"the folder of a plain vision transformer."
         )
     model = _empty(ViTConfig(**settings))
-    check_complete(misfits(kept, dict(model.named_parameters())), source, NAME)
+    checkpoint.check_complete(misfits(kept, dict(model.named_parameters())), source, NAME)
     model.load_state_dict(kept, strict=True, assign=True)
     return model
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from fedpeft.methods import setting_limits as limits
 from fedpeft.methods.method import METHODS, TuningMethod, bottleneck_adapter, feddat, with_bases
+from fedpeft.methods.setting_limits import Limits
 
 __all__ = ["METHODS", "TuningMethod", "bottleneck_adapter", "feddat", "get", "names", "register", "with_bases"]
 
 register, names, get = METHODS.register, METHODS.names, METHODS.get
-BOTTLENECKS = "fedpeft.methods.bottleneck.adapters"
 FROZEN = {"leaves_matrices": True, "four_bits": True}  # the backbone's matrices stay as they are
 ADDED = FROZEN | {"unequal_backbones": True}  # its tensors are added, and fit any backbone of the family
-PEFT_ADAPTER = FROZEN | {"exports": True}
+LORA_PART = ADDED | {"products": True, "factors": "fedpeft.methods.lora:of_part"}
 ONE_DRAWN_LAYER = {"solver": "drawn", "budget": 1, "budget_range": ()}
 VIT_PAPER = "Alkhunaizi et al. 2024, arXiv:2407.11573"
 
@@ -23,41 +23,35 @@ def _add(name: str, home: str, label: str, source: str, **declared: Any) -> None
     register(name, TuningMethod(home=f"fedpeft.methods.{home}", label=label, source=source, **declared))
 
 
-register(
-    "houlsby",
-    bottleneck_adapter(
-        f"{BOTTLENECKS}:HOULSBY",
-        label="houlsby adapters",
-        source="Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP",
-    ),
+def _bottleneck(name: str, source: str, own: Limits = limits.BOTTLENECK, **declared: Any) -> None:
+    """Register one of the bottleneck adapters of fedpeft."""
+    home = f"fedpeft.methods.bottleneck.adapters:{name.upper()}"
+    method = bottleneck_adapter(home, label=f"{name} adapters", source=source, limits=own)
+    register(name, replace(method, **declared))
+
+
+def _tuner(name: str, label: str, source: str, own: Limits, **declared: Any) -> None:
+    """Register one of PEFT's own tuners."""
+    _add(name, f"peft_tuners:{name.upper()}", label, source, exports=True, limits=own, **FROZEN | declared)
+
+
+def _combined(name: str, label: str, *parts: str, **declared: Any) -> None:
+    """Register methods that train together, each with its own limits."""
+    own = {part: limits.each(get(part).limits) for part in parts if get(part).limits}
+    _add(name, f"combined:{name.upper()}", label, VIT_PAPER, parts=parts, limits=own, **declared)
+
+
+_bottleneck("houlsby", "Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP")
+_bottleneck("pfeiffer", "Pfeiffer et al. 2021, AdapterFusion")
+_bottleneck(
+    "parallel", "He et al. 2022, Towards a Unified View of Parameter-Efficient Transfer Learning", limits.PARALLEL
 )
-register(
-    "pfeiffer",
-    bottleneck_adapter(
-        f"{BOTTLENECKS}:PFEIFFER", label="pfeiffer adapters", source="Pfeiffer et al. 2021, AdapterFusion"
-    ),
-)
-register(
-    "parallel",
-    bottleneck_adapter(
-        f"{BOTTLENECKS}:PARALLEL",
-        label="parallel adapters",
-        source="He et al. 2022, Towards a Unified View of Parameter-Efficient Transfer Learning",
-        limits=limits.PARALLEL,
-    ),
-)
-register(
+_bottleneck(
     "compacter",
-    replace(
-        bottleneck_adapter(
-            "fedpeft.methods.bottleneck.adapters:COMPACTER",
-            label="compacter adapters",
-            source="Karimi Mahabadi et al. 2021, Compacter",
-            limits=limits.COMPACTER,
-        ),
-        neurons="fedpeft.alignment.neurons:COMPACTER",
-        unequal_widths=False,
-    ),
+    "Karimi Mahabadi et al. 2021, Compacter",
+    limits.COMPACTER,
+    neurons="fedpeft.alignment.neurons:COMPACTER",
+    unequal_widths=False,
 )
 _add(
     "lora",
@@ -73,7 +67,7 @@ _add(
 )
 _add(
     "classifier",
-    "backbone_part:TUNING",
+    "backbone_part:CLASSIFIER",
     "classifier only",
     "the lower bound of FedPIA",
     exchanges=False,
@@ -90,56 +84,30 @@ _add(
 )
 _add("sba", "backbone_part:ATTENTION", "attention of a drawn layer", VIT_PAPER, schedule=ONE_DRAWN_LAYER)
 _add("dora", "lora:DORA", "dora adapters", "Liu et al. 2024, DoRA", four_bits=True, exports=True, limits=limits.LORA)
-_add(
-    "layernorm",
-    "peft_tuners:LAYERNORM",
-    "layer norms",
-    "Zhao et al. 2024, Tuning LayerNorm in Attention",
-    limits=limits.MODULES,
-    **PEFT_ADAPTER,
-)
-_add(
-    "ia3",
-    "peft_tuners:IA3",
-    "ia3 scales",
-    "Liu et al. 2022, Few-Shot Parameter-Efficient Fine-Tuning",
-    limits=limits.MODULES,
-    **PEFT_ADAPTER | ADDED,
-)
-_add(
-    "oft",
-    "peft_tuners:OFT",
-    "oft rotations",
-    "Qiu et al. 2023, Orthogonal Finetuning",
-    limits=limits.OFT,
-    **PEFT_ADAPTER | ADDED,
-)
-_add(
+_tuner("layernorm", "layer norms", "Zhao et al. 2024, Tuning LayerNorm in Attention", limits.MODULES)
+_tuner("ia3", "ia3 scales", "Liu et al. 2022, Few-Shot Parameter-Efficient Fine-Tuning", limits.MODULES, **ADDED)
+_tuner("oft", "oft rotations", "Qiu et al. 2023, Orthogonal Finetuning", limits.OFT, **ADDED)
+_tuner(
     "hra",
-    "peft_tuners:HRA",
     "hra reflections",
     "Yuan et al. 2024, Householder Reflection Adaptation",
-    limits=limits.RANKED,
-    **PEFT_ADAPTER | ADDED | {"four_bits": False},
+    limits.RANKED,
+    unequal_backbones=True,
+    four_bits=False,
 )
-_add(
-    "vera", "peft_tuners:VERA", "vera scales", "Kopiczko et al. 2024, VeRA", limits=limits.VERA, **PEFT_ADAPTER | ADDED
-)
-_add(
+_tuner("vera", "vera scales", "Kopiczko et al. 2024, VeRA", limits.VERA, **ADDED)
+_tuner(
     "fourierft",
-    "peft_tuners:FOURIERFT",
     "fourier coefficients",
     "Gao et al. 2024, Parameter-Efficient Fine-Tuning with Discrete Fourier Transform",
-    limits=limits.FOURIERFT,
-    **PEFT_ADAPTER,
+    limits.FOURIERFT,
 )
-_add(
+_tuner(
     "miss",
-    "peft_tuners:MISS",
     "miss blocks",
     "Kang and Yin 2024, MiSS: Balancing LoRA Performance and Efficiency with Simple Shard Sharing",
-    limits=limits.MISS,
-    **PEFT_ADAPTER | ADDED,
+    limits.MISS,
+    **ADDED,
 )
 _add("vpt", "prompts:VPT", "visual prompts", "Jia et al. 2022, Visual Prompt Tuning", limits=limits.PROMPTS, **ADDED)
 _add(
@@ -160,42 +128,10 @@ _add(
     limits=limits.PROMPTS,
     **ADDED,
 )
-LORA_PART = {"products": True, "factors": "fedpeft.methods.lora:of_part", **ADDED}
-_add(
-    "lora_vpt",
-    "combined:LORA_VPT",
-    "lora adapters and visual prompts",
-    VIT_PAPER,
-    parts=("lora", "vpt"),
-    limits={"lora": limits.each(limits.LORA), "vpt": limits.each(limits.PROMPTS)},
-    **LORA_PART,
-)
-_add(
-    "lora_dvpt",
-    "combined:LORA_DVPT",
-    "lora adapters and decomposed visual prompts",
-    VIT_PAPER,
-    parts=("lora", "dvpt"),
-    limits={"lora": limits.each(limits.LORA), "dvpt": limits.each(limits.FACTORED_PROMPTS)},
-    **LORA_PART,
-)
-_add(
-    "attention_vpt",
-    "combined:ATTENTION_VPT",
-    "attention and visual prompts",
-    VIT_PAPER,
-    parts=("attention", "vpt"),
-    limits={"vpt": limits.each(limits.PROMPTS)},
-)
-_add(
-    "sba_vpt",
-    "combined:SBA_VPT",
-    "attention of a drawn layer and visual prompts",
-    VIT_PAPER,
-    parts=("attention", "vpt"),
-    schedule=ONE_DRAWN_LAYER,
-    limits={"vpt": limits.each(limits.PROMPTS)},
-)
+_combined("lora_vpt", "lora adapters and visual prompts", "lora", "vpt", **LORA_PART)
+_combined("lora_dvpt", "lora adapters and decomposed visual prompts", "lora", "dvpt", **LORA_PART)
+_combined("attention_vpt", "attention and visual prompts", "attention", "vpt")
+_combined("sba_vpt", "attention of a drawn layer and visual prompts", "attention", "vpt", schedule=ONE_DRAWN_LAYER)
 _add(
     "adapterfusion",
     "bottleneck.branches:FusionTuning",

@@ -60,15 +60,12 @@ def names() -> tuple[str, ...]:
 
 
 def config(name: str, **settings: Any) -> PeftConfig:
-    """Return the PEFT configuration of an adapter.
+    """Return the PEFT configuration of an adapter: HoulsbyConfig, ...; for "lora" PEFT's LoraConfig.
 
     Args:
         name: one of `names()`.
         settings: fields of its configuration, for instance `reduction_factor=8`; `target_modules` may be role -> path
-            for "lora" as well.
-
-    Returns:
-        HoulsbyConfig, ...; for "lora" PEFT's LoraConfig on query and value with r = 4 and a scale (alpha / r) of 2.
+            for "lora" as well, which has query and value, r = 4 and a scale (alpha / r) of 2 by default.
 
     Raises:
         FedpeftError: unknown adapter or setting, or a value out of range.
@@ -92,6 +89,8 @@ def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size:
             are in several stacks of layers.
     """
     tuning = tuning_of(config)
+    if not hasattr(tuning, "shapes"):
+        raise FedpeftError(f"{tuning.name} has no shapes without a model: take them from adapter_state(model).")
     shapes = tuning.shapes(config, family, num_layers, hidden_size)
     if two_towers(tuning.templates(config, family).values()):
         raise FedpeftError(
@@ -111,7 +110,12 @@ def initial_state(config: PeftConfig, family: str | None, num_layers: int, hidde
     Raises:
         FedpeftError: the configuration is LoRA's, whose initial values PEFT draws itself.
     """
-    return tuning_of(config).first_state(config, schema(config, family, num_layers, hidden_size))
+    tuning, shapes = tuning_of(config), schema(config, family, num_layers, hidden_size)
+    if not hasattr(tuning, "first_state"):  # PEFT draws them itself
+        raise FedpeftError(
+            f"{type(config).__name__} has no seeded initial values: take them from adapter_state(model) at one place."
+        )
+    return tuning.first_state(config, shapes)
 
 
 def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") -> PeftModel:
@@ -180,12 +184,7 @@ def adapter_state(model: nn.Module, adapter_name: str = "default") -> dict[str, 
 
 
 def load_adapter_state(model: nn.Module, state: Mapping[str, torch.Tensor], adapter_name: str = "default") -> None:
-    """Copy an adapter state into the model's adapter.
-
-    Args:
-        model: PEFT model.
-        state: exactly the keys and shapes of ``adapter_state(model, adapter_name)``.
-        adapter_name: which adapter.
+    """Copy exactly the keys and shapes of `adapter_state(model, adapter_name)` into the model's adapter.
 
     Raises:
         FedpeftError: a key is missing, unknown or of another shape; nothing is copied then.
@@ -227,13 +226,8 @@ def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[in
 def set_trainable_layers(model: nn.Module, layers: Iterable[int] | None = None, adapter_name: str = "default") -> None:
     """Make exactly these transformer layers of one adapter trainable and freeze the rest of all adapters.
 
-    Parameters shared between layers (Compacter's rule) are trainable as soon as any layer is. Parameters of the
-    backbone and the head are left as they are.
-
-    Args:
-        model: PEFT model.
-        layers: layer numbers from 0; None for all that the adapter has.
-        adapter_name: the adapter to train; every other adapter of the model is frozen.
+    Layers are counted from 0; None: all that the adapter has. Parameters shared between layers (Compacter's rule) are
+    trainable as soon as any layer is. Parameters of the backbone and the head are left as they are.
 
     Raises:
         FedpeftError: the adapter has no such layer.
@@ -279,17 +273,12 @@ def own_key(key: str, templates: Mapping[str, str], tuning: SlotTuning) -> str:
 def save_adapter(
     folder: str | Path, state: Mapping[str, torch.Tensor], config: PeftConfig, family: str | None = None
 ) -> Path:
-    """Write an adapter state as a PEFT folder, without a model; ``PeftModel.from_pretrained`` reads it.
+    """Write an adapter state (key -> tensor) as a PEFT folder, without a model; `PeftModel.from_pretrained` reads it.
 
     Args:
-        folder: created if it does not exist.
-        state: key -> tensor.
-        config: the adapter's configuration.
-        family: transformers ``model_type``; needed where the configuration has no ``target_modules`` of its own
-            (``get_peft_model`` writes them into it), and for LoRA.
-
-    Returns:
-        The folder.
+        folder: created if it does not exist, and returned.
+        family: transformers `model_type`; needed where the configuration has no `target_modules` of its own
+            (`get_peft_model` writes them into it), and for LoRA.
 
     Raises:
         FedpeftError: a key is not the adapter's, or neither configuration nor family gives the module paths.
@@ -311,12 +300,10 @@ def save_adapter(
 def load_adapter(
     model: nn.Module, folder: str | Path, adapter_name: str = "default", *, trainable: bool = False
 ) -> PeftModel:
-    """Put a saved adapter into a model; unlike ``PeftModel.from_pretrained``, every tensor must fit.
+    """Put a saved adapter into a model; unlike `PeftModel.from_pretrained`, every tensor must fit.
 
     Args:
         model: a transformers model, or a PeftModel that gets one more adapter.
-        folder: what ``save_adapter`` or PEFT's ``save_pretrained`` wrote.
-        adapter_name: name that the adapter gets in the model.
         trainable: leave the adapter trainable; otherwise freeze it and set the model to evaluation mode.
 
     Raises:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Methods that train some of the backbone's own parameters, exchanged as `backbone.<parameter>`.
+"""Methods that train some of the backbone's own parameters, exchanged as `backbone.<parameter>`, or none.
 
 Which parameters of a model are biases: what its linear maps, convolutions and norms add to their outputs.
 
@@ -12,8 +12,6 @@ A parameter is one if it is called `bias`, or if its name has that word and a ma
 
 Tables and vectors that are added elsewhere are none, whatever they are called: to the attention's logits or queries for
 the sake of positions, to a router's scores, to what a loss reads.
-
-Train the classifier alone: the backbone is frozen and nothing is exchanged.
 """
 
 from __future__ import annotations
@@ -70,10 +68,9 @@ def _outputs(module: nn.Module) -> int:
 
 
 class BackbonePart(Trainable):
-    """Some parameters of a backbone's model, all others of which are frozen."""
+    """Some parameters of a frozen backbone's model."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        model.requires_grad_(False)
         self._model, self._names = model, tuple(names)
         self.train_only(None)
 
@@ -85,9 +82,9 @@ class BackbonePart(Trainable):
 
 
 class PartTuning(Tuning):
-    """A method that trains the parameters of a model that `selected` names."""
+    """A method that trains the parameters of a model that `selected` names; None: no other than the head's."""
 
-    def __init__(self, name: str, selected: Callable[[nn.Module], Sequence[str]]) -> None:
+    def __init__(self, name: str, selected: Callable[[nn.Module], Sequence[str]] | None = None) -> None:
         self.name, self._selected = name, selected
 
     def check(self, settings: Mapping[str, Any]) -> None:
@@ -95,8 +92,9 @@ class PartTuning(Tuning):
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         self.check(settings)
-        names = self._selected(backbone.model)
-        if not names:
+        backbone.requires_grad_(False)
+        names = self._selected(backbone.model) if self._selected else ()
+        if self._selected and not names:
             raise FedpeftError(f"{self.name} finds no parameter in {type(backbone.model).__name__} to train.")
         return BackbonePart(backbone.model, names)
 
@@ -112,31 +110,7 @@ def _attention(model: nn.Module) -> list[str]:
     return [f"{path}.{name}" for path in modules for name, _ in model.get_submodule(path).named_parameters()]
 
 
+CLASSIFIER = PartTuning("classifier")
 FULL = PartTuning("full", _all)
 BIAS = PartTuning("bias", bias_names)
 ATTENTION = PartTuning("attention", _attention)
-
-
-class HeadOnly(Trainable):
-    """A frozen backbone: no parameter besides the head is trained."""
-
-    def parameters(self) -> Mapping[str, nn.Parameter]:
-        return {}
-
-    def merge(self) -> None:
-        """Do nothing: the backbone is as it was."""
-
-
-class ClassifierTuning(Tuning):
-    """The tuning method `classifier`."""
-
-    def check(self, settings: Mapping[str, Any]) -> None:
-        no_settings("classifier", settings)
-
-    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        self.check(settings)
-        backbone.requires_grad_(False)
-        return HeadOnly()
-
-
-TUNING = ClassifierTuning()

@@ -99,12 +99,9 @@ class Normal(Drawn):
 
 @dataclass(frozen=True)
 class Uniform(Drawn):
-    """Values from U(-bound, bound).
+    """Values from U(-bound, bound), bound above 0; each stands in the tensor `copies` times.
 
-    Args:
-        bound: above 0.
-        known: whether it is this bound; otherwise it is at most that, and the largest value is taken for it.
-        copies: how often each value stands in the tensor.
+    Where the bound is not `known`, it is at most that, and the largest value is taken for it.
     """
 
     shows_together = True
@@ -165,5 +162,4 @@ def key_generator(seed: int, key: str) -> torch.Generator:
 
 
 def normal(shape: tuple[int, ...], std: float, seed: int, key: str) -> torch.Tensor:
-    """Draw from N(0, std^2), float32 on the CPU."""
     return torch.empty(shape, device="cpu", dtype=torch.float32).normal_(0.0, std, generator=key_generator(seed, key))

@@ -22,17 +22,9 @@ from peft.tuners.lora import LoraLayer
 from peft.utils.other import get_pattern_key
 from torch import nn
 
+from fedpeft.backbones import structure
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import SLOTS, chosen, locate, module_path, slot_templates
-from fedpeft.backbones.structure import (
-    check_targets,
-    family_of,
-    known_roles,
-    model_roles,
-    pattern_of,
-    roles_of,
-    templates_of,
-)
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
 from fedpeft.core.settings import hints_of
@@ -108,8 +100,8 @@ class LoraTuning(SlotTuning):
         settings = {**DEFAULTS, **settings}
         settings.setdefault("lora_alpha", SCALE * settings["r"])
         if isinstance(settings["target_modules"], Mapping):
-            check_targets(settings["target_modules"], self.name)
-            settings["target_modules"] = pattern_of(settings["target_modules"])
+            structure.check_targets(settings["target_modules"], self.name)
+            settings["target_modules"] = structure.pattern_of(settings["target_modules"])
         return settings
 
     def fit(self, model: nn.Module, config: LoraConfig) -> None:
@@ -117,12 +109,12 @@ class LoraTuning(SlotTuning):
 
         For a model whose family is not in the table, it is a pattern of the module paths.
         """
-        family = family_of(model)
+        family = structure.family_of(model)
         targets = config.target_modules
-        if (isinstance(targets, str) and not roles_of(targets)) or not targets:
+        if (isinstance(targets, str) and not structure.roles_of(targets)) or not targets:
             return  # in one of PEFT's own forms
         if not isinstance(targets, str) and family not in SLOTS:
-            config.target_modules = pattern_of(self._found(targets, model))
+            config.target_modules = structure.pattern_of(self._found(targets, model))
             return
         templates = self.templates(config, family)
         paths = [path for path, _ in model.named_modules()]
@@ -135,11 +127,11 @@ class LoraTuning(SlotTuning):
         if not isinstance(targets, str):
             names = {template.rpartition(".")[2] for template in templates.values()}
             others = [path for path in paths if path.rpartition(".")[2] in names and not locate(path, templates)]
-            config.target_modules = pattern_of(templates) if others else names  # others: cross-attention
+            config.target_modules = structure.pattern_of(templates) if others else names  # others: cross-attention
 
     def templates(self, config: LoraConfig, family: str | None) -> dict[str, str]:
         targets = config.target_modules
-        if isinstance(targets, str) and (templates := roles_of(targets)):
+        if isinstance(targets, str) and (templates := structure.roles_of(targets)):
             return templates
         if not targets or isinstance(targets, str):
             raise FedpeftError(
@@ -159,14 +151,16 @@ class LoraTuning(SlotTuning):
 
     def _found(self, targets: Iterable[str], model: nn.Module) -> dict[str, str]:
         """Return slot -> module path of roles, or names of modules, in a model whose family is not in the table."""
-        known = known_roles(model)
+        known = structure.known_roles(model)
         templates: dict[str, str] = {}
         for target in sorted(targets):
             named = _named(known, target)
             if not named and target not in DEFAULTS["target_modules"] and target not in known:
-                named = templates_of([target], model)
+                named = structure.templates_of([target], model)
             if not named:  # the error names every role
-                named = chosen(model_roles(model, sorted(targets)), (target,), str(family_of(model)))
+                named = chosen(
+                    structure.model_roles(model, sorted(targets)), (target,), str(structure.family_of(model))
+                )
             templates |= named
         return templates
 
@@ -185,7 +179,10 @@ class LoraTuning(SlotTuning):
     def parameters(self, model: nn.Module, config: LoraConfig, adapter_name: str) -> dict[str, Parameters]:
         """Return A (r, d_in) and B (d_out, r) of every projection."""
         return {
-            place: {"A": layer.lora_A[adapter_name].weight, "B": layer.lora_B[adapter_name].weight}
+            place: {
+                "A": layer.lora_A[adapter_name].get_parameter("weight"),
+                "B": layer.lora_B[adapter_name].get_parameter("weight"),
+            }
             for place, layer in self.adapted(model, config, adapter_name)
         }
 
@@ -199,7 +196,7 @@ class LoraTuning(SlotTuning):
 
     def adapted(self, model: nn.Module, config: LoraConfig, adapter_name: str) -> Iterator[tuple[str, LoraLayer]]:
         """Yield place and layer of every projection that has this adapter."""
-        family = family_of(model)
+        family = structure.family_of(model)
         templates = self.templates(config, family)
         for path, module in model.named_modules():
             if not isinstance(module, LoraLayer) or adapter_name not in module.lora_A:

@@ -145,11 +145,7 @@ class TuningMethod(Alignment, Exchange, OnBackbone):
 
 
 def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = BOTTLENECK) -> TuningMethod:
-    """Declare a method whose adapters are built with `fedpeft.methods.bottleneck`.
-
-    Args:
-        home, label, source, limits: see `TuningMethod`.
-    """
+    """Declare a method whose adapters are built with `fedpeft.methods.bottleneck`; see `TuningMethod`."""
     return TuningMethod(
         home=home,
         label=label,
@@ -168,11 +164,7 @@ def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = B
 
 
 def feddat(base: str) -> TuningMethod:
-    """Declare FedDAT over the adapters of a method that is registered.
-
-    Args:
-        base: a method of bottleneck adapters, or one that is built on such a method.
-    """
+    """Declare FedDAT over a registered method of bottleneck adapters, or one that is built on such a method."""
     below = METHODS.get(base)
     return TuningMethod(
         home="fedpeft.methods.feddat:FedDATTuning",

@@ -36,7 +36,7 @@ from fedpeft.backbones.structure import check_targets, family_of, pattern_of, ro
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Uniform
-from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_types
+from fedpeft.methods.slot_tuning import Parameters, SlotTuning, check_types
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -121,10 +121,6 @@ class PeftTuning(SlotTuning):
                 "fedpeft.adapters.attach, or make the configuration with target_modules={role: path}."
             )
         return slot_templates(family, self.roles, joint=self.joint)
-
-    def shapes(self, config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
-        """Refuse: PEFT decides the shapes when it sees the model."""
-        raise FedpeftError(f"{self.name} has no shapes without a model: take them from adapter_state(model).")
 
     def parameters(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> dict[str, Parameters]:
         templates = self.templates(config, family_of(model))

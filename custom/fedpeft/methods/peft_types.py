@@ -50,11 +50,7 @@ def check_version(version: str) -> None:
 
 
 def register(name: str, config_cls: type[PeftConfig], model_cls: type[BaseTuner]) -> None:
-    """Add one method to PEFT, so that ``get_peft_model`` and ``PeftModel.from_pretrained`` know it.
-
-    Raises:
-        FedpeftError: no method of that name is registered, or PEFT already has one.
-    """
+    """Add one method to PEFT, so that `get_peft_model` and `PeftModel.from_pretrained` know it."""
     from peft.utils import register_peft_method
     from peft.utils.peft_types import PeftType
 

@@ -159,7 +159,6 @@ def _each(mask: Any, count: int, extend: Callable[[Tensor, int], Tensor]) -> Any
 
 
 def _visible(mask: Tensor, columns: tuple[int, ...]) -> Tensor:
-    """Return a part of a mask where everything is seen."""
     return mask.new_full(columns, 0 if mask.dim() == 4 and mask.is_floating_point() else 1)
 
 

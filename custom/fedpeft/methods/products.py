@@ -39,9 +39,7 @@ class FrozenProducts:
 
     @torch.no_grad()
     def set(self, factors: State) -> None:
-        """Make every matrix its first value plus its product of `<place>.A` (R, n) and `<place>.B` (m, R), if it has
-        one.
-        """
+        """Make every matrix its first value plus its product: `<place>.B` (m, R) times `<place>.A` (R, n), if any."""
         for place, (weight, scale) in self._products.items():
             first = self._first[place]
             down, up = factors.get(f"{place}.A"), factors.get(f"{place}.B")

@@ -86,13 +86,9 @@ class Stack(NamedTuple):
 
 
 class Prompts(Trainable):
-    """The prompts in a backbone, whose model is frozen.
+    """The prompts in a backbone, whose model is frozen and gets the parameters as its module `prompts`.
 
-    Args:
-        model: it gets the parameters as its module `prompts`.
-        stack: the layers of it that get prompts.
-        first: key -> initial value.
-        deep: whether every layer has prompts of its own; otherwise those of the first layer stay to the last.
+    With `deep` every layer of the stack has prompts of its own; otherwise those of the first layer stay to the last.
     """
 
     def __init__(self, model: nn.Module, stack: Stack, first: Mapping[str, Tensor], *, deep: bool) -> None:
@@ -137,12 +133,9 @@ class Prompts(Trainable):
 
 
 class PromptTuning(Tuning):
-    """A method that trains prompts.
+    """A method that trains prompts, in every layer (`deep`) or before the first.
 
     Args:
-        name: of its registration.
-        settings: `PromptSettings` or `FactoredSettings`.
-        deep: whether every layer has prompts of its own.
         tower: whose layers have them, where image and text have layers of their own: `VISION` or `TEXT`.
         std: of the tokens' initial values; None: VPT's uniform distribution, by patch size and width.
         at_once: keep the prompts of all layers in one tensor, which no schedule of layers divides.
@@ -215,9 +208,7 @@ def uniform_bound(model: nn.Module, width: int) -> float:
 def factored(tokens: Mapping[str, Tensor], rank: int, *, together: bool) -> dict[str, Tensor]:
     """Return the factors of prompts by truncated singular value decomposition, `U sqrt(S)` and `sqrt(S) V^T`.
 
-    Args:
-        tokens: place -> (R, d).
-        together: decompose all places one below the other; they then share the second factor.
+    Of place -> (R, d); `together` decomposes all places one below the other, which then share the second factor.
     """
     groups = [list(tokens)] if together else [[place] for place in tokens]
     factors: dict[str, Tensor] = {}
@@ -295,11 +286,8 @@ def _mask_of(layer: nn.Module) -> tuple[str, int]:
 
 
 def _seen(mask: Tensor | None, count: int, *, causal: bool) -> Tensor | None:
-    """Return an attention mask in which `count` tokens more are seen, after the first.
-
-    Args:
-        mask: with one row for all queries or one row for each; None: the layer hides nothing but what `causal` says.
-        causal: no token sees a later one.
+    """Return an attention mask in which `count` tokens more are seen, after the first; in `causal` no token sees a
+    later one.
     """
     if mask is None:
         return None
@@ -317,7 +305,6 @@ def _seen(mask: Tensor | None, count: int, *, causal: bool) -> Tensor | None:
 
 
 def _without(output: Any, count: int) -> Any:
-    """Return a layer's output without the prompts."""
     if isinstance(output, tuple):
         return (_without(output[0], count), *output[1:])
     return torch.cat((output[:, :1], output[:, 1 + count :]), dim=1)

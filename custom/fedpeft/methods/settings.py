@@ -206,7 +206,6 @@ class MethodSettings:
             )
 
     def check_settings(self) -> None:
-        """Check the methods' own settings before any site does."""
         for name, settings in self.settings.items():
             with about("settings"):
                 methods.get(name).check_settings(settings)
@@ -224,7 +223,6 @@ class MethodSettings:
 
     @property
     def label(self) -> str:
-        """Name of the method in tables."""
         if not self.method.exchanges and not self.federates_head:
             return self.method.label
         rule = self.rule.label + (f" ({self.pia.label})" if self.aligns else "")

@@ -15,15 +15,7 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import expected, fits, one_of
 from fedpeft.core.states import State
-from fedpeft.methods.adapters import (
-    adapter_parameters,
-    adapter_slots,
-    adapter_state,
-    attach,
-    load_adapter_state,
-    set_trainable_layers,
-    tuning_of,
-)
+from fedpeft.methods import adapters
 from fedpeft.methods.products import Product
 from fedpeft.methods.trainable import Beside, Trainable, Tuning
 
@@ -41,27 +33,27 @@ class AdapterTrainable(Trainable):
         self._config, self._backbone = config, backbone
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # PEFT draws LoRA's initial values from the global generator
-            self._peft = attach(backbone.model, self._config, OWN)
-        self._parameters = adapter_parameters(self._peft, OWN)
+            self._peft = adapters.attach(backbone.model, self._config, OWN)
+        self._parameters = adapters.adapter_parameters(self._peft, OWN)
         self._share: float | None = None  # of the companion, where one is active
 
     def state(self) -> State:
-        return adapter_state(self._peft, OWN)
+        return adapters.adapter_state(self._peft, OWN)
 
     def load(self, state: State) -> None:
-        load_adapter_state(self._peft, state, OWN)
+        adapters.load_adapter_state(self._peft, state, OWN)
 
     def slots(self) -> dict[str, str]:
-        return adapter_slots(self._peft, OWN)
+        return adapters.adapter_slots(self._peft, OWN)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         return self._parameters
 
     def train_only(self, layers: Sequence[int] | None) -> None:
-        set_trainable_layers(self._peft, layers, OWN)
+        adapters.set_trainable_layers(self._peft, layers, OWN)
 
     def products(self) -> Mapping[str, Product]:
-        return tuning_of(self._config).products(self._peft, OWN)
+        return adapters.tuning_of(self._config).products(self._peft, OWN)
 
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
         active = [OWN]
@@ -70,14 +62,14 @@ class AdapterTrainable(Trainable):
             if COMPANION not in self._peft.peft_config:
                 self._peft.add_adapter(COMPANION, self._config)
                 self._peft.to(next(self._backbone.parameters()).device)
-            load_adapter_state(self._peft, state, COMPANION)
+            adapters.load_adapter_state(self._peft, state, COMPANION)
             active.append(COMPANION)
-            tuning_of(self._config).mix(self._peft, {OWN: 1 - share, COMPANION: share})
+            adapters.tuning_of(self._config).mix(self._peft, {OWN: 1 - share, COMPANION: share})
         self._peft.base_model.set_adapter(active)
         self.train_only(None)
 
     def beside(self) -> Beside:
-        return Beside({}) if self._share is None else Beside(adapter_state(self._peft, COMPANION), self._share)
+        return Beside({}) if self._share is None else Beside(adapters.adapter_state(self._peft, COMPANION), self._share)
 
     def restore(self, state: State, beside: Beside) -> None:
         self.load(state)
@@ -96,7 +88,7 @@ class AdapterTrainable(Trainable):
     def activations(
         self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> list[dict[str, torch.Tensor]]:
-        return tuning_of(self._config).activations(self._backbone, states, inputs, OWN)
+        return adapters.tuning_of(self._config).activations(self._backbone, states, inputs, OWN)
 
 
 _PEFTS_OWN = ("peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
@@ -105,13 +97,15 @@ Parameters = dict[str, nn.Parameter]
 
 
 class SlotTuning(Tuning, ABC):
-    """The code of a method that is a PEFT tuner.
+    """The code of a method that is a PEFT tuner; `config_cls` is its PEFT configuration.
 
-    Args:
-        config_cls: its PEFT configuration.
+    `least` maps a setting to the smallest whole number that PEFT can build with, where PEFT itself would fail on less.
+    Some tuners can do more; who needs that of another one refuses it, or is not called by what the method declares:
 
-    Attributes:
-        least: setting -> the smallest whole number that PEFT can build with, where PEFT itself would fail on less.
+    shapes(config, family, num_layers, hidden_size)   key -> shape of an adapter, without a model
+    first_state(config, shapes)                       the values that `get_peft_model` starts from
+    activations(model, states, inputs, adapter_name)  see `Trainable.activations`
+    mix(model, weights)                               weigh what several active adapters of a PEFT model add, by name
     """
 
     least: Mapping[str, int] = {"layers_to_transform": 0}
@@ -174,10 +168,6 @@ class SlotTuning(Tuning, ABC):
         """Return slot -> module path with `{layer}`; the family names those that the configuration does not."""
 
     @abstractmethod
-    def shapes(self, config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
-        """Return key -> shape of an adapter of this configuration, without a model."""
-
-    @abstractmethod
     def parameters(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> dict[str, Parameters]:
         """Return place (`layer.3.output`) -> tensor name -> parameter of one adapter in a model."""
 
@@ -188,42 +178,6 @@ class SlotTuning(Tuning, ABC):
     def products(self, model: nn.Module, adapter_name: str) -> dict[str, Product]:
         """Return the frozen matrices beside which factors stand, by place; none where it has no factors."""
         return {}
-
-    def activations(
-        self,
-        model: nn.Module,
-        states: Sequence[State],
-        inputs: Iterable[Mapping[str, torch.Tensor]],
-        adapter_name: str,
-    ) -> list[dict[str, torch.Tensor]]:
-        """Return, for each state, place -> token-averaged activations (m, r) of its hidden neurons on the same inputs.
-
-        Raises:
-            FedpeftError: the method declares no activations.
-        """
-        raise FedpeftError(f"{self.name} has no hidden activations: use method.pia.support='weights'.")
-
-    def mix(self, model: nn.Module, weights: Mapping[str, float]) -> None:
-        """Weigh what several active adapters add.
-
-        Args:
-            model: PEFT model.
-            weights: by adapter; they sum to 1.
-
-        Raises:
-            FedpeftError: the method declares no companion.
-        """
-        raise FedpeftError(f"{self.name} has no companion: use method.pia.integration='merge'.")
-
-    def first_state(self, config: PeftConfig, shapes: Shapes) -> State:
-        """Return the values that `get_peft_model` starts from with this configuration.
-
-        Raises:
-            FedpeftError: PEFT draws them itself.
-        """
-        raise FedpeftError(
-            f"{type(config).__name__} has no seeded initial values: take them from adapter_state(model) at one place."
-        )
 
     @abstractmethod
     def peft_name(self, tensor: str) -> str:

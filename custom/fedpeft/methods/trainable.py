@@ -28,12 +28,7 @@ from fedpeft.methods.products import Product
 
 
 def kl_of_choices(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Return KL of two distributions over classes, `sum_c p_c log(p_c / q_c)` with softmax, mean over the batch.
-
-    Args:
-        logits: of what learns, (B, C).
-        teacher: logits of what teaches, (B, C).
-    """
+    """Return KL of two distributions over classes (B, C), `sum_c p_c log(p_c / q_c)` with softmax, mean over B."""
     if logits.dim() != 2:
         raise FedpeftError(
             f"this method distills, and the divergence of one choice needs logits (B, C), here they are "
@@ -55,11 +50,9 @@ def kl_of_labels(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def kl_of_tokens(logits: Tensor, teacher: Tensor, answered: Tensor) -> Tensor:
-    """Return KL of the distributions over the next token, given the right ones before it, summed over an answer (B,).
+    """Return KL of the distributions over the next token (B, T, V), given the right ones before it.
 
-    Args:
-        logits, teacher: (B, T, V).
-        answered: whether a token is one of the answer, (B, T); those behind its end do not count.
+    It is summed over an answer, (B,): the tokens of (B, T) that are `answered`; those behind its end do not count.
     """
     tokens = F.kl_div(logits.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True).sum(-1)
     return (tokens * answered).sum(-1)
@@ -73,8 +66,7 @@ class Part:
         forward: their logits, by the model as it stands.
         loss: from those logits to what they add to the batch's mean loss.
         share: of the batch's samples that they are.
-        divergence: from logits and those of a teacher to KL(teacher || logits), mean over these samples, for methods
-            that distill (`fedpeft.methods.trainable`).
+        divergence: from logits and those of a teacher to their KL, mean over these samples, for methods that distill.
     """
 
     forward: Callable[[], torch.Tensor]
@@ -144,12 +136,7 @@ class Trainable:
                 parameter.copy_(state[key])
 
     def start(self, received: State, own: State | None) -> None:
-        """Load what a round starts from.
-
-        Args:
-            received: the global tensors.
-            own: what the site kept of its last round; None: nothing yet.
-        """
+        """Load what a round starts from: the global tensors, or what the site kept of its last round, if anything."""
         self.load(received)
 
     def beside(self) -> Beside:
@@ -165,19 +152,13 @@ class Trainable:
         return None
 
     def merge(self) -> None:
-        """Write what is trained into the backbone's own weights, and take everything else out of the backbone.
-
-        Raises:
-            FedpeftError: it is no change of weights.
-        """
+        """Write what is trained into the backbone's own weights, and take everything else out of the backbone."""
         raise FedpeftError("what this method trains is no change of the backbone's weights: keep it beside them.")
 
     def step(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        """Train on one batch, and return the loss before it.
+        """Train on the parts of one batch, and return the loss before it.
 
-        Args:
-            parts: of the batch; several calls of `forward` see the parameters as they then stand.
-            optimizer: of everything that trains, head included.
+        Several calls of `forward` see the parameters as they then stand; the optimizer is that of all, head included.
         """
         values: list[torch.Tensor] = []
 
@@ -191,11 +172,7 @@ class Trainable:
         return torch.stack(values).sum()
 
     def reuse_passes(self) -> None:
-        """Compute passes of a step only once that have the same parameters of the backbone.
-
-        Raises:
-            FedpeftError: the method has no such passes.
-        """
+        """Compute passes of a step only once that have the same parameters of the backbone."""
         raise FedpeftError(
             "reuse_passes is true, and no two passes of this method's step are equal: leave it out.",
             setting="training.reuse_passes",
@@ -214,10 +191,7 @@ class Trainable:
         return {key: parameter.detach().cpu().clone() for key, parameter in chosen.items()}
 
     def train_only(self, layers: Sequence[int] | None) -> None:
-        """Freeze all but these transformer layers; None: train everything.
-
-        What belongs to no layer trains only with everything.
-        """
+        """Freeze all but these layers; None: train everything, also what belongs to no layer."""
         for key, parameter in self.parameters().items():
             parameter.requires_grad_(belongs(key, layers))
 
@@ -226,22 +200,14 @@ class Trainable:
         return {}
 
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
-        """Add a frozen copy beside the trained part, output = (1 - share) trained + share frozen; None removes it.
-
-        Raises:
-            FedpeftError: the method declares no companion.
-        """
+        """Add a frozen copy beside the trained part, output = (1 - share) trained + share frozen; None removes it."""
         if state is not None:
             raise FedpeftError(f"{type(self).__name__} has no companion: use method.pia.integration='merge'.")
 
     def activations(
         self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> list[dict[str, torch.Tensor]]:
-        """Return, for each state, place -> token-averaged activations (m, r) of its hidden neurons on the same inputs.
-
-        Raises:
-            FedpeftError: the method declares no activations.
-        """
+        """Return place -> token-averaged activations (m, r) of the hidden neurons of each state on the same inputs."""
         raise FedpeftError(f"{type(self).__name__} has no activations: use method.pia.support='weights'.")
 
 
@@ -249,24 +215,16 @@ class Tuning(Protocol):
     """The code of a tuning method."""
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Make the part of a backbone that the method trains, and freeze everything else.
+        """Make the part of a backbone that the method trains, in place, and freeze everything else.
 
-        Args:
-            backbone: as `fedpeft.backbones.build` returns it; it is changed in place.
-            settings: of the method, as a job has them.
-            seed: of the initial values.
-
-        Raises:
-            FedpeftError: a setting is unknown or does not fit the backbone.
+        The settings are those of a job, one that is unknown or does not fit is refused; the seed is that of first
+        values.
         """
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
         """Return how the first values of an exchanged tensor are distributed; here they may be any up to 1000.
 
-        Args:
-            settings: of the method at one site, as a job has them.
-            key: of the tensor; in messages the number of its layer may be that of another backbone.
-            shape: of the tensor.
+        In messages the number of the key's layer may be that of another backbone.
         """
         return Bounded()
 

@@ -81,16 +81,10 @@ class Bottleneck(nn.Module):
 def add_branches(
     output: torch.Tensor, h: torch.Tensor, bottlenecks: Sequence[Bottleneck], weights: Sequence[float]
 ) -> torch.Tensor:
-    """Return ``output + sum_k weight_k scaling_k up_k(act(down_k(norm_k(h))))``.
+    """Return `output + sum_k weight_k scaling_k up_k(act(down_k(norm_k(h))))`, output and h (..., d).
 
     K bottlenecks of one kind are computed as one bottleneck with all their neurons: a second adapter then costs no
     further pass over the tokens.
-
-    Args:
-        output: (..., d)
-        h: the adapters' input, (..., d).
-        bottlenecks: the K adapters, of any widths.
-        weights: one for each.
     """
     first, alike = bottlenecks[0], len(set(weights)) == 1
     if len(bottlenecks) > 1 and alike and first.norm is None and all(other.kind == first.kind for other in bottlenecks):

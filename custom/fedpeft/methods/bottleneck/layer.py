@@ -74,9 +74,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
     ) -> Bottleneck:
         """Return a copy of one adapter with other weights, of any width; it is not part of the model.
 
-        Args:
-            tensors: tensor name -> values, for instance "down.weight" -> (r, d).
-            shared: tensors that the adapter shares between places.
+        `tensors` are those of the place, for instance "down.weight" (r, d); `shared` those that all places share.
         """
         bottleneck = copy.deepcopy(self.adapters[adapter_name]).requires_grad_(False)
         own = dict(bottleneck.named_parameters())

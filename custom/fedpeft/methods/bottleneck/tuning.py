@@ -101,7 +101,6 @@ class BottleneckTuning(SlotTuning):
 
 
 def _name(key: str) -> str:
-    """Return the name of a tensor at its place, or of a shared one."""
     parts = parse_key(key)
     return parts.tensor if parts else key.removeprefix(SHARED)
 
