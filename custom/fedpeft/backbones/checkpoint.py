@@ -170,7 +170,7 @@ def load_model(
 ) -> tuple[nn.Module, list[str]]:
     """Return a model with its weights in float32, and the names of those that it lacks; call it within `reading`.
 
-    `skeleton` makes it on the meta device; tensors with the prefix `may_lack` may be missing; `half`: matrices in
+    `skeleton` makes it without weights; tensors with the prefix `may_lack` may be missing; `half`: matrices in
     bfloat16.
     """
     weights.check_size(skeleton(), weights.stored(Path(source)))

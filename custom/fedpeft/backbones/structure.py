@@ -60,10 +60,7 @@ def family_of(model: nn.Module) -> str | None:
 
 
 def layer_stacks(model: nn.Module) -> dict[str, list[nn.Module]]:
-    """Return the path of each stack of layers -> its layers, as they are in the model without adapters.
-
-    Of a family in `ADAPTED_PART` only those of that part.
-    """
+    """Return path -> layers, without adapters, of each stack of layers, or of those of the family's `ADAPTED_PART`."""
     stacks: dict[str, list[nn.Module]] = {}
     part = ADAPTED_PART.get(str(family_of(model)))
     for path, module in _modules(model):

@@ -42,8 +42,8 @@ LAST, FIRST, MEAN = "last", "first", "mean"
 
 
 def pooled(output: Mapping[str, Any], mask: Tensor | None, token: str) -> Tensor:
-    """Return the features (B, d) of a model's output, of the token that `token_of` names; `mask` (B, T) has those that
-    count.
+    """Return the features (B, d) of a model's output, of the token that `token_of` names among those of the mask (B,
+    T).
     """
     towers = [output.get(name) for name in TOWER_OUTPUTS]
     if all(tower is not None for tower in towers):

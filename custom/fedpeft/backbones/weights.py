@@ -136,9 +136,7 @@ VILT_LAYER = {
 
 
 def timm_settings(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `ViTConfig` that timm's weights have; `model_args` of its config.json may have
-    `num_heads`.
-    """
+    """Return the settings of `ViTConfig` that timm's weights, and `model_args` of its config.json, have."""
     try:
         width, patch = shapes["cls_token"][-1], shapes["patch_embed.proj.weight"][-1]
         grid = math.isqrt(shapes["pos_embed"][1] - 1)

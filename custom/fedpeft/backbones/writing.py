@@ -30,9 +30,7 @@ CAUSAL_SUFFIX = "token_type_ids"  # PaliGemma: 1 where a token sees only those b
 
 
 class Writer(nn.Module):
-    """A backbone, whose last layer predicts the next token, with the output layer of transformers' model for
-    generation.
-    """
+    """A backbone, whose last layer predicts the next token, with the output layer of a model for generation."""
 
     def __init__(self, backbone: TransformersModel, whole: nn.Module) -> None:
         super().__init__()
@@ -71,9 +69,7 @@ class Writer(nn.Module):
 
     @torch.no_grad()
     def write(self, inputs: dict[str, Tensor], most: int) -> list[str]:
-        """Return the B answers that the model writes, each token the most probable one; answers in `inputs` are not
-        read.
-        """
+        """Return the B answers that the model writes, each token the most probable one, whatever answers the batch has."""
         backbone, whole = self._shared
         prompt = question_of(inputs)
         length = prompt["input_ids"].shape[1]
@@ -132,9 +128,7 @@ def _with_output(model: nn.Module, kind: type[nn.Module], source: str) -> nn.Mod
 
 @torch.no_grad()
 def _check_logits(made: Writer, backbone: TransformersModel, whole: nn.Module, source: str) -> None:
-    """Refuse a model that scales or caps its logits: those that are trained differ from those that transformers writes
-    from.
-    """
+    """Refuse a model that scales or caps its logits: it would write from others than those that are trained."""
     size = backbone.image_size or 16
     training = backbone.training
     backbone.eval()

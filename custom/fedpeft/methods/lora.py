@@ -105,9 +105,8 @@ class LoraTuning(SlotTuning):
         return settings
 
     def fit(self, model: nn.Module, config: LoraConfig) -> None:
-        """Replace slots in the configuration by the module names of the model's family, as PEFT needs them.
-
-        For a model whose family is not in the table, it is a pattern of the module paths.
+        """Name modules of the model's family in the configuration, as PEFT needs them, or of another one a pattern of
+        paths.
         """
         family = structure.family_of(model)
         targets = config.target_modules

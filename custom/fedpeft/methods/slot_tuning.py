@@ -191,10 +191,9 @@ class SlotTuning(Tuning, ABC):
         """Write the module paths into a configuration that will be saved, if it may lack them."""
 
     def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int | None:
-        """Return how many hidden neurons an adapter has with a site's settings, or what rank; None: it is not known.
+        """Return how many hidden neurons, or what rank, an adapter has with a site's settings; None: it is not known.
 
-        Where sites may differ in it, the server holds each site's announcement against this. `stream` is d, the width
-        that the adapter reads in that layer.
+        The server holds a site's announcement against this. `stream` is d, the width that the adapter reads in a layer.
         """
         return None
 

@@ -40,10 +40,9 @@ def kl_of_choices(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def kl_of_labels(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Return KL of two distributions over sets of labels, each of which applies or not whatever the others do.
+    """Return KL of two distributions over sets of labels (B, L), each of which applies or not whatever the others do.
 
-    It is the sum over labels of `p log(p / q) + (1 - p) log((1 - p) / (1 - q))` with sigmoid, mean over the batch (B,
-    L).
+    It is the sum over labels of `p log(p / q) + (1 - p) log((1 - p) / (1 - q))` with sigmoid, mean over the batch.
     """
     learned, taught = (torch.stack((F.logsigmoid(z), F.logsigmoid(-z)), dim=-1) for z in (logits, teacher))
     return F.kl_div(learned, taught, reduction="batchmean", log_target=True)
@@ -93,10 +92,7 @@ class Beside(NamedTuple):
 
 
 def descend(losses: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """Take one step on losses of a batch's parts; parameters that no loss depends on keep value and moments.
-
-    Each loss is computed when the gradients of the one before are.
-    """
+    """Take one step on losses, one by one; parameters that no loss depends on keep value and moments."""
     optimizer.zero_grad(set_to_none=True)
     for loss in losses:
         loss.backward()
@@ -217,8 +213,7 @@ class Tuning(Protocol):
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Make the part of a backbone that the method trains, in place, and freeze everything else.
 
-        The settings are those of a job, one that is unknown or does not fit is refused; the seed is that of first
-        values.
+        Settings are those of a job: one that is unknown or does not fit is refused. The seed is that of first values.
         """
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:

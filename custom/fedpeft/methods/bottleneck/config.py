@@ -83,8 +83,7 @@ def add_branches(
 ) -> torch.Tensor:
     """Return `output + sum_k weight_k scaling_k up_k(act(down_k(norm_k(h))))`, output and h (..., d).
 
-    K bottlenecks of one kind are computed as one bottleneck with all their neurons: a second adapter then costs no
-    further pass over the tokens.
+    Bottlenecks of one kind are computed as one with all their neurons: a second costs no further pass over the tokens.
     """
     first, alike = bottlenecks[0], len(set(weights)) == 1
     if len(bottlenecks) > 1 and alike and first.norm is None and all(other.kind == first.kind for other in bottlenecks):
@@ -193,9 +192,7 @@ class BottleneckConfig(PeftConfig):
         return {}
 
     def first_values(self, name: str, shape: tuple[int, ...]) -> Drawn:
-        """Return how one tensor ("down.weight", "norm.bias", …) begins: weights N(0, 0.02^2), biases 0, LayerNorm gains
-        1.
-        """
+        """Return how a tensor ("down.weight", …) begins: weights N(0, 0.02^2), biases 0, LayerNorm gains 1."""
         if name.endswith("bias"):
             return Constant()
         return Constant(1.0) if name == "norm.weight" else Normal(0.02)
