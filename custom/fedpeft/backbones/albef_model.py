@@ -103,7 +103,8 @@ class AlbefModel(PreTrainedModel):
         question = self.text_encoder(input_ids, attention_mask, encoder_hidden_states=image)
         return question.last_hidden_state
 
-    def _init_weights(self, module: nn.Module) -> None: ...
+    def _init_weights(self, module: nn.Module) -> None:
+        """Do nothing: ViT and BERT have drawn their own."""
 
 
 class ResidualMlp(ViTMLP):

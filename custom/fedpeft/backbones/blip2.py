@@ -72,15 +72,11 @@ def build(settings: BackboneSettings, *, half: bool = False, weights: bool = Tru
 
 def skeleton(source: str | None = None) -> Blip2:
     """Return a BLIP-2 on torch's meta device: that of a source, or BLIP-2 with OPT-2.7B."""
-    with reading(source or "", NAME):
-        return Blip2(_empty(_config(source) if source else _usual()), None)
-
-
-def _usual() -> Any:
     from transformers import Blip2Config, OPTConfig
 
     text = OPTConfig(**OPT_2_7B, vocab_size=50_304, word_embed_proj_dim=OPT_2_7B["hidden_size"])
-    return Blip2Config(text_config=text)
+    with reading(source or "", NAME):
+        return Blip2(_empty(_config(source) if source else Blip2Config(text_config=text)), None)
 
 
 def _config(source: str) -> Any:

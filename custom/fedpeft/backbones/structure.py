@@ -87,7 +87,8 @@ def _read(model: nn.Module, needed: Iterable[str]) -> dict[str, str]:
     stacks = layer_stacks(model)
     kind = family_of(model) or type(model).__name__
     if not stacks:
-        lists = [f"{path} ({len(m)} of {type(m[0]).__name__})" for path, m in _modules(model) if _is_list(m)]
+        found = [(path, one) for path, one in _modules(model) if isinstance(one, nn.ModuleList) and len(one)]
+        lists = [f"{path} ({len(one)} of {type(one[0]).__name__})" for path, one in found]
         paths = ", ".join(f"{role!r}: 'path.{{layer}}.to.{role}'" for role in needed)
         raise FedpeftError(
             f"the layers of model family {kind!r:.60} are not known and cannot be read: it has "
@@ -200,10 +201,6 @@ def _is_linear(module: nn.Module) -> bool:
 
 def _width(module: nn.Module | None) -> int:
     return getattr(module, "out_features", None) or getattr(module, "nf", None) or 0
-
-
-def _is_list(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList) and len(module) > 0
 
 
 _PARENT = r"(?:.*\.)?"

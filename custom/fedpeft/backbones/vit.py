@@ -4,20 +4,18 @@
 Weights are read in transformers' layout, in timm's, and from a ViLT, whose layers are the same. The features are the
 first token's after the last norm.
 
-Mean and deviation of each color by which a folder's image model had its pixels scaled when it was trained.
+Mean and deviation of each color by which pixels were scaled in training are in a file of the folder:
 
     transformers' folder   preprocessor_config.json: image_mean, image_std; what it leaves out is its processor's own
     timm's folder          config.json: mean and std in pretrained_cfg, or beside it in older ones
 
 Without them both are 0.5, as transformers' ViTImageProcessor and timm's vision transformers document.
-
-Another way to compute the last layer of transformers' ViT, with the same modules: its first token alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
 
 
+NAME = "ViT"
+TIMM_KINDS = (None, "timm_wrapper")  # `model_type` in timm's config.json, as transformers reads it
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 LARGEST, SMALLEST = 1e3, 1e-4  # a mean, and a deviation, of pixels from 0 to 1: beyond them pixels end at infinity
 
@@ -49,25 +49,18 @@ class Scaling(NamedTuple):
     deviation: tuple[float, ...] = HALF
 
 
-USUAL = Scaling()
-
-
-def of_timm(config: Mapping[str, Any]) -> Scaling:
-    """Return the scaling in the config.json of a folder in timm's layout."""
-    described = config.get("pretrained_cfg") or config
-    return _checked_scaling("config.json", described.get("mean"), described.get("std"))
-
-
-def of_transformers(source: str) -> Scaling:
-    """Return the scaling of the image processor in a folder in transformers' layout."""
+def _scaling(source: str) -> Scaling:
+    """Return by which mean and deviation of each color a source was trained."""
+    stored = checkpoint.read_config(source, timm=True)
+    if stored.get("model_type") in TIMM_KINDS:
+        described = stored.get("pretrained_cfg") or stored
+        return _checked("config.json", described.get("mean"), described.get("std"))
     named = [name for name in PROCESSORS if (Path(source) / name).is_file()]
     if not named:
-        return USUAL
+        return Scaling()
     processor = image_processor(source)
-    mean, deviation = processor.image_mean, processor.image_std
-    if not processor.do_normalize:
-        mean, deviation = 0, 1
-    scaling = _checked_scaling(named[0], mean, deviation)
+    mean, deviation = (processor.image_mean, processor.image_std) if processor.do_normalize else (0, 1)
+    scaling = _checked(named[0], mean, deviation)
     factor = processor.rescale_factor if processor.do_rescale else 1
     if not (type(factor) in (int, float) and 0 < factor <= 1):
         raise ValueError(f"its {named[0]} has rescale_factor = {factor!r:.40}: give a number above 0, at most 1")
@@ -76,30 +69,24 @@ def of_transformers(source: str) -> Scaling:
     return _checked(named[0], *(tuple(value / (255 * factor) for value in values) for values in scaling))
 
 
-def _checked_scaling(file: str, mean: Any, deviation: Any) -> Scaling:
-    means = USUAL.mean if mean is None else _colors(f"{file} has the mean", mean)
-    deviations = USUAL.deviation if deviation is None else _colors(f"{file} has the deviation", deviation)
-    return _checked(file, means, deviations)
-
-
-def _checked(file: str, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Scaling:
-    if min(deviation) < SMALLEST or max(map(abs, (*mean, *deviation))) > LARGEST:
+def _checked(file: str, mean: Any, deviation: Any) -> Scaling:
+    """Return the scaling that a file has, the default where it has none; refuse one that makes pixels infinite."""
+    means = HALF if mean is None else _colors(f"{file} has the mean", mean)
+    deviations = HALF if deviation is None else _colors(f"{file} has the deviation", deviation)
+    if min(deviations) < SMALLEST or max(map(abs, (*means, *deviations))) > LARGEST:
         raise ValueError(
-            f"its {file} scales colors by the mean {mean} and the deviation {deviation}: give deviations from "
+            f"its {file} scales colors by the mean {means} and the deviation {deviations}: give deviations from "
             f"{SMALLEST:g} on, and nothing beyond {LARGEST:g}"
         )
-    return Scaling(mean, deviation)
+    return Scaling(means, deviations)
 
 
 def _colors(what: str, value: Any) -> tuple[float, ...]:
     values = (value,) * COLORS if type(value) in (int, float) else value
-    if not isinstance(values, list | tuple) or len(values) != COLORS or not all(map(_finite, values)):
+    numbers = isinstance(values, list | tuple) and all(type(one) in (int, float) for one in values)
+    if not numbers or len(values) != COLORS or not all(map(math.isfinite, values)):
         raise ValueError(f"its {what} {value!r:.80} of colors: give {COLORS} numbers")
     return tuple(map(float, values))
-
-
-def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 class FirstTokenAttention(ViTAttention):
@@ -129,20 +116,16 @@ class FirstTokenLayer(ViTLayer):
         return self.dropout(self.mlp(self.layernorm_after(hidden))) + hidden
 
 
-NAME = "ViT"
-TIMM_KINDS = (None, "timm_wrapper")  # `model_type` in timm's config.json, as transformers reads it
-
-
 class Vit(nn.Module):
     """A ViT without pooler, with its preparation of images; adapters are put into `model`."""
 
     family = "vit"
 
-    def __init__(self, model: nn.Module, image_size: int, scaling: Scaling = USUAL) -> None:
+    def __init__(self, model: nn.Module, image_size: int, scaling: Scaling | None = None) -> None:
         super().__init__()
         self.model = model
         self.image_size = image_size
-        self.prepare = SquareImages(image_size, *scaling)
+        self.prepare = SquareImages(image_size, *(scaling or Scaling()))
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
         self._resized = image_size != model.config.image_size
@@ -209,11 +192,6 @@ def _config(source: str) -> dict[str, Any]:
         return timm_settings(shapes, stored)
     checkpoint.check_kind(stored, ("vit",), source, NAME)
     return stored
-
-
-def _scaling(source: str) -> Scaling:
-    stored = checkpoint.read_config(source, timm=True)
-    return of_timm(stored) if stored.get("model_type") in TIMM_KINDS else of_transformers(source)
 
 
 def _load(source: str) -> nn.Module:

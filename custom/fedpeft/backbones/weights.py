@@ -52,7 +52,9 @@ def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -
     if (folder / WEIGHTS).is_file():
         return
     if (folder / INDEX).is_file():
-        check_index(folder / INDEX)
+        for part in _parts(folder / INDEX):  # transformers would read whatever it names
+            if not isinstance(part, str) or PurePosixPath(part).name != part or not part.endswith(".safetensors"):
+                raise ValueError(f"its {INDEX} names {part!r:.80}, which is not a safetensors file beside it; {REMEDY}")
         return
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED and file.name != pickle)
     if pickles:
@@ -60,13 +62,6 @@ def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -
             f"its weights are a pickle, {pickles[0]}, which can run code and is never read (use_safetensors=True); "
             f"{REMEDY}"
         )
-
-
-def check_index(index: Path) -> None:
-    """Refuse an index of weights that names anything but safetensors files beside it: transformers would read it."""
-    for part in _parts(index):
-        if not isinstance(part, str) or PurePosixPath(part).name != part or not part.endswith(".safetensors"):
-            raise ValueError(f"its {INDEX} names {part!r:.80}, which is not a safetensors file beside it; {REMEDY}")
 
 
 def stored(folder: Path) -> dict[str, tuple[int, ...]]:

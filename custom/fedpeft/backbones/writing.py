@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class Writer(nn.Module):
         ids = prompts["input_ids"]
         if bool((ids[:, -1] == self.tokenizer.eos_token_id).all()):  # some tokenizers end every text
             length = ids.shape[1]
-            prompts = {name: _without_last(tensor, length) for name, tensor in prompts.items()}
+            prompts = {name: one[:, :-1] if _by_token(one, length) else one for name, one in prompts.items()}
         return {**prompts, **self.answer_tokens(answers)}
 
     def answer_tokens(self, answers: Sequence[str], device: torch.device | None = None) -> dict[str, Tensor]:
@@ -69,7 +69,7 @@ class Writer(nn.Module):
 
     @torch.no_grad()
     def write(self, inputs: dict[str, Tensor], most: int) -> list[str]:
-        """Return the B answers that the model writes, each token the most probable one, whatever answers the batch has."""
+        """Return the B answers that the model writes, each token the most probable one; those of the batch are not read."""
         backbone, whole = self._shared
         prompt = question_of(inputs)
         length = prompt["input_ids"].shape[1]
@@ -115,7 +115,9 @@ def _with_output(model: nn.Module, kind: type[nn.Module], source: str) -> nn.Mod
     words = model.get_input_embeddings().weight
     weight = _output_weight(source, tuple(words.shape))
     output = whole.get_output_embeddings()
-    if (weight is None and not _is_tied(model.config)) or getattr(output, "bias", None) is not None:
+    configs = (model.config, model.config.get_text_config())
+    tied = any(getattr(config, "tie_word_embeddings", False) for config in configs)  # to the embeddings
+    if (weight is None and not tied) or getattr(output, "bias", None) is not None:
         raise unusable(
             f"{source!r} has no output layer that can be read (lm_head.weight of shape {tuple(words.shape)}, no bias): "
             f"set training.answering to 'classification', or give the folder of a model that was trained to write."
@@ -151,11 +153,6 @@ def _check_logits(made: Writer, backbone: TransformersModel, whole: nn.Module, s
         )
 
 
-def _is_tied(config: Any) -> bool:
-    """Return whether the output layer has the weights of the embeddings."""
-    return any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
-
-
 def _output_weight(source: str, shape: tuple[int, ...]) -> Tensor | None:
     """Return the weight of a source's output layer in float32; None: it has none of this shape."""
     from safetensors import safe_open
@@ -168,15 +165,13 @@ def _output_weight(source: str, shape: tuple[int, ...]) -> Tensor | None:
     return None
 
 
-def _without_last(tensor: Tensor, length: int) -> Tensor:
-    return (
-        tensor[:, :-1] if tensor.dim() == 2 and tensor.shape[1] == length and not tensor.is_floating_point() else tensor
-    )
+def _by_token(tensor: Tensor, length: int) -> bool:
+    return tensor.dim() == 2 and tensor.shape[1] == length and not tensor.is_floating_point()
 
 
 def _extended(name: str, tensor: Tensor, answer: Tensor, mask: Tensor, length: int) -> Tensor:
     """Return a tensor of the prompt (B, P) with the columns of the answers' tokens but the last; others as they are."""
-    if tensor.dim() != 2 or tensor.shape[1] != length or tensor.is_floating_point():
+    if not _by_token(tensor, length):
         return tensor
     if name == "input_ids":
         columns = answer

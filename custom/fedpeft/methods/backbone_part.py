@@ -99,10 +99,6 @@ class PartTuning(Tuning):
         return BackbonePart(backbone.model, names)
 
 
-def _all(model: nn.Module) -> list[str]:
-    return [name for name, _ in model.named_parameters()]
-
-
 def _attention(model: nn.Module) -> list[str]:
     """Return the weights and biases of query, key, value and output projection of every layer."""
     templates = templates_in(model, ("query", "key", "value", "attention_linear"), joint=True)
@@ -111,6 +107,6 @@ def _attention(model: nn.Module) -> list[str]:
 
 
 CLASSIFIER = PartTuning("classifier")
-FULL = PartTuning("full", _all)
+FULL = PartTuning("full", lambda model: [name for name, _ in model.named_parameters()])
 BIAS = PartTuning("bias", bias_names)
 ATTENTION = PartTuning("attention", _attention)

@@ -62,8 +62,8 @@ class PeftTuning(SlotTuning):
         config_cls: type[PeftConfig],
         *,
         name: str,
-        roles: Iterable[str],
         tensors: Iterable[str],
+        roles: Iterable[str] = ("query", "value"),
         defaults: Mapping[str, Any] | None = None,
         fixed: Mapping[str, Any] | None = None,
         joint: bool = False,
@@ -154,7 +154,6 @@ class PeftTuning(SlotTuning):
         return None
 
 
-QUERY_VALUE = ("query", "value")
 SCALED_INPUT = "second_linear"  # its input is scaled; of key and value the output
 
 
@@ -169,14 +168,6 @@ class IA3Tuning(PeftTuning):
             config.feedforward_modules = pattern_of(scaled) if scaled else []
 
 
-def _scales(config: IA3Config, name: str, shape: tuple[int, ...]) -> FirstValues:
-    return Constant(1.0) if config.init_ia3_weights else Bounded()
-
-
-def _rotations(config: OFTConfig, name: str, shape: tuple[int, ...]) -> FirstValues:
-    return Constant() if config.init_weights else Bounded()
-
-
 def _reflections(config: HRAConfig, name: str, shape: tuple[int, ...]) -> FirstValues:
     rank = math.prod(shape[-1:])
     pairs = config.init_weights and rank % 2 == 0  # the second of two reflections undoes the first
@@ -189,29 +180,28 @@ def _vectors(config: VeraConfig, name: str, shape: tuple[int, ...]) -> FirstValu
     return Constant(config.d_initial) if name == "vera_lambda_d" else Constant()
 
 
-def _zeros(config: Any, name: str, shape: tuple[int, ...]) -> FirstValues:
-    return Constant()
-
-
 LAYERNORM = PeftTuning(
     LNTuningConfig, name="layernorm", roles=("attention_norm", "output_norm"), tensors=("ln_tuning_layers",)
 )
 IA3 = IA3Tuning(
-    IA3Config, name="ia3", roles=("key", "value", SCALED_INPUT), tensors=("ia3_l",), joint=True, first=_scales
+    IA3Config,
+    name="ia3",
+    roles=("key", "value", SCALED_INPUT),
+    tensors=("ia3_l",),
+    joint=True,
+    first=lambda config, *_: Constant(1.0) if config.init_ia3_weights else Bounded(),
 )
 OFT = PeftTuning(
     OFTConfig,
     name="oft",
-    roles=QUERY_VALUE,
     tensors=("oft_R",),
     least={"r": 0, "oft_block_size": 0},  # one of the two follows from the other and is 0
-    first=_rotations,
+    first=lambda config, *_: Constant() if config.init_weights else Bounded(),
 )
-HRA = PeftTuning(HRAConfig, name="hra", roles=QUERY_VALUE, tensors=("hra_u",), least={"r": 1}, first=_reflections)
+HRA = PeftTuning(HRAConfig, name="hra", tensors=("hra_u",), least={"r": 1}, first=_reflections)
 VERA = PeftTuning(
     VeraConfig,
     name="vera",
-    roles=QUERY_VALUE,
     tensors=("vera_lambda_b", "vera_lambda_d"),
     least={"r": 1},
     defaults={"save_projection": False},  # every site draws the frozen matrices from `projection_prng_key`
@@ -220,20 +210,18 @@ VERA = PeftTuning(
 FOURIERFT = PeftTuning(
     FourierFTConfig,
     name="fourierft",
-    roles=QUERY_VALUE,
     tensors=("fourierft_spectrum",),
     least={"n_frequency": 1, "random_loc_seed": 0},
     defaults={"random_loc_seed": 777, "n_frequency_pattern": {}},  # PEFT's own, which fails on null
     fixed={"init_weights": True},  # zeros: PEFT's normal values would change the function at the start
-    first=_zeros,
+    first=lambda *_: Constant(),
 )
 MISS = PeftTuning(
     MissConfig,
     name="miss",
-    roles=QUERY_VALUE,
     tensors=("miss_block",),
     least={"r": 1},
     defaults={"r": 8},  # of a square matrix as many numbers as LoRA of rank 4
     fixed={"init_weights": True},  # "bat" multiplies with the matrix, so that it is not linear in the block
-    first=_zeros,
+    first=lambda *_: Constant(),
 )

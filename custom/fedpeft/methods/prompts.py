@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -99,18 +99,16 @@ class Prompts(Trainable):
         if stack.decoder and not deep:
             prepend(stack.decoder, lambda: tokens_of(self.parameters(), 0))
         else:
-            self._insert(stack.layers, tokens_of(first, 0).shape[0], deep=deep)
+            count, last = tokens_of(first, 0).shape[0], len(stack.layers) - 1
+            for number, layer in enumerate(stack.layers):
+                enter = self._entering(layer, number, count, insert=deep or number == 0)
+                layer.register_forward_pre_hook(enter, with_kwargs=True)
+                if deep or number == last:
+                    layer.register_forward_hook(lambda module, inputs, output: _without(output, count))
         self.train_only(None)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         return {key: self._model.prompts[name] for key, name in self._names.items()}
-
-    def _insert(self, layers: Sequence[nn.Module], count: int, *, deep: bool) -> None:
-        for number, layer in enumerate(layers):
-            enters, leaves = deep or number == 0, deep or number == len(layers) - 1
-            layer.register_forward_pre_hook(self._entering(layer, number, count, insert=enters), with_kwargs=True)
-            if leaves:
-                layer.register_forward_hook(lambda module, inputs, output: _without(output, count))
 
     def _entering(self, layer: nn.Module, number: int, count: int, *, insert: bool) -> Any:
         """Return a hook that inserts the prompts of a layer, and lets attention see `count` tokens more."""
@@ -286,7 +284,7 @@ def _mask_of(layer: nn.Module) -> tuple[str, int]:
 
 
 def _seen(mask: Tensor | None, count: int, *, causal: bool) -> Tensor | None:
-    """Return an attention mask in which `count` tokens more are seen, after the first; `causal`: by none before them."""
+    """Return an attention mask in which `count` tokens more are seen, after the first, and with `causal` by no earlier one."""
     if mask is None:
         return None
     visible = 0 if mask.is_floating_point() else 1  # what is added to the attention's logits, or whether it is seen

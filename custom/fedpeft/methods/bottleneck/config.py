@@ -135,7 +135,11 @@ class BottleneckConfig(PeftConfig):
         if self.target_modules is not None:
             check_targets(self.target_modules, self.method)
         if self.layers is not None:
-            self.layers = sorted({self._integer("layers", layer, 0) for layer in self._list("layers", self.layers)})
+            if isinstance(self.layers, str) or not isinstance(self.layers, Iterable) or not list(self.layers):
+                raise FedpeftError(
+                    f"{self.method}: layers={self.layers!r} must be a list that is not empty, or None for all."
+                )
+            self.layers = sorted({self._integer("layers", layer, 0) for layer in self.layers})
         if not is_number(self.reduction_factor) or self.reduction_factor <= 0:
             raise FedpeftError(f"{self.method}: reduction_factor={self.reduction_factor!r} must be a number above 0.")
         if self.layer_widths is not None:
@@ -205,11 +209,6 @@ class BottleneckConfig(PeftConfig):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise FedpeftError(f"{self.method}: {name}={value!r} must be an integer of at least {least}.")
         return value
-
-    def _list(self, name: str, value: object) -> list:
-        if isinstance(value, str) or not isinstance(value, Iterable) or not list(value):
-            raise FedpeftError(f"{self.method}: {name}={value!r} must be a list that is not empty, or None for all.")
-        return list(value)
 
 
 def is_number(value: object) -> bool:
