@@ -69,7 +69,7 @@ class Writer(nn.Module):
 
     @torch.no_grad()
     def write(self, inputs: dict[str, Tensor], most: int) -> list[str]:
-        """Return the B answers that the model writes, each token the most probable one; those of the batch are not read."""
+        """Return the B answers that the model writes, each token the most probable one; `inputs` may have others."""
         backbone, whole = self._shared
         prompt = question_of(inputs)
         length = prompt["input_ids"].shape[1]

@@ -54,11 +54,6 @@ def tuning_of(config: PeftConfig) -> SlotTuning:
     )
 
 
-def names() -> tuple[str, ...]:
-    """Return the names that `config` takes: the methods that are adapters in PEFT's format."""
-    return adapter_names()
-
-
 def config(name: str, **settings: Any) -> PeftConfig:
     """Return the PEFT configuration of an adapter: HoulsbyConfig, ...; for "lora" PEFT's LoraConfig.
 
@@ -70,8 +65,8 @@ def config(name: str, **settings: Any) -> PeftConfig:
     Raises:
         FedpeftError: unknown adapter or setting, or a value out of range.
     """
-    if name not in names():
-        raise FedpeftError(f"adapter {name!r} is unknown: choose one of {', '.join(names())}.")
+    if name not in adapter_names():
+        raise FedpeftError(f"adapter {name!r} is unknown: choose one of {', '.join(adapter_names())}.")
     return cast("SlotTuning", METHODS.get(name).tuning()).config(settings)
 
 

@@ -284,7 +284,7 @@ def _mask_of(layer: nn.Module) -> tuple[str, int]:
 
 
 def _seen(mask: Tensor | None, count: int, *, causal: bool) -> Tensor | None:
-    """Return an attention mask in which `count` tokens more are seen, after the first, and with `causal` by no earlier one."""
+    """Return an attention mask in which `count` tokens more are seen, after the first; `causal`: by no earlier one."""
     if mask is None:
         return None
     visible = 0 if mask.is_floating_point() else 1  # what is added to the attention's logits, or whether it is seen
