@@ -7,10 +7,10 @@ The adapters themselves are in `fedpeft.methods`.
 from typing import Any
 
 from fedpeft.core import lazy
-from fedpeft.methods.method import adapter_names as names
 
 # torch and PEFT cost seconds: a name is imported when it is first used
 _HOME = {
+    "names": "fedpeft.methods.method",
     "config": "fedpeft.methods.adapters",
     "attach": "fedpeft.methods.adapters",
     "HoulsbyConfig": "fedpeft.methods.bottleneck.adapters",
@@ -28,7 +28,7 @@ _HOME = {
     "hidden_activations": "fedpeft.methods.bottleneck.activations",
 }
 
-__all__ = ["names", *_HOME]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

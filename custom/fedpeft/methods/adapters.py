@@ -28,7 +28,7 @@ from fedpeft.core.files import check_regular, read_json
 from fedpeft.core.keys import SHARED, layer_of, parse_key, place_of
 from fedpeft.core.states import State, first_misfit
 from fedpeft.methods import METHODS
-from fedpeft.methods.method import adapter_names
+from fedpeft.methods.method import names as adapter_names
 
 if TYPE_CHECKING:  # PEFT's import hook imports the methods, which import this module: functions import PEFT when called
     from peft import PeftConfig, PeftModel

@@ -188,6 +188,6 @@ def with_bases(name: str) -> tuple[str, ...]:
     return (*with_bases(base), name) if base else (name,)
 
 
-def adapter_names() -> tuple[str, ...]:
-    """Return the names of the methods that are adapters in PEFT's format."""
+def names() -> tuple[str, ...]:
+    """Return the names that `fedpeft.adapters.config` takes: the methods that are adapters in PEFT's format."""
     return tuple(name for name, method in METHODS.usable() if method.exports)
