@@ -45,14 +45,14 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", " ", text.lower().translate(NO_PUNCTUATION)).strip()
 
 
-def tokens(tokenizer: Any, texts: Sequence[str], longest: int, *, ends: bool) -> tuple[Tensor, Tensor]:
+def tokens(tokenizer: Any, texts: Sequence[str], max_length: int, *, ends: bool) -> tuple[Tensor, Tensor]:
     """Return B texts without punctuation as tokens, (B, T), and where they are, (B, T).
 
-    The words behind `longest` tokens, [CLS] and [SEP] included, are cut; `ends`: whether [SEP] stands behind each.
+    The words behind `max_length` tokens, [CLS] and [SEP] included, are cut; `ends`: whether [SEP] stands behind each.
     """
     begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id] * ends
-    most = longest - len(begin) - len(end)
-    rows = [torch.tensor([*begin, *row[:most], *end]) for row in _words(tokenizer, texts)]
+    max_words = max_length - len(begin) - len(end)
+    rows = [torch.tensor([*begin, *row[:max_words], *end]) for row in _words(tokenizer, texts)]
     ids = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
     return ids, pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
 

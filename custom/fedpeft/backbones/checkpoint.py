@@ -28,7 +28,7 @@ from fedpeft.core.errors import FedpeftError, LocalError
 
 LAYERS = re.compile(r"(layer|depth|block|stage|expert|label|level)")
 SIZES = re.compile(r"(size|dim|width|head|channel|embd|model|state)")
-MAX_LAYERS, LARGEST_SIZE, LARGEST_NUMBER = 4096, 2**20, 2**40
+MAX_LAYERS, MAX_SIZE, MAX_NUMBER = 4096, 2**20, 2**40
 MAX_IN_ALL = 2**15  # lists of layers' indices are among the entries, as mlp_only_layers
 MAX_ENTRIES = 200_000
 ANSWERS = ("id2label", "label2id")
@@ -70,12 +70,12 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
         elif name == "quantization_config":
             raise ValueError("its weights are quantized, which is not read: give a checkpoint in float32 or bfloat16")
         elif isinstance(value, int) and not isinstance(value, bool):
-            most = _most(name)
-            if abs(value) > most:
+            maximum = _max_of(name)
+            if abs(value) > maximum:
                 raise ValueError(
-                    f"its config.json has {name} = {value!s:.20}, at most {most:,} is read: give a whole checkpoint"
+                    f"its config.json has {name} = {value!s:.20}, at most {maximum:,} is read: give a whole checkpoint"
                 )
-            layers += max(1, abs(value)) if most == MAX_LAYERS else 0
+            layers += max(1, abs(value)) if maximum == MAX_LAYERS else 0
             if layers > MAX_IN_ALL:
                 raise ValueError(
                     f"the layers, blocks, experts and labels in its config.json add up to more than {MAX_IN_ALL:,}, "
@@ -103,10 +103,10 @@ def check_kinds(content: Any) -> None:
             refuse_kind(value)
 
 
-def _most(name: str) -> int:
+def _max_of(name: str) -> int:
     if LAYERS.search(name) and "size" not in name:
         return MAX_LAYERS
-    return LARGEST_SIZE if SIZES.search(name) and "position" not in name else LARGEST_NUMBER
+    return MAX_SIZE if SIZES.search(name) and "position" not in name else MAX_NUMBER
 
 
 def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -206,10 +206,10 @@ def check_vocabulary(tokenizer: Any, size: int, source: str) -> None:
         )
 
 
-def check_text_length(text_length: int, longest: int, source: str) -> None:
-    if text_length > longest:
+def check_text_length(text_length: int, max_length: int, source: str) -> None:
+    if text_length > max_length:
         raise FedpeftError(
-            f"text_length is {text_length}, {source} reads at most {longest} tokens: lower it.",
+            f"text_length is {text_length}, {source} reads at most {max_length} tokens: lower it.",
             setting="backbone.text_length",
         )
 

@@ -70,7 +70,7 @@ class ProportionalImages:
         )
 
         self.size, self.patch = size, patch
-        self.longest = int(MAX_LONGER_EDGE / MAX_SHORTER_EDGE * size)
+        self.max_side = int(MAX_LONGER_EDGE / MAX_SHORTER_EDGE * size)
         self.processor = ViltImageProcessorPil(size={"shortest_edge": size}, size_divisor=patch)
 
     def save(self, folder: Path) -> None:
@@ -81,9 +81,9 @@ class ProportionalImages:
 
     def _widened(self, image: Image.Image) -> Image.Image:
         longer, shorter = max(image.size), min(image.size)
-        if shorter * self.longest >= longer * self.patch:
+        if shorter * self.max_side >= longer * self.patch:
             return image
-        width, height = (self.patch if side == shorter else self.longest for side in image.size)
+        width, height = (self.patch if side == shorter else self.max_side for side in image.size)
         return image.resize((width, height), Image.Resampling.BICUBIC)
 
 

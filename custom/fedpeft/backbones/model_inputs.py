@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
 
 
-USUAL_SIDE, LARGEST_USUAL_SIDE = 224, 1024
+DEFAULT_SIDE, MAX_DEFAULT_SIDE = 224, 1024
 OWN_CODE = {"trust_remote_code": False}
 
 
@@ -76,8 +76,8 @@ class ModelInputs:
                     f"prompt is {prompt!r}, and parts of it are special tokens of {source!r}: leave them out.",
                     setting="backbone.prompt",
                 )
-            longest = getattr(text, "max_position_embeddings", None)
-            self.longest_text = longest - len(around) if longest else None
+            max_length = getattr(text, "max_position_embeddings", None)
+            self.longest_text = max_length - len(around) if max_length else None
             check_text_length(text_length, self.longest_text or text_length, source)
         self.joint = _processor(config, source, self.images) if image_token and self.images else None
         self.mark = _mark(config, self.joint) if self.joint else ""
@@ -102,8 +102,8 @@ class ModelInputs:
     def image_size(self) -> int:
         """Pixels of a usual image's sides."""
         size = dict(self.images.size) if self.images else {}
-        side = size.get("height") or size.get("shortest_edge") or USUAL_SIDE
-        return side if side <= LARGEST_USUAL_SIDE else USUAL_SIDE  # Qwen's processors count all pixels there
+        side = size.get("height") or size.get("shortest_edge") or DEFAULT_SIDE
+        return side if side <= MAX_DEFAULT_SIDE else DEFAULT_SIDE  # Qwen's processors count all pixels there
 
     @property
     def has_first(self) -> bool:
@@ -194,8 +194,8 @@ def image_processor(source: str, image_size: int | None = None) -> Any:
     refuse_kind(type(processor).__name__)  # of a kind of model that has the processor of another
     check_image_processor(processor)
     if image_size is not None:
-        if image_size > LARGEST_SIDE:
-            raise FedpeftError(f"image_size is {image_size}, at most {LARGEST_SIDE}.", setting="backbone.image_size")
+        if image_size > MAX_SIDE:
+            raise FedpeftError(f"image_size is {image_size}, at most {MAX_SIDE}.", setting="backbone.image_size")
         processor.size = _resized(processor.size, image_size)
         if getattr(processor, "crop_size", None):
             processor.crop_size = _resized(processor.crop_size, image_size)
@@ -256,7 +256,7 @@ def _mark(config: Any, processor: Any) -> str:
     return f"{first}{processor.image_token}{last}"
 
 
-LARGEST_SIDE, LARGEST_PATCH, MAX_PIXELS, MAX_TOKENS = 4096, 256, 2**24, 2**14
+MAX_SIDE, MAX_PATCH, MAX_PIXELS, MAX_TOKENS = 4096, 256, 2**24, 2**14
 MAX_MADE, MAX_PATCHES = 2**26, 2**17
 COUNTED = re.compile(r"(min|max)_pixels")
 PATCH = re.compile(r"patch_size|merge_size|expand_factor|pooling_kernel_size|ensure_multiple_of|size_divisor")
@@ -272,8 +272,8 @@ def check_image_processor(processor: Any) -> None:
     in_pixels = hasattr(type(processor), "merge_size")  # Qwen's and its kin: `size` has numbers of pixels
     sides, canvases, pixels, patches, tiles = [1.0], [1.0], [1.0], [1.0], [1.0]
     for path, number in _numbers(processor.to_dict()):
-        kind, most = _kind(path, in_pixels)
-        _check(path, number, most)
+        kind, maximum = _kind(path, in_pixels)
+        _check(path, number, maximum)
         if number > 0 and kind and not NO_SIDE.search(path):
             {"side": sides, "canvas": canvases, "pixels": pixels, "patch": patches, "tiles": tiles}[kind].append(number)
     step, both = math.prod(patches), sides[1:] + canvases[1:]
@@ -311,19 +311,19 @@ def _kind(path: str, in_pixels: bool) -> tuple[str, int]:
     if COUNTED.search(path) or (in_pixels and path.startswith("size.")):
         return "pixels", MAX_PIXELS
     if TILES.search(path) and "num_patches" not in path:
-        return "tiles", LARGEST_SIDE
+        return "tiles", MAX_SIDE
     if PATCH.search(path):
-        return "patch", LARGEST_PATCH
+        return "patch", MAX_PATCH
     if CANVAS.search(path):
-        return "canvas", LARGEST_SIDE
+        return "canvas", MAX_SIDE
     if SIDE.search(path):
-        return "side", LARGEST_SIDE
+        return "side", MAX_SIDE
     return "", MAX_TOKENS
 
 
-def _check(name: str, number: float, most: int) -> None:
-    if not abs(number) <= most:  # NaN as well
-        raise ValueError(f"its image processor has {name} = {number:.15g}, at most {most:,} is read")
+def _check(name: str, number: float, maximum: int) -> None:
+    if not abs(number) <= maximum:  # NaN as well
+        raise ValueError(f"its image processor has {name} = {number:.15g}, at most {maximum:,} is read")
 
 
 def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:

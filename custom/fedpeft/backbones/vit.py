@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 NAME = "ViT"
 TIMM_KINDS = (None, "timm_wrapper")  # `model_type` in timm's config.json, as transformers reads it
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-LARGEST, SMALLEST = 1e3, 1e-4  # a mean, and a deviation, of pixels from 0 to 1: beyond them pixels end at infinity
+MAX_COLOR, MIN_DEVIATION = 1e3, 1e-4  # of pixels from 0 to 1: beyond them pixels end at infinity
 
 
 class Scaling(NamedTuple):
@@ -73,10 +73,10 @@ def _checked(file: str, mean: Any, deviation: Any) -> Scaling:
     """Return the scaling that a file has, the default where it has none; refuse one that makes pixels infinite."""
     means = HALF if mean is None else _colors(f"{file} has the mean", mean)
     deviations = HALF if deviation is None else _colors(f"{file} has the deviation", deviation)
-    if min(deviations) < SMALLEST or max(map(abs, (*means, *deviations))) > LARGEST:
+    if min(deviations) < MIN_DEVIATION or max(map(abs, (*means, *deviations))) > MAX_COLOR:
         raise ValueError(
             f"its {file} scales colors by the mean {means} and the deviation {deviations}: give deviations from "
-            f"{SMALLEST:g} on, and nothing beyond {LARGEST:g}"
+            f"{MIN_DEVIATION:g} on, and nothing beyond {MAX_COLOR:g}"
         )
     return Scaling(means, deviations)
 

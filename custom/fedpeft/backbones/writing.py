@@ -68,7 +68,7 @@ class Writer(nn.Module):
         return self.output(hidden.to(self.output.weight.dtype)).float() * mask[..., None]
 
     @torch.no_grad()
-    def write(self, inputs: dict[str, Tensor], most: int) -> list[str]:
+    def write(self, inputs: dict[str, Tensor], max_tokens: int) -> list[str]:
         """Return the B answers that the model writes, each token the most probable one; `inputs` may have others."""
         backbone, whole = self._shared
         prompt = question_of(inputs)
@@ -78,7 +78,7 @@ class Writer(nn.Module):
             **prompt,
             do_sample=False,
             num_beams=1,
-            max_new_tokens=most,
+            max_new_tokens=max_tokens,
             pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=self.tokenizer.eos_token_id,
         )

@@ -83,7 +83,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
     ),
     "none": Aggregation(label="local"),
 }
-USUAL = ("pia", "fedavg", "none")  # in order of preference, where a job names none
+DEFAULTS = ("pia", "fedavg", "none")  # in order of preference, where a job names none
 
 
 def chosen(wanted: str | Sequence[str], method: TuningMethod, *, name: str, head: bool) -> str:
@@ -111,6 +111,6 @@ def admitted(method: TuningMethod, *, head: bool) -> list[str]:
     return [name for name, rule in AGGREGATIONS.items() if rule.admits(method, head=head)]
 
 
-def usual(method: TuningMethod) -> str:
+def default_aggregation(method: TuningMethod) -> str:
     """Return how a method is aggregated where a job names no aggregation and the head stays at the site."""
-    return next(name for name in USUAL if AGGREGATIONS[name].admits(method, head=False))
+    return next(name for name in DEFAULTS if AGGREGATIONS[name].admits(method, head=False))

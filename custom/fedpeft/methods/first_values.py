@@ -25,7 +25,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-LARGEST = 1000.0  # far above any weight, gain or magnitude of a backbone
+MAX_VALUE = 1000.0  # far above any weight, gain or magnitude of a backbone
 LOG_CHANCE = math.log(2e9)
 ROUNDING = 0.01  # what bfloat16 can move a distribution function
 MAX_STD = 8.0  # torch draws no float32 so far out
@@ -60,7 +60,7 @@ class Drawn(FirstValues):
 class Bounded(FirstValues):
     """Values of which nothing is known but the largest absolute value."""
 
-    bound: float = LARGEST
+    bound: float = MAX_VALUE
 
     def misfit(self, values: Tensor) -> Misfit | None:
         largest = float(values.abs().max()) if values.numel() else 0.0

@@ -62,7 +62,7 @@ class LoraTuning(SlotTuning):
     """
 
     name = "lora"
-    least: Mapping[str, int] = {**SlotTuning.least, "r": 1, "rank_pattern": 1}
+    min_values: Mapping[str, int] = {**SlotTuning.min_values, "r": 1, "rank_pattern": 1}
 
     def matches(self, config: Any) -> bool:
         return type(config) is LoraConfig and not config.use_dora

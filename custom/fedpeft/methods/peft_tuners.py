@@ -53,7 +53,7 @@ class PeftTuning(SlotTuning):
         defaults: settings in place of PEFT's own defaults, and of null in a job.
         fixed: settings that a job cannot change: with other values the tensors could not be averaged.
         joint: whether a joint projection to query, key and value stands for each of them.
-        least: what `SlotTuning.least` has besides.
+        min_values: what `SlotTuning.min_values` has besides.
         first: from its configuration, a tensor's name and its shape to its first values; None: see `Tuning`.
     """
 
@@ -67,11 +67,11 @@ class PeftTuning(SlotTuning):
         defaults: Mapping[str, Any] | None = None,
         fixed: Mapping[str, Any] | None = None,
         joint: bool = False,
-        least: Mapping[str, int] | None = None,
+        min_values: Mapping[str, int] | None = None,
         first: Callable[[Any, str, tuple[int, ...]], FirstValues] | None = None,
     ) -> None:
         super().__init__(config_cls)
-        self.least = {**SlotTuning.least, **(least or {})}
+        self.min_values = {**SlotTuning.min_values, **(min_values or {})}
         self._name, self.roles, self.tensors = name, tuple(roles), tuple(tensors)
         self._first = first
         self.defaults, self.fixed, self.joint = dict(defaults or {}), dict(fixed or {}), joint
@@ -195,15 +195,15 @@ OFT = PeftTuning(
     OFTConfig,
     name="oft",
     tensors=("oft_R",),
-    least={"r": 0, "oft_block_size": 0},  # one of the two follows from the other and is 0
+    min_values={"r": 0, "oft_block_size": 0},  # one of the two follows from the other and is 0
     first=lambda config, *_: Constant() if config.init_weights else Bounded(),
 )
-HRA = PeftTuning(HRAConfig, name="hra", tensors=("hra_u",), least={"r": 1}, first=_reflections)
+HRA = PeftTuning(HRAConfig, name="hra", tensors=("hra_u",), min_values={"r": 1}, first=_reflections)
 VERA = PeftTuning(
     VeraConfig,
     name="vera",
     tensors=("vera_lambda_b", "vera_lambda_d"),
-    least={"r": 1},
+    min_values={"r": 1},
     defaults={"save_projection": False},  # every site draws the frozen matrices from `projection_prng_key`
     first=_vectors,
 )
@@ -211,7 +211,7 @@ FOURIERFT = PeftTuning(
     FourierFTConfig,
     name="fourierft",
     tensors=("fourierft_spectrum",),
-    least={"n_frequency": 1, "random_loc_seed": 0},
+    min_values={"n_frequency": 1, "random_loc_seed": 0},
     defaults={"random_loc_seed": 777, "n_frequency_pattern": {}},  # PEFT's own, which fails on null
     fixed={"init_weights": True},  # zeros: PEFT's normal values would change the function at the start
     first=lambda *_: Constant(),
@@ -220,7 +220,7 @@ MISS = PeftTuning(
     MissConfig,
     name="miss",
     tensors=("miss_block",),
-    least={"r": 1},
+    min_values={"r": 1},
     defaults={"r": 8},  # of a square matrix as many numbers as LoRA of rank 4
     fixed={"init_weights": True},  # "bat" multiplies with the matrix, so that it is not linear in the block
     first=lambda *_: Constant(),

@@ -117,11 +117,11 @@ def _check(decoder: nn.Module, given: Mapping[str, Any], length: int) -> None:
 
 
 def _check_length(decoder: nn.Module, length: int) -> None:
-    longest = getattr(decoder.config, "max_position_embeddings", None)
-    if longest and length > longest:
+    max_length = getattr(decoder.config, "max_position_embeddings", None)
+    if max_length and length > max_length:
         raise FedpeftError(
-            f"a text of {length} tokens, prompts included, is more than the {longest} positions of the language model: "
-            f"lower backbone.text_length, or the tokens in the method's settings."
+            f"a text of {length} tokens, prompts included, is more than the {max_length} positions of the language "
+            f"model: lower backbone.text_length, or the tokens in the method's settings."
         )
 
 
@@ -133,8 +133,8 @@ def _positions(given: Tensor | None, real: Tensor, count: int) -> Tensor:
         real: whether a token is one of the text, (B, T); others pad it.
     """
     if given is None or given.dim() == 2:  # counted over what pads a text where nobody said how long that is
-        most = torch.iinfo(torch.long).max
-        first = 0 if given is None else given.expand(real.shape).masked_fill(~real, most).amin(-1, keepdim=True)
+        maximum = torch.iinfo(torch.long).max
+        first = 0 if given is None else given.expand(real.shape).masked_fill(~real, maximum).amin(-1, keepdim=True)
         given = (real.long().cumsum(-1) - 1).clamp_min(0) + first
     before = torch.arange(count, device=given.device, dtype=given.dtype).expand(*given.shape[:-1], -1)
     return torch.cat((before + given.amin(-1, keepdim=True), given + count), dim=-1)

@@ -26,12 +26,12 @@ def refused_settings(settings: Mapping[str, Any], limits: Limits) -> Iterator[st
             yield f"has {name:.60}={value!r:.80}"
 
 
-def whole(most: int, *, least: int = 1) -> Check:
-    return lambda value: type(value) is int and least <= value <= most
+def whole(maximum: int, *, minimum: int = 1) -> Check:
+    return lambda value: type(value) is int and minimum <= value <= maximum
 
 
-def number(least: float, most: float) -> Check:
-    return lambda value: type(value) in (int, float) and least <= value <= most
+def number(minimum: float, maximum: float) -> Check:
+    return lambda value: type(value) in (int, float) and minimum <= value <= maximum
 
 
 def choice(*allowed: str) -> Check:
@@ -63,8 +63,8 @@ def each(limits: Limits) -> Check:
     return lambda value: isinstance(value, Mapping) and not any(True for _ in refused_settings(value, limits))
 
 
-SEED = whole(2**31 - 1, least=0)
-LAYERS = list_of(whole(MAX_LAYERS, least=0))
+SEED = whole(2**31 - 1, minimum=0)
+LAYERS = list_of(whole(MAX_LAYERS, minimum=0))
 
 
 def modules(value: Any) -> bool:
@@ -98,7 +98,7 @@ LORA: Limits = {
 }
 MODULES: dict[str, Check] = {"target_modules": modules}
 RANKED: dict[str, Check] = MODULES | {"r": whole(MAX_WIDTH), "layers_to_transform": LAYERS}
-OFT: Limits = RANKED | {"r": whole(MAX_WIDTH, least=0), "oft_block_size": whole(MAX_WIDTH, least=0)}
+OFT: Limits = RANKED | {"r": whole(MAX_WIDTH, minimum=0), "oft_block_size": whole(MAX_WIDTH, minimum=0)}
 VERA: Limits = RANKED | {
     "d_initial": number(0, MAX_SCALE),
     "projection_prng_key": SEED,

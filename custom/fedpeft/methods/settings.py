@@ -12,7 +12,7 @@ from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.layer_matching import SETTING
 from fedpeft.core.settings import BY_SITE, about, between, nested, one_of, suggestion
-from fedpeft.methods.aggregations import AGGREGATIONS, USUAL, Aggregation, admitted, chosen
+from fedpeft.methods.aggregations import AGGREGATIONS, DEFAULTS, Aggregation, admitted, chosen
 from fedpeft.methods.setting_limits import MAX_LAYERS
 
 SITE_SETTINGS = "site_settings"
@@ -55,7 +55,7 @@ class MethodSettings:
     name: str = "houlsby"
     settings: Mapping[str, Any] = field(default_factory=dict)
     site_settings: Mapping[str, Any] = field(default_factory=dict, metadata=BY_SITE)
-    aggregation: str | tuple[str, ...] = USUAL
+    aggregation: str | tuple[str, ...] = DEFAULTS
     pia: PIASettings | Mapping[str, Any] = field(default_factory=dict)
     robust: RobustSettings | Mapping[str, Any] = field(default_factory=dict)
     probe_samples: int = 64

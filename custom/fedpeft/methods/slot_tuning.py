@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 
-OWN, COMPANION = "default", "global"
+LOCAL, COMPANION = "default", "global"
 
 
 class AdapterTrainable(Trainable):
@@ -33,30 +33,30 @@ class AdapterTrainable(Trainable):
         self._config, self._backbone = config, backbone
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # PEFT draws LoRA's initial values from the global generator
-            self._peft = adapters.attach(backbone.model, self._config, OWN)
-        self._parameters = adapters.adapter_parameters(self._peft, OWN)
+            self._peft = adapters.attach(backbone.model, self._config, LOCAL)
+        self._parameters = adapters.adapter_parameters(self._peft, LOCAL)
         self._share: float | None = None  # of the companion, where one is active
 
     def state(self) -> State:
-        return adapters.adapter_state(self._peft, OWN)
+        return adapters.adapter_state(self._peft, LOCAL)
 
     def load(self, state: State) -> None:
-        adapters.load_adapter_state(self._peft, state, OWN)
+        adapters.load_adapter_state(self._peft, state, LOCAL)
 
     def slots(self) -> dict[str, str]:
-        return adapters.adapter_slots(self._peft, OWN)
+        return adapters.adapter_slots(self._peft, LOCAL)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         return self._parameters
 
     def train_only(self, layers: Sequence[int] | None) -> None:
-        adapters.set_trainable_layers(self._peft, layers, OWN)
+        adapters.set_trainable_layers(self._peft, layers, LOCAL)
 
     def products(self) -> Mapping[str, Product]:
-        return adapters.tuning_of(self._config).products(self._peft, OWN)
+        return adapters.tuning_of(self._config).products(self._peft, LOCAL)
 
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
-        active = [OWN]
+        active = [LOCAL]
         self._share = None if state is None else share
         if state is not None:
             if COMPANION not in self._peft.peft_config:
@@ -64,7 +64,7 @@ class AdapterTrainable(Trainable):
                 self._peft.to(next(self._backbone.parameters()).device)
             adapters.load_adapter_state(self._peft, state, COMPANION)
             active.append(COMPANION)
-            adapters.tuning_of(self._config).mix(self._peft, {OWN: 1 - share, COMPANION: share})
+            adapters.tuning_of(self._config).mix(self._peft, {LOCAL: 1 - share, COMPANION: share})
         self._peft.base_model.set_adapter(active)
         self.train_only(None)
 
@@ -88,7 +88,7 @@ class AdapterTrainable(Trainable):
     def activations(
         self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> list[dict[str, torch.Tensor]]:
-        return adapters.tuning_of(self._config).activations(self._backbone, states, inputs, OWN)
+        return adapters.tuning_of(self._config).activations(self._backbone, states, inputs, LOCAL)
 
 
 _PEFTS_OWN = ("peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
@@ -99,7 +99,7 @@ Parameters = dict[str, nn.Parameter]
 class SlotTuning(Tuning, ABC):
     """The code of a method that is a PEFT tuner; `config_cls` is its PEFT configuration.
 
-    `least` maps a setting to the smallest whole number that PEFT can build with, where PEFT itself would fail on less.
+    `min_values`: the smallest whole number that PEFT can build with, by setting, where PEFT itself would fail on less.
     Some tuners can do more; who needs that of another one refuses it, or is not called by what the method declares:
 
     shapes(config, family, num_layers, hidden_size)   key -> shape of an adapter, without a model
@@ -108,7 +108,7 @@ class SlotTuning(Tuning, ABC):
     mix(model, weights)                               weigh what several active adapters of a PEFT model add, by name
     """
 
-    least: Mapping[str, int] = {"layers_to_transform": 0}
+    min_values: Mapping[str, int] = {"layers_to_transform": 0}
 
     def __init__(self, config_cls: type[PeftConfig]) -> None:
         self.config_cls = config_cls
@@ -131,7 +131,7 @@ class SlotTuning(Tuning, ABC):
         for setting in settings:
             if setting not in known:
                 raise FedpeftError(f"adapter {self.name!r} has no setting {setting!r}: it has {', '.join(known)}.")
-        check_least(self.name, settings, self.least)
+        check_min_values(self.name, settings, self.min_values)
         if settings.get("task_type") is not None:
             one_of("task_type", settings["task_type"], [task.value for task in TaskType])
         try:
@@ -220,14 +220,14 @@ def check_types(name: str, settings: Mapping[str, Any], hints: Mapping[str, Any]
             )
 
 
-def check_least(name: str, settings: Mapping[str, Any], least: Mapping[str, int]) -> None:
+def check_min_values(name: str, settings: Mapping[str, Any], min_values: Mapping[str, int]) -> None:
     """Refuse values, or values in a list or mapping, so small that PEFT would take them and fail at the first layer."""
-    for setting, smallest in least.items():
+    for setting, minimum in min_values.items():
         value = settings.get(setting)
         values = value.values() if isinstance(value, Mapping) else value
         for one in (value,) if not isinstance(values, Iterable) or isinstance(values, str) else values:
-            if type(one) in (int, float) and one < smallest:
+            if type(one) in (int, float) and one < minimum:
                 raise FedpeftError(
-                    f"adapter {name!r} has {setting}={value!r:.200}, it must be at least {smallest}.",
+                    f"adapter {name!r} has {setting}={value!r:.200}, it must be at least {minimum}.",
                     setting="settings",
                 )

@@ -127,7 +127,7 @@ class OverAdapters(Tuning):
         return self._base.first_values(settings, key, shape)
 
 
-OWN, RECEIVED = "own", "received"
+LOCAL, RECEIVED = "own", "received"
 STD = 0.02
 
 
@@ -172,8 +172,8 @@ class FusionTuning(OverAdapters):
         return branches
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        branches = self.branches(backbone, settings, {OWN: seed, RECEIVED: seed})
-        return FusedAdapters(branches, sent=OWN, local=OWN, received=RECEIVED)
+        branches = self.branches(backbone, settings, {LOCAL: seed, RECEIVED: seed})
+        return FusedAdapters(branches, sent=LOCAL, local=LOCAL, received=RECEIVED)
 
 
 def _first_values(width: int, seed: int, place: str) -> dict[str, Tensor]:

@@ -205,9 +205,9 @@ class BottleneckConfig(PeftConfig):
         """Return the initial value of one tensor, float32 on the CPU; it depends on `init_seed` and its key alone."""
         return self.first_values(name, shape).drawn(shape, key_generator(self.init_seed, key))
 
-    def _integer(self, name: str, value: object, least: int) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise FedpeftError(f"{self.method}: {name}={value!r} must be an integer of at least {least}.")
+    def _integer(self, name: str, value: object, minimum: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise FedpeftError(f"{self.method}: {name}={value!r} must be an integer of at least {minimum}.")
         return value
 
 
