@@ -17,6 +17,7 @@ the sake of positions, to a router's scores, to what a loss reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -81,11 +82,12 @@ class BackbonePart(Trainable):
         """Do nothing: the trained parameters are the backbone's own."""
 
 
+@dataclass(eq=False)
 class PartTuning(Tuning):
     """A method that trains the parameters of a model that `selected` names; None: no other than the head's."""
 
-    def __init__(self, name: str, selected: Callable[[nn.Module], Sequence[str]] | None = None) -> None:
-        self.name, self._selected = name, selected
+    name: str
+    selected: Callable[[nn.Module], Sequence[str]] | None = None
 
     def check(self, settings: Mapping[str, Any]) -> None:
         no_settings(self.name, settings)
@@ -93,8 +95,8 @@ class PartTuning(Tuning):
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         self.check(settings)
         backbone.requires_grad_(False)
-        names = self._selected(backbone.model) if self._selected else ()
-        if self._selected and not names:
+        names = self.selected(backbone.model) if self.selected else ()
+        if self.selected and not names:
             raise FedpeftError(f"{self.name} finds no parameter in {type(backbone.model).__name__} to train.")
         return BackbonePart(backbone.model, names)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -35,11 +36,12 @@ class Together(Trainable):
             part.train_only(layers)
 
 
+@dataclass(eq=False)
 class CombinedTuning(Tuning):
     """Methods that train together, in this order; the settings of each stand under its name (`homes`: name -> code)."""
 
-    def __init__(self, name: str, homes: Mapping[str, str]) -> None:
-        self.name, self.homes = name, homes
+    name: str
+    homes: Mapping[str, str]
 
     def check(self, settings: Mapping[str, Any]) -> None:
         for part in settings:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from peft import (
@@ -42,43 +43,34 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 
+@dataclass(kw_only=True, eq=False)
 class PeftTuning(SlotTuning):
     """A tuner of PEFT.
 
     Args:
         config_cls: its PEFT configuration.
         name: of its registration.
-        roles: of the modules that it adapts, where a job names none (`fedpeft.backbones.slots`).
         tensors: names of its containers of tensors in PEFT's layers, such as `ia3_l`.
+        roles: of the modules that it adapts, where a job names none (`fedpeft.backbones.slots`).
+        joint: whether a joint projection to query, key and value stands for each of them.
         defaults: settings in place of PEFT's own defaults, and of null in a job.
         fixed: settings that a job cannot change: with other values the tensors could not be averaged.
-        joint: whether a joint projection to query, key and value stands for each of them.
         min_values: what `SlotTuning.min_values` has besides.
         first: from its configuration, a tensor's name and its shape to its first values; None: see `Tuning`.
     """
 
-    def __init__(
-        self,
-        config_cls: type[PeftConfig],
-        *,
-        name: str,
-        tensors: Iterable[str],
-        roles: Iterable[str] = ("query", "value"),
-        defaults: Mapping[str, Any] | None = None,
-        fixed: Mapping[str, Any] | None = None,
-        joint: bool = False,
-        min_values: Mapping[str, int] | None = None,
-        first: Callable[[Any, str, tuple[int, ...]], FirstValues] | None = None,
-    ) -> None:
-        super().__init__(config_cls)
-        self.min_values = {**SlotTuning.min_values, **(min_values or {})}
-        self._name, self.roles, self.tensors = name, tuple(roles), tuple(tensors)
-        self._first = first
-        self.defaults, self.fixed, self.joint = dict(defaults or {}), dict(fixed or {}), joint
+    config_cls: type[PeftConfig] = field(kw_only=False)
+    name: str
+    tensors: tuple[str, ...]
+    roles: tuple[str, ...] = ("query", "value")
+    joint: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    min_values: Mapping[str, int] = field(default_factory=dict)
+    first: Callable[[Any, str, tuple[int, ...]], FirstValues] | None = None
 
-    @property
-    def name(self) -> str:
-        return self._name
+    def __post_init__(self) -> None:
+        self.min_values = {**SlotTuning.min_values, **self.min_values}
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with defaults, and `target_modules` as a pattern where it maps roles to paths."""
@@ -96,9 +88,9 @@ class PeftTuning(SlotTuning):
         return settings
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        if self._first is None:
+        if self.first is None:
             return super().first_values(settings, key, shape)
-        return self._first(self.config(self.of_peft(settings)), key.rpartition(".")[2], shape)
+        return self.first(self.config(self.of_peft(settings)), key.rpartition(".")[2], shape)
 
     def fit(self, model: nn.Module, config: Any) -> None:
         """Write the modules of the model's family, or those that a list or pattern selects, into the configuration."""

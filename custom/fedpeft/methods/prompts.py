@@ -130,6 +130,7 @@ class Prompts(Trainable):
         return enter
 
 
+@dataclass(eq=False)
 class PromptTuning(Tuning):
     """A method that trains prompts, in every layer (`deep`) or before the first.
 
@@ -139,18 +140,12 @@ class PromptTuning(Tuning):
         at_once: keep the prompts of all layers in one tensor, which no schedule of layers divides.
     """
 
-    def __init__(
-        self,
-        name: str,
-        settings: type[PromptSettings],
-        *,
-        deep: bool,
-        tower: str = VISION,
-        std: float | None = None,
-        at_once: bool = False,
-    ) -> None:
-        self.name, self.settings_cls, self._tower = name, settings, tower
-        self._deep, self._std, self._at_once = deep, std, at_once
+    name: str
+    settings_cls: type[PromptSettings]
+    deep: bool
+    tower: str = VISION
+    std: float | None = None
+    at_once: bool = False
 
     def check(self, settings: Mapping[str, Any]) -> None:
         build(self.settings_cls, settings, section=f"method.settings.{self.name}")
@@ -159,37 +154,37 @@ class PromptTuning(Tuning):
         """Return the distribution of tokens; only the model says how large its patches are, and so VPT's bound."""
         if not key.endswith(".tokens"):
             return Bounded()  # factors
-        return Normal(self._std) if self._std else Uniform(math.sqrt(6 / math.prod(shape[-1:])), known=False)
+        return Normal(self.std) if self.std else Uniform(math.sqrt(6 / math.prod(shape[-1:])), known=False)
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         chosen = build(self.settings_cls, settings, section=f"method.settings.{self.name}")
-        stack = transformer_layers(backbone.model, self._tower, deep=self._deep)
-        count, width = len(stack.layers) if self._deep else 1, stream_width(stack.layers)
-        if stack.decoder and not self._deep:
+        stack = transformer_layers(backbone.model, self.tower, deep=self.deep)
+        count, width = len(stack.layers) if self.deep else 1, stream_width(stack.layers)
+        if stack.decoder and not self.deep:
             width = stack.decoder.get_input_embeddings().weight.shape[1]  # OPT may make its stream wider
             check_room(backbone, stack.decoder, chosen.tokens)
-        bound = uniform_bound(backbone.model, width) if self._std is None else 0.0
+        bound = uniform_bound(backbone.model, width) if self.std is None else 0.0
         tokens = {
             place_of(layer, SLOT): self._drawn(backbone.model, (chosen.tokens, width), layer, bound, seed)
             for layer in range(count)
         }
         if isinstance(chosen, FactoredSettings):
             first = factored(tokens, chosen.rank, together=chosen.decomposition == CONCATENATED)
-        elif self._at_once:
+        elif self.at_once:
             first = {TOKENS: torch.stack(list(tokens.values()))}
         else:
             first = {f"{place}.tokens": value for place, value in tokens.items()}
         device = next(backbone.model.parameters()).device
         first = {key: value.to(device) for key, value in first.items()}
-        return Prompts(backbone.model, stack, first, deep=self._deep)
+        return Prompts(backbone.model, stack, first, deep=self.deep)
 
     def _drawn(self, model: nn.Module, shape: tuple[int, int], layer: int, bound: float, seed: int) -> Tensor:
         if next(model.parameters()).is_meta:
             return torch.empty(shape, device="meta")
         generator = key_generator(seed, f"{place_of(layer, SLOT)}.tokens")
         empty = torch.empty(shape, device="cpu")
-        if self._std is not None:
-            return empty.normal_(0.0, self._std, generator=generator)
+        if self.std is not None:
+            return empty.normal_(0.0, self.std, generator=generator)
         return empty.uniform_(-bound, bound, generator=generator)
 
 

@@ -108,15 +108,11 @@ class SlotTuning(Tuning, ABC):
     mix(model, weights)                               weigh what several active adapters of a PEFT model add, by name
     """
 
+    name: str  # of its registration; of fedpeft's own tuners also the PEFT type in lower case
     min_values: Mapping[str, int] = {"layers_to_transform": 0}
 
     def __init__(self, config_cls: type[PeftConfig]) -> None:
         self.config_cls = config_cls
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name of its registration; of fedpeft's own tuners also the PEFT type in lower case."""
 
     def matches(self, config: PeftConfig) -> bool:
         return type(config) is self.config_cls

@@ -23,9 +23,9 @@ from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_la
 class BottleneckTuning(SlotTuning):
     """A kind of bottleneck adapter, defined by its configuration class."""
 
-    @property
-    def name(self) -> str:
-        return self.config_cls.method
+    def __init__(self, config_cls: type[BottleneckConfig]) -> None:
+        super().__init__(config_cls)
+        self.name = config_cls.method
 
     def seeded(self, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
         return {**settings, "init_seed": seed}
