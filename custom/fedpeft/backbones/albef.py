@@ -1,16 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """ALBEF (Li et al. 2021, arXiv:2107.07651): an image encoder, and a text encoder whose upper half attends to the image.
 
-The features are the first token's after the last fusion layer. Weights are the official checkpoint's.
-
-Questions and answers as ALBEF reads them: without punctuation, and as tokens.
-
-A question is [CLS] and its words: the tokenizer of ALBEF's authors ends a single text with nothing, in pre-training as
-in tuning. An answer has [SEP] at its end, which their code writes behind it as text: there the decoder ends.
+The features are the first token's after the last fusion layer; its decoder says how probable an answer is, token by
+token, given image and question. Both are read without punctuation. A question is [CLS] and its words: the tokenizer of
+ALBEF's authors ends a single text with nothing, in pre-training as in tuning. An answer has [SEP] at its end, which
+their code writes behind it as text: there the decoder ends.
 
 Source: models/tokenization_bert.py, dataset/utils.py and dataset/vqa_dataset.py of github.com/salesforce/ALBEF.
-
-ALBEF that answers with its decoder: how probable is an answer, token by token, given image and question?
 """
 
 from __future__ import annotations

@@ -197,7 +197,6 @@ def targets(batch: dict[str, Tensor]) -> Tensor:
 
 
 def question_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a batch without its answers."""
     return {name: tensor for name, tensor in batch.items() if name not in (ANSWER, ANSWER_MASK)}
 
 

@@ -1,13 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Load a transformers model from a folder: its own code only, safetensors only, and complete.
 
-What goes wrong is one sentence with the source and the remedy.
-
-A checkpoint's config.json, which others wrote: read it, and refuse what would fetch code or fill the memory.
-
-The number of layers is what transformers loops over before it allocates anything; so their sum is bounded, over all
-entries and lists. What they make together is counted on the meta device (`matrices.without_weights`). Sizes are held
-against what the weights' file has (`weights.check_size`), and before that against a bound, so that nothing overflows.
+What goes wrong is one sentence with the source and the remedy. A config.json that would fetch code or fill the memory
+is refused. The number of layers is what transformers loops over before it allocates anything; so their sum is bounded,
+over all entries and lists. What they make together is counted on the meta device (`matrices.without_weights`). Sizes
+are held against what the weights' file has (`weights.check_size`), and before that against a bound, so that nothing
+overflows.
 """
 
 from __future__ import annotations

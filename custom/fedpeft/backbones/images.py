@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Images as the pixel tensors of ViLT and ViT, without torchvision.
-
-The patches into which a model cuts images, read off the layer that embeds them.
-"""
+"""Images as the pixel tensors of ViLT and ViT, without torchvision, and the patches into which a model cuts them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A backbone's matrices, which hold nearly all of its parameters, and the precision in which they are read and kept.
-
-Models without weights, on torch's meta device: what a configuration describes is counted before it takes memory.
-"""
+"""A backbone's matrices, which hold nearly all of its parameters: their precision, and models without them."""
 
 from __future__ import annotations
 
@@ -90,10 +87,7 @@ def without_weights() -> Iterator[None]:
                 f"checkpoint"
             )
 
-    hooks = (
-        register_module_module_registration_hook(counted),
-        register_module_parameter_registration_hook(counted),
-    )
+    hooks = (register_module_module_registration_hook(counted), register_module_parameter_registration_hook(counted))
     try:
         with torch.device("meta"):
             yield

@@ -107,7 +107,6 @@ class ModelInputs:
 
     @property
     def has_first(self) -> bool:
-        """Whether a text begins with a classifying token."""
         return bool(self.tokenizer and self.tokenizer.cls_token)
 
     def __call__(

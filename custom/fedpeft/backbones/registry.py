@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The backbones by name: one registration for each, and those of installed plugins.
-
-The section `backbone` of a job.
-"""
+"""The backbones by name, one registration for each, and the section `backbone` of a job."""
 
 from __future__ import annotations
 

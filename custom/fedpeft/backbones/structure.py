@@ -10,7 +10,7 @@ projection is, or as the one that makes queries, keys and values together. Cross
 
 With several stacks each role has the name of its tower before it: "text_query", "vision_output".
 
-The three forms in which a user names target modules, and conversions between them.
+Users name target modules in three forms:
 
 role -> template     {"output": "encoder.layer.{layer}.output"}, the form that the rest of the package uses
 PEFT's list          ["attention.output", "output"]: modules whose path is, or ends with, one of these names

@@ -1,12 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Any model of transformers as a backbone: what it reads, its layers and its features are found in the model itself.
 
-LLaVA-1.5 (Liu et al. 2024, arXiv:2310.03744), CLIP's image tower and a Llama that reads its patches as tokens, is one.
-
 Only transformers' own code and safetensors are loaded. When it is built, two blank images and short questions go
-through tokenizer, image processor and model, so that what does not fit is said before training begins.
-
-One vector for each sample out of what a transformers model returns.
+through tokenizer, image processor and model, so that what does not fit is said before training begins. LLaVA-1.5 (Liu
+et al. 2024, arXiv:2310.03744) is such a model. Features are one vector for each sample:
 
 two towers       the features of image and text, one after the other, each by the rules below
 pooler_output    where the model has one
@@ -234,13 +231,11 @@ LLAVA_PROMPT = "USER: {image}\n{question}\nAnswer the question using a single wo
 
 
 def build_llava(settings: BackboneSettings, *, half: bool = False, weights: bool = True) -> TransformersModel:
-    """Load a LLaVA from a folder; see `Pretrained.build`."""
     settings = replace(settings, prompt=settings.prompt or LLAVA_PROMPT)
     return build(settings, kinds=("llava",), half=half, weights=weights)
 
 
 def llava_skeleton(source: str | None = None) -> TransformersModel:
-    """Return a LLaVA on torch's meta device: that of a source, or LLaVA-1.5-7B."""
     if source:
         return skeleton(source)
     from transformers import LlavaConfig, LlavaModel

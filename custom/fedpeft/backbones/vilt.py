@@ -1,11 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """ViLT (Kim et al. 2021, arXiv:2102.03334): one transformer over question tokens and image patches.
 
-The same class serves the full-size model (`dandelin/vilt-b32-mlm`) and the tiny one that ships with the package.
-
-Other ways to compute transformers' ViLT, with the same modules: fused attention, a last layer of the first token.
-
-A module gets another class and keeps its parts, adapters among them.
+The same class serves the full-size model (`dandelin/vilt-b32-mlm`) and the tiny one that ships with the package. With
+fused attention, or a last layer of the first token alone, a module gets another class and keeps its parts, adapters
+among them.
 """
 
 from __future__ import annotations
@@ -71,10 +69,7 @@ NAME = "ViLT"
 
 
 def build(
-    settings: BackboneSettings,
-    *,
-    images: Callable[[int, int], SquareImages | ProportionalImages],
-    weights: bool = True,
+    settings: BackboneSettings, *, images: Callable[[int, int], SquareImages | ProportionalImages], weights: bool = True
 ) -> Vilt:
     """Load ViLT and its tokenizer from a folder; `images` makes their preparation of image size and patch size."""
     source = settings.source

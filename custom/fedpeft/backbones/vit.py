@@ -184,7 +184,6 @@ def skeleton(source: str | None = None) -> Vit:
 
 
 def _config(source: str) -> dict[str, Any]:
-    """Return the settings of `ViTConfig` that a source has."""
     stored = checkpoint.read_config(source, timm=True)
     if stored.get("model_type") == "vilt":
         return {name: value for name, value in stored.items() if name not in ("model_type", "architectures")}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The weights in a checkpoint folder: safetensors only, because a pickle can run code when it is read.
 
-Weights of a vision transformer under other names: timm's, and those of a ViLT, as transformers' ViT has them.
+Weights of a vision transformer under other names, as transformers' ViT has them:
 
 timm   blocks.3.attn.qkv.weight (3d, d)                      ->  layers.3.attention.{q,k,v}_proj.weight (d, d)
 ViLT   encoder.layer.3.attention.attention.query.weight      ->  layers.3.attention.q_proj.weight

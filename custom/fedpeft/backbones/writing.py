@@ -87,10 +87,7 @@ class Writer(nn.Module):
 
 def writer(backbone: TransformersModel, source: str) -> Writer:
     """Return a backbone with the output layer of its source; refuse a model that does not write."""
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    )
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     config = backbone.model.config
     kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)

@@ -323,7 +323,6 @@ def load_adapter(
 
 
 def read_config(folder: str | Path) -> PeftConfig:
-    """Return the configuration of a saved adapter."""
     from peft import PeftType
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
@@ -345,7 +344,6 @@ def read_config(folder: str | Path) -> PeftConfig:
 
 
 def read_state(folder: str | Path, config: PeftConfig, family: str | None = None) -> dict[str, torch.Tensor]:
-    """Return key -> tensor of a saved adapter."""
     file = Path(folder) / WEIGHTS_FILE
     if not file.is_file():
         raise FedpeftError(_NO_FILE.format(file))

@@ -41,7 +41,6 @@ class Aggregation:
 
     @property
     def exchanges(self) -> bool:
-        """Whether sites send anything."""
         return bool(self.home)
 
     def fits(self, method: TuningMethod) -> bool:

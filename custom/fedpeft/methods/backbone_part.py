@@ -64,7 +64,6 @@ def _fits(bias: Tensor, weight: Tensor) -> bool:
 
 
 def _outputs(module: nn.Module) -> int:
-    """Return the outputs of a linear layer, 0 for any other module."""
     return module.out_features if isinstance(module, nn.Linear) else 0
 
 

@@ -87,8 +87,6 @@ class DualAdapters(SideBySide):
 
 
 class FedDATTuning(OverAdapters):
-    """FedDAT over a kind of adapter."""
-
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         seeds = {SHARED: seed, LOCAL: derive(seed, LOCAL), RECEIVED: seed}
         return DualAdapters(self._base.branches(backbone, settings, seeds), backbone)

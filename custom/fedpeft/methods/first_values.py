@@ -6,11 +6,10 @@ chance of 1e-9, to
 
     max |F_n - F| <= sqrt(ln(2e9) / 2n)
 
-which one number everywhere, another standard deviation or another mean do not once n is large enough.
+which one number everywhere, another standard deviation or another mean do not once n is large enough. Values depend on
+a seed and a tensor's key alone: same seed, same bytes, in any order.
 
 Source: Massart 1990, The Tight Constant in the Dvoretzky-Kiefer-Wolfowitz Inequality.
-
-Initial values that depend on a seed and a tensor's key alone: same seed, same bytes, in any order.
 """
 
 from __future__ import annotations

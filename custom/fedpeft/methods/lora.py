@@ -1,13 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""LoRA, PEFT's own tuner; this file says where its matrices are: ``layer.<l>.<query|value>.A`` and ``.B``.
+"""LoRA and DoRA, PEFT's own tuners: where their tensors are, and by which factor a product counts.
 
-Source: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
-
-By which factor LoRA's product counts, from its settings alone: it must be the same where sites share products.
-
-DoRA, PEFT's LoRA with a trained magnitude for every output: ``layer.<l>.<query|value>.magnitude`` beside A and B.
-
-Source: Liu et al. 2024, DoRA: Weight-Decomposed Low-Rank Adaptation.
+``layer.<l>.<query|value>.A`` and ``.B``, and DoRA's trained ``magnitude`` for every output beside them. Where sites
+share products, the factor must be the same. Sources: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language
+Models; Liu et al. 2024, DoRA: Weight-Decomposed Low-Rank Adaptation.
 """
 
 from __future__ import annotations

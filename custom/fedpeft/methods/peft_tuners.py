@@ -1,15 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""PEFT's own tuners whose tensors can be averaged: one object each.
+"""PEFT's own tuners whose tensors can be averaged and lie in the modules that they adapt: one object each.
 
 The update of `fourierft` and `miss` is linear in the trained tensors, so that the mean of the tensors is the mean of
-the updates; of the others it is that nearly, where the sites stay close to each other.
-
-Sources: `layernorm` Zhao et al. 2024; `ia3` Liu et al. 2022; `oft` Qiu et al. 2023; `vera` Kopiczko et al. 2024;
-`hra` Yuan et al. 2024; `fourierft` Gao et al. 2024; `miss` Kang and Yin 2024.
-
-Any tuner of PEFT whose tensors lie in the modules that it adapts: where they are is all that a method must say.
-
-The keys are `layer.<l>.<role>.<tensor>`, with the tensor's name in PEFT: ``layer.3.value.ia3_l``.
+the updates; of the others it is that nearly, where the sites stay close to each other. The registrations name the
+papers. The keys are `layer.<l>.<role>.<tensor>`, with the tensor's name in PEFT: ``layer.3.value.ia3_l``.
 """
 
 from __future__ import annotations
@@ -20,15 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from peft import (
-    FourierFTConfig,
-    HRAConfig,
-    IA3Config,
-    LNTuningConfig,
-    MissConfig,
-    OFTConfig,
-    VeraConfig,
-)
+from peft import FourierFTConfig, HRAConfig, IA3Config, LNTuningConfig, MissConfig, OFTConfig, VeraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 

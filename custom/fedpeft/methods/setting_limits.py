@@ -80,11 +80,7 @@ BOTTLENECK: dict[str, Check] = {
     "activation": choice("relu", "swish", "gelu"),
 }
 PARALLEL: Limits = BOTTLENECK | {"scaling": number(-MAX_SCALE, MAX_SCALE)}
-COMPACTER: Limits = BOTTLENECK | {
-    "blocks": whole(MAX_BLOCKS),
-    "rank": whole(MAX_WIDTH),
-    "rule_std": number(0, 1),
-}
+COMPACTER: Limits = BOTTLENECK | {"blocks": whole(MAX_BLOCKS), "rank": whole(MAX_WIDTH), "rule_std": number(0, 1)}
 LORA: Limits = {
     "r": whole(MAX_WIDTH),
     "lora_alpha": number(0, MAX_SCALE),
@@ -99,11 +95,7 @@ LORA: Limits = {
 MODULES: dict[str, Check] = {"target_modules": modules}
 RANKED: dict[str, Check] = MODULES | {"r": whole(MAX_WIDTH), "layers_to_transform": LAYERS}
 OFT: Limits = RANKED | {"r": whole(MAX_WIDTH, minimum=0), "oft_block_size": whole(MAX_WIDTH, minimum=0)}
-VERA: Limits = RANKED | {
-    "d_initial": number(0, MAX_SCALE),
-    "projection_prng_key": SEED,
-    "vera_dropout": number(0, 1),
-}
+VERA: Limits = RANKED | {"d_initial": number(0, MAX_SCALE), "projection_prng_key": SEED, "vera_dropout": number(0, 1)}
 FOURIERFT: Limits = MODULES | {
     "n_frequency": whole(MAX_FREQUENCIES),
     "scaling": number(MIN_FOURIER_SCALE, MAX_FOURIER_SCALE),
@@ -112,7 +104,4 @@ FOURIERFT: Limits = MODULES | {
 }
 MISS: Limits = RANKED | {"miss_dropout": number(0, 1)}
 PROMPTS: dict[str, Check] = {"tokens": whole(MAX_WIDTH)}
-FACTORED_PROMPTS: Limits = PROMPTS | {
-    "rank": whole(MAX_WIDTH),
-    "decomposition": choice("per_block", "concatenated"),
-}
+FACTORED_PROMPTS: Limits = PROMPTS | {"rank": whole(MAX_WIDTH), "decomposition": choice("per_block", "concatenated")}

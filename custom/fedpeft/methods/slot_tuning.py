@@ -224,6 +224,5 @@ def check_min_values(name: str, settings: Mapping[str, Any], min_values: Mapping
         for one in (value,) if not isinstance(values, Iterable) or isinstance(values, str) else values:
             if type(one) in (int, float) and one < minimum:
                 raise FedpeftError(
-                    f"adapter {name!r} has {setting}={value!r:.200}, it must be at least {minimum}.",
-                    setting="settings",
+                    f"adapter {name!r} has {setting}={value!r:.200}, it must be at least {minimum}.", setting="settings"
                 )

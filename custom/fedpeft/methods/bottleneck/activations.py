@@ -118,7 +118,6 @@ def _probes(
 def _pairs(
     batches: Iterable[Mapping[str, torch.Tensor]], masks: Iterable[torch.Tensor | None] | None
 ) -> Iterator[tuple[Mapping[str, torch.Tensor], torch.Tensor | None]]:
-    """Yield each batch with its mask."""
     if masks is None:
         yield from ((batch, None) for batch in batches)
         return

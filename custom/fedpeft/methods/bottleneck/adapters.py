@@ -154,7 +154,6 @@ class ParallelLayer(BottleneckLayer):
 
 
 def _instead(parent: str) -> str:
-    """Return what to do where the module below this path cannot be wrapped."""
     if parent.rpartition(".")[2].isdigit():  # a whole layer, attention included
         return (
             "the feed-forward block of this layer is no module of its own, so use another method, for instance "

@@ -157,8 +157,6 @@ class FusedAdapters(SideBySide):
 
 
 class FusionTuning(OverAdapters):
-    """AdapterFusion over a kind of adapter."""
-
     def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
         """Put adapters with a fusion into a backbone; see `Branches`. The first seed is the fusion's as well."""
         branches = self._base.branches(backbone, settings, seeds)

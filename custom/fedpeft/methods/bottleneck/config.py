@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Settings that every bottleneck adapter has.
-
-The bottleneck: a down-projection, an activation and an up-projection.
-"""
+"""The bottleneck, a down-projection, an activation and an up-projection, and the settings that every kind of it has."""
 
 from __future__ import annotations
 
@@ -46,13 +43,7 @@ class Bottleneck(nn.Module):
     """
 
     def __init__(
-        self,
-        down: nn.Module,
-        up: nn.Module,
-        activation: str,
-        *,
-        norm: nn.LayerNorm | None = None,
-        scaling: float = 1.0,
+        self, down: nn.Module, up: nn.Module, activation: str, *, norm: nn.LayerNorm | None = None, scaling: float = 1.0
     ) -> None:
         super().__init__()
         self.norm = norm

@@ -39,7 +39,6 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
 
     @property
     def adapters(self) -> nn.ModuleDict:
-        """Adapter name -> Bottleneck."""
         return self._modules[self.adapter_layer_names[0]]
 
     @property

@@ -88,7 +88,6 @@ class BottleneckModel(BaseTuner):
         target.update_layer(adapter_name, peft_config, self.hidden_size_at(target.base_layer, current_key))
 
     def build_layer(self, base_layer: nn.Module, role: str, layer: int) -> BottleneckLayer:
-        """Return the wrapper of one place, without adapters yet."""
         return self.tuner_layer_cls(base_layer, role, layer)
 
     def hidden_size_at(self, module: nn.Module, path: str) -> int:

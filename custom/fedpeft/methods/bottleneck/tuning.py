@@ -60,11 +60,7 @@ class BottleneckTuning(SlotTuning):
         return shared
 
     def activations(
-        self,
-        model: nn.Module,
-        states: Sequence[State],
-        inputs: Iterable[Mapping[str, torch.Tensor]],
-        adapter_name: str,
+        self, model: nn.Module, states: Sequence[State], inputs: Iterable[Mapping[str, torch.Tensor]], adapter_name: str
     ) -> list[dict[str, torch.Tensor]]:
         return hidden_activations(model, states, inputs, adapter_name=adapter_name)
 
