@@ -123,22 +123,18 @@ def load(
     settings: BackboneSettings, kind: type[AlbefModel], *, decodes: bool = False, weights: bool = True
 ) -> tuple[AlbefModel, Any]:
     """Return a model with its weights, and its tokenizer; `decodes` says whether it has an answer decoder."""
+    from transformers import BertTokenizerFast
+
     with checkpoint.reading(settings.source, NAME):
-        tokenizer = _tokenizer(settings.source, kind)
+        tokenizer = BertTokenizerFast.from_pretrained(settings.source)
+        vocabulary = _config(settings.source, kind.config_class).vocab_size
+        checkpoint.check_vocabulary(tokenizer, vocabulary, settings.source)
         if weights:
             model = _load(settings.source, settings.image_size, kind, decodes=decodes)
         else:
             model = empty(kind, settings.source)
     checkpoint.check_text_length(settings.text_length, model.config.max_position_embeddings, settings.source)
     return model, tokenizer
-
-
-def _tokenizer(source: str, kind: type[AlbefModel]) -> Any:
-    from transformers import BertTokenizerFast
-
-    tokenizer = BertTokenizerFast.from_pretrained(source)
-    checkpoint.check_vocabulary(tokenizer, _config(source, kind.config_class).vocab_size, source)
-    return tokenizer
 
 
 def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decodes: bool) -> AlbefModel:

@@ -240,7 +240,13 @@ def source_folder(source: str, *, download: bool = True, weights: bool = True, i
     """
     if Path(source).is_dir():
         return source
-    name, revision = _parts(source)
+    if not (match := _NAME.fullmatch(source)):
+        raise LocalError(
+            f"backbone.source is {source!r:.300}, neither a folder here nor a hub name: give a folder with config.json "
+            f"and model.safetensors, a name as in owner/model, or owner/model@commit.",
+            code=UNUSABLE,
+        )
+    name, revision = match[1], match[2]
     from huggingface_hub import constants, snapshot_download
 
     fetch = f"hf download {name}" + f" --revision {revision}" * bool(revision)
@@ -273,13 +279,3 @@ def hub_reachable(*, download: bool) -> bool:
     from huggingface_hub import constants
 
     return download and not constants.HF_HUB_OFFLINE
-
-
-def _parts(source: str) -> tuple[str, str | None]:
-    if not (match := _NAME.fullmatch(source)):
-        raise LocalError(
-            f"backbone.source is {source!r:.300}, neither a folder here nor a hub name: give a folder with config.json "
-            f"and model.safetensors, a name as in owner/model, or owner/model@commit.",
-            code=UNUSABLE,
-        )
-    return match[1], match[2]

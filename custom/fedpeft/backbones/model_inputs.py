@@ -257,10 +257,17 @@ def _mark(config: Any, processor: Any) -> str:
 
 MAX_SIDE, MAX_PATCH, MAX_PIXELS, MAX_TOKENS = 4096, 256, 2**24, 2**14
 MAX_MADE, MAX_PATCHES = 2**26, 2**17
-COUNTED = re.compile(r"(min|max)_pixels")
-PATCH = re.compile(r"patch_size|merge_size|expand_factor|pooling_kernel_size|ensure_multiple_of|size_divisor")
-TILES = re.compile(r"tiles|slice|crops|max_patches|temporal|frames")
-SIDE, CANVAS = re.compile(r"size|edge|height|width"), re.compile(r"pinpoints|resolution")
+KINDS = (  # of numbers, by their names: the first that fits
+    ("pixels", re.compile(r"(min|max)_pixels"), MAX_PIXELS),
+    ("tiles", re.compile(r"(?s)^(?!.*num_patches).*(tiles|slice|crops|max_patches|temporal|frames)"), MAX_SIDE),
+    (
+        "patch",
+        re.compile(r"patch_size|merge_size|expand_factor|pooling_kernel_size|ensure_multiple_of|size_divisor"),
+        MAX_PATCH,
+    ),
+    ("canvas", re.compile(r"pinpoints|resolution"), MAX_SIDE),
+    ("side", re.compile(r"size|edge|height|width"), MAX_SIDE),
+)
 NO_SIDE = re.compile(r"(^|\.)min_|text_size|patch_size\.width")
 TOKEN = re.compile(r"_ids?($|\.)")
 OTHERS = re.compile(r".*(processor|extractor)")  # of images: checked above; of videos and sound: not read
@@ -307,17 +314,10 @@ def check_scaled(processor: Any, size: tuple[int, int]) -> None:
 
 def _kind(path: str, in_pixels: bool) -> tuple[str, int]:
     """Return what a number stands for, empty where it is none of a size, and the largest that is read."""
-    if COUNTED.search(path) or (in_pixels and path.startswith("size.")):
+    if in_pixels and path.startswith("size."):
         return "pixels", MAX_PIXELS
-    if TILES.search(path) and "num_patches" not in path:
-        return "tiles", MAX_SIDE
-    if PATCH.search(path):
-        return "patch", MAX_PATCH
-    if CANVAS.search(path):
-        return "canvas", MAX_SIDE
-    if SIDE.search(path):
-        return "side", MAX_SIDE
-    return "", MAX_TOKENS
+    found = ((kind, maximum) for kind, name, maximum in KINDS if name.search(path))
+    return next(found, ("", MAX_TOKENS))
 
 
 def _check(name: str, number: float, maximum: int) -> None:

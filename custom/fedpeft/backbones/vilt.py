@@ -72,8 +72,17 @@ def build(
     settings: BackboneSettings, *, images: Callable[[int, int], SquareImages | ProportionalImages], weights: bool = True
 ) -> Vilt:
     """Load ViLT and its tokenizer from a folder; `images` makes their preparation of image size and patch size."""
+    from transformers import BertTokenizerFast
+    from transformers.models.vilt.modeling_vilt import ViltModel
+
     source = settings.source
-    model, tokenizer = _load(source, weights)
+    with checkpoint.reading(source, NAME):
+        checkpoint.check_kind(checkpoint.read_config(source), ("vilt",), source, NAME)
+        model = skeleton(source).model
+        if weights:
+            model, _ = checkpoint.load_model(ViltModel, source, what=NAME, skeleton=lambda: skeleton(source).model)
+        tokenizer = BertTokenizerFast.from_pretrained(source)
+        checkpoint.check_vocabulary(tokenizer, model.config.vocab_size, source)
     patch = model.config.patch_size
     size = settings.image_size or model.config.image_size
     checkpoint.check_image_size(size, patch, source)
@@ -87,20 +96,6 @@ def build_tiny(settings: BackboneSettings, *, weights: bool = True) -> Vilt:
 
 def build_full(settings: BackboneSettings, *, weights: bool = True) -> Vilt:
     return build(settings, images=ProportionalImages, weights=weights)
-
-
-def _load(source: str, weights: bool) -> tuple[nn.Module, Any]:
-    from transformers import BertTokenizerFast
-    from transformers.models.vilt.modeling_vilt import ViltModel
-
-    with checkpoint.reading(source, NAME):
-        checkpoint.check_kind(checkpoint.read_config(source), ("vilt",), source, NAME)
-        model = skeleton(source).model
-        if weights:
-            model, _ = checkpoint.load_model(ViltModel, source, what=NAME, skeleton=lambda: skeleton(source).model)
-        tokenizer = BertTokenizerFast.from_pretrained(source)
-        checkpoint.check_vocabulary(tokenizer, model.config.vocab_size, source)
-    return model, tokenizer
 
 
 class Vilt(nn.Module):

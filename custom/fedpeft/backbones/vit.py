@@ -194,6 +194,7 @@ def _config(source: str) -> dict[str, Any]:
 
 
 def _load(source: str) -> nn.Module:
+    from safetensors.torch import load_file
     from transformers import ViTConfig
     from transformers.models.vit.modeling_vit import ViTModel
 
@@ -206,7 +207,8 @@ def _load(source: str) -> nn.Module:
             skeleton=lambda: _empty(ViTConfig(**settings)),
             options={"add_pooling_layer": False},
         )[0]
-    tensors = _tensors(Path(source))
+    stored = load_file(Path(source) / weights.WEIGHTS)
+    tensors = {name: tensor.to(torch.float32) for name, tensor in stored.items()}
     kept, unknown = from_vilt(tensors) if VILT_KEY in tensors else from_timm(tensors)
     if unknown:
         raise checkpoint.unusable(
@@ -224,9 +226,3 @@ def _empty(config: ViTConfig) -> nn.Module:
 
     with without_weights():
         return ViTModel(config, add_pooling_layer=False)
-
-
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return {name: tensor.to(torch.float32) for name, tensor in load_file(folder / weights.WEIGHTS).items()}

@@ -179,20 +179,13 @@ def from_timm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[st
 
 def from_vilt(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Return a ViLT's image half by the names of transformers' ViT; what marks images is added to the positions."""
-    renamed: dict[str, Tensor] = {}
-    unknown = []
-    for name, tensor in tensors.items():
-        if VILT_NOT_READ.fullmatch(name):
-            continue
-        if new := _renamed(name, "encoder.layer", VILT_LAYER):
-            renamed[new] = tensor
-        elif name.startswith(("embeddings.", "layernorm.")):
-            renamed[name] = tensor
-        else:
-            unknown.append(name)
+    read = [name for name in tensors if not VILT_NOT_READ.fullmatch(name)]
+    places = {name: _renamed(name, "encoder.layer", VILT_LAYER) for name in read}
+    places |= {name: name for name in read if not places[name] and name.startswith(("embeddings.", "layernorm."))}
+    renamed = {place: tensors[name] for name, place in places.items() if place}
     kind = tensors["embeddings.token_type_embeddings.weight"][1]
     renamed["embeddings.position_embeddings"] = tensors["embeddings.position_embeddings"] + kind
-    return renamed, unknown
+    return renamed, [name for name in read if not places[name]]
 
 
 def misfits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:

@@ -162,11 +162,13 @@ class LoraTuning(SlotTuning):
     def shapes(self, config: LoraConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
         """Return key -> shape; every adapted projection is assumed to be (d, d)."""
         shapes: Shapes = {}
-        layers = _layers(config, num_layers)
+        layers = config.layers_to_transform
+        layers = range(num_layers) if layers is None else [layers] if isinstance(layers, int) else sorted(layers)
         check_layers(layers, num_layers)
         for layer in layers:
             for slot, template in self.templates(config, family).items():
-                rank = _rank(config, module_path(template, layer))
+                pattern = get_pattern_key(config.rank_pattern.keys(), module_path(template, layer))
+                rank = config.rank_pattern.get(pattern, config.r)  # PEFT's `rank_pattern` may replace `r`
                 shapes[f"{place_of(layer, slot)}.A"] = (rank, hidden_size)
                 shapes[f"{place_of(layer, slot)}.B"] = (hidden_size, rank)
         return shapes
@@ -227,18 +229,6 @@ def _named(table: Mapping[str, str], target: str) -> dict[str, str]:
     if roles and target in DEFAULTS["target_modules"]:  # one tower may call its projection so, another otherwise
         return roles
     return {slot: path for slot, path in table.items() if path.endswith(f".{target}")}
-
-
-def _layers(config: LoraConfig, num_layers: int) -> list[int]:
-    layers = config.layers_to_transform
-    if layers is None:
-        return list(range(num_layers))
-    return [layers] if isinstance(layers, int) else sorted(layers)
-
-
-def _rank(config: LoraConfig, path: str) -> int:
-    """Return the rank at a module path: PEFT's `rank_pattern` may replace `r`."""
-    return config.rank_pattern.get(get_pattern_key(config.rank_pattern.keys(), path), config.r)
 
 
 TUNING = LoraTuning(LoraConfig)
