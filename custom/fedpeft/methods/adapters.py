@@ -98,9 +98,7 @@ def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size:
 def initial_state(config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> State:
     """Return the adapter before training, byte for byte what `get_peft_model` starts from with this configuration.
 
-    Args:
-        config: its `init_seed` determines every value.
-        family, num_layers, hidden_size: see `schema`.
+    The `init_seed` of the configuration determines every value; the other arguments are those of `schema`.
 
     Raises:
         FedpeftError: the configuration is LoRA's, whose initial values PEFT draws itself.
@@ -116,10 +114,7 @@ def initial_state(config: PeftConfig, family: str | None, num_layers: int, hidde
 def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") -> PeftModel:
     """Attach an adapter, as `peft.get_peft_model` does; LoRA may name its projections by role.
 
-    Args:
-        model: a transformers model or any other module, or a PeftModel that gets one more adapter.
-        config: from `fedpeft.adapters.config`.
-        adapter_name: name that the adapter gets in the model.
+    The model is one of transformers or any other module, or a PeftModel that gets one more adapter.
 
     Raises:
         FedpeftError: `target_modules` does not fit the model, PEFT refuses a setting, or no method of fedpeft uses this

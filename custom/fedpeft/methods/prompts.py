@@ -113,7 +113,9 @@ class Prompts(Trainable):
     def _entering(self, layer: nn.Module, number: int, count: int, *, insert: bool) -> Any:
         """Return a hook that inserts the prompts of a layer, and lets attention see `count` tokens more."""
         causal_attention = any(getattr(module, "is_causal", False) for module in layer.modules())
-        mask, position = _mask_of(layer)
+        names = list(inspect.signature(type(layer).forward).parameters)[2:]  # behind the layer and the hidden states
+        found = ((name, place) for place, name in enumerate(names) if name in MASKS)  # of GPT-2 not the first
+        mask, position = next(found, (MASKS[0], len(names)))
 
         def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             hidden, *others = inputs
@@ -269,13 +271,6 @@ def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
             f"{family_of(model)!r} needs: {other} method."
         )
     return Stack(found, decoder)
-
-
-def _mask_of(layer: nn.Module) -> tuple[str, int]:
-    """Return the name of a layer's attention mask, and its position among what follows the hidden states."""
-    names = list(inspect.signature(type(layer).forward).parameters)[2:]  # without the layer and the hidden states
-    found = ((name, position) for position, name in enumerate(names) if name in MASKS)
-    return next(found, (MASKS[0], len(names)))
 
 
 def _seen(mask: Tensor | None, count: int, *, causal: bool) -> Tensor | None:

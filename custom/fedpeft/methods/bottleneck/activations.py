@@ -69,7 +69,8 @@ def hidden_activations(
 
     with _evaluated(model, layers.values(), record):
         for batch, mask in _pairs(batches, masks):
-            weights, samples = None if mask is None else _normalized(mask), _samples(batch)
+            weights = None if mask is None else _normalized(mask)
+            samples = len(batch["input_ids"] if "input_ids" in batch else next(iter(batch.values())))
             model(**batch)
     if not all(tensors for collected in means for tensors in collected.values()):
         raise FedpeftError("there is no batch to compute activations on: pass at least one.")
@@ -126,11 +127,6 @@ def _pairs(
         if batch is missing or mask is missing:
             raise FedpeftError("there are not as many masks as batches: give one mask, or None, for each batch.")
         yield batch, mask
-
-
-def _samples(batch: Mapping[str, torch.Tensor]) -> int:
-    """Return the number of samples of a batch: of its texts, or of its first tensor."""
-    return len(batch["input_ids"] if "input_ids" in batch else next(iter(batch.values())))
 
 
 def _normalized(mask: torch.Tensor) -> torch.Tensor:

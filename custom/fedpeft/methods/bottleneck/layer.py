@@ -19,12 +19,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
 
     The mean is over the active adapters that have a bottleneck at this place. With one active adapter this is the
     plain adapter of the papers; with two it is the frozen-global form of FedPIA and the dual form of FedDAT. A `fusion`
-    takes the place of the mean (AdapterFusion).
-
-    Args:
-        base_layer: the wrapped module.
-        role: the slot: its name in ``target_modules`` and in keys.
-        layer_index: number of the transformer layer, from 0.
+    takes the place of the mean (AdapterFusion). The role is the slot: its name in ``target_modules`` and in keys.
     """
 
     def __init__(self, base_layer: nn.Module, role: str, layer_index: int) -> None:
