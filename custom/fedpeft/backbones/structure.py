@@ -21,16 +21,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from fedpeft.backbones.slots import ADAPTED_PART, INNER, QKV, SLOTS, check_template, chosen
 from fedpeft.core.errors import FedpeftError
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 QUERY = ("query", "q_proj", "q_lin", "q", "wq", "to_q", "linear_q", "query_proj")
 KEY = ("key", "k_proj", "k_lin", "k", "wk", "to_k", "linear_k", "key_proj")

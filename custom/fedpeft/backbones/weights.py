@@ -13,16 +13,12 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedpeft.core import files as bounded_files
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
