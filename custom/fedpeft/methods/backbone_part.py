@@ -68,9 +68,10 @@ def _outputs(module: nn.Module) -> int:
 
 
 class BackbonePart(Trainable):
-    """Some parameters of a frozen backbone's model."""
+    """Some parameters of a backbone's model, all others of which are frozen."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        model.requires_grad_(False)
         self._model, self._names = model, tuple(names)
         self.train_only(None)
 
@@ -93,7 +94,6 @@ class PartTuning(Tuning):
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         self.check(settings)
-        backbone.requires_grad_(False)
         names = self.selected(backbone.model) if self.selected else ()
         if self.selected and not names:
             raise FedpeftError(f"{self.name} finds no parameter in {type(backbone.model).__name__} to train.")
