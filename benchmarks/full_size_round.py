@@ -80,9 +80,8 @@ def llava_wrapped(model: nn.Module, settings: BackboneSettings, folder: Path) ->
     from transformers import LlavaProcessor
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    from fedpeft.backbones.llava import PROMPT
     from fedpeft.backbones.model_inputs import ModelInputs
-    from fedpeft.backbones.transformers_model import TransformersModel
+    from fedpeft.backbones.transformers_model import LLAVA_PROMPT, TransformersModel
 
     side = model.config.vision_config.image_size
     images = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
@@ -93,7 +92,7 @@ def llava_wrapped(model: nn.Module, settings: BackboneSettings, folder: Path) ->
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     ).save_pretrained(folder)
-    inputs = ModelInputs(model, str(folder), text_length=settings.text_length, prompt=PROMPT)
+    inputs = ModelInputs(model, str(folder), text_length=settings.text_length, prompt=LLAVA_PROMPT)
     return TransformersModel(model, inputs, str(folder))
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from fedpeft.data import DataSettings, load
 from fedpeft.data.images import open_image
 from fedpeft.core.errors import FedpeftError
-from fedpeft.methods.adapter_folder import read_config, read_state
+from fedpeft.methods.adapters import read_config, read_state
 
 def read(kind, folder):
     if kind == "adapter":

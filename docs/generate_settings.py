@@ -33,7 +33,7 @@ from fedpeft.job.catalog import entries, entry
 from fedpeft.job.composing import PACKAGED, FlareSettings, read_yaml
 from fedpeft.job.federation import FederationSettings
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.methods.aggregations import usual
+from fedpeft.methods.aggregations import default_aggregation
 from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.methods.combined import CombinedTuning
 from fedpeft.methods.method import METHODS
@@ -301,7 +301,7 @@ def _methods() -> str:
             f"`{entry.name}`",
             f"{entry.trained:,}",
             entry.sent,
-            f"`{usual(entry.method)}`",
+            f"`{default_aggregation(entry.method)}`",
             ", ".join(entry.abilities),
             entry.method.source,
         )

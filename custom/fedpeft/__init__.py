@@ -18,7 +18,7 @@ os.environ["USE_HUB_KERNELS"] = "0"  # transformers reads it when it is imported
 wrapt.register_post_import_hook("fedpeft.methods.peft_types:register_all", "peft")
 
 # torch and PEFT cost seconds: only a program that loads an adapter imports them
-_HOME = {"load_adapter": "methods.adapter_folder"}
+_HOME = {"load_adapter": "methods.adapters"}
 
 __all__ = list(_HOME)
 

@@ -10,21 +10,21 @@ from fedpeft.core.registry import lazily, lazy_names
 
 # torch and PEFT cost seconds: a name is imported when it is first used
 _HOME = {
-    "names": "fedpeft.methods.adapter_config",
-    "config": "fedpeft.methods.adapter_config",
+    "names": "fedpeft.methods.method",
+    "config": "fedpeft.methods.adapters",
     "attach": "fedpeft.methods.adapters",
     "HoulsbyConfig": "fedpeft.methods.bottleneck.adapters",
     "PfeifferConfig": "fedpeft.methods.bottleneck.adapters",
     "ParallelConfig": "fedpeft.methods.bottleneck.adapters",
-    "CompacterConfig": "fedpeft.methods.compacter",
+    "CompacterConfig": "fedpeft.methods.bottleneck.adapters",
     "adapter_state": "fedpeft.methods.adapters",
     "load_adapter_state": "fedpeft.methods.adapters",
     "check_state": "fedpeft.methods.adapters",
     "set_trainable_layers": "fedpeft.methods.adapters",
     "schema": "fedpeft.methods.adapters",
     "initial_state": "fedpeft.methods.adapters",
-    "save_adapter": "fedpeft.methods.adapter_folder",
-    "load_adapter": "fedpeft.methods.adapter_folder",
+    "save_adapter": "fedpeft.methods.adapters",
+    "load_adapter": "fedpeft.methods.adapters",
     "hidden_activations": "fedpeft.methods.bottleneck.activations",
 }
 

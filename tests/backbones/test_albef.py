@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedpeft import adapters, methods
 from fedpeft.backbones import BackboneSettings, build, skeleton
 from fedpeft.backbones.albef import plain
-from fedpeft.backbones.albef_checkpoint import POSITIONS, resized
+from fedpeft.backbones.albef_model import POSITIONS, resized
 from fedpeft.backbones.registry import BACKBONES
 from fedpeft.core.errors import FedpeftError
 from fedpeft.doctor import content as doctor

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from fedpeft.backbones import BackboneSettings, build, hub, skeleton
+from fedpeft.backbones import BackboneSettings, backbone, build, skeleton
 from fedpeft.core.errors import FedpeftError
 from fedpeft.doctor import content as doctor
 
@@ -41,7 +41,7 @@ def cache(tiny_source, tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize(("source", "commit"), [(NAME, NEW), (f"{NAME}@v1", OLD), (f"{NAME}@{OLD}", OLD)])
 def test_a_name_is_the_folder_of_one_commit(source, commit, cache):
-    assert hub.folder(source, download=False) == str(cache / "snapshots" / commit)
+    assert backbone.source_folder(source, download=False) == str(cache / "snapshots" / commit)
 
 
 def test_a_backbone_is_built_from_the_cache_without_a_network(cache):
@@ -117,9 +117,9 @@ def test_what_is_not_there_is_refused_with_the_remedy(source, expected, cache):
 def test_without_a_site_that_forbids_it_the_hub_is_asked(cache, monkeypatch):
     asked = {}
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **options: asked.update(options) or name)
-    hub.folder("owner/other@v1")
+    backbone.source_folder("owner/other@v1")
     assert (asked["revision"], asked["local_files_only"]) == ("v1", False)
     assert not any(name.endswith((".bin", ".pth", ".py")) for name in asked["allow_patterns"])
     asked.clear()
-    hub.folder("owner/other", weights=False)
+    backbone.source_folder("owner/other", weights=False)
     assert "model.safetensors" not in asked["allow_patterns"]

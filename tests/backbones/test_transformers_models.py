@@ -25,7 +25,7 @@ from fedpeft import adapters, methods
 from fedpeft.backbones import BackboneSettings, build, matrices, skeleton
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefDecoderConfig, AlbefDecoderModel, AlbefModel
 from fedpeft.backbones.checkpoint import FETCHING
-from fedpeft.backbones.input_limits import check_growth, check_image_processor, check_processor
+from fedpeft.backbones.model_inputs import check_growth, check_image_processor, check_processor
 from fedpeft.backbones.slots import INNER, SLOTS
 from fedpeft.backbones.structure import layer_stacks, model_roles
 from fedpeft.backbones.transformers_model import pooled

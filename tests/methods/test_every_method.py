@@ -151,7 +151,7 @@ def test_peft_reads_what_was_saved(name, vilt, run, tmp_path):
 def test_adalora_is_not_taken_for_lora():
     from peft import AdaLoraConfig
 
-    from fedpeft.methods.adapter_config import tuning_of
+    from fedpeft.methods.adapters import tuning_of
 
     with pytest.raises(FedpeftError, match="AdaLoraConfig is of no method"):
         tuning_of(AdaLoraConfig(total_step=10))

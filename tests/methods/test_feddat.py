@@ -20,10 +20,9 @@ from fedpeft.answering.ranking import Ranking
 from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, NO_TOKEN
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.answers import AnswerVocabulary
-from fedpeft.methods import divergences
-from fedpeft.methods.adapterfusion import Fusion
+from fedpeft.methods.bottleneck.branches import Fusion
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.methods.trainable import Part
+from fedpeft.methods.trainable import Part, kl_of_choices, kl_of_labels
 from fedpeft.server.export import export_adapter
 from fedpeft.site.loop import parts_of
 
@@ -198,18 +197,18 @@ def detached(state):
 
 def test_a_way_to_answer_with_other_logits_than_those_of_one_choice_has_to_say_what_their_divergence_is():
     with pytest.raises(FedpeftError, match=r"needs logits \(B, C\), here they are \(2, 4, 9\): give the way to answer"):
-        divergences.of_choices(torch.zeros(2, 4, 9), torch.zeros(2, 4, 9))
+        kl_of_choices(torch.zeros(2, 4, 9), torch.zeros(2, 4, 9))
 
 
 def test_the_divergence_of_labels_is_that_of_as_many_coins():
     teacher, learner = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).mul(4).double()
     coins = (torch.distributions.Bernoulli(logits=logits) for logits in (teacher, learner))
     expected = torch.distributions.kl_divergence(*coins).sum(-1).mean()
-    torch.testing.assert_close(divergences.of_labels(learner, teacher), expected)
-    assert divergences.of_labels(teacher, teacher) == 0
-    one = divergences.of_labels(learner[:, :1], teacher[:, :1])  # a label is a choice of two
+    torch.testing.assert_close(kl_of_labels(learner, teacher), expected)
+    assert kl_of_labels(teacher, teacher) == 0
+    one = kl_of_labels(learner[:, :1], teacher[:, :1])  # a label is a choice of two
     choices = (torch.cat((logits[:, :1], torch.zeros(5, 1)), dim=-1) for logits in (learner, teacher))
-    torch.testing.assert_close(divergences.of_choices(*choices), one)
+    torch.testing.assert_close(kl_of_choices(*choices), one)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ from fedpeft import methods
 from fedpeft.backbones.slots import SLOTS, locate, module_path, slot_templates
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import SlotKey, belongs, by_place, is_key, layers_of, parse_key
-from fedpeft.methods.adapter_folder import own_key, peft_key
+from fedpeft.methods.adapters import own_key, peft_key
 
 TEMPLATES = SLOTS["vilt"]
 ROOT = "base_model.model"

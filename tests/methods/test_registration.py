@@ -5,14 +5,19 @@ import copy
 import pickle
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 
 import pytest
 from peft import PeftType
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 
-from fedpeft import methods
+from fedpeft import adapters, methods
+from fedpeft.alignment import neurons
 from fedpeft.core.errors import FedpeftError
-from fedpeft.methods import peft_types
+from fedpeft.methods import METHODS, TuningMethod, peft_types
+from fedpeft.methods.adapters import tuning_of
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.server.aggregation import aggregate
 
 KNOWN = """
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
@@ -29,7 +34,7 @@ assert {"HOULSBY", "PFEIFFER", "PARALLEL", "COMPACTER"} <= set(PEFT_TYPE_TO_TUNE
         "import fedpeft.methods.bottleneck.layer",
         "import fedpeft.methods.slot_tuning, peft",
         "import fedpeft.methods.lora",
-        "import fedpeft.methods.adapter_trainable",
+        "import fedpeft.methods.slot_tuning",
         "from fedpeft.adapters import HoulsbyConfig; HoulsbyConfig()",
     ],
 )
@@ -92,3 +97,46 @@ def test_names_that_are_taken_or_not_registered_are_refused():
         peft_types.register("fusion", config, model)
     with pytest.raises(FedpeftError, match="PEFT already has a method named 'lora'"):
         peft_types.register("lora", config, model)
+
+
+# An installed plugin that is broken costs its own name: every other method works as before.
+
+
+NO_NEURONS = TuningMethod(home="os:sep", label="mine", source="a test", neurons="no_such_module:NEURONS", exports=True)
+BROKEN = {"module": "no_such_module:METHOD", "object": "os:no_such_thing", "kind": "os:sep", "neurons": ""}
+
+
+@pytest.fixture(params=BROKEN)
+def broken(request, monkeypatch):
+    """The name of a plugin that is broken in one of several ways."""
+    point = EntryPoint(name="mine", value=BROKEN[request.param] or f"{__name__}:NO_NEURONS", group=METHODS.group)
+    if request.param == "neurons":
+        monkeypatch.setattr(EntryPoint, "load", lambda self: NO_NEURONS)
+    for kind in (METHODS, neurons._PLUGINS):
+        monkeypatch.setattr(kind, "_plugins", {"mine": point})
+        monkeypatch.setattr(kind, "_skipped", set())
+    neurons._of_plugins.cache_clear()
+    yield request.param
+    neurons._of_plugins.cache_clear()
+
+
+def test_every_other_method_is_found(broken):
+    assert {"houlsby", "lora"} <= set(adapters.names())
+    assert tuning_of(adapters.config("houlsby")).name == "houlsby"
+    assert neurons.neurons_of({"A", "B"}) is neurons.LORA
+
+
+def test_states_of_unknown_kinds_have_no_neurons_and_the_log_says_once_why(broken, caplog):
+    for _ in range(2):
+        assert neurons.neurons_of({"gain"}) is None
+    assert len(caplog.records) == 1
+    assert "cannot be" in caplog.text
+
+
+def test_a_job_that_names_it_is_refused_with_the_reason(broken):
+    def run():
+        aggregate({}, MethodSettings(name="mine"), previous=None)  # with broken neurons nothing is averaged unaligned
+
+    with pytest.raises(FedpeftError, match=r"cannot be (used|imported).*: (update|correct)") as refused:
+        run()
+    assert refused.value.code == "plugin-unusable"

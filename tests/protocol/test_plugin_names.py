@@ -22,7 +22,7 @@ from fedpeft.flare import executor
 from fedpeft.importance.registry import SCORES
 from fedpeft.job.site_policy import SitePolicy, check_plugins, keep_to
 from fedpeft.methods import METHODS
-from fedpeft.methods.method import adapter_names
+from fedpeft.methods.method import names as adapter_names
 from fedpeft.methods.peft_types import register_all
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.reply_contract import check_announcement

@@ -39,7 +39,6 @@ IMPORTED = (
     "fedpeft.site.learner",
     "fedpeft.alignment.client_pia",
     "fedpeft.methods.adapters",
-    "fedpeft.methods.adapter_folder",
     "fedpeft.data.phantom",
     "fedpeft.scheduling.nsga2",
     "fedpeft.server.export",

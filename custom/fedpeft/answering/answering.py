@@ -16,7 +16,7 @@ from fedpeft.backbones.backbone import NO_TOKEN, Backbone
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.schema import Example
-from fedpeft.methods import divergences
+from fedpeft.methods import trainable
 
 
 class Scored(NamedTuple):
@@ -84,7 +84,7 @@ class Answering(nn.Module):
         Raises:
             FedpeftError: they are of another shape.
         """
-        return divergences.of_choices(logits, teacher)
+        return trainable.kl_of_choices(logits, teacher)
 
     def chosen(self, batch: Batch) -> Tensor:
         """Return the number of each sample's most probable answer among those of training (B,), on the CPU."""

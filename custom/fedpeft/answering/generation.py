@@ -21,7 +21,7 @@ from fedpeft.backbones.writing import Writer
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.schema import Example
-from fedpeft.methods import divergences
+from fedpeft.methods import trainable
 
 
 class Generation(Answering):
@@ -64,7 +64,7 @@ class Generation(Answering):
     def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
         """See `Answering`: the mean over the tokens of an answer, as its loss is."""
         answered = target != NO_TOKEN
-        return (divergences.of_tokens(logits, teacher, answered) / answered.sum(-1)).mean()
+        return (trainable.kl_of_tokens(logits, teacher, answered) / answered.sum(-1)).mean()
 
     def right(self, batch: Batch) -> Tensor:
         """Compare what the model writes with the accepted answers."""

@@ -21,7 +21,7 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.metrics import MACRO_F1
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
-from fedpeft.methods import divergences
+from fedpeft.methods import trainable
 
 
 class Multilabel(Answering):
@@ -71,7 +71,7 @@ class Multilabel(Answering):
 
     def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
         """See `Answering`: of labels that apply or not each for itself, known or not."""
-        return divergences.of_labels(logits, teacher)
+        return trainable.kl_of_labels(logits, teacher)
 
     def probabilities(self, batch: Batch) -> Tensor:
         """Return the probability of each label (B, L)."""

@@ -23,7 +23,7 @@ from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, NO_TOKEN, STATES, Ba
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
-from fedpeft.methods import divergences
+from fedpeft.methods import trainable
 
 ROWS = 128  # answers that go through the decoder at once
 
@@ -77,7 +77,7 @@ class Ranking(Choosing):
 
     def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
         """See `Answering`: summed over the tokens of an answer, as its loss is."""
-        return divergences.of_tokens(logits, teacher, target != NO_TOKEN).mean()
+        return trainable.kl_of_tokens(logits, teacher, target != NO_TOKEN).mean()
 
     def answer_scores(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the log-probability of each answer of the pool (B, N)."""

@@ -32,13 +32,8 @@ def usual_source(name: str) -> str:
 def skeleton(name: str, source: str | None = None, *, download: bool = True) -> Backbone:
     """Return a backbone without weights, on torch's meta device: its modules and shapes need no memory.
 
-    Args:
-        name: registered name.
-        source: a folder or a hub name, whose configuration is read; None: that of the default weights, or of the paper.
-        download: whether a hub name's files may be fetched.
-
-    Raises:
-        FedpeftError: the name is unknown, or the backbone needs a source.
+    The configuration of a source, a folder or a hub name, is read; None: that of the default weights, or of the paper.
+    `download` says whether a hub name's files may be fetched.
     """
     pretrained = BACKBONES.get(name)
     if source is None and not pretrained.usual and not pretrained.sized:
@@ -49,15 +44,7 @@ def skeleton(name: str, source: str | None = None, *, download: bool = True) -> 
 
 
 def prepared(settings: BackboneSettings, *, download: bool = True) -> Backbone | None:
-    """Return a backbone without weights that prepares images and questions; None: it has no such form.
-
-    Args:
-        settings: of the job.
-        download: whether tokenizer and image processor of a hub name may be fetched.
-
-    Raises:
-        FedpeftError: these are missing, unreachable or damaged, or a setting does not fit.
-    """
+    """Return a backbone without weights that prepares images and questions; None: it has no such form."""
     return BACKBONES.get(settings.name).prepared(settings, download=download)
 
 
@@ -69,12 +56,7 @@ def is_tiny(name: str) -> bool:
 def build(settings: BackboneSettings, *, half: bool = False, download: bool = True) -> Backbone:
     """Load a backbone with its pre-trained weights in float32.
 
-    Args:
-        settings: of the job.
-        half: read the matrices of a large backbone in bfloat16; one that cannot do that has them in float32.
-        download: whether a hub name's files may be fetched; a site's own file decides it.
-
-    Raises:
-        FedpeftError: the weights are missing, unreachable, damaged or of another architecture.
+    With `half` the matrices of a large backbone are read in bfloat16, where it can do that. A site's own file decides
+    whether a hub name's files may be fetched (`download`).
     """
     return BACKBONES.get(settings.name).loaded(settings, half=half, download=download)

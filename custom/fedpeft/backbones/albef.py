@@ -1,16 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """ALBEF (Li et al. 2021, arXiv:2107.07651): an image encoder, and a text encoder whose upper half attends to the image.
 
-The features are the first token's after the last fusion layer. Weights are the official checkpoint's.
-
-Questions and answers as ALBEF reads them: without punctuation, and as tokens.
-
-A question is [CLS] and its words: the tokenizer of ALBEF's authors ends a single text with nothing, in pre-training as
-in tuning. An answer has [SEP] at its end, which their code writes behind it as text: there the decoder ends.
+The features are the first token's after the last fusion layer; its decoder says how probable an answer is, token by
+token, given image and question. Both are read without punctuation. A question is [CLS] and its words: the tokenizer of
+ALBEF's authors ends a single text with nothing, in pre-training as in tuning. An answer has [SEP] at its end, which
+their code writes behind it as text: there the decoder ends.
 
 Source: models/tokenization_bert.py, dataset/utils.py and dataset/vqa_dataset.py of github.com/salesforce/ALBEF.
-
-ALBEF that answers with its decoder: how probable is an answer, token by token, given image and question?
 """
 
 from __future__ import annotations
@@ -25,22 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fedpeft.backbones import albef_checkpoint, weights
+from fedpeft.backbones import albef_model, checkpoint, weights
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefDecoderModel, AlbefModel, reset_positions
 from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, STATES
-from fedpeft.backbones.checkpoint import (
-    check_complete,
-    check_image_size,
-    check_kind,
-    check_text_length,
-    check_vocabulary,
-    read_config,
-    reading,
-    unusable,
-)
 from fedpeft.backbones.images import Images, SquareImages
 from fedpeft.backbones.matrices import without_weights
-from fedpeft.backbones.registry import ALBEF_PICKLE, TINY_ALBEF_FOLDER
+from fedpeft.backbones.registry import ALBEF_PICKLE
 from fedpeft.backbones.weights import misfits
 
 if TYPE_CHECKING:
@@ -55,24 +41,19 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", " ", text.lower().translate(NO_PUNCTUATION)).strip()
 
 
-def tokens(tokenizer: Any, texts: Sequence[str], longest: int, *, ends: bool) -> tuple[Tensor, Tensor]:
+def tokens(tokenizer: Any, texts: Sequence[str], max_length: int, *, ends: bool) -> tuple[Tensor, Tensor]:
     """Return B texts without punctuation as tokens, (B, T), and where they are, (B, T).
 
-    Args:
-        tokenizer: a BERT tokenizer.
-        texts: questions or answers; padded to the longest of them.
-        longest: tokens of one, [CLS] and [SEP] included; the words behind are cut.
-        ends: whether [SEP] stands behind each.
+    The words behind `max_length` tokens, [CLS] and [SEP] included, are cut; `ends`: whether [SEP] stands behind each.
     """
     begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id] * ends
-    most = longest - len(begin) - len(end)
-    rows = [torch.tensor([*begin, *row[:most], *end]) for row in _words(tokenizer, texts)]
+    max_words = max_length - len(begin) - len(end)
+    rows = [torch.tensor([*begin, *row[:max_words], *end]) for row in _words(tokenizer, texts)]
     ids = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
     return ids, pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
 
 
 def lengths(tokenizer: Any, texts: Sequence[str], *, ends: bool) -> list[int]:
-    """Return how many tokens each text is before it is cut; see `tokens`."""
     return [1 + len(row) + ends for row in _words(tokenizer, texts)]
 
 
@@ -86,13 +67,7 @@ DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711])
 
 
 class Albef(nn.Module):
-    """An ALBEF with its tokenizer and image preparation.
-
-    Args:
-        model: adapters may be injected into it in place.
-        tokenizer: a BERT tokenizer; None in a skeleton.
-        text_length: longest question in tokens.
-    """
+    """An ALBEF with its tokenizer (BERT's; None in a skeleton) and image preparation; adapters are put into `model`."""
 
     family = "albef"
 
@@ -108,17 +83,12 @@ class Albef(nn.Module):
         self.prepare = SquareImages(self.image_size)
 
     def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
-        """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch; questions are padded to the longest.
-
-        As in ALBEF's own tuning, questions are without punctuation and without [SEP], and pixels are scaled by the mean
-        and deviation of each color.
-        """
+        """Return B images (PIL, or (H, W, 3) uint8) and B questions, padded to the longest, as ALBEF was tuned."""
         ids, mask = tokens(self.tokenizer, questions, self.text_length, ends=False)
         pixels = self.scaled((self.prepare(images)["pixel_values"] + 1) / 2)
         return {"input_ids": ids, "attention_mask": mask, "pixel_values": pixels}
 
     def text_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return how many tokens each text is, with the one at its beginning."""
         return lengths(self.tokenizer, texts, ends=False)
 
     @staticmethod
@@ -127,7 +97,6 @@ class Albef(nn.Module):
         return (pixels - MEAN[:, None, None]) / DEVIATION[:, None, None]
 
     def save_inputs(self, folder: Path) -> None:
-        """Write the tokenizer; images are prepared by ALBEF's own mean and deviation (`scaled`)."""
         self.tokenizer.save_pretrained(folder)
 
     def forward(self, **batch: Tensor) -> Tensor:
@@ -136,91 +105,61 @@ class Albef(nn.Module):
 
 
 def build(settings: BackboneSettings, *, weights: bool = True) -> Albef:
-    """Load ALBEF from a folder; see `load`."""
     return Albef(*load(settings, AlbefModel, weights=weights), settings.text_length)
 
 
 def skeleton(source: str | None = None) -> Albef:
-    """Return an ALBEF without weights and tokenizer on torch's meta device.
-
-    Args:
-        source: whose configuration is read; None: the official one.
-    """
+    """Return an ALBEF without weights and tokenizer on torch's meta device; None: of the official sizes."""
     model = empty(AlbefModel, source)
     return Albef(model, None, model.config.max_position_embeddings)
 
 
-def tiny_skeleton(source: str | None = None) -> Albef:
-    """Return the tiny ALBEF, or another one, as `skeleton` does."""
-    return skeleton(source or str(TINY_ALBEF_FOLDER))
-
-
 def empty(kind: type[AlbefModel], source: str | None) -> AlbefModel:
-    """Return a model on the meta device.
-
-    Args:
-        kind: of model.
-        source: whose configuration is read; None: the official one.
-    """
-    with reading(source or "", NAME):
+    with checkpoint.reading(source or "", NAME):
         return _empty(kind, _config(source, kind.config_class) if source else kind.config_class())
 
 
 def load(
     settings: BackboneSettings, kind: type[AlbefModel], *, decodes: bool = False, weights: bool = True
 ) -> tuple[AlbefModel, Any]:
-    """Return a model with its weights, and its tokenizer.
+    """Return a model with its weights, and its tokenizer; `decodes` says whether it has an answer decoder."""
+    from transformers import BertTokenizerFast
 
-    Args:
-        settings: of the job.
-        kind: of model.
-        decodes: whether it has an answer decoder.
-        weights: see `fedpeft.backbones.Pretrained.bare`.
-
-    Raises:
-        FedpeftError: the folder is missing, damaged or not an ALBEF; the setting does not fit it.
-    """
-    with reading(settings.source, NAME):
-        tokenizer = _tokenizer(settings.source, kind)
+    with checkpoint.reading(settings.source, NAME):
+        tokenizer = BertTokenizerFast.from_pretrained(settings.source)
+        vocabulary = _config(settings.source, kind.config_class).vocab_size
+        checkpoint.check_vocabulary(tokenizer, vocabulary, settings.source)
         if weights:
             model = _load(settings.source, settings.image_size, kind, decodes=decodes)
         else:
             model = empty(kind, settings.source)
-    check_text_length(settings.text_length, model.config.max_position_embeddings, settings.source)
+    checkpoint.check_text_length(settings.text_length, model.config.max_position_embeddings, settings.source)
     return model, tokenizer
-
-
-def _tokenizer(source: str, kind: type[AlbefModel]) -> Any:
-    from transformers import BertTokenizerFast
-
-    tokenizer = BertTokenizerFast.from_pretrained(source)
-    check_vocabulary(tokenizer, _config(source, kind.config_class).vocab_size, source)
-    return tokenizer
 
 
 def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decodes: bool) -> AlbefModel:
     config = _config(source, kind.config_class)
-    tensors = albef_checkpoint.read_tensors(Path(source))
-    for name, pixels in albef_checkpoint.image_sizes(tensors).items():
+    tensors = albef_model.read_tensors(Path(source))
+    for name, pixels in albef_model.image_sizes(tensors).items():
         setattr(config, name, pixels)
     if image_size is not None:
-        check_image_size(image_size, config.patch_size, source)
+        checkpoint.check_image_size(image_size, config.patch_size, source)
         config.image_size = image_size
     grid = config.image_size // config.patch_size
-    positions = albef_checkpoint.POSITIONS
-    tensors[positions] = albef_checkpoint.resized(tensors[positions], grid)
-    kept, unknown = albef_checkpoint.renamed(tensors, config.fusion_layer if decodes else None)
+    positions = albef_model.POSITIONS
+    tensors[positions] = albef_model.resized(tensors[positions], grid)
+    kept, unknown = albef_model.renamed(tensors, config.fusion_layer if decodes else None)
     if unknown:
-        raise unusable(
+        raise checkpoint.unusable(
             f"The weights in {source!r} have {len(unknown)} tensors that ALBEF does not have, first {unknown[0]}: give "
             f"the folder of an official checkpoint."
         )
     model = _empty(kind, config)
     weights.check_size(model, {name: tuple(tensor.shape) for name, tensor in kept.items()})
     expected = dict(model.named_parameters())
-    check_complete(misfits(kept, expected), source, NAME)
+    checkpoint.check_complete(misfits(kept, expected), source, NAME)
     if extra := sorted(kept.keys() - expected.keys()):
-        raise unusable(
+        raise checkpoint.unusable(
             f"The weights in {source!r} have {len(extra)} tensors that an ALBEF of its config.json does not have, "
             f"first {extra[0]}: give the folder whose two files belong together."
         )
@@ -230,21 +169,15 @@ def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decode
 
 
 def _empty(kind: type[AlbefModel], config: AlbefConfig) -> AlbefModel:
-    """Return the model on the meta device."""
     with without_weights():
         return kind(config)
 
 
 def _config(source: str, kind: type[AlbefConfig]) -> AlbefConfig:
-    """Return the sizes in a folder's config.json, which may be ALBEF's own config_bert.json.
-
-    Raises:
-        FedpeftError: it is of another model.
-        ValueError: image and text differ in width.
-    """
-    stored = read_config(source, pickle=ALBEF_PICKLE)
+    """Return the sizes in a folder's config.json, which may be ALBEF's own config_bert.json."""
+    stored = checkpoint.read_config(source, pickle=ALBEF_PICKLE)
     if not (stored.get("model_type") == "bert" and "fusion_layer" in stored):
-        check_kind(stored, (AlbefConfig.model_type,), source, f"model of {NAME}")
+        checkpoint.check_kind(stored, (AlbefConfig.model_type,), source, f"model of {NAME}")
     width = stored.get("hidden_size", AlbefConfig.hidden_size)
     if stored.get("encoder_width", width) != width:
         raise ValueError(
@@ -256,8 +189,6 @@ def _config(source: str, kind: type[AlbefConfig]) -> AlbefConfig:
 
 
 class AlbefDecoder(Albef):
-    """An ALBEF with its answer decoder; see `Albef`."""
-
     family = "albef_decoder"
     answering = "ranking"
 
@@ -271,7 +202,6 @@ class AlbefDecoder(Albef):
         return {ANSWER: ids, ANSWER_MASK: mask}
 
     def answer_lengths(self, answers: Sequence[str]) -> list[int]:
-        """Return how many tokens each answer is, with [CLS] and [SEP]."""
         return lengths(self.tokenizer, answers, ends=True)
 
     def forward(self, **batch: Tensor) -> Tensor:
@@ -293,16 +223,9 @@ class AlbefDecoder(Albef):
 
 
 def build_decoder(settings: BackboneSettings, *, weights: bool = True) -> AlbefDecoder:
-    """Load ALBEF with its decoder from a folder; see `fedpeft.backbones.albef.load`."""
     return AlbefDecoder(*load(settings, AlbefDecoderModel, decodes=True, weights=weights), settings.text_length)
 
 
-def tiny_decoder_skeleton(source: str | None = None) -> AlbefDecoder:
-    """Return the tiny ALBEF with its decoder, or another one, as `decoder_skeleton` does."""
-    return decoder_skeleton(source or str(TINY_ALBEF_FOLDER))
-
-
 def decoder_skeleton(source: str | None = None) -> AlbefDecoder:
-    """Return an ALBEF with decoder, without weights and tokenizer, on torch's meta device."""
     model = empty(AlbefDecoderModel, source)
     return AlbefDecoder(model, None, model.config.max_position_embeddings)

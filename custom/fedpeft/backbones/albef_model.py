@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The modules of ALBEF (Li et al. 2021, arXiv:2107.07651), out of transformers' ViT and BERT.
+"""The modules and checkpoints of ALBEF (Li et al. 2021, arXiv:2107.07651), out of transformers' ViT and BERT.
 
 The image goes through a ViT. The question goes through BERT's layers, of which those from `fusion_layer` on attend to
 the image's tokens as well:
@@ -10,18 +10,35 @@ the image's tokens as well:
 Adapters are after the residual in the vision layers. In the text layers they stand inside the output block, before its
 norm: f = dropout(dense(h)), LN(f + A(LN(f + x)) + x).
 
-ALBEF with the decoder that its authors answer questions with.
+The decoder, with which its authors answer questions, is BERT's layers, which see the answer's tokens so far and attend
+to the states of the question. Its weights are those of a checkpoint that was fine-tuned on questions; from a pre-
+trained one it begins as in the authors' code, as a copy of the fusion layers, of the embeddings and of the head of
+masked words, whose output layer is the table of embeddings.
 
-The decoder is BERT's layers, which see the answer's tokens so far and attend to the states of the question. Its weights
-are those of a checkpoint that was fine-tuned on questions; from a pre-trained one it begins as in the authors' code, as
-a copy of the fusion layers, of the embeddings and of the head of masked words, whose output layer is the table of
-embeddings.
+The official checkpoints:
+
+pre-trained
+    visual_encoder.*                 as timm names a ViT              ->  visual_encoder.*, as transformers does
+    text_encoder.bert.*              BERT with cross-attention        ->  text_encoder.*
+    text_encoder.cls.predictions.*   the head of masked words         ->  that of the answer decoder, if there is one
+    text_proj.*, itm_head.* ...      heads of pre-training, momentum copies (`*_m`), queues: left out
+fine-tuned on questions: it has a decoder of its own
+    visual_encoder.*                 as above
+    text_encoder.*                   without `bert.`                  ->  text_encoder.*
+    text_decoder.bert.*              the decoder's layers             ->  decoder.*, if there is one
+    text_decoder.cls.predictions.*   its head                         ->  that of the answer decoder, if there is one
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+import math
+import pickletools
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +54,10 @@ from transformers.models.bert.modeling_bert import (
     BertSelfOutput,
 )
 from transformers.models.vit.modeling_vit import ViTLayer, ViTMLP, ViTModel
+
+from fedpeft.backbones import weights
+from fedpeft.backbones.registry import ALBEF_PICKLE
+from fedpeft.backbones.weights import from_timm
 
 VISION_EPS = 1e-6
 
@@ -60,14 +81,7 @@ class AlbefConfig(BertConfig):
 
 
 class AlbefModel(PreTrainedModel):
-    """Image encoder and text encoder with fusion layers.
-
-    Args:
-        config: their sizes.
-
-    Raises:
-        ValueError: the fusion begins beyond the text layers.
-    """
+    """Image encoder and text encoder with fusion layers."""
 
     config_class = AlbefConfig
     supports_gradient_checkpointing = True
@@ -84,13 +98,7 @@ class AlbefModel(PreTrainedModel):
         self.text_encoder = _text(config)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor) -> Tensor:
-        """Return the states of the question's tokens after the last fusion layer, (B, T, d).
-
-        Args:
-            input_ids: (B, T).
-            attention_mask: 1 where a token counts, (B, T).
-            pixel_values: (B, 3, H, W).
-        """
+        """Return the states after the last fusion layer (B, T, d) of tokens and mask (B, T) and pixels (B, 3, H, W)."""
         image = self.visual_encoder(pixel_values).last_hidden_state
         question = self.text_encoder(input_ids, attention_mask, encoder_hidden_states=image)
         return question.last_hidden_state
@@ -103,19 +111,17 @@ class ResidualMlp(ViTMLP):
     """A feed-forward block that adds the stream that enters it: adapters come after the sum."""
 
     def forward(self, hidden_states: Tensor, stream: Tensor) -> Tensor:
-        """Return `stream + mlp(hidden_states)`, (B, T, d)."""
         return stream + super().forward(hidden_states)
 
 
 class VisionLayer(ViTLayer):
-    """A layer of transformers' ViT whose feed-forward block has the residual sum inside."""
+    """A layer of transformers' ViT whose feed-forward block has the residual sum inside, without dropout."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         self.mlp = ResidualMlp(config)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """Return the stream after this layer, (B, T, d); ALBEF has no dropout here."""
         attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
         hidden_states = hidden_states + attended
         return self.mlp(self.layernorm_after(hidden_states), hidden_states)
@@ -148,7 +154,6 @@ class OutputBlock(nn.Module):
         self.LayerNorm = block.LayerNorm
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        """Return LN(f + x), (B, T, d)."""
         return self.LayerNorm(self.inner(hidden_states, input_tensor, self.LayerNorm) + input_tensor)
 
 
@@ -204,17 +209,11 @@ def _text(config: AlbefConfig) -> BertModel:
 
 
 class AlbefDecoderConfig(AlbefConfig):
-    """The sizes of an ALBEF; the decoder has as many layers as the fusion."""
-
     model_type = "albef_decoder"
 
 
 class AlbefDecoderModel(AlbefModel):
-    """Image encoder, text encoder and answer decoder.
-
-    Args:
-        config: their sizes.
-    """
+    """Image encoder, text encoder, and a decoder with as many layers as the fusion."""
 
     config_class = AlbefDecoderConfig
 
@@ -232,12 +231,160 @@ class AlbefDecoderModel(AlbefModel):
         self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def words(self, ids: Tensor, mask: Tensor, states: Tensor, states_mask: Tensor) -> Tensor:
-        """Return the logits (B, T, V) of the token that follows each token of an answer.
-
-        Args:
-            ids, mask: of the answers, (B, T).
-            states, states_mask: of the questions, (B, T', d) and (B, T').
-        """
+        """Return the logits (B, T, V) of what follows each token of answers, from questions' states (B, T', d)."""
         decoded = self.decoder(ids, mask, encoder_hidden_states=states, encoder_attention_mask=states_mask)
         hidden = self.word_transform(decoded.last_hidden_state)
         return F.linear(hidden, self.decoder.embeddings.word_embeddings.weight, self.word_bias)
+
+
+VISION, TEXT, WORDS = "visual_encoder.", "text_encoder.bert.", "text_encoder.cls.predictions."
+DECODER = "text_decoder."
+POSITIONS, PATCHES = f"{VISION}pos_embed", f"{VISION}patch_embed.proj.weight"
+NOT_READ = re.compile(
+    r"((visual_encoder_m|text_encoder_m|text_decoder_m|vision_proj|vision_proj_m|text_proj|text_proj_m|itm_head)\..*"
+    r"|temp|image_queue|text_queue|queue_ptr|text_(encoder|decoder)\.(bert\.)?embeddings\.position_ids"
+    r"|text_(encoder|decoder)\.cls\.predictions\.decoder\..*)"  # the table of embeddings again, and the head's bias
+)
+HEAD = {"bias": "word_bias"} | {
+    f"transform.{module}.{kind}": f"word_transform.{module}.{kind}"
+    for module in ("dense", "LayerNorm")
+    for kind in ("weight", "bias")
+}
+LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d{1,4})\.(.*)")
+# what a pickle of tensors is made of; what else torch allows, as bytearray and encode, can fill the memory
+MADE = re.compile(r"collections OrderedDict|torch \w+Storage|torch\._utils _rebuild_(tensor|tensor_v2|parameter)")
+OUTPUT = re.compile(r"(encoder\.layer\.\d+\.(?:attention\.)?output)\.dense\.")
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint (model.safetensors, or ALBEF.pth as it is downloaded), by their own names."""
+    if (folder / weights.WEIGHTS).is_file():
+        from safetensors import safe_open
+
+        with safe_open(folder / weights.WEIGHTS, "pt") as stored:
+            kept = [name for name in stored.keys() if not NOT_READ.fullmatch(name)]  # noqa: SIM118
+            return {name: stored.get_tensor(name).to(torch.float32) for name in kept}
+    if not (folder / ALBEF_PICKLE).is_file():
+        raise ValueError(f"it has neither {weights.WEIGHTS} nor {ALBEF_PICKLE}")
+    stored = _unpickled(folder / ALBEF_PICKLE)
+    kept = {name: tensor for name, tensor in stored.items() if not NOT_READ.fullmatch(name)}
+    held, needed = (folder / ALBEF_PICKLE).stat().st_size, sum(tensor.nbytes for tensor in kept.values())
+    if needed > held:  # tensors can be views of the same numbers
+        raise ValueError(
+            f"the tensors of its {ALBEF_PICKLE} have {needed:,} bytes, the file has {held:,}; download it again"
+        )
+    return {name: tensor.to(torch.float32, copy=True) for name, tensor in kept.items()}
+
+
+def image_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the image size and patch size that the image encoder was trained with."""
+    positions, patches = (tensors.get(name, torch.empty(0)) for name in (POSITIONS, PATCHES))
+    if positions.dim() != 3 or patches.dim() != 4:
+        raise ValueError(f"its tensors are not those of ALBEF, which has {POSITIONS} and {PATCHES}")
+    grid, patch = math.isqrt(positions.shape[1] - 1), patches.shape[-1]
+    if grid < 1 or grid**2 + 1 != positions.shape[1]:
+        raise ValueError(f"its {POSITIONS} has {positions.shape[1]} positions, which are not those of a square image")
+    return {"image_size": grid * patch, "patch_size": patch}
+
+
+def resized(positions: Tensor, grid: int) -> Tensor:
+    """Interpolate position embeddings bicubically, as ALBEF does: (1, 1 + n*n, d) -> (1, 1 + grid*grid, d)."""
+    side = math.isqrt(positions.shape[1] - 1)
+    if side == grid:
+        return positions
+    square = positions[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+    square = torch.nn.functional.interpolate(square, size=(grid, grid), mode="bicubic", align_corners=False)
+    return torch.cat((positions[:, :1], square.flatten(2).transpose(1, 2)), dim=1)
+
+
+def renamed(tensors: Mapping[str, Tensor], decoder_of: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors by their names in `AlbefModel`, and the names of those that have no place there.
+
+    From the fusion layer `decoder_of` on, an answer decoder is a copy where the checkpoint has none; None: no decoder.
+    """
+    tuned = any(name.startswith(DECODER) for name in tensors)
+    if tuned:
+        tensors = _as_pretrained(tensors)
+    vision = {name.removeprefix(VISION): tensor for name, tensor in tensors.items() if name.startswith(VISION)}
+    placed, unknown = from_timm(vision)
+    found = {f"{VISION}{name}": tensor for name, tensor in placed.items()}
+    unknown = [f"{VISION}{name}" for name in unknown]
+    for name, tensor in tensors.items():
+        if name.startswith(TEXT):
+            found[f"text_encoder.{_inner(name.removeprefix(TEXT))}"] = tensor
+        elif name.startswith(f"{DECODER}bert."):
+            if decoder_of is not None:
+                found[f"decoder.{_inner(name.removeprefix(f'{DECODER}bert.'))}"] = tensor
+        elif name.startswith(WORDS) and name.removeprefix(WORDS) in HEAD:
+            if decoder_of is not None:
+                found[HEAD[name.removeprefix(WORDS)]] = tensor
+        elif not name.startswith(VISION):
+            unknown.append(name)
+    if decoder_of is not None and not tuned:
+        found |= _decoder(found, decoder_of)
+    return found, unknown
+
+
+def _as_pretrained(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a fine-tuned checkpoint with the names that encoder and head have in a pre-trained one."""
+    head = WORDS.replace("encoder", "decoder", 1)
+    renamed = {}
+    for name, tensor in tensors.items():
+        if name.startswith(head):
+            name = name.replace(head, WORDS, 1)
+        elif name.startswith("text_encoder."):
+            name = name.replace("text_encoder.", TEXT, 1)
+        renamed[name] = tensor
+    return renamed
+
+
+def _inner(name: str) -> str:
+    """Return the name of a BERT's tensor where its output blocks have slots: `DenseHalf` of the block."""
+    return OUTPUT.sub(r"\1.inner.dense.", name)
+
+
+def _decoder(tensors: Mapping[str, Tensor], first: int) -> dict[str, Tensor]:
+    """Return copies of the embeddings and of the layers from the first one on, as the decoder has them."""
+    copies = {}
+    for name, tensor in tensors.items():
+        if name.startswith("text_encoder.embeddings."):
+            copies[name.replace("text_encoder", "decoder")] = tensor.clone()
+        elif (match := LAYER.fullmatch(name)) and int(match[1]) >= first:
+            copies[f"decoder.encoder.layer.{int(match[1]) - first}.{match[2]}"] = tensor.clone()
+    return copies
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    """Return `checkpoint["model"]` of a file of torch.save, of whose pickle only tensors and plain values are made."""
+    convert = f"convert it once where you trust its author, as docs/backbones.md shows, and give the {weights.WEIGHTS}"
+    more = f"its {ALBEF_PICKLE} is damaged or holds more than tensors and plain values; {convert}"
+    if not zipfile.is_zipfile(file):
+        raise ValueError(f"its {ALBEF_PICKLE} is not a file of torch.save of version 1.6 or later; {convert}")
+    with zipfile.ZipFile(file) as parts:
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts.infolist()):
+            raise ValueError(f"its {ALBEF_PICKLE} is compressed, which torch.save does not do; download it again")
+        pickles = [parts.open(part) for part in parts.infolist() if part.filename.lower().endswith("data.pkl")]
+        if not all(map(_is_plain, pickles)):
+            raise ValueError(more)
+    try:
+        content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # pickle, torch and zip raise their own kinds, over many lines
+        raise ValueError(more) from error
+    model = content.get("model") if isinstance(content, Mapping) else None
+    if not isinstance(model, Mapping) or not all(isinstance(tensor, Tensor) for tensor in model.values()):
+        raise ValueError(
+            f"its {ALBEF_PICKLE} has no tensors under 'model', as ALBEF's checkpoints have; download it again"
+        )
+    for name, tensor in model.items():
+        if tensor.is_sparse or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+            raise ValueError(f"its {ALBEF_PICKLE} stores fewer numbers than {name!s:.120} has; download it again")
+    return dict(model)
+
+
+def _is_plain(pickle: IO[bytes]) -> bool:
+    """Return whether tensors and plain values are all that a pickle makes; it is not run for this."""
+    try:
+        made = [argument for operation, argument, _ in pickletools.genops(pickle) if operation.name == "GLOBAL"]
+    except ValueError:
+        return False
+    return all(MADE.fullmatch(str(name)) for name in made)

@@ -1,27 +1,26 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What a backbone is to the rest of the package: a frozen model that makes features of images and questions.
 
-Answers as tokens of a batch, and what a backbone has that ranks them.
+A hub name becomes a folder, once: what is checked there is what is read, and nothing is fetched afterwards.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedpeft.backbones import hub
+from fedpeft.core.errors import LocalError
 from fedpeft.core.registry import imported
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     from PIL import Image
     from torch import Tensor, nn
 
     from fedpeft.backbones.registry import BackboneSettings
-    from fedpeft.backbones.writing import Writer
 
 
 FEATURES, TEXT, LIKELIHOODS = "features", "text", "likelihoods"  # what answers are made of, see `Pretrained.makes`
@@ -30,8 +29,22 @@ FEATURES, TEXT, LIKELIHOODS = "features", "text", "likelihoods"  # what answers 
 class Backbone(Protocol):
     """A torch module with these members; every method that fits its layers can be trained with them alone.
 
-    The protocols below have further members, each for one setting or command. A setting whose member a backbone lacks
-    is refused.
+    Further members are each for one setting or command; a setting whose member a backbone lacks is refused:
+
+    entering, leaving        `training.features_mib`, see `Enterable`
+    fuse_attention()         `training.attention: fused`: use torch's fused attention in every layer from now on
+    first_token_only(only)   `training.last_layer: first_token`: compute the last layer for the first token alone, whose
+                             features these are, or for all again; returns whether that is possible here
+    writer()                 `training.answering: generation`, with which `training.compile` is refused: returns this
+                             model with its output layer over words, not a copy; refuses a source that does not write
+    answer_tokens(answers)   `training.answering: ranking`, see `Decoder`
+    answering                the one `training.answering` that it can do, where it makes no features: classification,
+                             images with labels, and methods that need another one are refused with it
+    text_tokens(texts)       how many tokens each text is before it is cut to `text_length`, so that a site is told;
+                             `longest_text`: to which `backbone.text_length` may be raised; None: without a limit
+    answer_lengths(answers)  how many tokens each answer is, with the one that ends it; `longest_answer`: those that are
+                             read; None: without a limit
+    save_inputs(folder)      `fedpeft export`: write tokenizer and preparation of images, as transformers reads them
 
     Args:
         model: what methods change in place: a transformers model, or any module whose layers `fedpeft.backbones.slots`
@@ -57,29 +70,21 @@ class Backbone(Protocol):
     def __call__(self, **batch: Tensor) -> Tensor:
         """Return the features (B, d) of a batch; a sample's do not depend on the others in its batch."""
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Return all parameters; see `torch.nn.Module`, as for the following."""
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return the parameters with their names."""
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
-    def buffers(self) -> Iterator[Tensor]:
-        """Return all buffers."""
+    def buffers(self) -> Iterator[Tensor]: ...
 
-    def modules(self) -> Iterator[nn.Module]:
-        """Return all modules."""
+    def modules(self) -> Iterator[nn.Module]: ...
 
-    def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """Freeze, or make trainable."""
+    def requires_grad_(self, requires_grad: bool = True) -> Any: ...
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Move to a device."""
+    def to(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def train(self, mode: bool = True) -> Any:
-        """Switch dropout on."""
+    def train(self, mode: bool = True) -> Any: ...
 
-    def eval(self) -> Any:
-        """Switch dropout off."""
+    def eval(self) -> Any: ...
 
 
 class Enterable(Backbone, Protocol):
@@ -93,79 +98,6 @@ class Enterable(Backbone, Protocol):
 
     def leaving(self, samples: Sequence[Tensor], batch: dict[str, Tensor], layer: int) -> Tensor:
         """Return the features (B, d) of what `entering` returned, computed from that layer on."""
-
-
-class FusesAttention(Backbone, Protocol):
-    """A backbone whose attention can be torch's fused one: `training.attention: fused`."""
-
-    def fuse_attention(self) -> None:
-        """Use `torch.nn.functional.scaled_dot_product_attention` in every layer from now on."""
-
-
-class FirstTokenOnly(Backbone, Protocol):
-    """A backbone whose features are those of its first token: `training.last_layer: first_token`."""
-
-    def first_token_only(self, only: bool) -> bool:
-        """Compute the last layer for the first token alone, or for all again; return whether that is possible here."""
-
-
-class Writes(Backbone, Protocol):
-    """A backbone that writes text: `training.answering: generation`. With it `training.compile` is refused.
-
-    One that says how probable given answers are is a `fedpeft.backbones.backbone.Decoder`.
-    """
-
-    def writer(self) -> Writer:
-        """Return this model with its output layer over words, without copying it.
-
-        Raises:
-            FedpeftError: its source does not write.
-        """
-
-
-class AnswersOnly(Backbone, Protocol):
-    """A backbone that makes no features, so that classification, and images with labels, are refused with it.
-
-    Args:
-        answering: the one `training.answering` that it can do; methods that need another one do not fit it.
-    """
-
-    answering: str
-
-
-class CountsTokens(Backbone, Protocol):
-    """A backbone that says how long texts are, so that a site is told which are cut.
-
-    Args:
-        text_length: tokens of a question that are read, the rest is cut.
-        longest_text: to which `backbone.text_length` may be raised; None: without a limit.
-    """
-
-    text_length: int
-    longest_text: int | None
-
-    def text_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return how many tokens each text is before it is cut."""
-
-
-class CountsAnswers(Backbone, Protocol):
-    """A backbone that says how long answers are in tokens, where it writes or ranks them.
-
-    Args:
-        longest_answer: tokens of an answer that are read, the rest is cut; None: without a limit.
-    """
-
-    longest_answer: int | None
-
-    def answer_lengths(self, answers: Sequence[str]) -> list[int]:
-        """Return how many tokens each answer is, with the one that ends it."""
-
-
-class SavesInputs(Backbone, Protocol):
-    """A backbone that can write how its inputs are made: `fedpeft export`, whose folder is without them otherwise."""
-
-    def save_inputs(self, folder: Path) -> None:
-        """Write tokenizer and preparation of images into a folder, as transformers reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,39 +154,25 @@ class Pretrained:
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def loaded(self, settings: BackboneSettings, *, half: bool = False, download: bool = True) -> Backbone:
-        """Call `build` with the folder of the source, or of the default weights where a job names no source.
-
-        Args:
-            settings: of the job.
-            half: read matrices in bfloat16, where `build` can.
-            download: whether a hub name's files may be fetched.
-        """
+        """Call `build` with the folder of the source, or of the default weights where a job names no source."""
         build: Any = imported(self.build) if isinstance(self.build, str) else self.build
-        settings = replace(settings, source=hub.folder(settings.source or self.usual, download=download))
+        settings = replace(settings, source=source_folder(settings.source or self.usual, download=download))
         return build(settings, half=True) if half and self.half else build(settings)
 
     def prepared(self, settings: BackboneSettings, *, download: bool = True) -> Backbone | None:
-        """Call `build` without weights; None: it cannot do that.
-
-        Args:
-            settings: of the job.
-            download: whether tokenizer and image processor of a hub name may be fetched.
-        """
+        """Call `build` without weights; None: it cannot do that."""
         if not self.bare:
             return None
         build: Any = imported(self.build) if isinstance(self.build, str) else self.build
-        source = hub.folder(settings.source or self.usual, download=download, weights=False, inputs=True)
+        source = source_folder(settings.source or self.usual, download=download, weights=False, inputs=True)
         return build(replace(settings, source=source), weights=False)
 
     def without_weights(self, source: str | None = None, *, download: bool = True) -> Backbone:
-        """Call `skeleton` with the folder of the source; None: without one.
-
-        Args:
-            source: a folder or a hub name.
-            download: as for `loaded`.
-        """
+        """Call `skeleton` with the folder of the source; None: without one."""
         skeleton: Any = imported(self.skeleton) if isinstance(self.skeleton, str) else self.skeleton
-        return skeleton(hub.folder(source, download=download, weights=False, inputs=False) if source else source)
+        if not source and Path(self.usual).is_absolute():  # a folder of the package
+            source = self.usual
+        return skeleton(source_folder(source, download=download, weights=False, inputs=False) if source else source)
 
 
 ANSWER, ANSWER_MASK = "answer_ids", "answer_mask"
@@ -279,5 +197,85 @@ def targets(batch: dict[str, Tensor]) -> Tensor:
 
 
 def question_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a batch without its answers."""
     return {name: tensor for name, tensor in batch.items() if name not in (ANSWER, ANSWER_MASK)}
+
+
+UNUSABLE = "backbone-unusable"
+DESCRIPTION = (
+    "config.json",
+    "model.safetensors.index.json",
+    "adapter_config.json",  # where there is one, the source is refused
+)
+INPUTS = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "audio_tokenizer_config.json",  # as adapter_config.json
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+FILES = (*DESCRIPTION, *INPUTS, "model.safetensors", "model-*-of-*.safetensors", "generation_config.json")
+_PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+_NAME = re.compile(rf"((?:{_PART}/)?{_PART})(?:@({_PART}))?")
+
+
+class NotInCacheError(LocalError):
+    """A hub name whose files are not on this machine, where nothing may be downloaded."""
+
+
+def source_folder(source: str, *, download: bool = True, weights: bool = True, inputs: bool = True) -> str:
+    """Return the folder of a source: itself, or the snapshot of one commit in the hub's cache.
+
+    A hub name may end with @ and a commit or tag. Without `download` the network is not used. Without `weights`,
+    tokenizer and image processor are fetched where `inputs` are needed, otherwise the description alone.
+    """
+    if Path(source).is_dir():
+        return source
+    if not (match := _NAME.fullmatch(source)):
+        raise LocalError(
+            f"backbone.source is {source!r:.300}, neither a folder here nor a hub name: give a folder with config.json "
+            f"and model.safetensors, a name as in owner/model, or owner/model@commit.",
+            code=UNUSABLE,
+        )
+    name, revision = match[1], match[2]
+    from huggingface_hub import constants, snapshot_download
+
+    fetch = f"hf download {name}" + f" --revision {revision}" * bool(revision)
+    here_alone = not hub_reachable(download=download)
+    try:
+        return snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=list(FILES if weights else (*DESCRIPTION, *INPUTS * inputs)),
+            local_files_only=here_alone,
+        )
+    except Exception as error:  # the hub raises a kind of its own for every cause
+        if here_alone:
+            why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "download is false in local/fedpeft.json"
+            raise NotInCacheError(
+                f"{source} is not in the hub's cache ({constants.HF_HUB_CACHE}), or only a part of it, and {why}: "
+                f"download it once where there is a network ({fetch}), and give that folder or copy the cache.",
+                code=UNUSABLE,
+            ) from error
+        first = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        raise LocalError(
+            f"{source} cannot be downloaded from the hub ({first:.600}): correct the name, or download it once where "
+            f"there is a network ({fetch}) and give that folder.",
+            code=UNUSABLE,
+        ) from error
+
+
+def hub_reachable(*, download: bool) -> bool:
+    """Return whether files may be fetched: where they are allowed to be, and HF_HUB_OFFLINE is not set."""
+    from huggingface_hub import constants
+
+    return download and not constants.HF_HUB_OFFLINE

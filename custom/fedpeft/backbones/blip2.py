@@ -27,13 +27,7 @@ OPT_2_7B = {"hidden_size": 2560, "ffn_dim": 10240, "num_hidden_layers": 32, "num
 
 
 class Blip2(TransformersModel):
-    """A BLIP-2 with its inputs.
-
-    Args:
-        model: transformers' Blip2ForConditionalGeneration.
-        inputs: images and questions -> batch; None in a skeleton.
-        source: folder of its weights.
-    """
+    """A BLIP-2 with its inputs: transformers' Blip2ForConditionalGeneration; see `TransformersModel`."""
 
     def __init__(self, model: nn.Module, inputs: ModelInputs | None, source: str = "") -> None:
         super().__init__(model, inputs, source)
@@ -55,16 +49,6 @@ class Blip2(TransformersModel):
 
 
 def build(settings: BackboneSettings, *, half: bool = False, weights: bool = True) -> Blip2:
-    """Load a BLIP-2 from a folder.
-
-    Args:
-        settings: of the job.
-        half: read matrices in bfloat16.
-        weights: see `fedpeft.backbones.Pretrained.bare`.
-
-    Raises:
-        FedpeftError: the source is missing, damaged, no BLIP-2, or one with an encoder-decoder.
-    """
     from transformers import Blip2ForConditionalGeneration
 
     source, settings = settings.source, replace(settings, prompt=settings.prompt or PROMPT)
@@ -87,28 +71,15 @@ def build(settings: BackboneSettings, *, half: bool = False, weights: bool = Tru
 
 
 def skeleton(source: str | None = None) -> Blip2:
-    """Return a BLIP-2 without weights and inputs, on torch's meta device.
-
-    Args:
-        source: whose configuration is read; None: that of BLIP-2 with OPT-2.7B.
-    """
-    with reading(source or "", NAME):
-        return Blip2(_empty(_config(source) if source else _usual()), None)
-
-
-def _usual() -> Any:
+    """Return a BLIP-2 on torch's meta device: that of a source, or BLIP-2 with OPT-2.7B."""
     from transformers import Blip2Config, OPTConfig
 
     text = OPTConfig(**OPT_2_7B, vocab_size=50_304, word_embed_proj_dim=OPT_2_7B["hidden_size"])
-    return Blip2Config(text_config=text)
+    with reading(source or "", NAME):
+        return Blip2(_empty(_config(source) if source else Blip2Config(text_config=text)), None)
 
 
 def _config(source: str) -> Any:
-    """Return a source's configuration.
-
-    Raises:
-        FedpeftError: it is of another kind, or its language model is an encoder with a decoder.
-    """
     from transformers import Blip2Config
 
     check_kind(read_config(source), ("blip-2",), source, NAME)

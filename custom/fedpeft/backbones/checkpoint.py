@@ -1,13 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Load a transformers model from a folder: its own code only, safetensors only, and complete.
 
-What goes wrong is one sentence with the source and the remedy.
-
-A checkpoint's config.json, which others wrote: read it, and refuse what would fetch code or fill the memory.
-
-The number of layers is what transformers loops over before it allocates anything; so their sum is bounded, over all
-entries and lists. What they make together is counted on the meta device (`matrices.without_weights`). Sizes are held
-against what the weights' file has (`weights.check_size`), and before that against a bound, so that nothing overflows.
+What goes wrong is one sentence with the source and the remedy. A config.json that would fetch code or fill the memory
+is refused. The number of layers is what transformers loops over before it allocates anything; so their sum is bounded,
+over all entries and lists. What they make together is counted on the meta device (`matrices.without_weights`). Sizes
+are held against what the weights' file has (`weights.check_size`), and before that against a bound, so that nothing
+overflows.
 """
 
 from __future__ import annotations
@@ -22,13 +20,13 @@ import torch
 from torch import nn
 
 from fedpeft.backbones import weights
-from fedpeft.backbones.hub import UNUSABLE
+from fedpeft.backbones.backbone import UNUSABLE
 from fedpeft.backbones.matrices import made_in_bfloat16
 from fedpeft.core.errors import FedpeftError, LocalError
 
 LAYERS = re.compile(r"(layer|depth|block|stage|expert|label|level)")
 SIZES = re.compile(r"(size|dim|width|head|channel|embd|model|state)")
-MAX_LAYERS, LARGEST_SIZE, LARGEST_NUMBER = 4096, 2**20, 2**40
+MAX_LAYERS, MAX_SIZE, MAX_NUMBER = 4096, 2**20, 2**40
 MAX_IN_ALL = 2**15  # lists of layers' indices are among the entries, as mlp_only_layers
 MAX_ENTRIES = 200_000
 ANSWERS = ("id2label", "label2id")
@@ -41,12 +39,7 @@ OWN_ATTENTION = (None, "eager", "sdpa")
 def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
     """Refuse a configuration from which transformers would load code of others, or whose numbers are absurd.
 
-    Args:
-        config: the content of a config.json; it is only read.
-        timm: whether it may be timm's, which the caller reads itself and never gives to timm.
-
-    Raises:
-        ValueError: names the entry and the remedy.
+    With `timm` it may be timm's, which the caller reads itself and never gives to timm.
     """
     layers = 0
     for count, (name, value) in enumerate(_entries(config)):
@@ -75,12 +68,12 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
         elif name == "quantization_config":
             raise ValueError("its weights are quantized, which is not read: give a checkpoint in float32 or bfloat16")
         elif isinstance(value, int) and not isinstance(value, bool):
-            most = _most(name)
-            if abs(value) > most:
+            maximum = _max_of(name)
+            if abs(value) > maximum:
                 raise ValueError(
-                    f"its config.json has {name} = {value!s:.20}, at most {most:,} is read: give a whole checkpoint"
+                    f"its config.json has {name} = {value!s:.20}, at most {maximum:,} is read: give a whole checkpoint"
                 )
-            layers += max(1, abs(value)) if most == MAX_LAYERS else 0
+            layers += max(1, abs(value)) if maximum == MAX_LAYERS else 0
             if layers > MAX_IN_ALL:
                 raise ValueError(
                     f"the layers, blocks, experts and labels in its config.json add up to more than {MAX_IN_ALL:,}, "
@@ -93,12 +86,6 @@ def refuse_kind(kind: Any) -> None:
 
     OneFormer's reads any file, or fetches it from the hub, as soon as it is made (`class_info_file`); those of LayoutLM
     (v2, v3) and LayoutXLM start the program tesseract on every image, with arguments of `tesseract_config`.
-
-    Args:
-        kind: the name of its kind or class.
-
-    Raises:
-        ValueError: it is one of these.
     """
     if REACHING_OUT.search(str(kind)):
         raise ValueError(
@@ -108,20 +95,16 @@ def refuse_kind(kind: Any) -> None:
 
 
 def check_kinds(content: Any) -> None:
-    """Refuse the content of a file that names such a kind (`refuse_kind`) of model or processor anywhere.
-
-    Raises:
-        ValueError: names the kind.
-    """
+    """Refuse the content of a file that names such a kind (`refuse_kind`) of model or processor anywhere."""
     for name, value in _entries(content):
         if name in KINDS:
             refuse_kind(value)
 
 
-def _most(name: str) -> int:
+def _max_of(name: str) -> int:
     if LAYERS.search(name) and "size" not in name:
         return MAX_LAYERS
-    return LARGEST_SIZE if SIZES.search(name) and "position" not in name else LARGEST_NUMBER
+    return MAX_SIZE if SIZES.search(name) and "position" not in name else MAX_NUMBER
 
 
 def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -140,18 +123,12 @@ def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def unusable(sentence: str) -> FedpeftError:
-    """Return the error of a source that is not what it has to be."""
     return FedpeftError(sentence, code=UNUSABLE)
 
 
 @contextmanager
 def reading(source: str, what: str) -> Iterator[None]:
-    """Turn every error of this block into one sentence about a source.
-
-    Args:
-        source: a folder.
-        what: is loaded, for instance "ViLT".
-    """
+    """Turn every error of this block into one sentence about a source; `what` is loaded, for instance "ViLT"."""
     try:
         with _quiet():
             yield
@@ -169,13 +146,7 @@ def reading(source: str, what: str) -> Iterator[None]:
 def read_config(source: str, *, pickle: str = "", timm: bool = False) -> dict[str, Any]:
     """Return the checked content of a source's config.json; call it within `reading`.
 
-    Args:
-        source: a folder.
-        pickle: name of a file of which the caller reads tensors and plain values alone; any other pickle is refused.
-        timm: as for `check_config`.
-
-    Raises:
-        ValueError: it names code or files that are never loaded, or absurd numbers.
+    Of the file `pickle` the caller reads tensors and plain values alone; any other pickle is refused.
     """
     from transformers.configuration_utils import PreTrainedConfig
 
@@ -197,17 +168,8 @@ def load_model(
 ) -> tuple[nn.Module, list[str]]:
     """Return a model with its weights in float32, and the names of those that it lacks; call it within `reading`.
 
-    Args:
-        model_class: of transformers, also an Auto class.
-        source: a folder whose configuration is checked.
-        what: the model is.
-        skeleton: makes the model on the meta device.
-        may_lack: prefix of the tensors that may be missing; empty: none.
-        options: of the model's class.
-        half: read matrices in bfloat16.
-
-    Raises:
-        FedpeftError: tensors are missing or of another shape.
+    `skeleton` makes it without weights; tensors with the prefix `may_lack` may be missing; `half`: matrices in
+    bfloat16.
     """
     weights.check_size(skeleton(), weights.stored(Path(source)))
     with made_in_bfloat16() if half else nullcontext():
@@ -226,11 +188,6 @@ def load_model(
 
 
 def check_complete(lacking: list[str], source: str, what: str) -> None:
-    """Refuse weights of which tensors are missing.
-
-    Raises:
-        FedpeftError: with their number and the first.
-    """
     if lacking:
         raise unusable(
             f"The weights in {source!r} are not a complete {what} ({len(lacking)} tensors missing or of another shape, "
@@ -239,11 +196,7 @@ def check_complete(lacking: list[str], source: str, what: str) -> None:
 
 
 def check_vocabulary(tokenizer: Any, size: int, source: str) -> None:
-    """Refuse a tokenizer with more tokens than the model has embeddings.
-
-    Raises:
-        FedpeftError: with both numbers.
-    """
+    """Refuse a tokenizer with more tokens than the model has embeddings."""
     if len(tokenizer) > size:
         raise unusable(
             f"The tokenizer in {source!r} has {len(tokenizer)} tokens, the model {size}: give a "
@@ -251,25 +204,16 @@ def check_vocabulary(tokenizer: Any, size: int, source: str) -> None:
         )
 
 
-def check_text_length(text_length: int, longest: int, source: str) -> None:
-    """Refuse questions longer than a model reads.
-
-    Raises:
-        FedpeftError: with both numbers.
-    """
-    if text_length > longest:
+def check_text_length(text_length: int, max_length: int, source: str) -> None:
+    if text_length > max_length:
         raise FedpeftError(
-            f"text_length is {text_length}, {source} reads at most {longest} tokens: lower it.",
+            f"text_length is {text_length}, {source} reads at most {max_length} tokens: lower it.",
             setting="backbone.text_length",
         )
 
 
 def check_image_size(size: int, patch: int, source: str) -> None:
-    """Refuse images whose sides are not whole patches.
-
-    Raises:
-        FedpeftError: with both numbers.
-    """
+    """Refuse images whose sides are not whole patches."""
     if size % patch:
         raise FedpeftError(
             f"image_size is {size}, it must be a multiple of the patch size {patch} of {source}.",
@@ -278,11 +222,6 @@ def check_image_size(size: int, patch: int, source: str) -> None:
 
 
 def check_kind(config: Mapping[str, Any], kinds: tuple[str, ...], source: str, what: str) -> None:
-    """Refuse a model of another kind.
-
-    Raises:
-        FedpeftError: with the kind that it is.
-    """
     kind = config.get("model_type")
     if kind not in kinds:
         raise unusable(

@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Images as the pixel tensors of ViLT and ViT, without torchvision.
-
-The patches into which a model cuts images, read off the layer that embeds them.
-"""
+"""Images as the pixel tensors of ViLT and ViT, without torchvision, and the patches into which a model cuts them."""
 
 from __future__ import annotations
 
@@ -28,9 +25,7 @@ def pictures(images: Images) -> list[Image.Image]:
 class SquareImages:
     """Resize every image to `size` x `size` pixels and scale its colors, `(x - mean) / deviation` for x of 0 to 1.
 
-    Args:
-        size: pixels of both sides.
-        mean, deviation: of red, green and blue; with 0.5 and 0.5, as they usually are, pixels become -1 to 1.
+    With a mean and deviation of 0.5, the default, pixels become -1 to 1.
     """
 
     def __init__(self, size: int, mean: Sequence[float] = HALF, deviation: Sequence[float] = HALF) -> None:
@@ -45,7 +40,6 @@ class SquareImages:
         return {"pixel_values": pixels.div_(255).sub_(mean).div_(deviation).contiguous()}
 
     def save(self, folder: Path) -> None:
-        """Write the same as transformers' processors read it, `preprocessor_config.json`."""
         from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
         side = {"height": self.size, "width": self.size}
@@ -73,11 +67,10 @@ class ProportionalImages:
         )
 
         self.size, self.patch = size, patch
-        self.longest = int(MAX_LONGER_EDGE / MAX_SHORTER_EDGE * size)
+        self.max_side = int(MAX_LONGER_EDGE / MAX_SHORTER_EDGE * size)
         self.processor = ViltImageProcessorPil(size={"shortest_edge": size}, size_divisor=patch)
 
     def save(self, folder: Path) -> None:
-        """Write transformers' `preprocessor_config.json`."""
         self.processor.save_pretrained(folder)
 
     def __call__(self, images: Images) -> dict[str, Tensor]:
@@ -85,9 +78,9 @@ class ProportionalImages:
 
     def _widened(self, image: Image.Image) -> Image.Image:
         longer, shorter = max(image.size), min(image.size)
-        if shorter * self.longest >= longer * self.patch:
+        if shorter * self.max_side >= longer * self.patch:
             return image
-        width, height = (self.patch if side == shorter else self.longest for side in image.size)
+        width, height = (self.patch if side == shorter else self.max_side for side in image.size)
         return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
@@ -99,9 +92,6 @@ def patch_area(model: nn.Module) -> int:
 
     A patch embedding is a convolution that reads an image's colors and moves on by its own size. Where there is none,
     because patches are cut before a linear layer, it is what the configuration declares as `patch_size`.
-
-    Args:
-        model: with or without adapters.
     """
     for module in model.modules():
         if isinstance(module, CONVOLUTIONS) and module.in_channels == COLORS and module.kernel_size == module.stride:

@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A backbone's matrices, which hold nearly all of its parameters, and the precision in which they are read and kept.
-
-Models without weights, on torch's meta device: what a configuration describes is counted before it takes memory.
-"""
+"""A backbone's matrices, which hold nearly all of its parameters: their precision, and models without them."""
 
 from __future__ import annotations
 
@@ -50,12 +47,9 @@ def made_in_bfloat16() -> Iterator[None]:
 
 @contextmanager
 def seen_in_float32(weights: Sequence[Tensor]) -> Iterator[None]:
-    """Let matrices in bfloat16 look like float32 in this block, without values and without memory.
+    """Let matrices in bfloat16, none of which the method trains or reads, look like float32 in this block.
 
     PEFT draws an adapter's first values in the precision of the matrix beside it; so they are those of float32.
-
-    Args:
-        weights: of a method's backbone, none of which the method trains or reads.
     """
     kept = [(weight, weight.data) for weight in weights if weight.dtype == torch.bfloat16]
     for weight, data in kept:
@@ -83,9 +77,6 @@ def without_weights() -> Iterator[None]:
     """Make the models of this block on the meta device, and stop at one of too many modules and parameters.
 
     Tensors take no memory there, modules do: a number of layers, groups or experts is what fills it.
-
-    Raises:
-        ValueError: there are too many; with the bound.
     """
     parts = itertools.count(1)
 
@@ -96,10 +87,7 @@ def without_weights() -> Iterator[None]:
                 f"checkpoint"
             )
 
-    hooks = (
-        register_module_module_registration_hook(counted),
-        register_module_parameter_registration_hook(counted),
-    )
+    hooks = (register_module_module_registration_hook(counted), register_module_parameter_registration_hook(counted))
     try:
         with torch.device("meta"):
             yield

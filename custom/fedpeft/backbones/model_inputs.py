@@ -4,12 +4,23 @@
 What a model reads is what its forward function takes: `input_ids`, `pixel_values` or both. Where the image stands in
 the text as tokens (PaliGemma, Qwen-VL, LLaVA), `backbone.prompt` says what is around them; no chat template is applied.
 Image processors are transformers' PIL ones: torchvision is not needed.
+
+What they and the tokenizer may make of an input is limited; a few numbers decide it, and others wrote them.
+
+    pixels made = side^2 * tiles * frames
+
+Where an image is cut into tiles by sizes alone, there are at most (largest size / smallest size)^2, and each is resized
+to the largest side. Qwen's processors bound the number of pixels instead of a side, and cut into patches. A few steps
+of a tokenizer that each double a text fill the memory.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,35 +28,21 @@ from torch import Tensor, nn
 
 from fedpeft.backbones.checkpoint import check_config, check_kinds, check_text_length, check_vocabulary, refuse_kind
 from fedpeft.backbones.images import Images, pictures
-from fedpeft.backbones.input_limits import (
-    LARGEST_SIDE,
-    check_growth,
-    check_image_processor,
-    check_processor,
-    check_scaled,
-)
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
 
 if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
 
-USUAL_SIDE, LARGEST_USUAL_SIDE = 224, 1024
+
+DEFAULT_SIDE, MAX_DEFAULT_SIDE = 224, 1024
 OWN_CODE = {"trust_remote_code": False}
 
 
 class ModelInputs:
-    """Turns images and questions into a batch.
+    """Turns images and questions into a batch, with the tokenizer and image processor of a folder.
 
-    Args:
-        model: that reads them, or its skeleton.
-        source: folder of its tokenizer and image processor.
-        text_length: longest question in tokens.
-        image_size: pixels; None: the processor's own.
-        prompt: text with `{image}` and `{question}`, of models in whose text images stand; None: one after the other.
-
-    Raises:
-        FedpeftError: the source lacks one of them, or a setting does not fit.
+    In whose text images stand, a model has a prompt with `{image}` and `{question}`; None: one after the other.
     """
 
     def __init__(
@@ -79,8 +76,8 @@ class ModelInputs:
                     f"prompt is {prompt!r}, and parts of it are special tokens of {source!r}: leave them out.",
                     setting="backbone.prompt",
                 )
-            longest = getattr(text, "max_position_embeddings", None)
-            self.longest_text = longest - len(around) if longest else None
+            max_length = getattr(text, "max_position_embeddings", None)
+            self.longest_text = max_length - len(around) if max_length else None
             check_text_length(text_length, self.longest_text or text_length, source)
         self.joint = _processor(config, source, self.images) if image_token and self.images else None
         self.mark = _mark(config, self.joint) if self.joint else ""
@@ -93,7 +90,6 @@ class ModelInputs:
 
     @classmethod
     def from_settings(cls, model: nn.Module, settings: BackboneSettings) -> ModelInputs:
-        """Return the inputs of a model from `settings.source`."""
         return cls(
             model,
             settings.source,
@@ -106,27 +102,17 @@ class ModelInputs:
     def image_size(self) -> int:
         """Pixels of a usual image's sides."""
         size = dict(self.images.size) if self.images else {}
-        side = size.get("height") or size.get("shortest_edge") or USUAL_SIDE
-        return side if side <= LARGEST_USUAL_SIDE else USUAL_SIDE  # Qwen's processors count all pixels there
+        side = size.get("height") or size.get("shortest_edge") or DEFAULT_SIDE
+        return side if side <= MAX_DEFAULT_SIDE else DEFAULT_SIDE  # Qwen's processors count all pixels there
 
     @property
     def has_first(self) -> bool:
-        """Whether a text begins with a classifying token."""
         return bool(self.tokenizer and self.tokenizer.cls_token)
 
     def __call__(
         self, images: Images, questions: Sequence[str], *, padding_side: str | None = None
     ) -> dict[str, Tensor]:
-        """Return a batch of B images and B questions.
-
-        Args:
-            images: B.
-            questions: B.
-            padding_side: "left" or "right" of the shorter texts; None: the tokenizer's own.
-
-        Raises:
-            ValueError: an image is one that the processor cannot take.
-        """
+        """Return a batch of B images and B questions, padded on a side; None: the tokenizer's own."""
         side = {} if padding_side is None else {"padding_side": padding_side}
         shown = pictures(images) if self.images else []
         for image in shown:
@@ -166,7 +152,6 @@ class ModelInputs:
         return [*ids, self.tokenizer.eos_token_id]
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer and image processor as transformers reads them."""
         for part in (self.tokenizer, self.images, self.joint):
             if part:
                 part.save_pretrained(folder)
@@ -198,16 +183,7 @@ def _tokenizer(source: str) -> Any:
 
 
 def image_processor(source: str, image_size: int | None = None) -> Any:
-    """Return transformers' image processor of a folder, which needs no torchvision.
-
-    Args:
-        source: the folder.
-        image_size: pixels; None: the processor's own.
-
-    Raises:
-        ValueError: it would make a huge image.
-        FedpeftError: the setting does not fit.
-    """
+    """Return transformers' image processor of a folder, which needs no torchvision."""
     from transformers import AutoImageProcessor
     from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME
 
@@ -217,8 +193,8 @@ def image_processor(source: str, image_size: int | None = None) -> Any:
     refuse_kind(type(processor).__name__)  # of a kind of model that has the processor of another
     check_image_processor(processor)
     if image_size is not None:
-        if image_size > LARGEST_SIDE:
-            raise FedpeftError(f"image_size is {image_size}, at most {LARGEST_SIDE}.", setting="backbone.image_size")
+        if image_size > MAX_SIDE:
+            raise FedpeftError(f"image_size is {image_size}, at most {MAX_SIDE}.", setting="backbone.image_size")
         processor.size = _resized(processor.size, image_size)
         if getattr(processor, "crop_size", None):
             processor.crop_size = _resized(processor.crop_size, image_size)
@@ -226,7 +202,6 @@ def image_processor(source: str, image_size: int | None = None) -> Any:
 
 
 def _content(file: Path) -> Any:
-    """Return the content of a JSON file; {} where there is none."""
     return read_json(file) if file.exists() else {}
 
 
@@ -278,3 +253,128 @@ def _mark(config: Any, processor: Any) -> str:
         return processor.image_token
     first, last = processor.tokenizer.convert_ids_to_tokens(around)
     return f"{first}{processor.image_token}{last}"
+
+
+MAX_SIDE, MAX_PATCH, MAX_PIXELS, MAX_TOKENS = 4096, 256, 2**24, 2**14
+MAX_MADE, MAX_PATCHES = 2**26, 2**17
+KINDS = (  # of numbers, by their names: the first that fits
+    ("pixels", re.compile(r"(min|max)_pixels"), MAX_PIXELS),
+    ("tiles", re.compile(r"(?s)^(?!.*num_patches).*(tiles|slice|crops|max_patches|temporal|frames)"), MAX_SIDE),
+    (
+        "patch",
+        re.compile(r"patch_size|merge_size|expand_factor|pooling_kernel_size|ensure_multiple_of|size_divisor"),
+        MAX_PATCH,
+    ),
+    ("canvas", re.compile(r"pinpoints|resolution"), MAX_SIDE),
+    ("side", re.compile(r"size|edge|height|width"), MAX_SIDE),
+)
+NO_SIDE = re.compile(r"(^|\.)min_|text_size|patch_size\.width")
+TOKEN = re.compile(r"_ids?($|\.)")
+OTHERS = re.compile(r".*(processor|extractor)")  # of images: checked above; of videos and sound: not read
+
+
+def check_image_processor(processor: Any) -> None:
+    """Refuse an image processor that would make a huge image; none is made for this."""
+    in_pixels = hasattr(type(processor), "merge_size")  # Qwen's and its kin: `size` has numbers of pixels
+    sides, canvases, pixels, patches, tiles = [1.0], [1.0], [1.0], [1.0], [1.0]
+    for path, number in _numbers(processor.to_dict()):
+        kind, maximum = _kind(path, in_pixels)
+        _check(path, number, maximum)
+        if number > 0 and kind and not NO_SIDE.search(path):
+            {"side": sides, "canvas": canvases, "pixels": pixels, "patch": patches, "tiles": tiles}[kind].append(number)
+    step, both = math.prod(patches), sides[1:] + canvases[1:]
+    cuts = (max(both) / min(both)) ** 2 if both else 1
+    made = max(max(sides) ** 2 * cuts, max(canvases) ** 2, *pixels, step**2)
+    _check("all its tiles together", made * math.prod(tiles), MAX_MADE)
+    _check("the number of its patches", max(pixels) / step**2, MAX_PATCHES)
+
+
+def check_processor(content: Mapping[str, Any], images: Any) -> None:
+    """Refuse a processor that would write a huge text, in which an image has that many tokens."""
+    own = {name: value for name, value in content.items() if not OTHERS.fullmatch(name)}
+    for path, number in _numbers(own):
+        if not TOKEN.search(path):
+            _check(path, number, MAX_TOKENS)
+    patch = own.get("patch_size")
+    if isinstance(patch, int | float) and not hasattr(type(images), "merge_size"):
+        sizes = {name: value for name, value in images.to_dict().items() if name in ("size", "crop_size")}
+        side = max((number for _, number in _numbers(sizes)), default=1)
+        _check("the number of its patches", (side / max(patch, 1)) ** 2, MAX_PATCHES)
+
+
+def check_scaled(processor: Any, size: tuple[int, int]) -> None:
+    """Refuse an image so narrow that a processor that sets its shortest side alone would make it huge."""
+    sides = {name: value for name, value in dict(processor.size).items() if value}
+    if set(sides) == {"shortest_edge"}:
+        edge = sides["shortest_edge"]
+        made = edge**2 * max(size) / min(size)
+        if made > MAX_MADE:
+            raise ValueError(f"an image of {size} would be scaled to {made:,.0f} pixels, at most {MAX_MADE:,} are made")
+
+
+def _kind(path: str, in_pixels: bool) -> tuple[str, int]:
+    """Return what a number stands for, empty where it is none of a size, and the largest that is read."""
+    if in_pixels and path.startswith("size."):
+        return "pixels", MAX_PIXELS
+    found = ((kind, maximum) for kind, name, maximum in KINDS if name.search(path))
+    return next(found, ("", MAX_TOKENS))
+
+
+def _check(name: str, number: float, maximum: int) -> None:
+    if not abs(number) <= maximum:  # NaN as well
+        raise ValueError(f"its image processor has {name} = {number:.15g}, at most {maximum:,} is read")
+
+
+def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield every number with the names that lead to it, joined by a dot."""
+    waiting = [(path, value)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += [(f"{path}.{key}".lstrip("."), inner) for key, inner in value.items()]
+        elif isinstance(value, list | tuple):
+            waiting += [(path, inner) for inner in value]
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield path, value
+
+
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+MAX_GROWTH = 2**10
+GROWTH = {"ByteLevel": 2, "Precompiled": 32}  # a byte becomes a letter of two; one letter can stand for a word
+
+
+def check_growth(tokenizer: Any) -> None:
+    """Refuse a tokenizer whose steps can make a text far longer; only one from a tokenizer.json has such steps."""
+    backend, growth = getattr(tokenizer, "backend_tokenizer", None), 1
+    for part in PARTS if backend is not None else ():
+        step = getattr(backend, part)
+        for entry in _steps(json.loads(step.__getstate__())) if step is not None else ():
+            growth *= max(1, _growth(entry))
+            if growth > MAX_GROWTH:
+                raise ValueError(
+                    f"its tokenizer.json has steps that make a text more than {MAX_GROWTH:,} times as long, at "
+                    f"{entry.get('type')!s:.40} of its {part}: give the tokenizer of a whole checkpoint"
+                )
+
+
+def _growth(step: Mapping[str, Any]) -> int:
+    """Return how many times as long a text can become by one step."""
+    if step.get("type") == "Replace":
+        between = not step.get("pattern", {}).get("String")  # a pattern can match between two letters
+        return len(step.get("content", "")) + between
+    if step.get("type") == "TemplateProcessing":
+        return sum("Sequence" in piece for piece in step.get("single", ()))
+    return GROWTH.get(str(step.get("type")), 1)
+
+
+def _steps(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every step of a part, those of sequences among them."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            if "type" in value:
+                yield value
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value

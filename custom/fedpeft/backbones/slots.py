@@ -14,155 +14,109 @@ from fedpeft.core.errors import FedpeftError
 
 QKV, IN_QKV = "qkv", ("query", "key", "value")  # the role of a joint projection, and the roles that it stands for
 
-
-def _paths(layer: str, **modules: str) -> dict[str, str]:
-    return {role: f"{layer}.{module}" for role, module in modules.items()}
-
-
-_BERT = _paths(
-    "encoder.layer.{layer}",
-    attention="attention.output",
-    output="output",
-    query="attention.self.query",
-    value="attention.self.value",
-)
-_VIT = {"attention": "attention", "output": "mlp", "query": "attention.q_proj", "value": "attention.v_proj"}
-_ALBEF_VISION = _paths("visual_encoder.layers.{layer}", **_VIT)
-_ALBEF_SLOTS = {  # of the self-attention: there is no slot in the cross-attention
-    "attention": "attention.output.inner",
-    "output": "output.inner",
+# the places of one layer: first the slots, then what PEFT's tuners of single matrices and norms need besides, which are
+# the projection to keys, or the joint one to query, key and value; the linear layers at the end of the attention and of
+# the feed-forward block; the norms of both
+_BERT = {
+    "attention": "attention.output",
+    "output": "output",
     "query": "attention.self.query",
     "value": "attention.self.value",
-}
-_ALBEF_TEXT = _paths("text_encoder.encoder.layer.{layer}", **_ALBEF_SLOTS)
-_ALBEF_DECODER = _paths("decoder.encoder.layer.{layer}", **_ALBEF_SLOTS)
-_CLIP_TOWER = _paths(
-    "encoder.layers.{layer}",
-    attention="self_attn",
-    output="mlp",
-    query="self_attn.q_proj",
-    value="self_attn.v_proj",
-)
-
-
-def _towers(**towers: dict[str, str]) -> dict[str, str]:
-    return {f"{tower}_{role}": path for tower, roles in towers.items() for role, path in roles.items()}
-
-
-def _within(module: str, roles: dict[str, str]) -> dict[str, str]:
-    return {role: f"{module}.{path}" for role, path in roles.items()}
-
-
-SLOTS: dict[str, dict[str, str]] = {
-    "vilt": {
-        "attention": "encoder.layer.{layer}.attention.output",
-        "output": "encoder.layer.{layer}.output",
-        "query": "encoder.layer.{layer}.attention.attention.query",
-        "value": "encoder.layer.{layer}.attention.attention.value",
-    },
-    "bert": _BERT,
-    "roberta": _BERT,
-    "vit": _paths("layers.{layer}", **_VIT),
-    "dinov2": _paths("encoder.layer.{layer}", **_VIT),
-    # one matrix, `qkv` below, makes query, key and value: there is no place for query or value alone
-    "gpt2": _paths("h.{layer}", attention="attn", output="mlp"),
-    "llama": _paths(
-        "layers.{layer}", attention="self_attn", output="mlp", query="self_attn.q_proj", value="self_attn.v_proj"
-    ),
-    "clip": _towers(text=_within("text_model", _CLIP_TOWER), vision=_within("vision_model", _CLIP_TOWER)),
-    "clip_text_model": _CLIP_TOWER,
-    "clip_vision_model": _CLIP_TOWER,
-    "albef": _towers(vision=_ALBEF_VISION, text=_ALBEF_TEXT),
-    "albef_decoder": _towers(vision=_ALBEF_VISION, text=_ALBEF_TEXT, decoder=_ALBEF_DECODER),
-}
-
-_BERT_INNER = _paths(
-    "encoder.layer.{layer}",
-    key="attention.self.key",
-    attention_linear="attention.output.dense",
-    second_linear="output.dense",
-    attention_norm="attention.output.LayerNorm",
-    output_norm="output.LayerNorm",
-)
-_VIT_INNER = {"key": "attention.k_proj", "attention_linear": "attention.o_proj", "second_linear": "mlp.fc2"}
-_CLIP_INNER = _paths(
-    "encoder.layers.{layer}",
-    key="self_attn.k_proj",
-    attention_linear="self_attn.out_proj",
-    second_linear="mlp.fc2",
-    attention_norm="layer_norm1",
-    output_norm="layer_norm2",
-)
-_VIT_NORMS = {"attention_norm": "layernorm_before", "output_norm": "layernorm_after"}
-_ALBEF_VISION_INNER = _paths("visual_encoder.layers.{layer}", **_VIT_INNER, **_VIT_NORMS)
-_ALBEF_INNER = {
     "key": "attention.self.key",
-    "attention_linear": "attention.output.inner.dense",
-    "second_linear": "output.inner.dense",
+    "attention_linear": "attention.output.dense",
+    "second_linear": "output.dense",
     "attention_norm": "attention.output.LayerNorm",
     "output_norm": "output.LayerNorm",
 }
-_ALBEF_TEXT_INNER = _paths("text_encoder.encoder.layer.{layer}", **_ALBEF_INNER)
-_ALBEF_DECODER_INNER = _paths("decoder.encoder.layer.{layer}", **_ALBEF_INNER)
-
-# modules that PEFT's tuners of single matrices and norms need besides: the projection to keys, or the joint one to
-# query, key and value; the linear layers at the end of the attention and of the feed-forward block; the norms of both
-INNER: dict[str, dict[str, str]] = {
-    "vilt": _paths(
-        "encoder.layer.{layer}",
-        key="attention.attention.key",
-        attention_linear="attention.output.dense",
-        second_linear="output.dense",
-        attention_norm="layernorm_before",
-        output_norm="layernorm_after",
-    ),
-    "bert": _BERT_INNER,
-    "roberta": _BERT_INNER,
-    "vit": _paths("layers.{layer}", **_VIT_INNER, **_VIT_NORMS),
-    "dinov2": _paths("encoder.layer.{layer}", **_VIT_INNER, attention_norm="norm1", output_norm="norm2"),
-    "gpt2": _paths(
-        "h.{layer}",
-        qkv="attn.c_attn",
-        attention_linear="attn.c_proj",
-        second_linear="mlp.c_proj",
-        attention_norm="ln_1",
-        output_norm="ln_2",
-    ),
-    "llama": _paths(
-        "layers.{layer}",
-        key="self_attn.k_proj",
-        attention_linear="self_attn.o_proj",
-        second_linear="mlp.down_proj",
-        attention_norm="input_layernorm",
-        output_norm="post_attention_layernorm",
-    ),
-    "clip": _towers(text=_within("text_model", _CLIP_INNER), vision=_within("vision_model", _CLIP_INNER)),
-    "clip_text_model": _CLIP_INNER,
-    "clip_vision_model": _CLIP_INNER,
-    "albef": _towers(vision=_ALBEF_VISION_INNER, text=_ALBEF_TEXT_INNER),
-    "albef_decoder": _towers(vision=_ALBEF_VISION_INNER, text=_ALBEF_TEXT_INNER, decoder=_ALBEF_DECODER_INNER),
+_VILT = _BERT | {
+    "query": "attention.attention.query",
+    "value": "attention.attention.value",
+    "key": "attention.attention.key",
+    "attention_norm": "layernorm_before",
+    "output_norm": "layernorm_after",
+}
+_ALBEF = _BERT | {  # of the self-attention: there is no slot in the cross-attention
+    "attention": "attention.output.inner",
+    "output": "output.inner",
+    "attention_linear": "attention.output.inner.dense",
+    "second_linear": "output.inner.dense",
+}
+_VIT = {
+    "attention": "attention",
+    "output": "mlp",
+    "query": "attention.q_proj",
+    "value": "attention.v_proj",
+    "key": "attention.k_proj",
+    "attention_linear": "attention.o_proj",
+    "second_linear": "mlp.fc2",
+    "attention_norm": "layernorm_before",
+    "output_norm": "layernorm_after",
+}
+_CLIP = {
+    "attention": "self_attn",
+    "output": "mlp",
+    "query": "self_attn.q_proj",
+    "value": "self_attn.v_proj",
+    "key": "self_attn.k_proj",
+    "attention_linear": "self_attn.out_proj",
+    "second_linear": "mlp.fc2",
+    "attention_norm": "layer_norm1",
+    "output_norm": "layer_norm2",
+}
+_LLAMA = _CLIP | {
+    "attention_linear": "self_attn.o_proj",
+    "second_linear": "mlp.down_proj",
+    "attention_norm": "input_layernorm",
+    "output_norm": "post_attention_layernorm",
+}
+_GPT2 = {  # one matrix makes query, key and value: there is no place for query or value alone
+    "attention": "attn",
+    "output": "mlp",
+    QKV: "attn.c_attn",
+    "attention_linear": "attn.c_proj",
+    "second_linear": "mlp.c_proj",
+    "attention_norm": "ln_1",
+    "output_norm": "ln_2",
+}
+_SLOT_ROLES = ("attention", "output", "query", "value")
+_ALBEF_TOWERS = {
+    "vision": ("visual_encoder.layers.{layer}", _VIT),
+    "text": ("text_encoder.encoder.layer.{layer}", _ALBEF),
+}
+# family -> tower, empty where it has one stack -> its layers and their places
+_FAMILIES: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
+    "vilt": {"": ("encoder.layer.{layer}", _VILT)},
+    "bert": {"": ("encoder.layer.{layer}", _BERT)},
+    "roberta": {"": ("encoder.layer.{layer}", _BERT)},
+    "vit": {"": ("layers.{layer}", _VIT)},
+    "dinov2": {"": ("encoder.layer.{layer}", _VIT | {"attention_norm": "norm1", "output_norm": "norm2"})},
+    "gpt2": {"": ("h.{layer}", _GPT2)},
+    "llama": {"": ("layers.{layer}", _LLAMA)},
+    "clip": {tower: (f"{tower}_model.encoder.layers.{{layer}}", _CLIP) for tower in ("text", "vision")},
+    "clip_text_model": {"": ("encoder.layers.{layer}", _CLIP)},
+    "clip_vision_model": {"": ("encoder.layers.{layer}", _CLIP)},
+    "albef": _ALBEF_TOWERS,
+    "albef_decoder": _ALBEF_TOWERS | {"decoder": ("decoder.encoder.layer.{layer}", _ALBEF)},
 }
 
 
+def _roles(towers: Mapping[str, tuple[str, dict[str, str]]], *, slots: bool) -> dict[str, str]:
+    return {
+        f"{tower}_{role}" if tower else role: f"{layer}.{path}"
+        for tower, (layer, places) in towers.items()
+        for role, path in places.items()
+        if (role in _SLOT_ROLES) == slots
+    }
+
+
+SLOTS = {family: _roles(towers, slots=True) for family, towers in _FAMILIES.items()}
+INNER = {family: _roles(towers, slots=False) for family, towers in _FAMILIES.items()}
 # families outside the table of which one part alone is adapted, as their papers do
 ADAPTED_PART = {"llava": "language_model", "blip-2": "language_model"}
 
 
 def slot_templates(family: str, roles: Iterable[str], *, joint: bool = False) -> dict[str, str]:
-    """Return the module path templates of some roles of a model family.
-
-    Args:
-        family: transformers ``model_type``, a key of ``SLOTS``.
-        roles: for instance ``("attention", "output")``, also those of ``INNER``; in a family with two towers each means
-            both of them.
-        joint: see ``chosen``.
-
-    Returns:
-        role of the family -> template, in the order of ``roles``.
-
-    Raises:
-        FedpeftError: the family or the role is not in the table.
-    """
+    """Return role -> module path template of some roles of a model family, a key of `SLOTS`; see `chosen`."""
     roles = tuple(roles)
     if family not in SLOTS:
         paths = ", ".join(f"{role!r}: 'path.{{layer}}.to.{role}'" for role in roles)
@@ -174,20 +128,10 @@ def slot_templates(family: str, roles: Iterable[str], *, joint: bool = False) ->
 
 
 def chosen(table: Mapping[str, str], roles: tuple[str, ...], family: str, *, joint: bool = False) -> dict[str, str]:
-    """Return the templates of some roles.
+    """Return the templates of some roles, with or without a tower's name before them.
 
-    Where roles have a tower's name before them, they are those of every tower that has all of them: one that lacks a
-    role is left out whole.
-
-    Args:
-        table: role of the family -> template.
-        roles: without a tower's name, or with it.
-        family: which an error names.
-        joint: whether a tower's `qkv`, its one projection to query, key and value, stands for those of them that it
-            lacks.
-
-    Raises:
-        FedpeftError: no tower has all of the roles.
+    Without it they are those of every tower that has all of them: one that lacks a role is left out whole. With
+    `joint`, a tower's `qkv`, its one projection to query, key and value, stands for those of them that it lacks.
     """
 
     def entry(tower: str, role: str) -> str:
@@ -199,10 +143,10 @@ def chosen(table: Mapping[str, str], roles: tuple[str, ...], family: str, *, joi
     whole = [tower for tower in towers if all(entry(tower, role) in table for role in roles)]
     if not whole:
         missing = [role for role in roles if not any(entry(tower, role) in table for tower in towers)]
-        usual = [name for name in table if name not in INNER.get(family, {})]
+        slots = [name for name in table if name not in INNER.get(family, {})]
         lack = f"no role {' or '.join(map(repr, missing))}" if missing else f"no tower with all of {', '.join(roles)}"
         raise FedpeftError(
-            f"model family {family!r} has {lack} (it has: {', '.join(usual)}): "
+            f"model family {family!r} has {lack} (it has: {', '.join(slots)}): "
             f"choose another adapter, or name modules with target_modules={{role: path}}."
         )
     return {entry(tower, role): table[entry(tower, role)] for role in roles for tower in whole}
@@ -225,18 +169,14 @@ def check_template(role: str, template: str) -> None:
 
 
 def module_path(template: str, layer: int) -> str:
-    """Return the module path of one layer: ``encoder.layer.{layer}.output``, 3 -> ``encoder.layer.3.output``."""
     return template.replace("{layer}", str(layer))
 
 
 def locate(path: str, templates: Mapping[str, str]) -> tuple[str, int, str] | None:
-    """Find the role and layer of a module path; the inverse of ``module_path``.
+    """Return role, layer and parent path of a module path, the inverse of `module_path`; None: it is no slot.
 
-    A model that wraps the family's encoder (``vilt.encoder.layer.3.output`` in a ViltForQuestionAnswering) is the same
-    family: any parent path may stand before the template.
-
-    Returns:
-        (role, layer, parent path with its final dot or ""), or None if the path is not a slot.
+    A model that wraps the family's encoder (`vilt.encoder.layer.3.output` in a ViltForQuestionAnswering) is the same
+    family: any parent path, with its final dot, may stand before the template.
     """
     for role, template in templates.items():
         before, after = template.split("{layer}")

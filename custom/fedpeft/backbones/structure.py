@@ -10,7 +10,7 @@ projection is, or as the one that makes queries, keys and values together. Cross
 
 With several stacks each role has the name of its tower before it: "text_query", "vision_output".
 
-The three forms in which a user names target modules, and conversions between them.
+Users name target modules in three forms:
 
 role -> template     {"output": "encoder.layer.{layer}.output"}, the form that the rest of the package uses
 PEFT's list          ["attention.output", "output"]: modules whose path is, or ends with, one of these names
@@ -21,16 +21,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from fedpeft.backbones.slots import ADAPTED_PART, INNER, QKV, SLOTS, check_template, chosen
 from fedpeft.core.errors import FedpeftError
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 QUERY = ("query", "q_proj", "q_lin", "q", "wq", "to_q", "linear_q", "query_proj")
 KEY = ("key", "k_proj", "k_lin", "k", "wk", "to_k", "linear_k", "key_proj")
@@ -43,29 +39,13 @@ WRAPPED = "base_layer"  # PEFT's name of what an adapter stands around
 
 
 def templates_in(model: nn.Module, roles: Iterable[str], *, joint: bool = False) -> dict[str, str]:
-    """Return the module path templates of some roles in a model, whose family need not be in the table.
-
-    Args:
-        model: with or without adapters.
-        roles, joint: as for ``slot_templates``.
-
-    Raises:
-        FedpeftError: its layers cannot be read, or have no such role.
-    """
+    """Return the module path templates of some roles in a model, whose family need not be in the table."""
     roles = tuple(roles)
     return chosen(model_roles(model, roles), roles, str(family_of(model)), joint=joint)
 
 
 def model_roles(model: nn.Module, needed: Iterable[str] = ("output",)) -> dict[str, str]:
-    """Return every role of a model -> module path template: its family's in the table, else read off its structure.
-
-    Args:
-        model: with or without adapters.
-        needed: roles, which an error names.
-
-    Raises:
-        FedpeftError: the family is not in the table, and its layers cannot be read.
-    """
+    """Return every role -> module path template: its family's in the table, else read off the model's structure."""
     family = family_of(model)
     return SLOTS[family] | INNER.get(family, {}) if family in SLOTS else _read(model, needed)
 
@@ -76,10 +56,7 @@ def family_of(model: nn.Module) -> str | None:
 
 
 def layer_stacks(model: nn.Module) -> dict[str, list[nn.Module]]:
-    """Return the path of each stack of layers -> its layers, as they are in the model without adapters.
-
-    Of a family in `ADAPTED_PART` only those of that part.
-    """
+    """Return path -> layers, without adapters, of each stack of layers, or of those of the family's `ADAPTED_PART`."""
     stacks: dict[str, list[nn.Module]] = {}
     part = ADAPTED_PART.get(str(family_of(model)))
     for path, module in _modules(model):
@@ -103,11 +80,11 @@ def stream_width(layers: Sequence[nn.Module]) -> int:
 
 
 def _read(model: nn.Module, needed: Iterable[str]) -> dict[str, str]:
-    """Return role -> module path template of a model by its structure alone."""
     stacks = layer_stacks(model)
     kind = family_of(model) or type(model).__name__
     if not stacks:
-        lists = [f"{path} ({len(m)} of {type(m[0]).__name__})" for path, m in _modules(model) if _is_list(m)]
+        found = [(path, one) for path, one in _modules(model) if isinstance(one, nn.ModuleList) and len(one)]
+        lists = [f"{path} ({len(one)} of {type(one[0]).__name__})" for path, one in found]
         paths = ", ".join(f"{role!r}: 'path.{{layer}}.to.{role}'" for role in needed)
         raise FedpeftError(
             f"the layers of model family {kind!r:.60} are not known and cannot be read: it has "
@@ -124,47 +101,47 @@ def _read(model: nn.Module, needed: Iterable[str]) -> dict[str, str]:
 
 
 def _of_layer(layer: nn.Module) -> dict[str, str]:
-    """Return role -> path in a layer."""
     modules = dict(_modules(layer))
     linear = {path: module for path, module in modules.items() if _is_linear(module)}
-    query = _attention(layer)
-    block = query.rpartition(".")[0]
+    block = _attention(layer).rpartition(".")[0]
     found = {role: path for role, path in _projections(linear, block).items() if path}
-    end = f"{block.rpartition('.')[0]}.output".lstrip(".")
-    if "query" in found and (ends := [path for path in linear if re.fullmatch(rf"{end}\.(\w+\.)?dense", path)]):
-        block = block.rpartition(".")[0]  # BERT: attention.self makes the values, attention.output has the residual
-        found["attention"] = ends[-1].rpartition(".")[0]
-        found["attention_linear"] = ends[-1]
+    # BERT: attention.self makes the values, attention.output has the residual
+    outer = block.rpartition(".")[0]
+    residual = f"{outer}.output".lstrip(".")
+    ends = [path for path in linear if re.fullmatch(rf"{residual}\.(\w+\.)?dense", path)] if "query" in found else []
+    if ends:
+        block, found["attention"] = outer, ends[-1].rpartition(".")[0]
     else:
-        found["attention"], end = block, ""
-        ends = [p for p in linear if p.startswith(f"{block}.") and p not in found.values()]
-        if ends:
-            found["attention_linear"] = ends[-1]
-    inside = f"{block}."
+        residual, found["attention"] = "", block
+        ends = [path for path in linear if _within(path, block) and path not in found.values()]
+    if ends:
+        found["attention_linear"] = ends[-1]
     width = _width(linear.get(found.get("attention_linear", "")))
-    others = [
-        path
-        for path, module in linear.items()
-        if not path.startswith(inside)
-        and not OTHER_ATTENTION.search(path)
-        and _width(module) == (width or _width(module))
-    ]
-    if others:
-        parent = others[-1].rpartition(".")[0]
-        while "expert" in parent:
-            parent = parent.rpartition(".")[0]
-        found["output"] = parent or others[-1]
-        found["second_linear"] = others[-1]
-    norms = [
-        path
-        for path, module in modules.items()
-        if "norm" in type(module).__name__.lower()
-        and not OTHER_ATTENTION.search(path)
-        and (not path.startswith(inside) or (end and path.startswith(f"{end}.")))
-    ]
-    if len(norms) > 1:
-        found["attention_norm"], found["output_norm"] = norms[0], norms[-1]
-    return found
+    return found | _feed_forward(linear, block, width) | _norms(modules, block, residual)
+
+
+def _feed_forward(linear: Mapping[str, nn.Module], attention: str, width: int) -> dict[str, str]:
+    """Return the block outside the attention whose linear layer is the last to return to the stream's width."""
+    outside = {path: one for path, one in linear.items() if not _within(path, attention)}
+    ends = [path for path, one in outside.items() if not OTHER_ATTENTION.search(path) and width in (0, _width(one))]
+    if not ends:
+        return {}
+    parent = ends[-1].rpartition(".")[0]
+    while "expert" in parent:
+        parent = parent.rpartition(".")[0]
+    return {"output": parent or ends[-1], "second_linear": ends[-1]}
+
+
+def _norms(modules: Mapping[str, nn.Module], attention: str, residual: str) -> dict[str, str]:
+    """Return the first and last norm of a layer, those inside the attention left out but for the residual's."""
+    kinds = [path for path, one in modules.items() if "norm" in type(one).__name__.lower()]
+    kinds = [path for path in kinds if not _within(path, attention) or (residual and _within(path, residual))]
+    norms = [path for path in kinds if not OTHER_ATTENTION.search(path)]
+    return {"attention_norm": norms[0], "output_norm": norms[-1]} if len(norms) > 1 else {}
+
+
+def _within(path: str, parent: str) -> bool:
+    return path.startswith(f"{parent}.")
 
 
 def _projections(linear: Mapping[str, nn.Module], block: str) -> dict[str, str]:
@@ -222,20 +199,12 @@ def _width(module: nn.Module | None) -> int:
     return getattr(module, "out_features", None) or getattr(module, "nf", None) or 0
 
 
-def _is_list(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList) and len(module) > 0
-
-
 _PARENT = r"(?:.*\.)?"
 _NUMBER = r"\d+"
 
 
 def check_targets(targets: object, method: str) -> None:
-    """Refuse `target_modules` in none of the three forms, and templates without ``{layer}``.
-
-    Raises:
-        FedpeftError: naming the value and the forms.
-    """
+    """Refuse `target_modules` in none of the three forms, and templates without `{layer}`."""
     if isinstance(targets, Mapping) and targets:
         for role, template in targets.items():
             check_template(role, template)
@@ -257,14 +226,7 @@ def templates_of(targets: str | Sequence[str], model: nn.Module) -> dict[str, st
     """Return role -> template of the modules that PEFT's pattern or list selects.
 
     The number in a path is its layer. A place with a role gets its name; any other is named after what follows the
-    number, ``blocks.3.mlp.fc1`` is ``mlp_fc1``.
-
-    Args:
-        targets: as PEFT takes them.
-        model: whose modules they select.
-
-    Raises:
-        FedpeftError: no module is selected, one whose path has no number or several, or two towers.
+    number, `blocks.3.mlp.fc1` is `mlp_fc1`.
     """
     templates: dict[str, str] = {}
     known = known_roles(model)

@@ -2,9 +2,8 @@
 """Any model of transformers as a backbone: what it reads, its layers and its features are found in the model itself.
 
 Only transformers' own code and safetensors are loaded. When it is built, two blank images and short questions go
-through tokenizer, image processor and model, so that what does not fit is said before training begins.
-
-One vector for each sample out of what a transformers model returns.
+through tokenizer, image processor and model, so that what does not fit is said before training begins. LLaVA-1.5 (Liu
+et al. 2024, arXiv:2310.03744) is such a model. Features are one vector for each sample:
 
 two towers       the features of image and text, one after the other, each by the rules below
 pooler_output    where the model has one
@@ -15,6 +14,7 @@ else             at the first token where the model has a classifying one, or th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +39,8 @@ LAST, FIRST, MEAN = "last", "first", "mean"
 
 
 def pooled(output: Mapping[str, Any], mask: Tensor | None, token: str) -> Tensor:
-    """Return the features (B, d).
-
-    Args:
-        output: of a transformers model.
-        mask: 1 where a token counts, (B, T), of its text; None: all count.
-        token: "last", "first" or "mean", see `token_of`.
-
-    Raises:
-        FedpeftError: the output has none of the parts.
+    """Return the features (B, d) of a model's output, of the token that `token_of` names among those of the mask (B,
+    T).
     """
     towers = [output.get(name) for name in TOWER_OUTPUTS]
     if all(tower is not None for tower in towers):
@@ -75,12 +68,7 @@ def pooled(output: Mapping[str, Any], mask: Tensor | None, token: str) -> Tensor
 
 
 def token_of(model: nn.Module, has_first: bool) -> str:
-    """Return of which token a model without pooler has its features.
-
-    Args:
-        model: of transformers.
-        has_first: whether its tokenizer begins a text with a classifying token.
-    """
+    """Return of which token a model without pooler has its features; texts may begin with a class token."""
     stacks = layer_stacks(model)
     last = list(stacks.values())[-1] if stacks else []
     if any(getattr(module, "is_causal", None) is True for layer in last for module in layer.modules()):
@@ -94,13 +82,7 @@ POOLER = "pooler."
 
 
 class TransformersModel(nn.Module):
-    """A transformers model with its inputs.
-
-    Args:
-        model: adapters may be injected into it in place.
-        inputs: images and questions -> batch; None in a skeleton.
-        source: folder of its weights.
-    """
+    """A transformers model with its inputs (None in a skeleton) and the folder of its weights."""
 
     def __init__(self, model: nn.Module, inputs: ModelInputs | None, source: str = "") -> None:
         super().__init__()
@@ -120,30 +102,24 @@ class TransformersModel(nn.Module):
 
     @property
     def text_length(self) -> int:
-        """See `fedpeft.backbones.backbone.CountsTokens`."""
         return self.inputs.text_length
 
     @property
     def longest_text(self) -> int | None:
-        """See `fedpeft.backbones.backbone.CountsTokens`."""
         return self.inputs.longest_text
 
     def text_tokens(self, texts: Sequence[str]) -> list[int]:
-        """See `fedpeft.backbones.backbone.CountsTokens`."""
         return self.inputs.text_tokens(texts)
 
     longest_answer: int | None = None  # it is trained on whole answers
 
     def answer_lengths(self, answers: Sequence[str]) -> list[int]:
-        """See `fedpeft.backbones.backbone.CountsAnswers`."""
         return [len(self.inputs.answer(answer)) for answer in answers]
 
     def save_inputs(self, folder: Path) -> None:
-        """Write tokenizer and image processor as transformers reads them."""
         self.inputs.save(folder)
 
     def forward(self, **batch: Tensor) -> Tensor:
-        """Return the features (B, d) for a batch of `collate`; see `fedpeft.backbones.transformers_model`."""
         output = self.model(**batch, **self._options)
         return pooled(output, batch.get("attention_mask"), self._token)
 
@@ -160,12 +136,7 @@ class TransformersModel(nn.Module):
         return self.model(**batch, **places, **self._options).last_hidden_state
 
     def generate(self, whole: nn.Module, **options: Any) -> Tensor:
-        """Return the tokens of prompts and of what a model writes behind them (B, T).
-
-        Args:
-            whole: transformers' model for generation that has this model's layers.
-            options: of its `generate`.
-        """
+        """Return the tokens (B, T) of prompts and of what `whole`, the model around these layers, writes."""
         return whole.generate(**self.resized, **options)
 
     @property
@@ -174,11 +145,6 @@ class TransformersModel(nn.Module):
         return {name: value for name, value in self._options.items() if name == "interpolate_pos_encoding"}
 
     def writer(self) -> Writer:
-        """Return this model with its output layer over words.
-
-        Raises:
-            FedpeftError: it does not write.
-        """
         with reading(self.source, NAME):
             return writer(self, self.source)
 
@@ -186,18 +152,7 @@ class TransformersModel(nn.Module):
 def build(
     settings: BackboneSettings, *, kinds: tuple[str, ...] = (), half: bool = False, weights: bool = True
 ) -> TransformersModel:
-    """Load a model of transformers from a folder.
-
-    Args:
-        settings: of the job.
-        kinds: transformers' `model_type`, one of these; empty: any.
-        half: read matrices in bfloat16.
-        weights: see `fedpeft.backbones.Pretrained.bare`.
-
-    Raises:
-        FedpeftError: the source is missing or damaged, is of a kind that transformers does not have, or
-            the model cannot be used as a backbone.
-    """
+    """Load a model of transformers from a folder; of `kinds`, transformers' `model_type`, where any are named."""
     from transformers import AutoModel
 
     source = settings.source
@@ -218,21 +173,11 @@ def build(
 
 
 def skeleton(source: str | None) -> TransformersModel:
-    """Return a model without weights and inputs, on torch's meta device.
-
-    Args:
-        source: whose configuration is read.
-    """
     with reading(source, NAME):
         return TransformersModel(_empty(_config(source)), None)
 
 
 def _config(source: str, kinds: tuple[str, ...] = ()) -> Any:
-    """Return a source's configuration.
-
-    Raises:
-        FedpeftError: transformers does not have its kind, it is of another one, or it needs a text to write to.
-    """
     from transformers import AutoConfig
 
     stored = read_config(source)
@@ -255,7 +200,6 @@ def _config(source: str, kinds: tuple[str, ...] = ()) -> Any:
 
 
 def _empty(config: Any) -> nn.Module:
-    """Return the model on the meta device."""
     from transformers import AutoModel
 
     with without_weights():
@@ -269,11 +213,7 @@ def _options(names: set[str]) -> dict[str, Any]:
 
 
 def check_features(backbone: TransformersModel) -> None:
-    """Set the width of the features, those of two blank images with a short question and the longest one.
-
-    Raises:
-        ValueError: they are not one vector for each sample.
-    """
+    """Set the width of the features, those of two blank images with a short question and the longest one."""
     size = backbone.image_size or 16
     training = backbone.training
     with torch.no_grad(), torch.random.fork_rng(devices=[]), products(backbone.model):
@@ -284,3 +224,23 @@ def check_features(backbone: TransformersModel) -> None:
     if features.dim() != 2 or len(features) != 2:
         raise ValueError(f"its features of two samples are of shape {tuple(features.shape)}")
     backbone.hidden_size = features.shape[1]
+
+
+# of its training; adapters stand in the layers of its language model, 32 of the 7B model, the number that F3OCUS gives
+LLAVA_PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or phrase. ASSISTANT:"
+
+
+def build_llava(settings: BackboneSettings, *, half: bool = False, weights: bool = True) -> TransformersModel:
+    settings = replace(settings, prompt=settings.prompt or LLAVA_PROMPT)
+    return build(settings, kinds=("llava",), half=half, weights=weights)
+
+
+def llava_skeleton(source: str | None = None) -> TransformersModel:
+    if source:
+        return skeleton(source)
+    from transformers import LlavaConfig, LlavaModel
+
+    config = LlavaConfig()
+    config.text_config.vocab_size = 32_064  # Llama's 32,000, the image's token, and room
+    with reading("", "LLaVA"), torch.device("meta"):
+        return TransformersModel(LlavaModel(config), None)

@@ -1,16 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """ViLT (Kim et al. 2021, arXiv:2102.03334): one transformer over question tokens and image patches.
 
-The same class serves the full-size model (`dandelin/vilt-b32-mlm`) and the tiny one that ships with the package.
-
-Other ways to compute transformers' ViLT, with the same modules: fused attention, a last layer of the first token.
-
-A module gets another class and keeps its parts, adapters among them.
+The same class serves the full-size model (`dandelin/vilt-b32-mlm`) and the tiny one that ships with the package. With
+fused attention, or a last layer of the first token alone, a module gets another class and keeps its parts, adapters
+among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.models.vilt.modeling_vilt import ViltAttention, ViltLayer, ViltSelfAttention
 
-from fedpeft.backbones.checkpoint import (
-    check_image_size,
-    check_kind,
-    check_text_length,
-    check_vocabulary,
-    load_model,
-    read_config,
-    reading,
-)
+from fedpeft.backbones import checkpoint
 from fedpeft.backbones.images import Images, ProportionalImages, SquareImages
 from fedpeft.backbones.matrices import without_weights
-from fedpeft.backbones.registry import TINY_FOLDER
 
 if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
@@ -62,13 +51,9 @@ class FirstTokenLayer(ViltLayer):
 
 
 def attended(module: ViltSelfAttention, queries: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Return what some tokens take from all of them, (B, Q, d).
+    """Return what queries (B, Q, d) take from tokens (B, T, d), as (B, Q, d).
 
-    Args:
-        module: has the projections.
-        queries: (B, Q, d).
-        tokens: (B, T, d).
-        mask: (B, 1, 1 or Q, T), booleans (what is seen), or numbers that are added to the attention's logits.
+    The mask (B, 1, 1 or Q, T) has booleans (what is seen), or numbers that are added to the attention's logits.
     """
     shape = (len(tokens), -1, module.num_attention_heads, module.attention_head_size)
     query = module.query(queries).view(shape).transpose(1, 2)
@@ -80,138 +65,41 @@ def attended(module: ViltSelfAttention, queries: Tensor, tokens: Tensor, mask: T
     return context.transpose(1, 2).reshape(len(tokens), -1, module.all_head_size)
 
 
-def fuse_attention(model: nn.Module) -> None:
-    """Let every layer of a ViltModel use `FusedAttention`, and its masks be made for it."""
-    for module in model.modules():
-        if type(module) is ViltSelfAttention:
-            module.__class__ = FusedAttention
-    model.config._attn_implementation = "sdpa"
-
-
-def first_token_only(model: nn.Module, only: bool) -> bool:
-    """Switch the last layer of a ViltModel to its first token, or back; return whether it is as transformers made it.
-
-    What a method puts around a whole block is not known to `FirstTokenLayer`; nothing is switched then.
-    """
-    last = model.encoder.layer[-1]
-    known = isinstance(last, ViltLayer) and type(last.attention) is ViltAttention
-    known = known and isinstance(last.attention.attention, ViltSelfAttention)
-    if known:
-        last.__class__ = FirstTokenLayer if only else ViltLayer
-    return known
-
-
-def entering(model: nn.Module, batch: dict[str, Tensor], layer: int) -> Tensor:
-    """Return what a layer of a ViltModel reads, (B, T, d): text tokens, then image tokens.
-
-    Args:
-        model: the ViltModel.
-        batch: as `Vilt.with_ordered_patches` returns it for images of one size.
-        layer: counted from 0.
-    """
-    hidden, seen = model.embeddings(
-        batch["input_ids"], batch["attention_mask"], None, None, batch["pixel_mask"], None, batch["image_embeds"]
-    )
-    mask = create_bidirectional_mask(config=model.config, inputs_embeds=hidden, attention_mask=seen)
-    for module in model.encoder.layer[:layer]:
-        hidden = module(hidden, mask)[0]
-    return hidden
-
-
-def leaving(model: nn.Module, hidden: Tensor, text_mask: Tensor, layer: int) -> Tensor:
-    """Return the pooled output (B, d) of what a layer reads.
-
-    Args:
-        model: the ViltModel.
-        hidden: as `entering` returns it.
-        text_mask: which text tokens are seen (B, T_text); all image tokens are.
-        layer: counted from 0.
-    """
-    images = text_mask.new_ones(len(hidden), hidden.shape[1] - text_mask.shape[1])
-    mask = create_bidirectional_mask(
-        config=model.config, inputs_embeds=hidden, attention_mask=torch.cat((text_mask, images), dim=1)
-    )
-    for module in model.encoder.layer[layer:]:
-        hidden = module(hidden, mask)[0]
-    return model.pooler(model.layernorm(hidden))
-
-
-def without_padding(hidden: Tensor, text_mask: Tensor) -> list[Tensor]:
-    """Return each sample's tokens, (T_i, d), without those that pad its question."""
-    seen = torch.cat((text_mask, text_mask.new_ones(len(hidden), hidden.shape[1] - text_mask.shape[1])), dim=1).bool()
-    return [tokens[kept].clone() for tokens, kept in zip(hidden, seen, strict=True)]
-
-
-def with_padding(samples: Sequence[Tensor], text_mask: Tensor) -> Tensor:
-    """Return samples as `without_padding` made them as one tensor, their questions padded with zeros."""
-    lengths = text_mask.sum(1).tolist()
-    texts = pad_sequence([tokens[:length] for tokens, length in zip(samples, lengths, strict=True)], batch_first=True)
-    texts = F.pad(texts, (0, 0, 0, text_mask.shape[1] - texts.shape[1]))
-    images = torch.stack([tokens[length:] for tokens, length in zip(samples, lengths, strict=True)])
-    return torch.cat((texts, images), dim=1)
-
-
 NAME = "ViLT"
 
 
 def build(
-    settings: BackboneSettings,
-    *,
-    images: Callable[[int, int], SquareImages | ProportionalImages],
-    weights: bool = True,
+    settings: BackboneSettings, *, images: Callable[[int, int], SquareImages | ProportionalImages], weights: bool = True
 ) -> Vilt:
-    """Load ViLT and its tokenizer from a folder.
+    """Load ViLT and its tokenizer from a folder; `images` makes their preparation of image size and patch size."""
+    from transformers import BertTokenizerFast
+    from transformers.models.vilt.modeling_vilt import ViltModel
 
-    Args:
-        settings: of the job.
-        images: from image size and patch size to the preprocessing of images.
-        weights: see `fedpeft.backbones.Pretrained.bare`.
-
-    Raises:
-        FedpeftError: the source is missing, damaged or not a ViLT; the setting does not fit it.
-    """
     source = settings.source
-    model, tokenizer = _load(source, weights)
+    with checkpoint.reading(source, NAME):
+        checkpoint.check_kind(checkpoint.read_config(source), ("vilt",), source, NAME)
+        model = skeleton(source).model
+        if weights:
+            model, _ = checkpoint.load_model(ViltModel, source, what=NAME, skeleton=lambda: skeleton(source).model)
+        tokenizer = BertTokenizerFast.from_pretrained(source)
+        checkpoint.check_vocabulary(tokenizer, model.config.vocab_size, source)
     patch = model.config.patch_size
     size = settings.image_size or model.config.image_size
-    check_image_size(size, patch, source)
-    check_text_length(settings.text_length, model.config.max_position_embeddings, source)
+    checkpoint.check_image_size(size, patch, source)
+    checkpoint.check_text_length(settings.text_length, model.config.max_position_embeddings, source)
     return Vilt(model, tokenizer, images(size, patch), settings.text_length)
 
 
 def build_tiny(settings: BackboneSettings, *, weights: bool = True) -> Vilt:
-    """Load the tiny ViLT, or another one that reads square images."""
     return build(settings, images=lambda size, patch: SquareImages(size), weights=weights)
 
 
 def build_full(settings: BackboneSettings, *, weights: bool = True) -> Vilt:
-    """Load ViLT-B/32, or another one that keeps the proportions of images."""
     return build(settings, images=ProportionalImages, weights=weights)
 
 
-def _load(source: str, weights: bool) -> tuple[nn.Module, Any]:
-    from transformers import BertTokenizerFast
-    from transformers.models.vilt.modeling_vilt import ViltModel
-
-    with reading(source, NAME):
-        check_kind(read_config(source), ("vilt",), source, NAME)
-        model = skeleton(source).model
-        if weights:
-            model, _ = load_model(ViltModel, source, what=NAME, skeleton=lambda: skeleton(source).model)
-        tokenizer = BertTokenizerFast.from_pretrained(source)
-        check_vocabulary(tokenizer, model.config.vocab_size, source)
-    return model, tokenizer
-
-
 class Vilt(nn.Module):
-    """A ViLT with its tokenizer and image preparation.
-
-    Args:
-        model: transformers' ViltModel; adapters may be injected into it in place.
-        tokenizer: a BERT tokenizer.
-        prepare: images -> {"pixel_values": (B, 3, H, W) [, "pixel_mask": (B, H, W)]}.
-        text_length: longest question in tokens.
-    """
+    """A ViLT with its BERT tokenizer and its preparation of images; adapters are put into `model`."""
 
     family = "vilt"
 
@@ -234,41 +122,72 @@ class Vilt(nn.Module):
         return {"input_ids": text["input_ids"], "attention_mask": text["attention_mask"], **self.prepare(images)}
 
     def text_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return how many tokens each text is, with those at its ends."""
         return [len(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]]
 
     def save_inputs(self, folder: Path) -> None:
-        """Write tokenizer and preparation of images as transformers reads them."""
         self.tokenizer.save_pretrained(folder)
         self.prepare.save(folder)
 
     def forward(self, **batch: Tensor) -> Tensor:
-        """Return the pooled output (B, d) for a batch of `collate`."""
         return self.model(**self.with_ordered_patches(batch)).pooler_output
 
     def fuse_attention(self) -> None:
-        """Use torch's fused attention in every layer."""
-
-        fuse_attention(self.model)
+        """Let every layer use `FusedAttention`, and its masks be made for it."""
+        for module in self.model.modules():
+            if type(module) is ViltSelfAttention:
+                module.__class__ = FusedAttention
+        self.model.config._attn_implementation = "sdpa"
 
     def first_token_only(self, only: bool) -> bool:
-        """Compute the last layer for the first token alone, or for all again; see `first_token_only`."""
+        """Switch the last layer to its first token, or back; return whether it is as transformers made it.
 
-        return first_token_only(self.model, only)
+        What a method puts around a whole block is not known to `FirstTokenLayer`; nothing is switched then.
+        """
+        last = self.model.encoder.layer[-1]
+        known = isinstance(last, ViltLayer) and type(last.attention) is ViltAttention
+        known = known and isinstance(last.attention.attention, ViltSelfAttention)
+        if known:
+            last.__class__ = FirstTokenLayer if only else ViltLayer
+        return known
 
     def entering(self, batch: dict[str, Tensor], layer: int) -> list[Tensor] | None:
-        """Return each sample's tokens as a layer reads them, (T_i, d); None of images of several sizes."""
+        """Return each sample's tokens, of text and then of the image, as a layer reads them, (T_i, d).
 
+        What pads a question is left out; None of images of several sizes.
+        """
         ordered = self.with_ordered_patches(batch)
         if "image_embeds" not in ordered:
             return None
-        return without_padding(entering(self.model, ordered, layer), batch["attention_mask"])
+        text_mask = batch["attention_mask"]
+        hidden, seen = self.model.embeddings(
+            ordered["input_ids"], text_mask, None, None, ordered["pixel_mask"], None, ordered["image_embeds"]
+        )
+        hidden = self._through(self.model.encoder.layer[:layer], hidden, seen)
+        kept = self._seen(text_mask, hidden.shape[1]).bool()
+        return [tokens[rows].clone() for tokens, rows in zip(hidden, kept, strict=True)]
 
     def leaving(self, samples: Sequence[Tensor], batch: dict[str, Tensor], layer: int) -> Tensor:
         """Return the pooled output (B, d) of tokens as `entering` returns them."""
+        text_mask = batch["attention_mask"]
+        lengths = text_mask.sum(1).tolist()
+        texts = pad_sequence([one[:length] for one, length in zip(samples, lengths, strict=True)], batch_first=True)
+        texts = F.pad(texts, (0, 0, 0, text_mask.shape[1] - texts.shape[1]))
+        images = torch.stack([one[length:] for one, length in zip(samples, lengths, strict=True)])
+        hidden = torch.cat((texts, images), dim=1)
+        hidden = self._through(self.model.encoder.layer[layer:], hidden, self._seen(text_mask, hidden.shape[1]))
+        return self.model.pooler(self.model.layernorm(hidden))
 
-        mask = batch["attention_mask"]
-        return leaving(self.model, with_padding(samples, mask), mask, layer)
+    def _through(self, layers: Iterable[nn.Module], hidden: Tensor, seen: Tensor) -> Tensor:
+        """Return tokens (B, T, d) after some layers; `seen`: which count, (B, T)."""
+        mask = create_bidirectional_mask(config=self.model.config, inputs_embeds=hidden, attention_mask=seen)
+        for module in layers:
+            hidden = module(hidden, mask)[0]
+        return hidden
+
+    @staticmethod
+    def _seen(text_mask: Tensor, length: int) -> Tensor:
+        """Return which of all tokens count, (B, T): some of the text (B, T_text), and all of the image."""
+        return torch.cat((text_mask, text_mask.new_ones(len(text_mask), length - text_mask.shape[1])), dim=1)
 
     def with_ordered_patches(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Embed the patches in raster order where all images have one size; leave padded batches to transformers.
@@ -297,20 +216,11 @@ class Vilt(nn.Module):
 
 
 def skeleton(source: str | None = None) -> Vilt:
-    """Return a ViLT without weights, tokenizer and preprocessing of images, on torch's meta device.
-
-    Args:
-        source: whose configuration is read; None: that of ViLT-B/32.
-    """
+    """Return a ViLT without weights, tokenizer and images on torch's meta device: that of a source, or ViLT-B/32."""
     from transformers import ViltConfig
     from transformers.models.vilt.modeling_vilt import ViltModel
 
-    with reading(source or "", NAME):
-        config = ViltConfig(**read_config(source)) if source else ViltConfig()
+    with checkpoint.reading(source or "", NAME):
+        config = ViltConfig(**checkpoint.read_config(source)) if source else ViltConfig()
         with without_weights():
             return Vilt(ViltModel(config), None, None, config.max_position_embeddings)
-
-
-def tiny_skeleton(source: str | None = None) -> Vilt:
-    """Return the tiny ViLT, or another one, as `skeleton` does."""
-    return skeleton(source or str(TINY_FOLDER))

@@ -4,20 +4,18 @@
 Weights are read in transformers' layout, in timm's, and from a ViLT, whose layers are the same. The features are the
 first token's after the last norm.
 
-Mean and deviation of each color by which a folder's image model had its pixels scaled when it was trained.
+Mean and deviation of each color by which pixels were scaled in training are in a file of the folder:
 
     transformers' folder   preprocessor_config.json: image_mean, image_std; what it leaves out is its processor's own
     timm's folder          config.json: mean and std in pretrained_cfg, or beside it in older ones
 
 Without them both are 0.5, as transformers' ViTImageProcessor and timm's vision transformers document.
-
-Another way to compute the last layer of transformers' ViT, with the same modules: its first token alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,20 +24,10 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.vit.modeling_vit import ViTAttention, ViTLayer, eager_attention_forward
 
-from fedpeft.backbones import weights
-from fedpeft.backbones.checkpoint import (
-    check_complete,
-    check_image_size,
-    check_kind,
-    load_model,
-    read_config,
-    reading,
-    unusable,
-)
+from fedpeft.backbones import checkpoint, weights
 from fedpeft.backbones.images import COLORS, HALF, Images, SquareImages
 from fedpeft.backbones.matrices import without_weights
 from fedpeft.backbones.model_inputs import image_processor
-from fedpeft.backbones.registry import TINY_VIT_FOLDER
 from fedpeft.backbones.weights import TIMM_KEY, VILT_KEY, from_timm, from_vilt, misfits, timm_settings
 
 if TYPE_CHECKING:
@@ -48,48 +36,31 @@ if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
 
 
+NAME = "ViT"
+TIMM_KINDS = (None, "timm_wrapper")  # `model_type` in timm's config.json, as transformers reads it
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-LARGEST, SMALLEST = 1e3, 1e-4  # a mean, and a deviation, of pixels from 0 to 1: beyond them pixels end at infinity
+MAX_COLOR, MIN_DEVIATION = 1e3, 1e-4  # of pixels from 0 to 1: beyond them pixels end at infinity
 
 
 class Scaling(NamedTuple):
-    """What makes `(x - mean) / deviation` of a pixel x of 0 to 1.
-
-    Args:
-        mean, deviation: of each color.
-    """
+    """What makes `(x - mean) / deviation` of a pixel x of 0 to 1, for each color."""
 
     mean: tuple[float, ...] = HALF
     deviation: tuple[float, ...] = HALF
 
 
-USUAL = Scaling()
-
-
-def of_timm(config: Mapping[str, Any]) -> Scaling:
-    """Return the scaling in the config.json of a folder in timm's layout.
-
-    Raises:
-        ValueError: it is not three numbers for each of the two.
-    """
-    described = config.get("pretrained_cfg") or config
-    return _checked_scaling("config.json", described.get("mean"), described.get("std"))
-
-
-def of_transformers(source: str) -> Scaling:
-    """Return the scaling of the image processor in a folder in transformers' layout.
-
-    Raises:
-        ValueError: it is not three numbers for each of the two.
-    """
+def _scaling(source: str) -> Scaling:
+    """Return by which mean and deviation of each color a source was trained."""
+    stored = checkpoint.read_config(source, timm=True)
+    if stored.get("model_type") in TIMM_KINDS:
+        described = stored.get("pretrained_cfg") or stored
+        return _checked("config.json", described.get("mean"), described.get("std"))
     named = [name for name in PROCESSORS if (Path(source) / name).is_file()]
     if not named:
-        return USUAL
+        return Scaling()
     processor = image_processor(source)
-    mean, deviation = processor.image_mean, processor.image_std
-    if not processor.do_normalize:
-        mean, deviation = 0, 1
-    scaling = _checked_scaling(named[0], mean, deviation)
+    mean, deviation = (processor.image_mean, processor.image_std) if processor.do_normalize else (0, 1)
+    scaling = _checked(named[0], mean, deviation)
     factor = processor.rescale_factor if processor.do_rescale else 1
     if not (type(factor) in (int, float) and 0 < factor <= 1):
         raise ValueError(f"its {named[0]} has rescale_factor = {factor!r:.40}: give a number above 0, at most 1")
@@ -98,30 +69,24 @@ def of_transformers(source: str) -> Scaling:
     return _checked(named[0], *(tuple(value / (255 * factor) for value in values) for values in scaling))
 
 
-def _checked_scaling(file: str, mean: Any, deviation: Any) -> Scaling:
-    means = USUAL.mean if mean is None else _colors(f"{file} has the mean", mean)
-    deviations = USUAL.deviation if deviation is None else _colors(f"{file} has the deviation", deviation)
-    return _checked(file, means, deviations)
-
-
-def _checked(file: str, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Scaling:
-    if min(deviation) < SMALLEST or max(map(abs, (*mean, *deviation))) > LARGEST:
+def _checked(file: str, mean: Any, deviation: Any) -> Scaling:
+    """Return the scaling that a file has, the default where it has none; refuse one that makes pixels infinite."""
+    means = HALF if mean is None else _colors(f"{file} has the mean", mean)
+    deviations = HALF if deviation is None else _colors(f"{file} has the deviation", deviation)
+    if min(deviations) < MIN_DEVIATION or max(map(abs, (*means, *deviations))) > MAX_COLOR:
         raise ValueError(
-            f"its {file} scales colors by the mean {mean} and the deviation {deviation}: give deviations from "
-            f"{SMALLEST:g} on, and nothing beyond {LARGEST:g}"
+            f"its {file} scales colors by the mean {means} and the deviation {deviations}: give deviations from "
+            f"{MIN_DEVIATION:g} on, and nothing beyond {MAX_COLOR:g}"
         )
-    return Scaling(mean, deviation)
+    return Scaling(means, deviations)
 
 
 def _colors(what: str, value: Any) -> tuple[float, ...]:
     values = (value,) * COLORS if type(value) in (int, float) else value
-    if not isinstance(values, list | tuple) or len(values) != COLORS or not all(map(_finite, values)):
+    numbers = isinstance(values, list | tuple) and all(type(one) in (int, float) for one in values)
+    if not numbers or len(values) != COLORS or not all(map(math.isfinite, values)):
         raise ValueError(f"its {what} {value!r:.80} of colors: give {COLORS} numbers")
     return tuple(map(float, values))
-
-
-def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 class FirstTokenAttention(ViTAttention):
@@ -151,37 +116,16 @@ class FirstTokenLayer(ViTLayer):
         return self.dropout(self.mlp(self.layernorm_after(hidden))) + hidden
 
 
-def first_token_only(model: nn.Module, only: bool) -> bool:
-    """Switch the last layer of a ViTModel to its first token, or back; return whether it is as transformers made it."""
-    last = model.layers[-1]
-    attention = getattr(last.attention, "base_layer", last.attention) if isinstance(last, ViTLayer) else None
-    if not isinstance(attention, ViTAttention):
-        return False
-    last.__class__ = FirstTokenLayer if only else ViTLayer
-    attention.__class__ = FirstTokenAttention if only else ViTAttention
-    return True
-
-
-NAME = "ViT"
-TIMM_KINDS = (None, "timm_wrapper")  # `model_type` in timm's config.json, as transformers reads it
-
-
 class Vit(nn.Module):
-    """A ViT with its preparation of images.
-
-    Args:
-        model: transformers' ViTModel without pooler; adapters may be injected into it in place.
-        image_size: pixels of both sides.
-        scaling: of its colors.
-    """
+    """A ViT without pooler, with its preparation of images; adapters are put into `model`."""
 
     family = "vit"
 
-    def __init__(self, model: nn.Module, image_size: int, scaling: Scaling = USUAL) -> None:
+    def __init__(self, model: nn.Module, image_size: int, scaling: Scaling | None = None) -> None:
         super().__init__()
         self.model = model
         self.image_size = image_size
-        self.prepare = SquareImages(image_size, *scaling)
+        self.prepare = SquareImages(image_size, *(scaling or Scaling()))
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
         self._resized = image_size != model.config.image_size
@@ -191,117 +135,94 @@ class Vit(nn.Module):
         return self.prepare(images)
 
     def save_inputs(self, folder: Path) -> None:
-        """Write the preparation of images as transformers reads it."""
         self.prepare.save(folder)
 
     def forward(self, **batch: Tensor) -> Tensor:
-        """Return the first token after the last norm (B, d) for a batch of `collate`."""
+        """Return the first token after the last norm (B, d)."""
         return self.model(**batch, interpolate_pos_encoding=self._resized).last_hidden_state[:, 0]
 
     def entering(self, batch: dict[str, Tensor], layer: int) -> list[Tensor] | None:
-        """Return each image's tokens as a layer reads them, (T, d)."""
         hidden = self.model.embeddings(batch["pixel_values"], interpolate_pos_encoding=self._resized)
         for module in self.model.layers[:layer]:
             hidden = module(hidden, None)
         return list(hidden)
 
     def leaving(self, samples: Sequence[Tensor], batch: dict[str, Tensor], layer: int) -> Tensor:
-        """Return the first token after the last norm (B, d) of tokens as `entering` returns them."""
         hidden = torch.stack(list(samples))
         for module in self.model.layers[layer:]:
             hidden = module(hidden, None)
         return self.model.layernorm(hidden)[:, 0]
 
     def first_token_only(self, only: bool) -> bool:
-        """Compute the last layer for the first token alone, or for all again; see `first_token_only`."""
-
-        return first_token_only(self.model, only)
+        """Switch the last layer to its first token, or back; return whether it is as transformers made it."""
+        last = self.model.layers[-1]
+        attention = getattr(last.attention, "base_layer", last.attention) if isinstance(last, ViTLayer) else None
+        if not isinstance(attention, ViTAttention):
+            return False
+        last.__class__ = FirstTokenLayer if only else ViTLayer
+        attention.__class__ = FirstTokenAttention if only else ViTAttention
+        return True
 
 
 def build(settings: BackboneSettings) -> Vit:
-    """Load ViT-B/16, or another vision transformer, from a folder.
-
-    Raises:
-        FedpeftError: the source is missing, damaged or not a ViT; the setting does not fit it.
-    """
+    """Load ViT-B/16, or another vision transformer, from a folder."""
     source = settings.source
-    with reading(source, NAME):
+    with checkpoint.reading(source, NAME):
         model, scaling = _load(source), _scaling(source)
     size = settings.image_size or model.config.image_size
-    check_image_size(size, model.config.patch_size, source)
+    checkpoint.check_image_size(size, model.config.patch_size, source)
     return Vit(model, size, scaling)
 
 
 def skeleton(source: str | None = None) -> Vit:
-    """Return a ViT without weights on torch's meta device.
-
-    Args:
-        source: whose configuration is read; None: that of ViT-B/16.
-    """
+    """Return a ViT without weights on torch's meta device: that of a source, or ViT-B/16."""
     from transformers import ViTConfig
 
-    with reading(source or "", NAME):
+    with checkpoint.reading(source or "", NAME):
         config = ViTConfig(**_config(source)) if source else ViTConfig()
         return Vit(_empty(config), config.image_size)
 
 
-def tiny_skeleton(source: str | None = None) -> Vit:
-    """Return the tiny ViT, or another one, as `skeleton` does."""
-    return skeleton(source or str(TINY_VIT_FOLDER))
-
-
 def _config(source: str) -> dict[str, Any]:
-    """Return the settings of `ViTConfig` that a source has."""
-    stored = read_config(source, timm=True)
+    stored = checkpoint.read_config(source, timm=True)
     if stored.get("model_type") == "vilt":
         return {name: value for name, value in stored.items() if name not in ("model_type", "architectures")}
     if stored.get("model_type") in TIMM_KINDS and TIMM_KEY in (shapes := weights.stored(Path(source))):
         return timm_settings(shapes, stored)
-    check_kind(stored, ("vit",), source, NAME)
+    checkpoint.check_kind(stored, ("vit",), source, NAME)
     return stored
 
 
-def _scaling(source: str) -> Scaling:
-    """Return by which mean and deviation of each color a source was trained."""
-    stored = read_config(source, timm=True)
-    return of_timm(stored) if stored.get("model_type") in TIMM_KINDS else of_transformers(source)
-
-
 def _load(source: str) -> nn.Module:
+    from safetensors.torch import load_file
     from transformers import ViTConfig
     from transformers.models.vit.modeling_vit import ViTModel
 
     settings = _config(source)
     if settings.get("model_type") == "vit":
-        return load_model(
+        return checkpoint.load_model(
             ViTModel,
             source,
             what=NAME,
             skeleton=lambda: _empty(ViTConfig(**settings)),
             options={"add_pooling_layer": False},
         )[0]
-    tensors = _tensors(Path(source))
+    stored = load_file(Path(source) / weights.WEIGHTS)
+    tensors = {name: tensor.to(torch.float32) for name, tensor in stored.items()}
     kept, unknown = from_vilt(tensors) if VILT_KEY in tensors else from_timm(tensors)
     if unknown:
-        raise unusable(
+        raise checkpoint.unusable(
             f"The weights in {source!r} have {len(unknown)} tensors that a ViT does not have, first {unknown[0]}: give "
             f"the folder of a plain vision transformer."
         )
     model = _empty(ViTConfig(**settings))
-    check_complete(misfits(kept, dict(model.named_parameters())), source, NAME)
+    checkpoint.check_complete(misfits(kept, dict(model.named_parameters())), source, NAME)
     model.load_state_dict(kept, strict=True, assign=True)
     return model
 
 
 def _empty(config: ViTConfig) -> nn.Module:
-    """Return the model without pooler on the meta device."""
     from transformers.models.vit.modeling_vit import ViTModel
 
     with without_weights():
         return ViTModel(config, add_pooling_layer=False)
-
-
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return {name: tensor.to(torch.float32) for name, tensor in load_file(folder / weights.WEIGHTS).items()}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The weights in a checkpoint folder: safetensors only, because a pickle can run code when it is read.
 
-Weights of a vision transformer under other names: timm's, and those of a ViLT, as transformers' ViT has them.
+Weights of a vision transformer under other names, as transformers' ViT has them:
 
 timm   blocks.3.attn.qkv.weight (3d, d)                      ->  layers.3.attention.{q,k,v}_proj.weight (d, d)
 ViLT   encoder.layer.3.attention.attention.query.weight      ->  layers.3.attention.q_proj.weight
@@ -13,16 +13,12 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedpeft.core import files as bounded_files
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
@@ -37,13 +33,7 @@ REMEDY = (
 def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -> None:
     """Refuse a folder from which transformers would read a pickle, or a file that is not beside its config.json.
 
-    Args:
-        folder: of the checkpoint.
-        config: the content of its config.json.
-        pickle: name of a file that transformers does not read; it may be there.
-
-    Raises:
-        ValueError: names the file and the remedy.
+    The file `pickle`, which transformers does not read, may be there.
     """
     try:
         bounded_files.check_folder(folder, deep=False)
@@ -58,7 +48,9 @@ def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -
     if (folder / WEIGHTS).is_file():
         return
     if (folder / INDEX).is_file():
-        check_index(folder / INDEX)
+        for part in _parts(folder / INDEX):  # transformers would read whatever it names
+            if not isinstance(part, str) or PurePosixPath(part).name != part or not part.endswith(".safetensors"):
+                raise ValueError(f"its {INDEX} names {part!r:.80}, which is not a safetensors file beside it; {REMEDY}")
         return
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED and file.name != pickle)
     if pickles:
@@ -68,23 +60,8 @@ def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -
         )
 
 
-def check_index(index: Path) -> None:
-    """Refuse an index of weights that names anything but safetensors files beside it: transformers would read it.
-
-    Raises:
-        ValueError: names the file and the remedy.
-    """
-    for part in _parts(index):
-        if not isinstance(part, str) or PurePosixPath(part).name != part or not part.endswith(".safetensors"):
-            raise ValueError(f"its {INDEX} names {part!r:.80}, which is not a safetensors file beside it; {REMEDY}")
-
-
 def stored(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of every tensor in a folder's weights; none of them is read.
-
-    Raises:
-        ValueError, OSError, SafetensorError: the files are missing or damaged.
-    """
+    """Return name -> shape of every tensor in a folder's weights; none of them is read."""
     from safetensors import safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
@@ -95,11 +72,6 @@ def stored(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Return a folder's safetensors files.
-
-    Raises:
-        ValueError: there are none.
-    """
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
@@ -108,15 +80,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def check_size(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a model that is far larger than its weights, before memory is taken for it.
-
-    Args:
-        model: as its configuration describes it, on the meta device.
-        shapes: of the stored tensors.
-
-    Raises:
-        ValueError: with both numbers of parameters.
-    """
+    """Refuse a model (on the meta device) far larger than its stored tensors, before memory is taken for it."""
     described = sum(parameter.numel() for parameter in model.parameters())
     held = sum(math.prod(shape) for shape in shapes.values())
     if described > MAX_TIMES * held + SLACK:
@@ -163,15 +127,7 @@ VILT_LAYER = {
 
 
 def timm_settings(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `ViTConfig` that timm's weights have.
-
-    Args:
-        shapes: of the tensors.
-        stored: the content of config.json, whose `model_args` may have `num_heads`.
-
-    Raises:
-        ValueError: the tensors are not those of a plain vision transformer.
-    """
+    """Return the settings of `ViTConfig` that timm's weights, and `model_args` of its config.json, have."""
     try:
         width, patch = shapes["cls_token"][-1], shapes["patch_embed.proj.weight"][-1]
         grid = math.isqrt(shapes["pos_embed"][1] - 1)
@@ -219,20 +175,13 @@ def from_timm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[st
 
 def from_vilt(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Return a ViLT's image half by the names of transformers' ViT; what marks images is added to the positions."""
-    renamed: dict[str, Tensor] = {}
-    unknown = []
-    for name, tensor in tensors.items():
-        if VILT_NOT_READ.fullmatch(name):
-            continue
-        if new := _renamed(name, "encoder.layer", VILT_LAYER):
-            renamed[new] = tensor
-        elif name.startswith(("embeddings.", "layernorm.")):
-            renamed[name] = tensor
-        else:
-            unknown.append(name)
+    read = [name for name in tensors if not VILT_NOT_READ.fullmatch(name)]
+    places = {name: _renamed(name, "encoder.layer", VILT_LAYER) for name in read}
+    places |= {name: name for name in read if not places[name] and name.startswith(("embeddings.", "layernorm."))}
+    renamed = {place: tensors[name] for name, place in places.items() if place}
     kind = tensors["embeddings.token_type_embeddings.weight"][1]
     renamed["embeddings.position_embeddings"] = tensors["embeddings.position_embeddings"] + kind
-    return renamed, unknown
+    return renamed, [name for name in read if not places[name]]
 
 
 def misfits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,12 +30,7 @@ CAUSAL_SUFFIX = "token_type_ids"  # PaliGemma: 1 where a token sees only those b
 
 
 class Writer(nn.Module):
-    """A backbone with the output layer over the words of its tokenizer.
-
-    Args:
-        backbone: whose last layer predicts the next token.
-        whole: transformers' model for generation; its layers are those of the backbone, adapters included.
-    """
+    """A backbone, whose last layer predicts the next token, with the output layer of a model for generation."""
 
     def __init__(self, backbone: TransformersModel, whole: nn.Module) -> None:
         super().__init__()
@@ -50,7 +45,7 @@ class Writer(nn.Module):
         ids = prompts["input_ids"]
         if bool((ids[:, -1] == self.tokenizer.eos_token_id).all()):  # some tokenizers end every text
             length = ids.shape[1]
-            prompts = {name: _without_last(tensor, length) for name, tensor in prompts.items()}
+            prompts = {name: one[:, :-1] if _by_token(one, length) else one for name, one in prompts.items()}
         return {**prompts, **self.answer_tokens(answers)}
 
     def answer_tokens(self, answers: Sequence[str], device: torch.device | None = None) -> dict[str, Tensor]:
@@ -60,7 +55,6 @@ class Writer(nn.Module):
         return {ANSWER: target.clamp_min(0), ANSWER_MASK: (target != NO_TOKEN).long()}
 
     def tokens(self, answer: str) -> list[int]:
-        """Return the tokens of an answer, with the one that ends it."""
         return self._shared[0].inputs.answer(answer)
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
@@ -74,13 +68,8 @@ class Writer(nn.Module):
         return self.output(hidden.to(self.output.weight.dtype)).float() * mask[..., None]
 
     @torch.no_grad()
-    def write(self, inputs: dict[str, Tensor], most: int) -> list[str]:
-        """Return the B answers that the model writes, each token the most probable one.
-
-        Args:
-            inputs: of `collate`; the answers in them are not read.
-            most: tokens.
-        """
+    def write(self, inputs: dict[str, Tensor], max_tokens: int) -> list[str]:
+        """Return the B answers that the model writes, each token the most probable one; `inputs` may have others."""
         backbone, whole = self._shared
         prompt = question_of(inputs)
         length = prompt["input_ids"].shape[1]
@@ -89,7 +78,7 @@ class Writer(nn.Module):
             **prompt,
             do_sample=False,
             num_beams=1,
-            max_new_tokens=most,
+            max_new_tokens=max_tokens,
             pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=self.tokenizer.eos_token_id,
         )
@@ -97,19 +86,8 @@ class Writer(nn.Module):
 
 
 def writer(backbone: TransformersModel, source: str) -> Writer:
-    """Return a backbone with its output layer.
-
-    Args:
-        backbone: of transformers.
-        source: its folder.
-
-    Raises:
-        FedpeftError: the model does not write.
-    """
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    )
+    """Return a backbone with the output layer of its source; refuse a model that does not write."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     config = backbone.model.config
     kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
@@ -127,18 +105,16 @@ def writer(backbone: TransformersModel, source: str) -> Writer:
 
 
 def _with_output(model: nn.Module, kind: type[nn.Module], source: str) -> nn.Module:
-    """Return transformers' model for generation around a model, with the output layer of its source.
-
-    Raises:
-        FedpeftError: the source has none.
-    """
+    """Return transformers' model for generation around a model, with the output layer of its source."""
     with without_weights():
         whole = kind(model.config)
     setattr(whole, whole.base_model_prefix, model)
     words = model.get_input_embeddings().weight
     weight = _output_weight(source, tuple(words.shape))
     output = whole.get_output_embeddings()
-    if (weight is None and not _is_tied(model.config)) or getattr(output, "bias", None) is not None:
+    configs = (model.config, model.config.get_text_config())
+    tied = any(getattr(config, "tie_word_embeddings", False) for config in configs)  # to the embeddings
+    if (weight is None and not tied) or getattr(output, "bias", None) is not None:
         raise unusable(
             f"{source!r} has no output layer that can be read (lm_head.weight of shape {tuple(words.shape)}, no bias): "
             f"set training.answering to 'classification', or give the folder of a model that was trained to write."
@@ -151,11 +127,7 @@ def _with_output(model: nn.Module, kind: type[nn.Module], source: str) -> nn.Mod
 
 @torch.no_grad()
 def _check_logits(made: Writer, backbone: TransformersModel, whole: nn.Module, source: str) -> None:
-    """Compare the logits that are trained with those that transformers writes from, on one blank image.
-
-    Raises:
-        FedpeftError: they differ: the model scales or caps its logits.
-    """
+    """Refuse a model that scales or caps its logits: it would write from others than those that are trained."""
     size = backbone.image_size or 16
     training = backbone.training
     backbone.eval()
@@ -178,11 +150,6 @@ def _check_logits(made: Writer, backbone: TransformersModel, whole: nn.Module, s
         )
 
 
-def _is_tied(config: Any) -> bool:
-    """Return whether the output layer has the weights of the embeddings."""
-    return any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
-
-
 def _output_weight(source: str, shape: tuple[int, ...]) -> Tensor | None:
     """Return the weight of a source's output layer in float32; None: it has none of this shape."""
     from safetensors import safe_open
@@ -195,15 +162,13 @@ def _output_weight(source: str, shape: tuple[int, ...]) -> Tensor | None:
     return None
 
 
-def _without_last(tensor: Tensor, length: int) -> Tensor:
-    return (
-        tensor[:, :-1] if tensor.dim() == 2 and tensor.shape[1] == length and not tensor.is_floating_point() else tensor
-    )
+def _by_token(tensor: Tensor, length: int) -> bool:
+    return tensor.dim() == 2 and tensor.shape[1] == length and not tensor.is_floating_point()
 
 
 def _extended(name: str, tensor: Tensor, answer: Tensor, mask: Tensor, length: int) -> Tensor:
     """Return a tensor of the prompt (B, P) with the columns of the answers' tokens but the last; others as they are."""
-    if tensor.dim() != 2 or tensor.shape[1] != length or tensor.is_floating_point():
+    if not _by_token(tensor, length):
         return tensor
     if name == "input_ids":
         columns = answer

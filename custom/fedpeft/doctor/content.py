@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.answering import ANSWERING
-from fedpeft.backbones import BACKBONES, Backbone, hub, skeleton, usual_source, weights
+from fedpeft.backbones import BACKBONES, Backbone, skeleton, usual_source, weights
+from fedpeft.backbones.backbone import NotInCacheError, hub_reachable, source_folder
 from fedpeft.backbones.checkpoint import check_config
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import read_json
@@ -68,9 +69,9 @@ def files(name: str, named: str | None, *, download: bool) -> Finding:
     source, pretrained = named or usual_source(name), BACKBONES.get(name)
     needed = FILES if pretrained.tokenizer else FILES[:-1]
     try:
-        found = hub.folder(source, download=False)
-    except hub.NotInCacheError as error:
-        if hub.reachable(download=download):
+        found = source_folder(source, download=False)
+    except NotInCacheError as error:
+        if hub_reachable(download=download):
             return warned(f"{source} is not in the hub's cache, or only a part of it: the job begins with a download.")
         return failed(str(error))
     except LocalError as error:

@@ -121,7 +121,7 @@ def _logits(model: SiteModel) -> list[Tensor]:
 
 
 def _write_adapters(folder: Path, model: SiteModel, state: SiteState, config: Any) -> None:
-    from fedpeft.methods.adapter_folder import save_adapter
+    from fedpeft.methods.adapters import save_adapter
 
     family, config = model.backbone.family, copy.deepcopy(config)
     config.base_model_name_or_path = None  # PEFT has the folder on this machine there; model.json names the backbone

@@ -99,7 +99,7 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
             raise FedpeftError(f"--backbone is {backbone!r:.200}, and {folder} has weights of its own: leave it out.")
         record = _with(record, {**own, "source": str(folder / WEIGHTS)}, method=HEAD_ALONE)
         return SiteState(round=round, adapter={}, head=head, optimizer={}, record=record)
-    from fedpeft.methods.adapter_folder import read_config, read_state
+    from fedpeft.methods.adapters import read_config, read_state
 
     own |= {} if backbone is None else {"source": backbone}
     settings = build(BackboneSettings, own, section="backbone")

@@ -109,7 +109,7 @@ def _read(model: SiteModel, adapter: Path) -> State:
             return load_file(check_regular(adapter))
         except (SafetensorError, OSError) as error:
             raise FedpeftError(f"{adapter} cannot be read ({error}): download the server's result again.") from error
-    from fedpeft.methods.adapter_folder import read_config, read_state
+    from fedpeft.methods.adapters import read_config, read_state
 
     config, own = read_config(adapter), model.trainable.peft_config()
     if own is not None and config.peft_type != own.peft_type:

@@ -106,7 +106,7 @@ def _loading(record: ModelRecord, *, adapter: bool, beside: bool) -> str:
         "from fedpeft.backbones import BackboneSettings, build",
         "from fedpeft.answering.classification import build_head",
         "from fedpeft.data.images import open_image",
-        *["from fedpeft.methods.adapter_config import tuning_of"] * beside,
+        *["from fedpeft.methods.adapters import tuning_of"] * beside,
     ]
     code = "\n".join([*imports, "", 'image = "scan.png"', *lines])
     precision = record.sections["training"].get("precision", "float32")

@@ -2,323 +2,144 @@
 """Tuning methods by name. A new one is one file with a `TUNING` and one registration below."""
 
 from dataclasses import replace
+from typing import Any
 
-from fedpeft.methods import setting_limits
+from fedpeft.methods import setting_limits as limits
 from fedpeft.methods.method import METHODS, TuningMethod, bottleneck_adapter, feddat, with_bases
+from fedpeft.methods.setting_limits import Limits
 
 __all__ = ["METHODS", "TuningMethod", "bottleneck_adapter", "feddat", "get", "names", "register", "with_bases"]
 
 register, names, get = METHODS.register, METHODS.names, METHODS.get
+FROZEN = {"leaves_matrices": True, "four_bits": True}  # the backbone's matrices stay as they are
+ADDED = FROZEN | {"unequal_backbones": True}  # its tensors are added, and fit any backbone of the family
+LORA_PART = ADDED | {"products": True, "factors": "fedpeft.methods.lora:of_part"}
 ONE_DRAWN_LAYER = {"solver": "drawn", "budget": 1, "budget_range": ()}
 VIT_PAPER = "Alkhunaizi et al. 2024, arXiv:2407.11573"
 
-register(
-    "houlsby",
-    bottleneck_adapter(
-        "fedpeft.methods.bottleneck.adapters:HOULSBY",
-        label="houlsby adapters",
-        source="Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP",
-    ),
+
+def _add(name: str, home: str, label: str, source: str, **declared: Any) -> None:
+    """Register a method whose code is `fedpeft.methods.HOME`."""
+    register(name, TuningMethod(home=f"fedpeft.methods.{home}", label=label, source=source, **declared))
+
+
+def _bottleneck(name: str, source: str, own: Limits = limits.BOTTLENECK, **declared: Any) -> None:
+    """Register one of the bottleneck adapters of fedpeft."""
+    home = f"fedpeft.methods.bottleneck.adapters:{name.upper()}"
+    method = bottleneck_adapter(home, label=f"{name} adapters", source=source, limits=own)
+    register(name, replace(method, **declared))
+
+
+def _tuner(name: str, label: str, source: str, own: Limits, **declared: Any) -> None:
+    """Register one of PEFT's own tuners."""
+    _add(name, f"peft_tuners:{name.upper()}", label, source, exports=True, limits=own, **FROZEN | declared)
+
+
+def _combined(name: str, label: str, *parts: str, **declared: Any) -> None:
+    """Register methods that train together, each with its own limits."""
+    own = {part: limits.each(get(part).limits) for part in parts if get(part).limits}
+    _add(name, f"combined:{name.upper()}", label, VIT_PAPER, parts=parts, limits=own, **declared)
+
+
+_bottleneck("houlsby", "Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP")
+_bottleneck("pfeiffer", "Pfeiffer et al. 2021, AdapterFusion")
+_bottleneck(
+    "parallel", "He et al. 2022, Towards a Unified View of Parameter-Efficient Transfer Learning", limits.PARALLEL
 )
-register(
-    "pfeiffer",
-    bottleneck_adapter(
-        "fedpeft.methods.bottleneck.adapters:PFEIFFER",
-        label="pfeiffer adapters",
-        source="Pfeiffer et al. 2021, AdapterFusion",
-    ),
-)
-register(
-    "parallel",
-    bottleneck_adapter(
-        "fedpeft.methods.bottleneck.adapters:PARALLEL",
-        label="parallel adapters",
-        source="He et al. 2022, Towards a Unified View of Parameter-Efficient Transfer Learning",
-        limits=setting_limits.PARALLEL,
-    ),
-)
-register(
+_bottleneck(
     "compacter",
-    replace(
-        bottleneck_adapter(
-            "fedpeft.methods.compacter:TUNING",
-            label="compacter adapters",
-            source="Karimi Mahabadi et al. 2021, Compacter",
-            limits=setting_limits.COMPACTER,
-        ),
-        neurons="fedpeft.alignment.neurons:COMPACTER",
-        unequal_widths=False,
-    ),
+    "Karimi Mahabadi et al. 2021, Compacter",
+    limits.COMPACTER,
+    neurons="fedpeft.alignment.neurons:COMPACTER",
+    unequal_widths=False,
 )
-register(
+_add(
     "lora",
-    TuningMethod(
-        home="fedpeft.methods.lora:TUNING",
-        label="lora adapters",
-        source="Hu et al. 2022, LoRA",
-        leaves_matrices=True,
-        four_bits=True,
-        neurons="fedpeft.alignment.neurons:LORA",
-        products=True,
-        factors="fedpeft.methods.lora:of_lora",
-        exports=True,
-        unequal_backbones=True,
-        limits=setting_limits.LORA,
-    ),
+    "lora:TUNING",
+    "lora adapters",
+    "Hu et al. 2022, LoRA",
+    neurons="fedpeft.alignment.neurons:LORA",
+    products=True,
+    factors="fedpeft.methods.lora:of_lora",
+    exports=True,
+    limits=limits.LORA,
+    **ADDED,
 )
-register(
+_add(
     "classifier",
-    TuningMethod(
-        home="fedpeft.methods.backbone_part:TUNING",
-        label="classifier only",
-        source="the lower bound of FedPIA",
-        leaves_matrices=True,
-        four_bits=True,
-        exchanges=False,
-        unequal_backbones=True,
-        layers=False,
-    ),
+    "backbone_part:CLASSIFIER",
+    "classifier only",
+    "the lower bound of FedPIA",
+    exchanges=False,
+    layers=False,
+    **ADDED,
 )
-register(
-    "full",
-    TuningMethod(
-        home="fedpeft.methods.backbone_part:FULL",
-        label="full fine-tuning",
-        source="the upper bound of FedPIA",
-        sends_backbone=True,
-    ),
-)
-register(
-    "bias",
-    TuningMethod(
-        home="fedpeft.methods.backbone_part:BIAS",
-        label="biases",
-        source="Ben Zaken et al. 2022, BitFit",
-        leaves_matrices=True,
-    ),
-)
-register(
+_add("full", "backbone_part:FULL", "full fine-tuning", "the upper bound of FedPIA", sends_backbone=True)
+_add("bias", "backbone_part:BIAS", "biases", "Ben Zaken et al. 2022, BitFit", leaves_matrices=True)
+_add(
     "attention",
-    TuningMethod(
-        home="fedpeft.methods.backbone_part:ATTENTION",
-        label="attention",
-        source="Touvron et al. 2022, Three things everyone should know about Vision Transformers",
-    ),
+    "backbone_part:ATTENTION",
+    "attention",
+    "Touvron et al. 2022, Three things everyone should know about Vision Transformers",
 )
-register(
-    "sba",
-    TuningMethod(
-        home="fedpeft.methods.backbone_part:ATTENTION",
-        label="attention of a drawn layer",
-        source=VIT_PAPER,
-        schedule=ONE_DRAWN_LAYER,
-    ),
-)
-register(
-    "dora",
-    TuningMethod(
-        home="fedpeft.methods.lora:DORA",
-        label="dora adapters",
-        source="Liu et al. 2024, DoRA",
-        four_bits=True,
-        exports=True,
-        limits=setting_limits.LORA,
-    ),
-)
-register(
-    "layernorm",
-    TuningMethod(
-        home="fedpeft.methods.peft_tuners:LAYERNORM",
-        label="layer norms",
-        source="Zhao et al. 2024, Tuning LayerNorm in Attention",
-        leaves_matrices=True,
-        four_bits=True,
-        exports=True,
-        limits=setting_limits.MODULES,
-    ),
-)
-register(
-    "ia3",
-    TuningMethod(
-        home="fedpeft.methods.peft_tuners:IA3",
-        label="ia3 scales",
-        source="Liu et al. 2022, Few-Shot Parameter-Efficient Fine-Tuning",
-        leaves_matrices=True,
-        four_bits=True,
-        exports=True,
-        unequal_backbones=True,
-        limits=setting_limits.MODULES,
-    ),
-)
-register(
-    "oft",
-    TuningMethod(
-        home="fedpeft.methods.peft_tuners:OFT",
-        label="oft rotations",
-        source="Qiu et al. 2023, Orthogonal Finetuning",
-        leaves_matrices=True,
-        four_bits=True,
-        exports=True,
-        unequal_backbones=True,
-        limits=setting_limits.OFT,
-    ),
-)
-register(
+_add("sba", "backbone_part:ATTENTION", "attention of a drawn layer", VIT_PAPER, schedule=ONE_DRAWN_LAYER)
+_add("dora", "lora:DORA", "dora adapters", "Liu et al. 2024, DoRA", four_bits=True, exports=True, limits=limits.LORA)
+_tuner("layernorm", "layer norms", "Zhao et al. 2024, Tuning LayerNorm in Attention", limits.MODULES)
+_tuner("ia3", "ia3 scales", "Liu et al. 2022, Few-Shot Parameter-Efficient Fine-Tuning", limits.MODULES, **ADDED)
+_tuner("oft", "oft rotations", "Qiu et al. 2023, Orthogonal Finetuning", limits.OFT, **ADDED)
+_tuner(
     "hra",
-    TuningMethod(
-        home="fedpeft.methods.peft_tuners:HRA",
-        label="hra reflections",
-        source="Yuan et al. 2024, Householder Reflection Adaptation",
-        leaves_matrices=True,
-        exports=True,
-        unequal_backbones=True,
-        limits=setting_limits.RANKED,
-    ),
+    "hra reflections",
+    "Yuan et al. 2024, Householder Reflection Adaptation",
+    limits.RANKED,
+    unequal_backbones=True,
+    four_bits=False,
 )
-register(
-    "vera",
-    TuningMethod(
-        home="fedpeft.methods.peft_tuners:VERA",
-        label="vera scales",
-        source="Kopiczko et al. 2024, VeRA",
-        leaves_matrices=True,
-        four_bits=True,
-        exports=True,
-        unequal_backbones=True,
-        limits=setting_limits.VERA,
-    ),
-)
-register(
+_tuner("vera", "vera scales", "Kopiczko et al. 2024, VeRA", limits.VERA, **ADDED)
+_tuner(
     "fourierft",
-    TuningMethod(
-        home="fedpeft.methods.peft_tuners:FOURIERFT",
-        label="fourier coefficients",
-        source="Gao et al. 2024, Parameter-Efficient Fine-Tuning with Discrete Fourier Transform",
-        leaves_matrices=True,
-        four_bits=True,
-        exports=True,
-        limits=setting_limits.FOURIERFT,
-    ),
+    "fourier coefficients",
+    "Gao et al. 2024, Parameter-Efficient Fine-Tuning with Discrete Fourier Transform",
+    limits.FOURIERFT,
 )
-register(
+_tuner(
     "miss",
-    TuningMethod(
-        home="fedpeft.methods.peft_tuners:MISS",
-        label="miss blocks",
-        source="Kang and Yin 2024, MiSS: Balancing LoRA Performance and Efficiency with Simple Shard Sharing",
-        leaves_matrices=True,
-        four_bits=True,
-        exports=True,
-        unequal_backbones=True,
-        limits=setting_limits.MISS,
-    ),
+    "miss blocks",
+    "Kang and Yin 2024, MiSS: Balancing LoRA Performance and Efficiency with Simple Shard Sharing",
+    limits.MISS,
+    **ADDED,
 )
-register(
-    "vpt",
-    TuningMethod(
-        home="fedpeft.methods.prompts:VPT",
-        label="visual prompts",
-        source="Jia et al. 2022, Visual Prompt Tuning",
-        leaves_matrices=True,
-        four_bits=True,
-        unequal_backbones=True,
-        limits=setting_limits.PROMPTS,
-    ),
-)
-register(
+_add("vpt", "prompts:VPT", "visual prompts", "Jia et al. 2022, Visual Prompt Tuning", limits=limits.PROMPTS, **ADDED)
+_add(
     "dvpt",
-    TuningMethod(
-        home="fedpeft.methods.prompts:DVPT",
-        label="decomposed visual prompts",
-        source=VIT_PAPER,
-        leaves_matrices=True,
-        four_bits=True,
-        products=True,
-        unequal_backbones=True,
-        limits=setting_limits.FACTORED_PROMPTS,
-    ),
+    "prompts:DVPT",
+    "decomposed visual prompts",
+    VIT_PAPER,
+    products=True,
+    limits=limits.FACTORED_PROMPTS,
+    **ADDED,
 )
-register(
+_add(
     "promptfl",
-    TuningMethod(
-        home="fedpeft.methods.prompts:PROMPTFL",
-        label="soft tokens before the first layer",
-        source="Guo et al. 2023, PromptFL",
-        leaves_matrices=True,
-        four_bits=True,
-        layers=False,
-        unequal_backbones=True,
-        limits=setting_limits.PROMPTS,
-    ),
+    "prompts:PROMPTFL",
+    "soft tokens before the first layer",
+    "Guo et al. 2023, PromptFL",
+    layers=False,
+    limits=limits.PROMPTS,
+    **ADDED,
 )
-register(
-    "lora_vpt",
-    TuningMethod(
-        home="fedpeft.methods.combined:LORA_VPT",
-        label="lora adapters and visual prompts",
-        parts=("lora", "vpt"),
-        source=VIT_PAPER,
-        leaves_matrices=True,
-        four_bits=True,
-        products=True,
-        factors="fedpeft.methods.lora:of_part",
-        unequal_backbones=True,
-        limits={"lora": setting_limits.each(setting_limits.LORA), "vpt": setting_limits.each(setting_limits.PROMPTS)},
-    ),
-)
-register(
-    "lora_dvpt",
-    TuningMethod(
-        home="fedpeft.methods.combined:LORA_DVPT",
-        label="lora adapters and decomposed visual prompts",
-        parts=("lora", "dvpt"),
-        source=VIT_PAPER,
-        leaves_matrices=True,
-        four_bits=True,
-        products=True,
-        factors="fedpeft.methods.lora:of_part",
-        unequal_backbones=True,
-        limits={
-            "lora": setting_limits.each(setting_limits.LORA),
-            "dvpt": setting_limits.each(setting_limits.FACTORED_PROMPTS),
-        },
-    ),
-)
-register(
-    "attention_vpt",
-    TuningMethod(
-        home="fedpeft.methods.combined:ATTENTION_VPT",
-        label="attention and visual prompts",
-        parts=("attention", "vpt"),
-        source=VIT_PAPER,
-        limits={"vpt": setting_limits.each(setting_limits.PROMPTS)},
-    ),
-)
-register(
-    "sba_vpt",
-    TuningMethod(
-        home="fedpeft.methods.combined:SBA_VPT",
-        label="attention of a drawn layer and visual prompts",
-        parts=("attention", "vpt"),
-        source=VIT_PAPER,
-        schedule=ONE_DRAWN_LAYER,
-        limits={"vpt": setting_limits.each(setting_limits.PROMPTS)},
-    ),
-)
-register(
+_combined("lora_vpt", "lora adapters and visual prompts", "lora", "vpt", **LORA_PART)
+_combined("lora_dvpt", "lora adapters and decomposed visual prompts", "lora", "dvpt", **LORA_PART)
+_combined("attention_vpt", "attention and visual prompts", "attention", "vpt")
+_combined("sba_vpt", "attention of a drawn layer and visual prompts", "attention", "vpt", schedule=ONE_DRAWN_LAYER)
+_add(
     "adapterfusion",
-    TuningMethod(
-        home="fedpeft.methods.adapterfusion:FusionTuning",
-        base="pfeiffer",
-        label="adapterfusion",
-        source="Pfeiffer et al. 2021, AdapterFusion",
-        leaves_matrices=True,
-        four_bits=True,
-        unequal_backbones=True,
-        limits=setting_limits.BOTTLENECK,
-    ),
+    "bottleneck.branches:FusionTuning",
+    "adapterfusion",
+    "Pfeiffer et al. 2021, AdapterFusion",
+    base="pfeiffer",
+    limits=limits.BOTTLENECK,
+    **ADDED,
 )
-register("feddat_adapterfusion", feddat("adapterfusion"))
-register("feddat_houlsby", feddat("houlsby"))
-register("feddat_parallel", feddat("parallel"))
-register("feddat_compacter", feddat("compacter"))
+for _base in ("adapterfusion", "houlsby", "parallel", "compacter"):
+    register(f"feddat_{_base}", feddat(_base))

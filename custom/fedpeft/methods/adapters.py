@@ -1,30 +1,73 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""An adapter in a model and without one: attach it, read its tensors, write them back, and their shapes.
+"""Adapters in PEFT's format: their configuration, in a model, without one, and as PEFT folders.
 
-Keys, shapes and initial values of an adapter from its configuration alone: the server needs no model.
+Keys (`fedpeft.core.keys`), shapes and first values follow from the configuration alone: the server needs no model.
 
-Attach an adapter to a model.
-
-Read an adapter's tensors from a model and write them back, by key (`fedpeft.core.keys`).
+key       layer.3.output.down.weight                                              shared.rule
+PEFT      base_model.model.encoder.layer.3.output.houlsby_adapter.down.weight     base_model.compacter_shared.rule
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fedpeft.backbones.slots import SLOTS, two_towers
+from fedpeft.backbones.slots import SLOTS, locate, module_path, two_towers
 from fedpeft.backbones.structure import family_of
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import SHARED, layer_of, parse_key
+from fedpeft.core.files import check_regular, read_json
+from fedpeft.core.keys import SHARED, layer_of, parse_key, place_of
 from fedpeft.core.states import State, first_misfit
-from fedpeft.methods.adapter_config import tuning_of
+from fedpeft.methods import METHODS
+from fedpeft.methods.method import names as adapter_names
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # PEFT's import hook imports the methods, which import this module: functions import PEFT when called
     from peft import PeftConfig, PeftModel
+
+    from fedpeft.methods.slot_tuning import SlotTuning
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+ROOT = "base_model."
+MODEL = f"{ROOT}model."
+_NO_FILE = "{} does not exist: give a folder that save_adapter or save_pretrained wrote."
+
+
+def tuning_of(config: PeftConfig) -> SlotTuning:
+    """Return the code of the method that uses this configuration class."""
+    for name in adapter_names():
+        with contextlib.suppress(Exception):  # of a plugin whose code cannot be imported: another may be meant
+            tuning = cast("SlotTuning", METHODS.get(name).tuning())
+            if tuning.matches(config):
+                return tuning
+    raise FedpeftError(
+        f"{type(config).__name__} is of no method of fedpeft: use one of fedpeft.adapters.names(), "
+        f"{', '.join(adapter_names())}."
+    )
+
+
+def config(name: str, **settings: Any) -> PeftConfig:
+    """Return the PEFT configuration of an adapter: HoulsbyConfig, ...; for "lora" PEFT's LoraConfig.
+
+    Args:
+        name: one of `names()`.
+        settings: fields of its configuration, for instance `reduction_factor=8`; `target_modules` may be role -> path
+            for "lora" as well, which has query and value, r = 4 and a scale (alpha / r) of 2 by default.
+
+    Raises:
+        FedpeftError: unknown adapter or setting, or a value out of range.
+    """
+    if name not in adapter_names():
+        raise FedpeftError(f"adapter {name!r} is unknown: choose one of {', '.join(adapter_names())}.")
+    return cast("SlotTuning", METHODS.get(name).tuning()).config(settings)
 
 
 def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> dict[str, tuple[int, ...]]:
@@ -41,6 +84,8 @@ def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size:
             are in several stacks of layers.
     """
     tuning = tuning_of(config)
+    if not hasattr(tuning, "shapes"):
+        raise FedpeftError(f"{tuning.name} has no shapes without a model: take them from adapter_state(model).")
     shapes = tuning.shapes(config, family, num_layers, hidden_size)
     if two_towers(tuning.templates(config, family).values()):
         raise FedpeftError(
@@ -53,23 +98,23 @@ def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size:
 def initial_state(config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> State:
     """Return the adapter before training, byte for byte what `get_peft_model` starts from with this configuration.
 
-    Args:
-        config: its `init_seed` determines every value.
-        family, num_layers, hidden_size: see `schema`.
+    The `init_seed` of the configuration determines every value; the other arguments are those of `schema`.
 
     Raises:
         FedpeftError: the configuration is LoRA's, whose initial values PEFT draws itself.
     """
-    return tuning_of(config).first_state(config, schema(config, family, num_layers, hidden_size))
+    tuning, shapes = tuning_of(config), schema(config, family, num_layers, hidden_size)
+    if not hasattr(tuning, "first_state"):  # PEFT draws them itself
+        raise FedpeftError(
+            f"{type(config).__name__} has no seeded initial values: take them from adapter_state(model) at one place."
+        )
+    return tuning.first_state(config, shapes)
 
 
 def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") -> PeftModel:
     """Attach an adapter, as `peft.get_peft_model` does; LoRA may name its projections by role.
 
-    Args:
-        model: a transformers model or any other module, or a PeftModel that gets one more adapter.
-        config: from `fedpeft.adapters.config`.
-        adapter_name: name that the adapter gets in the model.
+    The model is one of transformers or any other module, or a PeftModel that gets one more adapter.
 
     Raises:
         FedpeftError: `target_modules` does not fit the model, PEFT refuses a setting, or no method of fedpeft uses this
@@ -91,11 +136,7 @@ def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") 
 
 
 def adapter_config(model: nn.Module, adapter_name: str = "default") -> PeftConfig:
-    """Return the configuration of one adapter of a model.
-
-    Raises:
-        FedpeftError: the model has no such adapter.
-    """
+    """Return the configuration of one adapter of a model."""
     configs = getattr(model, "peft_config", None)
     if not configs:
         raise FedpeftError(f"{type(model).__name__} has no adapter: make one with peft.get_peft_model(model, config).")
@@ -105,11 +146,7 @@ def adapter_config(model: nn.Module, adapter_name: str = "default") -> PeftConfi
 
 
 def adapter_parameters(model: nn.Module, adapter_name: str = "default") -> dict[str, nn.Parameter]:
-    """Return key -> parameter, ordered by layer and slot; parameters shared between layers come last.
-
-    Raises:
-        FedpeftError: the model has no such adapter, or its kind is not one of `fedpeft.adapters.names()`.
-    """
+    """Return key -> parameter, ordered by layer and slot; parameters shared between layers come last."""
     config = adapter_config(model, adapter_name)
     tuning = tuning_of(config)
     places = tuning.parameters(model, config, adapter_name)
@@ -137,12 +174,7 @@ def adapter_state(model: nn.Module, adapter_name: str = "default") -> dict[str, 
 
 
 def load_adapter_state(model: nn.Module, state: Mapping[str, torch.Tensor], adapter_name: str = "default") -> None:
-    """Copy an adapter state into the model's adapter.
-
-    Args:
-        model: PEFT model.
-        state: exactly the keys and shapes of ``adapter_state(model, adapter_name)``.
-        adapter_name: which adapter.
+    """Copy exactly the keys and shapes of `adapter_state(model, adapter_name)` into the model's adapter.
 
     Raises:
         FedpeftError: a key is missing, unknown or of another shape; nothing is copied then.
@@ -184,13 +216,8 @@ def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[in
 def set_trainable_layers(model: nn.Module, layers: Iterable[int] | None = None, adapter_name: str = "default") -> None:
     """Make exactly these transformer layers of one adapter trainable and freeze the rest of all adapters.
 
-    Parameters shared between layers (Compacter's rule) are trainable as soon as any layer is. Parameters of the
-    backbone and the head are left as they are.
-
-    Args:
-        model: PEFT model.
-        layers: layer numbers from 0; None for all that the adapter has.
-        adapter_name: the adapter to train; every other adapter of the model is frozen.
+    Layers are counted from 0; None: all that the adapter has. Parameters shared between layers (Compacter's rule) are
+    trainable as soon as any layer is. Parameters of the backbone and the head are left as they are.
 
     Raises:
         FedpeftError: the adapter has no such layer.
@@ -207,3 +234,118 @@ def set_trainable_layers(model: nn.Module, layers: Iterable[int] | None = None, 
             parts = parse_key(key)
             trained = bool(selected) if parts is None else parts.layer in selected
             parameter.requires_grad_(name == adapter_name and trained)
+
+
+def peft_key(key: str, templates: Mapping[str, str], tuning: SlotTuning) -> str:
+    """Return the name of a tensor in a PEFT file; `templates` are slot -> module path."""
+    parts = parse_key(key)
+    if parts is None:
+        return f"{ROOT}{tuning.name}_{key}"
+    if parts.slot not in templates:
+        raise FedpeftError(f"key {key!r} names slot {parts.slot!r}, but the adapter's are {', '.join(templates)}.")
+    path = module_path(templates[parts.slot], parts.layer)
+    return f"{MODEL}{path}.{tuning.peft_name(parts.tensor)}"
+
+
+def own_key(key: str, templates: Mapping[str, str], tuning: SlotTuning) -> str:
+    """Return the key of a tensor in a PEFT file; the inverse of `peft_key`, with any parent path."""
+    shared = key.removeprefix(f"{ROOT}{tuning.name}_")
+    if shared != key and shared.startswith(SHARED):
+        return shared
+    split = tuning.split_peft_name(key.removeprefix(MODEL)) if key.startswith(MODEL) else None
+    located = locate(split[0], templates) if split else None
+    if located is None:
+        raise FedpeftError(f"tensor {key!r} belongs to no slot of {tuning.name} ({', '.join(templates.values())}).")
+    slot, layer, _ = located
+    return f"{place_of(layer, slot)}.{split[1]}"
+
+
+def save_adapter(
+    folder: str | Path, state: Mapping[str, torch.Tensor], config: PeftConfig, family: str | None = None
+) -> Path:
+    """Write an adapter state (key -> tensor) as a PEFT folder, without a model; `PeftModel.from_pretrained` reads it.
+
+    Args:
+        folder: created if it does not exist, and returned.
+        family: transformers `model_type`; needed where the configuration has no `target_modules` of its own
+            (`get_peft_model` writes them into it), and for LoRA.
+
+    Raises:
+        FedpeftError: a key is not the adapter's, or neither configuration nor family gives the module paths.
+    """
+    tuning = tuning_of(config)
+    templates = tuning.templates(config, family)
+    tensors = {peft_key(key, templates, tuning): tensor.detach().cpu().contiguous() for key, tensor in state.items()}
+    settings = copy.deepcopy(config)
+    settings.inference_mode = True  # as PEFT's save_pretrained does
+    tuning.name_modules(settings, templates)
+    values = {key: sorted(v) if isinstance(v, set) else v for key, v in settings.to_dict().items()}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    return folder
+
+
+def load_adapter(
+    model: nn.Module, folder: str | Path, adapter_name: str = "default", *, trainable: bool = False
+) -> PeftModel:
+    """Put a saved adapter into a model; unlike `PeftModel.from_pretrained`, every tensor must fit.
+
+    Args:
+        model: a transformers model, or a PeftModel that gets one more adapter.
+        trainable: leave the adapter trainable; otherwise freeze it and set the model to evaluation mode.
+
+    Raises:
+        FedpeftError: not an adapter folder, a damaged file, or a tensor that is missing, unknown or of another shape.
+    """
+    from peft import PeftModel
+
+    config = read_config(folder)
+    config.inference_mode = not trainable
+    state = read_state(folder, config, family_of(model))
+    added = isinstance(model, PeftModel)
+    model = attach(model, config, adapter_name)
+    try:
+        load_adapter_state(model, state, adapter_name)
+    except FedpeftError as error:
+        # leave the caller's model as it was
+        model.delete_adapter(adapter_name) if added else model.unload()
+        raise FedpeftError(f"{folder} does not fit {type(model.get_base_model()).__name__}: {error}") from error
+    if not trainable:
+        model.eval()
+    return model
+
+
+def read_config(folder: str | Path) -> PeftConfig:
+    from peft import PeftType
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    file = Path(folder) / CONFIG_FILE
+    try:
+        kind = read_json(file).get("peft_type")
+    except FileNotFoundError as error:
+        raise FedpeftError(_NO_FILE.format(file)) from error
+    except (OSError, ValueError, AttributeError) as error:
+        raise FedpeftError(f"{file} cannot be read ({error}): write the adapter again.") from error
+    if not isinstance(kind, str) or kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
+        raise FedpeftError(
+            f"{file} names peft_type {kind!r:.80}, which this PEFT does not know: update fedpeft or peft."
+        )
+    try:
+        return PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(kind)].from_pretrained(str(folder))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise FedpeftError(f"{file} cannot be read ({error!s:.200}): write the adapter again.") from error
+
+
+def read_state(folder: str | Path, config: PeftConfig, family: str | None = None) -> dict[str, torch.Tensor]:
+    file = Path(folder) / WEIGHTS_FILE
+    if not file.is_file():
+        raise FedpeftError(_NO_FILE.format(file))
+    try:
+        tensors = load_file(check_regular(file))
+    except (SafetensorError, OSError) as error:
+        raise FedpeftError(f"{file} is not a readable safetensors file ({error}): write the adapter again.") from error
+    tuning = tuning_of(config)
+    templates = tuning.templates(config, family)
+    return {own_key(key, templates, tuning): tensor for key, tensor in tensors.items()}

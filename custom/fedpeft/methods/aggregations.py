@@ -41,7 +41,6 @@ class Aggregation:
 
     @property
     def exchanges(self) -> bool:
-        """Whether sites send anything."""
         return bool(self.home)
 
     def fits(self, method: TuningMethod) -> bool:
@@ -49,12 +48,7 @@ class Aggregation:
         return not self.needs or bool(getattr(method, self.needs))
 
     def admits(self, method: TuningMethod, *, head: bool) -> bool:
-        """Whether a method can be aggregated so.
-
-        Args:
-            method: its declaration.
-            head: whether the head is averaged with it.
-        """
+        """Whether a method can be aggregated so, with or without its head."""
         if not self.exchanges:
             return not head
         return self.fits(method) if method.exchanges else head and not self.needs
@@ -88,22 +82,13 @@ AGGREGATIONS: dict[str, Aggregation] = {
     ),
     "none": Aggregation(label="local"),
 }
-USUAL = ("pia", "fedavg", "none")  # in order of preference, where a job names none
+DEFAULTS = ("pia", "fedavg", "none")  # in order of preference, where a job names none
 
 
 def chosen(wanted: str | Sequence[str], method: TuningMethod, *, name: str, head: bool) -> str:
     """Return the aggregation of a job: the one that it names, or the first of a list that the method admits.
 
     Whether the method admits a single one is left to `fedpeft.methods.settings`, which says what it lacks.
-
-    Args:
-        wanted: `method.aggregation` of the job.
-        method: declaration of the job's method.
-        name: of the method, for the refusal.
-        head: whether the head is averaged with it.
-
-    Raises:
-        FedpeftError: there is no such aggregation, or the method admits none of the list.
     """
     for one in (wanted,) if isinstance(wanted, str) else wanted:
         one_of("aggregation", one, AGGREGATIONS)
@@ -125,6 +110,6 @@ def admitted(method: TuningMethod, *, head: bool) -> list[str]:
     return [name for name, rule in AGGREGATIONS.items() if rule.admits(method, head=head)]
 
 
-def usual(method: TuningMethod) -> str:
+def default_aggregation(method: TuningMethod) -> str:
     """Return how a method is aggregated where a job names no aggregation and the head stays at the site."""
-    return next(name for name in USUAL if AGGREGATIONS[name].admits(method, head=False))
+    return next(name for name in DEFAULTS if AGGREGATIONS[name].admits(method, head=False))

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Methods that train some of the backbone's own parameters, exchanged as `backbone.<parameter>`.
+"""Methods that train some of the backbone's own parameters, exchanged as `backbone.<parameter>`, or none.
 
 Which parameters of a model are biases: what its linear maps, convolutions and norms add to their outputs.
 
@@ -12,13 +12,12 @@ A parameter is one if it is called `bias`, or if its name has that word and a ma
 
 Tables and vectors that are added elsewhere are none, whatever they are called: to the attention's logits or queries for
 the sake of positions, to a router's scores, to what a loss reads.
-
-Train the classifier alone: the backbone is frozen and nothing is exchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,11 +35,7 @@ JOINED = ("q", "k", "v", "dt")  # among the outputs of one map: attention's thre
 
 
 def bias_names(model: nn.Module) -> list[str]:
-    """Return the names of the biases in a model, in its order.
-
-    Args:
-        model: without adapters.
-    """
+    """Return the names of the biases in a model without adapters, in its order."""
     return [name for name, _ in model.named_parameters() if _is_bias(model, name)]
 
 
@@ -69,17 +64,11 @@ def _fits(bias: Tensor, weight: Tensor) -> bool:
 
 
 def _outputs(module: nn.Module) -> int:
-    """Return the outputs of a linear layer, 0 for any other module."""
     return module.out_features if isinstance(module, nn.Linear) else 0
 
 
 class BackbonePart(Trainable):
-    """Some parameters of a backbone.
-
-    Args:
-        model: the backbone's model; all its other parameters are frozen.
-        names: of the parameters.
-    """
+    """Some parameters of a backbone's model, all others of which are frozen."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         model.requires_grad_(False)
@@ -87,39 +76,28 @@ class BackbonePart(Trainable):
         self.train_only(None)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return the parameters by key."""
         return {f"{BACKBONE}{name}": self._model.get_parameter(name) for name in self._names}
 
     def merge(self) -> None:
         """Do nothing: the trained parameters are the backbone's own."""
 
 
+@dataclass(eq=False)
 class PartTuning(Tuning):
-    """A method that trains part of a backbone.
+    """A method that trains the parameters of a model that `selected` names; None: no other than the head's."""
 
-    Args:
-        name: of its registration.
-        selected: from the model to the names of the parameters.
-    """
-
-    def __init__(self, name: str, selected: Callable[[nn.Module], Sequence[str]]) -> None:
-        self.name, self._selected = name, selected
+    name: str
+    selected: Callable[[nn.Module], Sequence[str]] | None = None
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Refuse any settings."""
         no_settings(self.name, settings)
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Return the selected parameters as trainable; see `Tuning.prepare`."""
         self.check(settings)
-        names = self._selected(backbone.model)
-        if not names:
+        names = self.selected(backbone.model) if self.selected else ()
+        if self.selected and not names:
             raise FedpeftError(f"{self.name} finds no parameter in {type(backbone.model).__name__} to train.")
         return BackbonePart(backbone.model, names)
-
-
-def _all(model: nn.Module) -> list[str]:
-    return [name for name, _ in model.named_parameters()]
 
 
 def _attention(model: nn.Module) -> list[str]:
@@ -129,34 +107,7 @@ def _attention(model: nn.Module) -> list[str]:
     return [f"{path}.{name}" for path in modules for name, _ in model.get_submodule(path).named_parameters()]
 
 
-FULL = PartTuning("full", _all)
+CLASSIFIER = PartTuning("classifier")
+FULL = PartTuning("full", lambda model: [name for name, _ in model.named_parameters()])
 BIAS = PartTuning("bias", bias_names)
 ATTENTION = PartTuning("attention", _attention)
-
-
-class HeadOnly(Trainable):
-    """A frozen backbone: no parameter besides the head is trained."""
-
-    def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return no parameters."""
-        return {}
-
-    def merge(self) -> None:
-        """Do nothing: the backbone is as it was."""
-
-
-class ClassifierTuning(Tuning):
-    """The tuning method `classifier`."""
-
-    def check(self, settings: Mapping[str, Any]) -> None:
-        """Refuse any settings."""
-        no_settings("classifier", settings)
-
-    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Freeze the backbone."""
-        self.check(settings)
-        backbone.requires_grad_(False)
-        return HeadOnly()
-
-
-TUNING = ClassifierTuning()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -17,11 +18,7 @@ from fedpeft.methods.trainable import Trainable, Tuning
 
 
 class Together(Trainable):
-    """What several methods train in one backbone.
-
-    Args:
-        parts: whose keys differ.
-    """
+    """What several methods, whose keys differ, train in one backbone."""
 
     def __init__(self, parts: Sequence[Trainable]) -> None:
         self._parts = tuple(parts)
@@ -29,32 +26,24 @@ class Together(Trainable):
         self.train_only(None)  # each part froze those before it
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return the parameters of all parts by key."""
         return {key: parameter for part in self._parts for key, parameter in part.parameters().items()}
 
     def products(self) -> Mapping[str, Product]:
-        """Return the frozen matrices beside the factors of all parts."""
         return {place: product for part in self._parts for place, product in part.products().items()}
 
     def train_only(self, layers: Sequence[int] | None) -> None:
-        """Freeze all but these layers of every part."""
         for part in self._parts:
             part.train_only(layers)
 
 
+@dataclass(eq=False)
 class CombinedTuning(Tuning):
-    """Methods that train together; the settings of each stand under its name.
+    """Methods that train together, in this order; the settings of each stand under its name (`homes`: name -> code)."""
 
-    Args:
-        name: of the registration.
-        homes: name of a part -> import path of its code, in the order in which they are prepared.
-    """
-
-    def __init__(self, name: str, homes: Mapping[str, str]) -> None:
-        self.name, self.homes = name, homes
+    name: str
+    homes: Mapping[str, str]
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Refuse settings of other methods, or that a part refuses."""
         for part in settings:
             if part not in self.homes:
                 raise FedpeftError(f"{self.name} has no part {part!r}: its settings are those of {self._names}.")
@@ -64,7 +53,6 @@ class CombinedTuning(Tuning):
             imported(home).check(settings.get(part, {}))
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Prepare every part in turn; see `Tuning.prepare`."""
         self.check(settings)
         parts = self.homes.items()
         return Together([imported(home).prepare(backbone, settings.get(part, {}), seed=seed) for part, home in parts])

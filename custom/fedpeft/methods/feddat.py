@@ -28,84 +28,31 @@ Source: Chen et al. 2024, FedDAT, sections 3.2 and 3.3. All sites count alike in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import PRIVATE
 from fedpeft.core.seeds import derive
-from fedpeft.core.states import State
-from fedpeft.methods.bottleneck.branches import Branches
-from fedpeft.methods.first_values import FirstValues
-from fedpeft.methods.trainable import Beside, Part, Trainable, Tuning, descend
+from fedpeft.methods.bottleneck.branches import Branches, OverAdapters, SideBySide
+from fedpeft.methods.trainable import Part, Trainable, descend
 
 SHARED, LOCAL, RECEIVED = "a1", "a0", "a2"
 TEMPERATURE = 3.0
 
 
-class Base(Protocol):
-    """The code of a method whose adapters can stand side by side."""
-
-    def check(self, settings: Mapping[str, Any]) -> None:
-        """Check the settings of a job without a model."""
-
-    def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
-        """Freeze a backbone and put adapters into it, by name."""
-
-    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return how the first values of an adapter's tensor are distributed."""
-
-
-class DualAdapters(Trainable):
-    """The three adapters of FedDAT in a frozen backbone.
-
-    Args:
-        branches: the adapters `SHARED`, `LOCAL` and `RECEIVED`.
-        backbone: in which they are.
-    """
+class DualAdapters(SideBySide):
+    """The three adapters of FedDAT in a frozen backbone."""
 
     one_model = False
 
     def __init__(self, branches: Branches, backbone: Backbone) -> None:
-        self._branches, self._backbone = branches, backbone
-        self._reuses = False
-        branches.use(LOCAL, RECEIVED)
-        self.train_only(None)
-
-    def slots(self) -> dict[str, str]:
-        """Return where the adapters are."""
-        return self._branches.slots()
-
-    def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return a1, and as private a0 and what fuses a0 with a2."""
-        private = self._branches.parameters(LOCAL) | self._branches.fusions()
-        return self._branches.parameters(SHARED) | {f"{PRIVATE}{key}": value for key, value in private.items()}
-
-    def load(self, state: State) -> None:
-        """Replace a1."""
-        self._branches.load(SHARED, state)
-
-    def start(self, received: State, own: State | None) -> None:
-        """Load the received adapter as a1 and as a2."""
-        self.load(received)
-        self._branches.load(RECEIVED, received)
-        self._branches.use(LOCAL, RECEIVED)
-
-    def beside(self) -> Beside:
-        """Return a2; the branches decide about its share."""
-        return Beside(self._branches.state(RECEIVED))
-
-    def restore(self, state: State, beside: Beside) -> None:
-        """Load a1 and a2."""
-        self.load(state)
-        self._branches.load(RECEIVED, beside.state)
-        self._branches.use(LOCAL, RECEIVED)
+        super().__init__(branches, sent=SHARED, local=LOCAL, received=RECEIVED)
+        self._backbone, self._reuses = backbone, False
 
     def reuse_passes(self) -> None:
-        """Compute the features of (a0 + a2) / 2 once in a step."""
         self._reuses = True
 
     def step(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> Tensor:
@@ -139,36 +86,14 @@ class DualAdapters(Trainable):
         return torch.stack(values).sum()
 
 
-class FedDATTuning(Tuning):
-    """FedDAT over a kind of adapter.
-
-    Args:
-        base: of the adapters.
-    """
-
-    def __init__(self, base: Base) -> None:
-        self._base = base
-
-    def check(self, settings: Mapping[str, Any]) -> None:
-        """Check the settings of the adapters; FedDAT has none of its own."""
-        self._base.check(settings)
-
-    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return those of the adapters, which alone are sent."""
-        return self._base.first_values(settings, key, shape)
-
+class FedDATTuning(OverAdapters):
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Freeze the backbone and put the three adapters into it; see `Tuning.prepare`."""
         seeds = {SHARED: seed, LOCAL: derive(seed, LOCAL), RECEIVED: seed}
         return DualAdapters(self._base.branches(backbone, settings, seeds), backbone)
 
 
 def features_of(backbone: Backbone, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return logits without gradient, and the backbone's features with their way back.
-
-    Raises:
-        FedpeftError: the logits are made without the features.
-    """
+    """Return logits without gradient, and the backbone's features with their way back."""
     kept: list[Tensor] = []
     hook = cast(nn.Module, backbone).register_forward_hook(lambda module, inputs, output: kept.append(output))
     try:

@@ -6,11 +6,10 @@ chance of 1e-9, to
 
     max |F_n - F| <= sqrt(ln(2e9) / 2n)
 
-which one number everywhere, another standard deviation or another mean do not once n is large enough.
+which one number everywhere, another standard deviation or another mean do not once n is large enough. Values depend on
+a seed and a tensor's key alone: same seed, same bytes, in any order.
 
 Source: Massart 1990, The Tight Constant in the Dvoretzky-Kiefer-Wolfowitz Inequality.
-
-Initial values that depend on a seed and a tensor's key alone: same seed, same bytes, in any order.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-LARGEST = 1000.0  # far above any weight, gain or magnitude of a backbone
+MAX_VALUE = 1000.0  # far above any weight, gain or magnitude of a backbone
 LOG_CHANCE = math.log(2e9)
 ROUNDING = 0.01  # what bfloat16 can move a distribution function
 MAX_STD = 8.0  # torch draws no float32 so far out
@@ -39,11 +38,7 @@ class Misfit(NamedTuple):
 
 
 class FirstValues(ABC):
-    """What the first values of a tensor are.
-
-    Attributes:
-        shows_together: whether many values show what few do not.
-    """
+    """What the first values of a tensor are; `shows_together`: whether many values show what few do not."""
 
     shows_together: ClassVar[bool] = False
 
@@ -62,57 +57,40 @@ class Drawn(FirstValues):
 
 @dataclass(frozen=True)
 class Bounded(FirstValues):
-    """Values of which nothing is known but their size.
+    """Values of which nothing is known but the largest absolute value."""
 
-    Args:
-        bound: largest absolute value.
-    """
-
-    bound: float = LARGEST
+    bound: float = MAX_VALUE
 
     def misfit(self, values: Tensor) -> Misfit | None:
-        """See `FirstValues.misfit`."""
         largest = float(values.abs().max()) if values.numel() else 0.0
         return None if largest <= self.bound else Misfit(f"{largest:.3g}", f"{self.bound:.3g} at most")
 
 
 @dataclass(frozen=True)
 class Constant(Drawn):
-    """One number everywhere.
-
-    Args:
-        value: the number.
-    """
+    """One number everywhere."""
 
     value: float = 0.0
 
     def drawn(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Return them; nothing is drawn."""
         return torch.full(shape, self.value, device="cpu", dtype=torch.float32)
 
     def misfit(self, values: Tensor) -> Misfit | None:
-        """See `FirstValues.misfit`."""
         others = values[values != torch.tensor(self.value, dtype=values.dtype)]
         return Misfit(f"{float(others[0]):.3g}", f"{self.value:g} everywhere") if len(others) else None
 
 
 @dataclass(frozen=True)
 class Normal(Drawn):
-    """Values from N(0, std^2).
-
-    Args:
-        std: standard deviation, above 0.
-    """
+    """Values from N(0, std^2), std above 0."""
 
     shows_together = True
     std: float
 
     def drawn(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """See `Drawn.drawn`."""
         return torch.empty(shape, device="cpu", dtype=torch.float32).normal_(0.0, self.std, generator=generator)
 
     def misfit(self, values: Tensor) -> Misfit | None:
-        """See `FirstValues.misfit`."""
         return Bounded(MAX_STD * self.std).misfit(values) or _unlike(
             values, lambda x: torch.special.ndtr(x / self.std), f"N(0, {self.std:g}^2)"
         )
@@ -120,12 +98,9 @@ class Normal(Drawn):
 
 @dataclass(frozen=True)
 class Uniform(Drawn):
-    """Values from U(-bound, bound).
+    """Values from U(-bound, bound), bound above 0; each stands in the tensor `copies` times.
 
-    Args:
-        bound: above 0.
-        known: whether it is this bound; otherwise it is at most that, and the largest value is taken for it.
-        copies: how often each value stands in the tensor.
+    Where the bound is not `known`, it is at most that, and the largest value is taken for it.
     """
 
     shows_together = True
@@ -134,12 +109,10 @@ class Uniform(Drawn):
     copies: int = 1
 
     def drawn(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """See `Drawn.drawn`."""
         empty = torch.empty(shape, device="cpu", dtype=torch.float32)
         return empty.uniform_(-self.bound, self.bound, generator=generator)
 
     def misfit(self, values: Tensor) -> Misfit | None:
-        """See `FirstValues.misfit`."""
         if found := Bounded(self.bound * (1 + ROUNDING)).misfit(values):
             return found
         bound = self.bound if self.known else float(values.abs().max())
@@ -150,13 +123,9 @@ class Uniform(Drawn):
 
 
 def misfit(state: Mapping[str, Tensor], declared: Mapping[str, FirstValues]) -> str:
-    """Return in words the first tensor that cannot have these first values; empty: they all can.
+    """Return in words the first tensor of a finite state that cannot have these first values; empty: they all can.
 
     Tensors of one distribution are looked at together as well, so that small ones are not let off.
-
-    Args:
-        state: tensors by key, finite.
-        declared: of each key.
     """
     alike: dict[FirstValues, dict[str, Tensor]] = {}
     for key, tensor in state.items():
@@ -192,5 +161,4 @@ def key_generator(seed: int, key: str) -> torch.Generator:
 
 
 def normal(shape: tuple[int, ...], std: float, seed: int, key: str) -> torch.Tensor:
-    """Draw from N(0, std^2), float32 on the CPU."""
     return torch.empty(shape, device="cpu", dtype=torch.float32).normal_(0.0, std, generator=key_generator(seed, key))

@@ -1,19 +1,15 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""LoRA, PEFT's own tuner; this file says where its matrices are: ``layer.<l>.<query|value>.A`` and ``.B``.
+"""LoRA and DoRA, PEFT's own tuners: where their tensors are, and by which factor a product counts.
 
-Source: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
-
-By which factor LoRA's product counts, from its settings alone: it must be the same where sites share products.
-
-DoRA, PEFT's LoRA with a trained magnitude for every output: ``layer.<l>.<query|value>.magnitude`` beside A and B.
-
-Source: Liu et al. 2024, DoRA: Weight-Decomposed Low-Rank Adaptation.
+``layer.<l>.<query|value>.A`` and ``.B``, and DoRA's trained ``magnitude`` for every output beside them. Where sites
+share products, the factor must be the same. Sources: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language
+Models; Liu et al. 2024, DoRA: Weight-Decomposed Low-Rank Adaptation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,24 +18,15 @@ from peft.tuners.lora import LoraLayer
 from peft.utils.other import get_pattern_key
 from torch import nn
 
+from fedpeft.backbones import structure
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import SLOTS, chosen, locate, module_path, slot_templates
-from fedpeft.backbones.structure import (
-    check_targets,
-    family_of,
-    known_roles,
-    model_roles,
-    pattern_of,
-    roles_of,
-    templates_of,
-)
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
 from fedpeft.core.settings import hints_of
-from fedpeft.methods.adapter_trainable import AdapterTrainable
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Normal, Uniform
 from fedpeft.methods.products import Product, first_factor
-from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers, check_types
+from fedpeft.methods.slot_tuning import AdapterTrainable, Parameters, Shapes, SlotTuning, check_layers, check_types
 
 RANK, SCALE = 4, 2  # where a job sets neither r nor lora_alpha
 
@@ -71,14 +58,12 @@ class LoraTuning(SlotTuning):
     """
 
     name = "lora"
-    least: Mapping[str, int] = {**SlotTuning.least, "r": 1, "rank_pattern": 1}
+    min_values: Mapping[str, int] = {**SlotTuning.min_values, "r": 1, "rank_pattern": 1}
 
     def matches(self, config: Any) -> bool:
-        """Whether the configuration is LoRA's, without DoRA's magnitudes."""
         return type(config) is LoraConfig and not config.use_dora
 
     def of_peft(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of a job without `start_std`."""
         std = settings.get(START_STD)
         if std is not None and (type(std) not in (int, float) or not 0 < std < math.inf):
             raise FedpeftError(f"{self.name} has {START_STD}={std!r:.80}, it must be a number above 0.")
@@ -89,7 +74,6 @@ class LoraTuning(SlotTuning):
         return {name: value for name, value in settings.items() if name != START_STD}
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> AdapterTrainable:
-        """Freeze the backbone and attach LoRA to it; see `Tuning.prepare`."""
         trainable = super().prepare(backbone, settings, seed=seed)
         if (std := settings.get(START_STD)) is not None:
             trainable.start_std = std
@@ -100,7 +84,6 @@ class LoraTuning(SlotTuning):
         return trainable
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return PEFT's uniform distribution of A, or that of `start_std`, and zeros of B."""
         how = self.config(self.of_peft(settings)).init_lora_weights
         if key.endswith(".B") and how in (True, "gaussian"):
             return Constant()
@@ -109,26 +92,24 @@ class LoraTuning(SlotTuning):
         return Uniform(1 / math.sqrt(math.prod(shape[1:]))) if key.endswith(".A") and how is True else Bounded()
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings with defaults, and `target_modules` as a pattern that PEFT takes."""
         check_types(self.name, settings, {**hints_of(LoraConfig), "lora_alpha": float})
         settings = {**DEFAULTS, **settings}
         settings.setdefault("lora_alpha", SCALE * settings["r"])
         if isinstance(settings["target_modules"], Mapping):
-            check_targets(settings["target_modules"], self.name)
-            settings["target_modules"] = pattern_of(settings["target_modules"])
+            structure.check_targets(settings["target_modules"], self.name)
+            settings["target_modules"] = structure.pattern_of(settings["target_modules"])
         return settings
 
     def fit(self, model: nn.Module, config: LoraConfig) -> None:
-        """Replace slots in the configuration by the module names of the model's family, as PEFT needs them.
-
-        For a model whose family is not in the table, it is a pattern of the module paths.
+        """Name modules of the model's family in the configuration, as PEFT needs them, or of another one a pattern of
+        paths.
         """
-        family = family_of(model)
+        family = structure.family_of(model)
         targets = config.target_modules
-        if (isinstance(targets, str) and not roles_of(targets)) or not targets:
+        if (isinstance(targets, str) and not structure.roles_of(targets)) or not targets:
             return  # in one of PEFT's own forms
         if not isinstance(targets, str) and family not in SLOTS:
-            config.target_modules = pattern_of(self._found(targets, model))
+            config.target_modules = structure.pattern_of(self._found(targets, model))
             return
         templates = self.templates(config, family)
         paths = [path for path, _ in model.named_modules()]
@@ -141,12 +122,11 @@ class LoraTuning(SlotTuning):
         if not isinstance(targets, str):
             names = {template.rpartition(".")[2] for template in templates.values()}
             others = [path for path in paths if path.rpartition(".")[2] in names and not locate(path, templates)]
-            config.target_modules = pattern_of(templates) if others else names  # others: cross-attention
+            config.target_modules = structure.pattern_of(templates) if others else names  # others: cross-attention
 
     def templates(self, config: LoraConfig, family: str | None) -> dict[str, str]:
-        """Return slot -> module path of the projections that the configuration adapts."""
         targets = config.target_modules
-        if isinstance(targets, str) and (templates := roles_of(targets)):
+        if isinstance(targets, str) and (templates := structure.roles_of(targets)):
             return templates
         if not targets or isinstance(targets, str):
             raise FedpeftError(
@@ -166,79 +146,77 @@ class LoraTuning(SlotTuning):
 
     def _found(self, targets: Iterable[str], model: nn.Module) -> dict[str, str]:
         """Return slot -> module path of roles, or names of modules, in a model whose family is not in the table."""
-        known = known_roles(model)
+        known = structure.known_roles(model)
         templates: dict[str, str] = {}
         for target in sorted(targets):
             named = _named(known, target)
             if not named and target not in DEFAULTS["target_modules"] and target not in known:
-                named = templates_of([target], model)
+                named = structure.templates_of([target], model)
             if not named:  # the error names every role
-                named = chosen(model_roles(model, sorted(targets)), (target,), str(family_of(model)))
+                named = chosen(
+                    structure.model_roles(model, sorted(targets)), (target,), str(structure.family_of(model))
+                )
             templates |= named
         return templates
 
     def shapes(self, config: LoraConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
         """Return key -> shape; every adapted projection is assumed to be (d, d)."""
         shapes: Shapes = {}
-        layers = _layers(config, num_layers)
+        layers = config.layers_to_transform
+        layers = range(num_layers) if layers is None else [layers] if isinstance(layers, int) else sorted(layers)
         check_layers(layers, num_layers)
         for layer in layers:
             for slot, template in self.templates(config, family).items():
-                rank = _rank(config, module_path(template, layer))
+                pattern = get_pattern_key(config.rank_pattern.keys(), module_path(template, layer))
+                rank = config.rank_pattern.get(pattern, config.r)  # PEFT's `rank_pattern` may replace `r`
                 shapes[f"{place_of(layer, slot)}.A"] = (rank, hidden_size)
                 shapes[f"{place_of(layer, slot)}.B"] = (hidden_size, rank)
         return shapes
 
     def parameters(self, model: nn.Module, config: LoraConfig, adapter_name: str) -> dict[str, Parameters]:
         """Return A (r, d_in) and B (d_out, r) of every projection."""
-        family = getattr(getattr(model, "config", None), "model_type", None)
-        templates = self.templates(config, family)
+        return {
+            place: {
+                "A": layer.lora_A[adapter_name].get_parameter("weight"),
+                "B": layer.lora_B[adapter_name].get_parameter("weight"),
+            }
+            for place, layer in self.adapted(model, config, adapter_name)
+        }
+
+    def products(self, model: nn.Module, adapter_name: str) -> dict[str, Product]:
         places = {}
+        for place, layer in self.adapted(model, model.peft_config[adapter_name], adapter_name):
+            weight = layer.get_base_layer().weight
+            turned = getattr(layer, "fan_in_fan_out", False)
+            places[place] = Product(weight.T if turned else weight, layer.scaling[adapter_name])
+        return places
+
+    def adapted(self, model: nn.Module, config: LoraConfig, adapter_name: str) -> Iterator[tuple[str, LoraLayer]]:
+        """Yield place and layer of every projection that has this adapter."""
+        family = structure.family_of(model)
+        templates = self.templates(config, family)
         for path, module in model.named_modules():
             if not isinstance(module, LoraLayer) or adapter_name not in module.lora_A:
                 continue
-            located = locate(path, templates)
-            if located is None:
+            if (located := locate(path, templates)) is None:
                 raise FedpeftError(
                     f"{self.name}: module {path} has no role in model family {family!r}, so its tensors have no keys: "
                     "use target_modules={role: path}."
                 )
-            slot, layer, _ = located
-            places[place_of(layer, slot)] = {
-                "A": module.lora_A[adapter_name].weight,
-                "B": module.lora_B[adapter_name].weight,
-            }
-        return places
-
-    def products(self, model: nn.Module, adapter_name: str) -> dict[str, Product]:
-        """Return the frozen matrices beside which the factors stand, by place."""
-        config = model.peft_config[adapter_name]
-        templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
-        places = {}
-        for path, module in model.named_modules():
-            if isinstance(module, LoraLayer) and adapter_name in module.lora_A:
-                slot, layer, _ = locate(path, templates)
-                weight = module.get_base_layer().weight
-                places[place_of(layer, slot)] = Product(
-                    weight.T if getattr(module, "fan_in_fan_out", False) else weight, module.scaling[adapter_name]
-                )
-        return places
+            yield place_of(located[1], located[0]), module
 
     def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int | None:
         """Return the rank r; None where PEFT's `rank_pattern` gives modules ranks of their own."""
         return None if settings.get("rank_pattern") else settings.get("r", RANK)
 
     def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rank of the factors, with the scale of the job's settings."""
         rank = max(tensor.shape[0] for key, tensor in state.items() if key.endswith(".A"))
         return {"r": rank, "lora_alpha": rank * of_lora(settings), "use_rslora": False}
 
     def peft_name(self, tensor: str) -> str:
-        """Return for instance `lora_A.weight`."""
         return f"lora_{tensor}.weight"
 
     def split_peft_name(self, name: str) -> tuple[str, str] | None:
-        """Split a name at `lora_A` or `lora_B`."""
         for matrix in "AB":
             if name.endswith(f".lora_{matrix}.weight"):
                 return name.removesuffix(f".lora_{matrix}.weight"), matrix
@@ -253,18 +231,6 @@ def _named(table: Mapping[str, str], target: str) -> dict[str, str]:
     return {slot: path for slot, path in table.items() if path.endswith(f".{target}")}
 
 
-def _layers(config: LoraConfig, num_layers: int) -> list[int]:
-    layers = config.layers_to_transform
-    if layers is None:
-        return list(range(num_layers))
-    return [layers] if isinstance(layers, int) else sorted(layers)
-
-
-def _rank(config: LoraConfig, path: str) -> int:
-    """Return the rank at a module path: PEFT's `rank_pattern` may replace `r`."""
-    return config.rank_pattern.get(get_pattern_key(config.rank_pattern.keys(), path), config.r)
-
-
 TUNING = LoraTuning(LoraConfig)
 
 
@@ -272,32 +238,26 @@ MAGNITUDE, PEFT_MAGNITUDE = "magnitude", "lora_magnitude_vector"
 
 
 class DoraTuning(LoraTuning):
-    """LoRA with `use_dora`."""
+    """LoRA with `use_dora`: A (r, d_in), B (d_out, r) and the magnitude (d_out,) of every projection."""
 
     name = "dora"
 
     def matches(self, config: Any) -> bool:
-        """Whether the configuration is DoRA's."""
         return type(config) is LoraConfig and config.use_dora
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return LoRA's settings with `use_dora`."""
         return {**super().completed(settings), "use_dora": True}
 
     def shapes(self, config: LoraConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
-        """Return key -> shape; every adapted projection is assumed to be (d, d)."""
         shapes = super().shapes(config, family, num_layers, hidden_size)
         places = {key.removesuffix(".B"): shape[0] for key, shape in shapes.items() if key.endswith(".B")}
         return shapes | {f"{place}.{MAGNITUDE}": (outputs,) for place, outputs in places.items()}
 
     def parameters(self, model: nn.Module, config: LoraConfig, adapter_name: str) -> dict[str, Parameters]:
-        """Return A (r, d_in), B (d_out, r) and the magnitude (d_out,) of every projection."""
         places = super().parameters(model, config, adapter_name)
-        templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
-        for path, module in model.named_modules():
-            if isinstance(module, LoraLayer) and adapter_name in module.lora_magnitude_vector:
-                slot, layer, _ = locate(path, templates)
-                places[place_of(layer, slot)][MAGNITUDE] = module.lora_magnitude_vector[adapter_name].weight
+        for place, layer in self.adapted(model, config, adapter_name):
+            if adapter_name in layer.lora_magnitude_vector:
+                places[place][MAGNITUDE] = layer.lora_magnitude_vector[adapter_name].weight
         return places
 
     def peft_name(self, tensor: str) -> str:
@@ -305,7 +265,6 @@ class DoraTuning(LoraTuning):
         return PEFT_MAGNITUDE if tensor == MAGNITUDE else super().peft_name(tensor)
 
     def split_peft_name(self, name: str) -> tuple[str, str] | None:
-        """Split a name at `lora_A`, `lora_B` or the magnitude."""
         if name.endswith(f".{PEFT_MAGNITUDE}"):
             return name.removesuffix(f".{PEFT_MAGNITUDE}"), MAGNITUDE
         return super().split_peft_name(name)

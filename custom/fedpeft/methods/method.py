@@ -17,8 +17,70 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuningMethod:
-    """A tuning method as it is registered. Registering imports neither torch nor PEFT.
+class Alignment:
+    """How the tensors of a method can be aligned.
+
+    Args:
+        neurons: where the hidden neurons of its tensors lie, "package.module:object" of an `alignment.Neurons`; empty:
+            it has no neurons that PIA could align.
+        activations: whether the activations of these neurons can be read at a site.
+        companion: whether a second, frozen copy can run beside the trained one (PIA's `frozen_global`).
+        unequal_widths: whether sites may have different numbers of neurons.
+    """
+
+    neurons: str = ""
+    activations: bool = False
+    companion: bool = False
+    unequal_widths: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What a method sends, and how the server may combine it.
+
+    Args:
+        exchanges: whether anything besides the head is trained and exchanged.
+        sends_backbone: whether it exchanges the whole backbone, which a site's own file has to allow by name.
+        products: whether its tensors are pairs of factors (`fedpeft.alignment.factors`) whose products can be averaged
+            and factored again (`aggregation: svd`).
+        factors: if these, or those of a part, are LoRA's A and B, beside frozen matrices to which products can be added
+            (sites may differ in rank; `aggregation: stack`, see `stackable`): the function from its settings to the
+            factor by which a product counts, "package.module:object".
+        layers: whether its layers can be trained and sent one by one (F3OCUS).
+        schedule: values of the section `schedule` that belong to the method, which a job cannot set otherwise.
+        uniform: whether all sites count alike in the mean, however many samples they have, where a job says nothing.
+    """
+
+    exchanges: bool = True
+    sends_backbone: bool = False
+    products: bool = False
+    factors: str = ""
+    layers: bool = True
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+    uniform: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnBackbone:
+    """With which backbones a method goes, and in which precision.
+
+    Args:
+        unequal_backbones: whether sites may have different backbones of one family: its tensors are added to a
+            backbone, hold none of that one's own values and do not belong to places in its matrices.
+        leaves_matrices: whether it neither trains matrices of the backbone nor makes its first values of theirs, so
+            that a large backbone can be read in bfloat16.
+        four_bits: whether it goes with linear layers in four bits: it neither trains their weights or biases nor
+            computes with their values itself.
+    """
+
+    unequal_backbones: bool = False
+    leaves_matrices: bool = False
+    four_bits: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningMethod(Alignment, Exchange, OnBackbone):
+    """A tuning method as it is registered, with what it declares. Registering imports neither torch nor PEFT.
 
     Args:
         home: import path of its code, "package.module:object", a `fedpeft.methods.trainable.Tuning`; with a base, what
@@ -28,29 +90,8 @@ class TuningMethod:
         base: the method that it is built on: its code is called with that one's, a job's settings of that one apply to
             it, and what it exchanges are that one's tensors; empty: none.
         parts: registered methods that train together in it, below whose names its settings stand; empty: it is one.
-        exchanges: whether anything besides the head is trained and exchanged.
-        neurons: where the hidden neurons of its tensors lie, "package.module:object" of an `alignment.Neurons`; empty:
-            it has no neurons that PIA could align.
-        activations: whether the activations of these neurons can be read at a site.
-        companion: whether a second, frozen copy can run beside the trained one (PIA's `frozen_global`).
-        unequal_widths: whether sites may have different numbers of neurons.
-        unequal_backbones: whether sites may have different backbones of one family: its tensors are added to a
-            backbone, hold none of that one's own values and do not belong to places in its matrices.
-        sends_backbone: whether it exchanges the whole backbone, which a site's own file has to allow by name.
-        products: whether its tensors are pairs of factors (`fedpeft.alignment.factors`) whose products can be averaged
-            and factored again (`aggregation: svd`).
-        factors: if these, or those of a part, are LoRA's A and B, beside frozen matrices to which products can be added
-            (sites may differ in rank; `aggregation: stack`, see `stackable`): the function from its settings to the
-            factor by which a product counts, "package.module:object".
-        leaves_matrices: whether it neither trains matrices of the backbone nor makes its first values of theirs, so
-            that a large backbone can be read in bfloat16.
-        four_bits: whether it goes with linear layers in four bits: it neither trains their weights or biases nor
-            computes with their values itself.
-        layers: whether its layers can be trained and sent one by one (F3OCUS).
-        schedule: values of the section `schedule` that belong to the method, which a job cannot set otherwise.
         peft_tuner: whether its code registers a tuner with PEFT.
         exports: whether it can be saved as a PEFT folder.
-        uniform: whether all sites count alike in the mean, however many samples they have, where a job says nothing.
         limits: the settings that a job may set at a site, by name, and whether a value is allowed
             (`fedpeft.methods.setting_limits`); a job may set no others.
     """
@@ -60,22 +101,8 @@ class TuningMethod:
     source: str
     base: str = ""
     parts: tuple[str, ...] = ()
-    exchanges: bool = True
-    sends_backbone: bool = False
-    neurons: str = ""
-    activations: bool = False
-    companion: bool = False
-    unequal_widths: bool = False
-    unequal_backbones: bool = False
-    products: bool = False
-    factors: str = ""
-    leaves_matrices: bool = False
-    four_bits: bool = False
-    layers: bool = True
-    schedule: Mapping[str, Any] = field(default_factory=dict)
     peft_tuner: bool = False
     exports: bool = False
-    uniform: bool = False
     limits: Limits = field(default_factory=dict)
 
     @property
@@ -90,11 +117,7 @@ class TuningMethod:
         return code(METHODS.get(self.base).tuning()) if self.base else code
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Check the settings of a job; the code is imported only where they are not within `limits`.
-
-        Raises:
-            FedpeftError: a setting is unknown, or its value is not allowed.
-        """
+        """Check the settings of a job; the code is imported only where they are not within `limits`."""
         doubtful = None in settings.values() or any(refused_settings(settings, self.limits))
         if doubtful and (check := getattr(self.tuning(), "check", None)):
             check(settings)
@@ -108,11 +131,7 @@ class TuningMethod:
         return imported(self.factors)(settings)
 
     def neuron_layout(self) -> Neurons | None:
-        """Return where its hidden neurons lie; None if it has none.
-
-        Raises:
-            FedpeftError: what it declares cannot be imported.
-        """
+        """Return where its hidden neurons lie; None if it has none."""
         if not self.neurons:
             return None
         try:
@@ -126,11 +145,7 @@ class TuningMethod:
 
 
 def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = BOTTLENECK) -> TuningMethod:
-    """Declare a method whose adapters are built with `fedpeft.methods.bottleneck`.
-
-    Args:
-        home, label, source, limits: see `TuningMethod`.
-    """
+    """Declare a method whose adapters are built with `fedpeft.methods.bottleneck`; see `TuningMethod`."""
     return TuningMethod(
         home=home,
         label=label,
@@ -149,11 +164,7 @@ def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = B
 
 
 def feddat(base: str) -> TuningMethod:
-    """Declare FedDAT over the adapters of a method that is registered.
-
-    Args:
-        base: a method of bottleneck adapters, or one that is built on such a method.
-    """
+    """Declare FedDAT over a registered method of bottleneck adapters, or one that is built on such a method."""
     below = METHODS.get(base)
     return TuningMethod(
         home="fedpeft.methods.feddat:FedDATTuning",
@@ -177,6 +188,6 @@ def with_bases(name: str) -> tuple[str, ...]:
     return (*with_bases(base), name) if base else (name,)
 
 
-def adapter_names() -> tuple[str, ...]:
-    """Return the names of the methods that are adapters in PEFT's format."""
+def names() -> tuple[str, ...]:
+    """Return the names that `fedpeft.adapters.config` takes: the methods that are adapters in PEFT's format."""
     return tuple(name for name, method in METHODS.usable() if method.exports)

@@ -1,85 +1,62 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""PEFT's own tuners whose tensors can be averaged: one object each.
+"""PEFT's own tuners whose tensors can be averaged and lie in the modules that they adapt: one object each.
 
 The update of `fourierft` and `miss` is linear in the trained tensors, so that the mean of the tensors is the mean of
-the updates; of the others it is that nearly, where the sites stay close to each other.
-
-Sources: `layernorm` Zhao et al. 2024; `ia3` Liu et al. 2022; `oft` Qiu et al. 2023; `vera` Kopiczko et al. 2024;
-`hra` Yuan et al. 2024; `fourierft` Gao et al. 2024; `miss` Kang and Yin 2024.
-
-Any tuner of PEFT whose tensors lie in the modules that it adapts: where they are is all that a method must say.
-
-The keys are `layer.<l>.<role>.<tensor>`, with the tensor's name in PEFT: ``layer.3.value.ia3_l``.
+the updates; of the others it is that nearly, where the sites stay close to each other. The registrations name the
+papers. The keys are `layer.<l>.<role>.<tensor>`, with the tensor's name in PEFT: ``layer.3.value.ia3_l``.
 """
 
 from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from peft import (
-    FourierFTConfig,
-    HRAConfig,
-    IA3Config,
-    LNTuningConfig,
-    MissConfig,
-    OFTConfig,
-    VeraConfig,
-)
+from peft import FourierFTConfig, HRAConfig, IA3Config, LNTuningConfig, MissConfig, OFTConfig, VeraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from fedpeft.backbones.slots import locate, slot_templates
-from fedpeft.backbones.structure import check_targets, pattern_of, roles_of, templates_in, templates_of
+from fedpeft.backbones.structure import check_targets, family_of, pattern_of, roles_of, templates_in, templates_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Uniform
-from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_types
+from fedpeft.methods.slot_tuning import Parameters, SlotTuning, check_types
 
 if TYPE_CHECKING:
     from peft import PeftConfig
 
 
+@dataclass(kw_only=True, eq=False)
 class PeftTuning(SlotTuning):
     """A tuner of PEFT.
 
     Args:
         config_cls: its PEFT configuration.
         name: of its registration.
-        roles: of the modules that it adapts, where a job names none (`fedpeft.backbones.slots`).
         tensors: names of its containers of tensors in PEFT's layers, such as `ia3_l`.
+        roles: of the modules that it adapts, where a job names none (`fedpeft.backbones.slots`).
+        joint: whether a joint projection to query, key and value stands for each of them.
         defaults: settings in place of PEFT's own defaults, and of null in a job.
         fixed: settings that a job cannot change: with other values the tensors could not be averaged.
-        joint: whether a joint projection to query, key and value stands for each of them.
-        least: what `SlotTuning.least` has besides.
+        min_values: what `SlotTuning.min_values` has besides.
         first: from its configuration, a tensor's name and its shape to its first values; None: see `Tuning`.
     """
 
-    def __init__(
-        self,
-        config_cls: type[PeftConfig],
-        *,
-        name: str,
-        roles: Iterable[str],
-        tensors: Iterable[str],
-        defaults: Mapping[str, Any] | None = None,
-        fixed: Mapping[str, Any] | None = None,
-        joint: bool = False,
-        least: Mapping[str, int] | None = None,
-        first: Callable[[Any, str, tuple[int, ...]], FirstValues] | None = None,
-    ) -> None:
-        super().__init__(config_cls)
-        self.least = {**SlotTuning.least, **(least or {})}
-        self._name, self.roles, self.tensors = name, tuple(roles), tuple(tensors)
-        self._first = first
-        self.defaults, self.fixed, self.joint = dict(defaults or {}), dict(fixed or {}), joint
+    config_cls: type[PeftConfig] = field(kw_only=False)
+    name: str
+    tensors: tuple[str, ...]
+    roles: tuple[str, ...] = ("query", "value")
+    joint: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    min_values: Mapping[str, int] = field(default_factory=dict)
+    first: Callable[[Any, str, tuple[int, ...]], FirstValues] | None = None
 
-    @property
-    def name(self) -> str:
-        """The name of its registration."""
-        return self._name
+    def __post_init__(self) -> None:
+        self.min_values = {**SlotTuning.min_values, **self.min_values}
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with defaults, and `target_modules` as a pattern where it maps roles to paths."""
@@ -97,10 +74,9 @@ class PeftTuning(SlotTuning):
         return settings
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return what PEFT begins with; see `Tuning.first_values`."""
-        if self._first is None:
+        if self.first is None:
             return super().first_values(settings, key, shape)
-        return self._first(self.config(self.of_peft(settings)), key.rpartition(".")[2], shape)
+        return self.first(self.config(self.of_peft(settings)), key.rpartition(".")[2], shape)
 
     def fit(self, model: nn.Module, config: Any) -> None:
         """Write the modules of the model's family, or those that a list or pattern selects, into the configuration."""
@@ -114,7 +90,6 @@ class PeftTuning(SlotTuning):
         config.target_modules = pattern_of(templates)
 
     def templates(self, config: Any, family: str | None) -> dict[str, str]:
-        """Return role -> module path of the modules that the configuration adapts."""
         targets = config.target_modules
         if isinstance(targets, str) and (templates := roles_of(targets)):
             return templates
@@ -125,13 +100,8 @@ class PeftTuning(SlotTuning):
             )
         return slot_templates(family, self.roles, joint=self.joint)
 
-    def shapes(self, config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
-        """Refuse: PEFT decides the shapes when it sees the model."""
-        raise FedpeftError(f"{self.name} has no shapes without a model: take them from adapter_state(model).")
-
     def parameters(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> dict[str, Parameters]:
-        """Return the tensors of one adapter in every module that it adapts."""
-        templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
+        templates = self.templates(config, family_of(model))
         places: dict[str, Parameters] = {}
         for path, module in model.named_modules():
             if isinstance(module, BaseTunerLayer) and (tensors := self._tensors(module, adapter_name)):
@@ -152,11 +122,9 @@ class PeftTuning(SlotTuning):
         return tensors
 
     def peft_name(self, tensor: str) -> str:
-        """Return the same name: the keys have PEFT's."""
         return tensor
 
     def split_peft_name(self, name: str) -> tuple[str, str] | None:
-        """Split PEFT's name before the first of the method's tensors."""
         parts = name.split(".")
         for index, part in enumerate(parts):
             if part in self.tensors:
@@ -164,7 +132,6 @@ class PeftTuning(SlotTuning):
         return None
 
 
-QUERY_VALUE = ("query", "value")
 SCALED_INPUT = "second_linear"  # its input is scaled; of key and value the output
 
 
@@ -172,20 +139,11 @@ class IA3Tuning(PeftTuning):
     """IA3, which must know besides which modules have their input scaled."""
 
     def fit(self, model: nn.Module, config: Any) -> None:
-        """See `PeftTuning.fit`."""
         super().fit(model, config)
         templates = self.templates(config, None)
         scaled = {role: path for role, path in templates.items() if role.endswith(SCALED_INPUT)}
         if config.feedforward_modules is None:
             config.feedforward_modules = pattern_of(scaled) if scaled else []
-
-
-def _scales(config: IA3Config, name: str, shape: tuple[int, ...]) -> FirstValues:
-    return Constant(1.0) if config.init_ia3_weights else Bounded()
-
-
-def _rotations(config: OFTConfig, name: str, shape: tuple[int, ...]) -> FirstValues:
-    return Constant() if config.init_weights else Bounded()
 
 
 def _reflections(config: HRAConfig, name: str, shape: tuple[int, ...]) -> FirstValues:
@@ -200,51 +158,48 @@ def _vectors(config: VeraConfig, name: str, shape: tuple[int, ...]) -> FirstValu
     return Constant(config.d_initial) if name == "vera_lambda_d" else Constant()
 
 
-def _zeros(config: Any, name: str, shape: tuple[int, ...]) -> FirstValues:
-    return Constant()
-
-
 LAYERNORM = PeftTuning(
     LNTuningConfig, name="layernorm", roles=("attention_norm", "output_norm"), tensors=("ln_tuning_layers",)
 )
 IA3 = IA3Tuning(
-    IA3Config, name="ia3", roles=("key", "value", SCALED_INPUT), tensors=("ia3_l",), joint=True, first=_scales
+    IA3Config,
+    name="ia3",
+    roles=("key", "value", SCALED_INPUT),
+    tensors=("ia3_l",),
+    joint=True,
+    first=lambda config, *_: Constant(1.0) if config.init_ia3_weights else Bounded(),
 )
 OFT = PeftTuning(
     OFTConfig,
     name="oft",
-    roles=QUERY_VALUE,
     tensors=("oft_R",),
-    least={"r": 0, "oft_block_size": 0},  # one of the two follows from the other and is 0
-    first=_rotations,
+    min_values={"r": 0, "oft_block_size": 0},  # one of the two follows from the other and is 0
+    first=lambda config, *_: Constant() if config.init_weights else Bounded(),
 )
-HRA = PeftTuning(HRAConfig, name="hra", roles=QUERY_VALUE, tensors=("hra_u",), least={"r": 1}, first=_reflections)
+HRA = PeftTuning(HRAConfig, name="hra", tensors=("hra_u",), min_values={"r": 1}, first=_reflections)
 VERA = PeftTuning(
     VeraConfig,
     name="vera",
-    roles=QUERY_VALUE,
     tensors=("vera_lambda_b", "vera_lambda_d"),
-    least={"r": 1},
+    min_values={"r": 1},
     defaults={"save_projection": False},  # every site draws the frozen matrices from `projection_prng_key`
     first=_vectors,
 )
 FOURIERFT = PeftTuning(
     FourierFTConfig,
     name="fourierft",
-    roles=QUERY_VALUE,
     tensors=("fourierft_spectrum",),
-    least={"n_frequency": 1, "random_loc_seed": 0},
+    min_values={"n_frequency": 1, "random_loc_seed": 0},
     defaults={"random_loc_seed": 777, "n_frequency_pattern": {}},  # PEFT's own, which fails on null
     fixed={"init_weights": True},  # zeros: PEFT's normal values would change the function at the start
-    first=_zeros,
+    first=lambda *_: Constant(),
 )
 MISS = PeftTuning(
     MissConfig,
     name="miss",
-    roles=QUERY_VALUE,
     tensors=("miss_block",),
-    least={"r": 1},
+    min_values={"r": 1},
     defaults={"r": 8},  # of a square matrix as many numbers as LoRA of rank 4
     fixed={"init_weights": True},  # "bat" multiplies with the matrix, so that it is not linear in the block
-    first=_zeros,
+    first=lambda *_: Constant(),
 )

@@ -27,9 +27,6 @@ def register_all(peft: ModuleType) -> None:
     """Register every method with its own PEFT tuner, plugins' too; called once, as soon as PEFT has been imported.
 
     At a site of a consortium a plugin that its own file lists is registered when it is used, and no other one ever.
-
-    Raises:
-        FedpeftError: the enum extension was not tested with this minor version of PEFT.
     """
     check_version(peft.__version__)
     for name, method in METHODS.usable():
@@ -53,11 +50,7 @@ def check_version(version: str) -> None:
 
 
 def register(name: str, config_cls: type[PeftConfig], model_cls: type[BaseTuner]) -> None:
-    """Add one method to PEFT, so that ``get_peft_model`` and ``PeftModel.from_pretrained`` know it.
-
-    Raises:
-        FedpeftError: no method of that name is registered, or PEFT already has one.
-    """
+    """Add one method to PEFT, so that `get_peft_model` and `PeftModel.from_pretrained` know it."""
     from peft.utils import register_peft_method
     from peft.utils.peft_types import PeftType
 

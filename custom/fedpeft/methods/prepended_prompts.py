@@ -54,12 +54,7 @@ def _arguments(module: nn.Module) -> set[str]:
 
 
 def prepend(decoder: nn.Module, prompts: Callable[[], Tensor]) -> None:
-    """Put prompts before all tokens that a decoder reads.
-
-    Args:
-        decoder: of which `takes_prompts` is true; it gets two hooks.
-        prompts: the prompts as they are (R, d).
-    """
+    """Put prompts (R, d) before all tokens of a decoder of which `takes_prompts` is true; it gets two hooks."""
 
     order = list(inspect.signature(type(decoder).forward).parameters)[1:]
 
@@ -80,13 +75,7 @@ def prepend(decoder: nn.Module, prompts: Callable[[], Tensor]) -> None:
 def check_room(backbone: Backbone, decoder: nn.Module, count: int) -> None:
     """Refuse prompts that leave the longest question no position; a model on the meta device is not checked.
 
-    Args:
-        backbone: whose `inputs` say how long a question may be.
-        decoder: of its model.
-        count: R.
-
-    Raises:
-        FedpeftError: they do; `prepend` refuses longer texts, as those with an answer, when they are read.
+    `prepend` refuses longer texts, as those with an answer, when they are read.
     """
     inputs = getattr(backbone, "inputs", None)
     if inputs is not None and not next(decoder.parameters()).is_meta:
@@ -118,12 +107,7 @@ def _extended(decoder: nn.Module, given: dict[str, Any], prompts: Tensor) -> dic
 
 
 def _check(decoder: nn.Module, given: Mapping[str, Any], length: int) -> None:
-    """Refuse a call of a decoder in which prompts cannot stand before all tokens.
-
-    Args:
-        decoder, given: with the arguments of the call.
-        length: of the text with the prompts, what is in the cache included.
-    """
+    """Refuse a call in which prompts cannot stand before all tokens; `length` counts prompts and cache."""
     _check_length(decoder, length)
     cache = given.get("past_key_values")
     if getattr(cache, "is_compileable", False):
@@ -133,25 +117,24 @@ def _check(decoder: nn.Module, given: Mapping[str, Any], length: int) -> None:
 
 
 def _check_length(decoder: nn.Module, length: int) -> None:
-    longest = getattr(decoder.config, "max_position_embeddings", None)
-    if longest and length > longest:
+    max_length = getattr(decoder.config, "max_position_embeddings", None)
+    if max_length and length > max_length:
         raise FedpeftError(
-            f"a text of {length} tokens, prompts included, is more than the {longest} positions of the language model: "
-            f"lower backbone.text_length, or the tokens in the method's settings."
+            f"a text of {length} tokens, prompts included, is more than the {max_length} positions of the language "
+            f"model: lower backbone.text_length, or the tokens in the method's settings."
         )
 
 
 def _positions(given: Tensor | None, real: Tensor, count: int) -> Tensor:
-    """Return the positions of the prompts and of the tokens (..., R + T).
+    """Return the positions of R prompts and T tokens (..., R + T).
 
     Args:
         given: of the tokens (B, T), (1, T), or (3, B, T) where an image has three axes; None: the model counts them.
         real: whether a token is one of the text, (B, T); others pad it.
-        count: R.
     """
     if given is None or given.dim() == 2:  # counted over what pads a text where nobody said how long that is
-        most = torch.iinfo(torch.long).max
-        first = 0 if given is None else given.expand(real.shape).masked_fill(~real, most).amin(-1, keepdim=True)
+        maximum = torch.iinfo(torch.long).max
+        first = 0 if given is None else given.expand(real.shape).masked_fill(~real, maximum).amin(-1, keepdim=True)
         given = (real.long().cumsum(-1) - 1).clamp_min(0) + first
     before = torch.arange(count, device=given.device, dtype=given.dtype).expand(*given.shape[:-1], -1)
     return torch.cat((before + given.amin(-1, keepdim=True), given + count), dim=-1)
@@ -176,7 +159,6 @@ def _each(mask: Any, count: int, extend: Callable[[Tensor, int], Tensor]) -> Any
 
 
 def _visible(mask: Tensor, columns: tuple[int, ...]) -> Tensor:
-    """Return a part of a mask where everything is seen."""
     return mask.new_full(columns, 0 if mask.dim() == 4 and mask.is_floating_point() else 1)
 
 
@@ -195,9 +177,6 @@ def _going_on(mask: Tensor, count: int) -> Tensor:
     """Return the mask of the next token of a text whose prompts are in the cache.
 
     A mask of tokens does not count the prompts; one of queries and tokens does, by the cache, at its end.
-
-    Raises:
-        FedpeftError: it is one of several tokens at once.
     """
     if mask.dim() == 4 and mask.shape[-2] > 1:
         raise FedpeftError("behind prompts a text goes on token by token: leave prefill_chunk_size out.")

@@ -26,14 +26,7 @@ class Product(NamedTuple):
 
 
 class FrozenProducts:
-    """The frozen matrices of a model, to which products are added and from which they are taken away again.
-
-    Args:
-        products: by place.
-
-    Raises:
-        FedpeftError: a matrix is quantized.
-    """
+    """The frozen matrices of a model, by place, to which products are added and then taken away again."""
 
     def __init__(self, products: Mapping[str, Product]) -> None:
         for place, product in products.items():
@@ -46,14 +39,7 @@ class FrozenProducts:
 
     @torch.no_grad()
     def set(self, factors: State) -> None:
-        """Make every matrix its first value plus its product.
-
-        Args:
-            factors: `<place>.A` (R, n) and `<place>.B` (m, R); a place that is not there adds nothing.
-
-        Raises:
-            FedpeftError: two factors have different ranks.
-        """
+        """Make every matrix its first value plus its product: `<place>.B` (m, R) times `<place>.A` (R, n), if any."""
         for place, (weight, scale) in self._products.items():
             first = self._first[place]
             down, up = factors.get(f"{place}.A"), factors.get(f"{place}.B")
@@ -77,13 +63,7 @@ def first_factor(shape: tuple[int, ...], seed: int, key: str, *, start_std: floa
 
 
 def fresh_factors(state: State, seed: int, *, start_std: float | None = None) -> State:
-    """Return a state whose factors are drawn anew, as LoRA begins: A uniform in 1 / sqrt(n), B zero.
-
-    Args:
-        state: of a method with factors; its other tensors stay.
-        seed: with a tensor's key it determines its values.
-        start_std: A is normal with this standard deviation; None: uniform.
-    """
+    """Return a state whose factors are drawn anew, as LoRA begins: A uniform in 1 / sqrt(n), or normal, and B zero."""
     fresh = dict(state)
     for key, tensor in state.items():
         if key.endswith(".A"):

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -79,25 +79,16 @@ class FactoredSettings(PromptSettings):
 
 
 class Stack(NamedTuple):
-    """Layers of a model.
-
-    Args:
-        layers: first to last.
-        decoder: the causal language model that calls them; None: they are those of another model.
-    """
+    """Layers of a model, first to last, and the causal language model that calls them, if it is one."""
 
     layers: list[nn.Module]
     decoder: nn.Module | None
 
 
 class Prompts(Trainable):
-    """The prompts in a backbone, whose model is frozen.
+    """The prompts in a backbone, whose model is frozen and gets the parameters as its module `prompts`.
 
-    Args:
-        model: it gets the parameters as its module `prompts`.
-        stack: the layers of it that get prompts.
-        first: key -> initial value.
-        deep: whether every layer has prompts of its own; otherwise those of the first layer stay to the last.
+    With `deep` every layer of the stack has prompts of its own; otherwise those of the first layer stay to the last.
     """
 
     def __init__(self, model: nn.Module, stack: Stack, first: Mapping[str, Tensor], *, deep: bool) -> None:
@@ -108,24 +99,23 @@ class Prompts(Trainable):
         if stack.decoder and not deep:
             prepend(stack.decoder, lambda: tokens_of(self.parameters(), 0))
         else:
-            self._insert(stack.layers, tokens_of(first, 0).shape[0], deep=deep)
+            count, last = tokens_of(first, 0).shape[0], len(stack.layers) - 1
+            for number, layer in enumerate(stack.layers):
+                enter = self._entering(layer, number, count, insert=deep or number == 0)
+                layer.register_forward_pre_hook(enter, with_kwargs=True)
+                if deep or number == last:
+                    layer.register_forward_hook(lambda module, inputs, output: _without(output, count))
         self.train_only(None)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return the prompts, or their factors, by key."""
         return {key: self._model.prompts[name] for key, name in self._names.items()}
-
-    def _insert(self, layers: Sequence[nn.Module], count: int, *, deep: bool) -> None:
-        for number, layer in enumerate(layers):
-            enters, leaves = deep or number == 0, deep or number == len(layers) - 1
-            layer.register_forward_pre_hook(self._entering(layer, number, count, insert=enters), with_kwargs=True)
-            if leaves:
-                layer.register_forward_hook(lambda module, inputs, output: _without(output, count))
 
     def _entering(self, layer: nn.Module, number: int, count: int, *, insert: bool) -> Any:
         """Return a hook that inserts the prompts of a layer, and lets attention see `count` tokens more."""
         causal_attention = any(getattr(module, "is_causal", False) for module in layer.modules())
-        mask, position = _mask_of(layer)
+        names = list(inspect.signature(type(layer).forward).parameters)[2:]  # behind the layer and the hidden states
+        found = ((name, place) for place, name in enumerate(names) if name in MASKS)  # of GPT-2 not the first
+        mask, position = next(found, (MASKS[0], len(names)))
 
         def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             hidden, *others = inputs
@@ -142,84 +132,66 @@ class Prompts(Trainable):
         return enter
 
 
+@dataclass(eq=False)
 class PromptTuning(Tuning):
-    """A method that trains prompts.
+    """A method that trains prompts, in every layer (`deep`) or before the first.
 
     Args:
-        name: of its registration.
-        settings: `PromptSettings` or `FactoredSettings`.
-        deep: whether every layer has prompts of its own.
         tower: whose layers have them, where image and text have layers of their own: `VISION` or `TEXT`.
         std: of the tokens' initial values; None: VPT's uniform distribution, by patch size and width.
         at_once: keep the prompts of all layers in one tensor, which no schedule of layers divides.
     """
 
-    def __init__(
-        self,
-        name: str,
-        settings: type[PromptSettings],
-        *,
-        deep: bool,
-        tower: str = VISION,
-        std: float | None = None,
-        at_once: bool = False,
-    ) -> None:
-        self.name, self.settings_cls, self._tower = name, settings, tower
-        self._deep, self._std, self._at_once = deep, std, at_once
+    name: str
+    settings_cls: type[PromptSettings]
+    deep: bool
+    tower: str = VISION
+    std: float | None = None
+    at_once: bool = False
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Refuse settings that are unknown or not allowed."""
         build(self.settings_cls, settings, section=f"method.settings.{self.name}")
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
         """Return the distribution of tokens; only the model says how large its patches are, and so VPT's bound."""
         if not key.endswith(".tokens"):
             return Bounded()  # factors
-        return Normal(self._std) if self._std else Uniform(math.sqrt(6 / math.prod(shape[-1:])), known=False)
+        return Normal(self.std) if self.std else Uniform(math.sqrt(6 / math.prod(shape[-1:])), known=False)
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Freeze the backbone and add prompts to it; see `Tuning.prepare`."""
         chosen = build(self.settings_cls, settings, section=f"method.settings.{self.name}")
-        stack = transformer_layers(backbone.model, self._tower, deep=self._deep)
-        count, width = len(stack.layers) if self._deep else 1, stream_width(stack.layers)
-        if stack.decoder and not self._deep:
+        stack = transformer_layers(backbone.model, self.tower, deep=self.deep)
+        count, width = len(stack.layers) if self.deep else 1, stream_width(stack.layers)
+        if stack.decoder and not self.deep:
             width = stack.decoder.get_input_embeddings().weight.shape[1]  # OPT may make its stream wider
             check_room(backbone, stack.decoder, chosen.tokens)
-        bound = uniform_bound(backbone.model, width) if self._std is None else 0.0
+        bound = uniform_bound(backbone.model, width) if self.std is None else 0.0
         tokens = {
             place_of(layer, SLOT): self._drawn(backbone.model, (chosen.tokens, width), layer, bound, seed)
             for layer in range(count)
         }
         if isinstance(chosen, FactoredSettings):
             first = factored(tokens, chosen.rank, together=chosen.decomposition == CONCATENATED)
-        elif self._at_once:
+        elif self.at_once:
             first = {TOKENS: torch.stack(list(tokens.values()))}
         else:
             first = {f"{place}.tokens": value for place, value in tokens.items()}
         device = next(backbone.model.parameters()).device
         first = {key: value.to(device) for key, value in first.items()}
-        return Prompts(backbone.model, stack, first, deep=self._deep)
+        return Prompts(backbone.model, stack, first, deep=self.deep)
 
     def _drawn(self, model: nn.Module, shape: tuple[int, int], layer: int, bound: float, seed: int) -> Tensor:
         if next(model.parameters()).is_meta:
             return torch.empty(shape, device="meta")
         generator = key_generator(seed, f"{place_of(layer, SLOT)}.tokens")
         empty = torch.empty(shape, device="cpu")
-        if self._std is not None:
-            return empty.normal_(0.0, self._std, generator=generator)
+        if self.std is not None:
+            return empty.normal_(0.0, self.std, generator=generator)
         return empty.uniform_(-bound, bound, generator=generator)
 
 
 def uniform_bound(model: nn.Module, width: int) -> float:
-    """Return the largest value of VPT's first prompts, Glorot's for the embedding of a patch: sqrt(6 / (3 p^2 + d)).
-
-    Args:
-        model: which embeds patches of p x p pixels.
-        width: d, of the stream.
-
-    Raises:
-        FedpeftError: it embeds no patches of images.
-    """
+    """Return the largest value of VPT's first prompts, Glorot's for a patch of p x p pixels: sqrt(6 / (3 p^2 + d))."""
     if not (area := patch_area(model)):
         raise FedpeftError(
             f"the first values of visual prompts depend on the size of an image's patches, and "
@@ -231,13 +203,7 @@ def uniform_bound(model: nn.Module, width: int) -> float:
 def factored(tokens: Mapping[str, Tensor], rank: int, *, together: bool) -> dict[str, Tensor]:
     """Return the factors of prompts by truncated singular value decomposition, `U sqrt(S)` and `sqrt(S) V^T`.
 
-    Args:
-        tokens: place -> (R, d).
-        rank: of the product.
-        together: decompose all places one below the other; they then share the second factor.
-
-    Raises:
-        FedpeftError: the rank is above what the tokens have.
+    Of place -> (R, d); `together` decomposes all places one below the other, which then share the second factor.
     """
     groups = [list(tokens)] if together else [[place] for place in tokens]
     factors: dict[str, Tensor] = {}
@@ -261,12 +227,7 @@ def factored(tokens: Mapping[str, Tensor], rank: int, *, together: bool) -> dict
 
 
 def tokens_of(parameters: Mapping[str, Tensor], layer: int) -> Tensor:
-    """Return the prompts of a layer, (R, d).
-
-    Args:
-        parameters: by key, as this file's head lists them.
-        layer: counted from 0.
-    """
+    """Return the prompts of a layer, (R, d), from the parameters that this file's head lists."""
     place = place_of(layer, SLOT)
     if TOKENS in parameters:
         return parameters[TOKENS][layer]
@@ -277,16 +238,9 @@ def tokens_of(parameters: Mapping[str, Tensor], layer: int) -> Tensor:
 
 
 def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
-    """Return the layers of a model, or of one of its towers, first to last.
+    """Return the layers of a model, or of its `tower` if it has several stacks.
 
-    Args:
-        model: of a family in `fedpeft.backbones.slots`, or whose layers can be read.
-        tower: `VISION` or `TEXT`; a model with one stack of layers has no towers.
-        deep: whether every layer gets prompts of its own.
-
-    Raises:
-        FedpeftError: the layers cannot be read, there are several stacks and none is the tower's, or a layer needs the
-            positions of its tokens and the prompts have none.
+    `deep`: every layer gets prompts of its own, which fails where a layer needs the positions of its tokens.
     """
     templates = templates_in(model, ("output",))
     if two_towers(templates.values()):
@@ -319,23 +273,8 @@ def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
     return Stack(found, decoder)
 
 
-def _mask_of(layer: nn.Module) -> tuple[str, int]:
-    """Return the name of a layer's attention mask, and its position among what follows the hidden states.
-
-    In GPT-2 the cache of earlier tokens stands before it.
-    """
-    names = list(inspect.signature(type(layer).forward).parameters)[2:]  # without the layer and the hidden states
-    found = ((name, position) for position, name in enumerate(names) if name in MASKS)
-    return next(found, (MASKS[0], len(names)))
-
-
 def _seen(mask: Tensor | None, count: int, *, causal: bool) -> Tensor | None:
-    """Return an attention mask in which `count` tokens more are seen, after the first.
-
-    Args:
-        mask: with one row for all queries or one row for each; None: the layer hides nothing but what `causal` says.
-        causal: no token sees a later one.
-    """
+    """Return an attention mask in which `count` tokens more are seen, after the first; `causal`: by no earlier one."""
     if mask is None:
         return None
     visible = 0 if mask.is_floating_point() else 1  # what is added to the attention's logits, or whether it is seen
@@ -352,7 +291,6 @@ def _seen(mask: Tensor | None, count: int, *, causal: bool) -> Tensor | None:
 
 
 def _without(output: Any, count: int) -> Any:
-    """Return a layer's output without the prompts."""
     if isinstance(output, tuple):
         return (_without(output[0], count), *output[1:])
     return torch.cat((output[:, :1], output[:, 1 + count :]), dim=1)

@@ -20,50 +20,37 @@ Limits = Mapping[str, Check]
 
 
 def refused_settings(settings: Mapping[str, Any], limits: Limits) -> Iterator[str]:
-    """Yield each setting that is unexpected or out of bounds; nothing is built or imported for this.
-
-    Args:
-        settings: by name, as the job has them.
-        limits: name -> check of a value; a setting without a check may not be set.
-    """
+    """Yield each setting that has no check or is out of bounds; nothing is built or imported for this."""
     for name, value in settings.items():
         if name not in limits or not (value is None or limits[name](value)):
             yield f"has {name:.60}={value!r:.80}"
 
 
-def whole(most: int, *, least: int = 1) -> Check:
-    """Return a check for a whole number in bounds."""
-    return lambda value: type(value) is int and least <= value <= most
+def whole(maximum: int, *, minimum: int = 1) -> Check:
+    return lambda value: type(value) is int and minimum <= value <= maximum
 
 
-def number(least: float, most: float) -> Check:
-    """Return a check for a number in bounds."""
-    return lambda value: type(value) in (int, float) and least <= value <= most
+def number(minimum: float, maximum: float) -> Check:
+    return lambda value: type(value) in (int, float) and minimum <= value <= maximum
 
 
 def choice(*allowed: str) -> Check:
-    """Return a check for one of a few words."""
     return lambda value: isinstance(value, str) and value in allowed
 
 
 def flag(value: Any) -> bool:
-    """Check for true or false."""
     return type(value) is bool
 
 
 def name(value: Any) -> bool:
-    """Check for a text that is short enough for a name."""
     return isinstance(value, str) and len(value) <= MAX_LENGTH
 
 
 def list_of(check: Check) -> Check:
-    """Return a check for a list whose items pass a check."""
     return lambda value: isinstance(value, list | tuple) and len(value) <= MAX_ENTRIES and all(map(check, value))
 
 
 def mapping_to(check: Check) -> Check:
-    """Return a check for a mapping of names to values that pass a check."""
-
     def fits(value: Any) -> bool:
         entries = isinstance(value, Mapping) and len(value) <= MAX_ENTRIES
         return entries and all(map(name, value)) and all(map(check, value.values()))
@@ -76,8 +63,8 @@ def each(limits: Limits) -> Check:
     return lambda value: isinstance(value, Mapping) and not any(True for _ in refused_settings(value, limits))
 
 
-SEED = whole(2**31 - 1, least=0)
-LAYERS = list_of(whole(MAX_LAYERS, least=0))
+SEED = whole(2**31 - 1, minimum=0)
+LAYERS = list_of(whole(MAX_LAYERS, minimum=0))
 
 
 def modules(value: Any) -> bool:
@@ -93,11 +80,7 @@ BOTTLENECK: dict[str, Check] = {
     "activation": choice("relu", "swish", "gelu"),
 }
 PARALLEL: Limits = BOTTLENECK | {"scaling": number(-MAX_SCALE, MAX_SCALE)}
-COMPACTER: Limits = BOTTLENECK | {
-    "blocks": whole(MAX_BLOCKS),
-    "rank": whole(MAX_WIDTH),
-    "rule_std": number(0, 1),
-}
+COMPACTER: Limits = BOTTLENECK | {"blocks": whole(MAX_BLOCKS), "rank": whole(MAX_WIDTH), "rule_std": number(0, 1)}
 LORA: Limits = {
     "r": whole(MAX_WIDTH),
     "lora_alpha": number(0, MAX_SCALE),
@@ -111,12 +94,8 @@ LORA: Limits = {
 }
 MODULES: dict[str, Check] = {"target_modules": modules}
 RANKED: dict[str, Check] = MODULES | {"r": whole(MAX_WIDTH), "layers_to_transform": LAYERS}
-OFT: Limits = RANKED | {"r": whole(MAX_WIDTH, least=0), "oft_block_size": whole(MAX_WIDTH, least=0)}
-VERA: Limits = RANKED | {
-    "d_initial": number(0, MAX_SCALE),
-    "projection_prng_key": SEED,
-    "vera_dropout": number(0, 1),
-}
+OFT: Limits = RANKED | {"r": whole(MAX_WIDTH, minimum=0), "oft_block_size": whole(MAX_WIDTH, minimum=0)}
+VERA: Limits = RANKED | {"d_initial": number(0, MAX_SCALE), "projection_prng_key": SEED, "vera_dropout": number(0, 1)}
 FOURIERFT: Limits = MODULES | {
     "n_frequency": whole(MAX_FREQUENCIES),
     "scaling": number(MIN_FOURIER_SCALE, MAX_FOURIER_SCALE),
@@ -125,7 +104,4 @@ FOURIERFT: Limits = MODULES | {
 }
 MISS: Limits = RANKED | {"miss_dropout": number(0, 1)}
 PROMPTS: dict[str, Check] = {"tokens": whole(MAX_WIDTH)}
-FACTORED_PROMPTS: Limits = PROMPTS | {
-    "rank": whole(MAX_WIDTH),
-    "decomposition": choice("per_block", "concatenated"),
-}
+FACTORED_PROMPTS: Limits = PROMPTS | {"rank": whole(MAX_WIDTH), "decomposition": choice("per_block", "concatenated")}

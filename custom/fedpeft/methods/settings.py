@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from fedpeft import methods
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.layer_matching import SETTING
 from fedpeft.core.settings import BY_SITE, about, check_ranges, nested, one_of, suggestion, within
-from fedpeft.methods.aggregations import AGGREGATIONS, USUAL, Aggregation, admitted, chosen
-from fedpeft.methods.site_settings import check_depths, check_site_settings, replaced
+from fedpeft.methods.aggregations import AGGREGATIONS, DEFAULTS, Aggregation, admitted, chosen
+from fedpeft.methods.setting_limits import MAX_LAYERS
 
+SITE_SETTINGS = "site_settings"
 PRIVATE, FEDERATED = "private", "federated"
 PROBE_SAMPLES = within(1, 1_000_000, max_by="most_probe_samples", min_by="least_probe_samples")
 
@@ -53,7 +55,7 @@ class MethodSettings:
     name: str = "houlsby"
     settings: Mapping[str, Any] = field(default_factory=dict)
     site_settings: Mapping[str, Any] = field(default_factory=dict, metadata=BY_SITE)
-    aggregation: str | tuple[str, ...] = USUAL
+    aggregation: str | tuple[str, ...] = DEFAULTS
     pia: PIASettings | Mapping[str, Any] = field(default_factory=dict)
     robust: RobustSettings | Mapping[str, Any] = field(default_factory=dict)
     probe_samples: int = field(default=64, metadata=PROBE_SAMPLES)
@@ -91,25 +93,18 @@ class MethodSettings:
 
     @property
     def rule(self) -> Aggregation:
-        """What the aggregation needs and can do."""
         return AGGREGATIONS[cast(str, self.aggregation)]  # of a list the one that was taken
 
     @property
     def aligns(self) -> bool:
-        """Whether the aggregation is FedPIA."""
         return self.rule.aligns
 
     @property
     def method(self) -> methods.TuningMethod:
-        """The declaration of the method."""
         return methods.get(self.name)
 
     def starts_from_one(self, *, scheduled: bool) -> bool:
-        """Return whether one site's first adapter goes to all: the server must have tensors that no site may send.
-
-        Args:
-            scheduled: whether layers are scheduled.
-        """
+        """Return whether one site's first adapter goes to all: the server must have tensors that no site may send."""
         return self.exchanges and (scheduled or self.matched_layers is not None or self.secure_sum)
 
     def _pia_defaults(self) -> dict[str, str]:
@@ -184,15 +179,7 @@ class MethodSettings:
             raise FedpeftError("secure_sum needs adapters in one order from the start: use initialization='shared'.")
 
     def check_schedule(self, *, active: bool, joins: Collection[str]) -> None:
-        """Refuse what cannot be done where sites train different layers, or join later.
-
-        Args:
-            active: whether layers are scheduled.
-            joins: the sites that join later.
-
-        Raises:
-            FedpeftError: naming the setting.
-        """
+        """Refuse what cannot be done where layers are scheduled (`active`), or sites join later."""
         if joins and self.rule.stacks:
             raise FedpeftError(
                 f"schedule.joins names {', '.join(joins)}, and with aggregation={self.aggregation!r} every site needs "
@@ -219,11 +206,6 @@ class MethodSettings:
             )
 
     def check_settings(self) -> None:
-        """Check the methods' own settings before any site does.
-
-        Raises:
-            FedpeftError: a setting is unknown, or its value is not allowed.
-        """
         for name, settings in self.settings.items():
             with about("settings"):
                 methods.get(name).check_settings(settings)
@@ -241,7 +223,6 @@ class MethodSettings:
 
     @property
     def label(self) -> str:
-        """Name of the method in tables."""
         if not self.method.exchanges and not self.federates_head:
             return self.method.label
         rule = self.rule.label + (f" ({self.pia.label})" if self.aligns else "")
@@ -249,7 +230,6 @@ class MethodSettings:
 
     @property
     def federates_head(self) -> bool:
-        """Whether the head is averaged over the sites."""
         return self.head == FEDERATED
 
     @property
@@ -259,5 +239,116 @@ class MethodSettings:
 
     @property
     def exchanges(self) -> bool:
-        """Whether sites exchange tensors at all."""
         return self.rule.exchanges
+
+
+def replaced(settings: Iterable[Mapping[str, Any]], parts: Collection[str] = ()) -> dict[str, Any]:
+    """Return settings of which later ones replace earlier ones, those below the names of `parts` one by one."""
+    result: dict[str, Any] = {}
+    for special in settings:
+        for name, value in special.items():
+            both = name in parts and isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
+            result[name] = replaced((result[name], value)) if both else value
+    return result
+
+
+def check_site_settings(method: MethodSettings) -> None:
+    """Refuse sites whose tensors would differ in a way that the aggregation cannot average."""
+    if not method.site_settings:
+        return
+    if not method.method.factors:
+        _check_widths(method)
+    elif method.exchanges:
+        _check_ranks(method)
+        _check_parts(method)
+
+
+def _check_ranks(method: MethodSettings) -> None:
+    if not method.rule.unequal_ranks:
+        fitting = {name: rule for name, rule in AGGREGATIONS.items() if rule.fits(method.method)}
+        able = " or ".join(repr(name) for name, rule in fitting.items() if rule.unequal_ranks)
+        raise FedpeftError(
+            f"aggregation={method.aggregation!r} averages factors of one shape: sites of unequal rank "
+            f'(site_settings) need aggregation={able}; --set "method.site_settings={{}}" makes all equal.',
+            setting=SITE_SETTINGS,
+        )
+    scales = {site: method.method.product_scale(method.settings_of(site)) for site in ("", *method.site_settings)}
+    for site, scale in scales.items():
+        if scale is not None and scale != (usual := scales[""]):
+            raise FedpeftError(
+                f"products of {site} count {scale:g} times and those of the others {usual:g} times (lora_alpha / "
+                f"r): set lora_alpha in site_settings so that the ratio is the same.",
+                setting=SITE_SETTINGS,
+            )
+
+
+def _check_parts(method: MethodSettings) -> None:
+    """Refuse other settings of a part whose tensors have one shape at all sites."""
+    for site, own in method.site_settings.items():
+        for part in method.method.parts:
+            if own.get(part) and not methods.get(part).factors:
+                raise FedpeftError(
+                    f"unequal widths are not supported for the part {part!r} of name={method.name!r}: leave "
+                    f"method.site_settings.{site}.{part} out.",
+                    setting=SITE_SETTINGS,
+                )
+
+
+def _check_widths(method: MethodSettings) -> None:
+    pia = cast("PIASettings", method.pia)
+    if not method.method.unequal_widths:
+        raise FedpeftError(
+            f"unequal widths are not supported for name={method.name!r}: leave method.site_settings out, or add --set "
+            f'"method.site_settings={{}}".',
+            setting=SITE_SETTINGS,
+        )
+    if not method.aligns or not (pia.aligns_on_server and pia.client) or pia.solver == "identity":
+        raise FedpeftError("unequal widths (site_settings) need alignment both at the server and at the sites.")
+    if pia.accept:
+        raise FedpeftError(
+            "pia.accept compares with moving no neuron, which unequal widths (site_settings) cannot: set "
+            "pia.accept=false, and a number as pia.share."
+        )
+    if pia.follows_agreement:
+        raise FedpeftError(
+            "pia.share='agreement' compares adapters of one width, which unequal widths (site_settings) are not: "
+            "give a number as share."
+        )
+
+
+def check_backbones(method: MethodSettings) -> None:
+    """Refuse several backbones where what is averaged means something else in another one."""
+    if method.exchanges and not method.method.unequal_backbones:
+        able = ", ".join(name for name in methods.METHODS.own_names() if methods.get(name).unequal_backbones)
+        raise FedpeftError(
+            f"method.name is {method.name!r}, which exchanges values that belong to one backbone: use the same at all "
+            f"sites, or one of {able}.",
+            setting="method.name",
+        )
+
+
+def check_depths(method: MethodSettings) -> None:
+    """Refuse backbones of different depth where layers cannot be matched."""
+    deepest = method.matched_layers
+    if deepest is None:
+        return
+    if not 1 <= deepest <= MAX_LAYERS:
+        raise FedpeftError(
+            f"matched_layers is {deepest}, it must be from 1 to {MAX_LAYERS}: give those of the deepest backbone.",
+            setting=SETTING,
+        )
+    if not method.exchanges:
+        return
+    check_backbones(method)
+    remedy = "leave out one of them"
+    if not method.method.layers:
+        reason = f"name={method.name!r} trains nothing layer by layer"
+    elif method.secure_sum:
+        reason = "secure_sum adds up the same tensors of all sites"
+    elif method.initialization == "own":
+        reason = "all sites start from the adapter of one that has all layers, not with initialization='own'"
+    elif method.aligns and method.pia.follows_agreement:
+        reason, remedy = "pia.share='agreement' compares whole adapters", "give a number as pia.share (the paper: 0.5)"
+    else:
+        return
+    raise FedpeftError(f"matched_layers is {deepest}, and {reason}: {remedy}.", setting=SETTING)

@@ -15,12 +15,81 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import expected, fits, one_of
 from fedpeft.core.states import State
-from fedpeft.methods.adapter_trainable import AdapterTrainable
+from fedpeft.methods import adapters
 from fedpeft.methods.products import Product
-from fedpeft.methods.trainable import Tuning
+from fedpeft.methods.trainable import Beside, Trainable, Tuning
 
 if TYPE_CHECKING:
     from peft import PeftConfig
+
+
+LOCAL, COMPANION = "default", "global"
+
+
+class AdapterTrainable(Trainable):
+    """An adapter in a frozen backbone; `seed` is that of initial values that PEFT draws."""
+
+    def __init__(self, backbone: Backbone, config: PeftConfig, *, seed: int) -> None:
+        self._config, self._backbone = config, backbone
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # PEFT draws LoRA's initial values from the global generator
+            self._peft = adapters.attach(backbone.model, self._config, LOCAL)
+        self._parameters = adapters.adapter_parameters(self._peft, LOCAL)
+        self._share: float | None = None  # of the companion, where one is active
+
+    def state(self) -> State:
+        return adapters.adapter_state(self._peft, LOCAL)
+
+    def load(self, state: State) -> None:
+        adapters.load_adapter_state(self._peft, state, LOCAL)
+
+    def slots(self) -> dict[str, str]:
+        return adapters.adapter_slots(self._peft, LOCAL)
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        return self._parameters
+
+    def train_only(self, layers: Sequence[int] | None) -> None:
+        adapters.set_trainable_layers(self._peft, layers, LOCAL)
+
+    def products(self) -> Mapping[str, Product]:
+        return adapters.tuning_of(self._config).products(self._peft, LOCAL)
+
+    def set_companion(self, state: State | None, share: float = 0.5) -> None:
+        active = [LOCAL]
+        self._share = None if state is None else share
+        if state is not None:
+            if COMPANION not in self._peft.peft_config:
+                self._peft.add_adapter(COMPANION, self._config)
+                self._peft.to(next(self._backbone.parameters()).device)
+            adapters.load_adapter_state(self._peft, state, COMPANION)
+            active.append(COMPANION)
+            adapters.tuning_of(self._config).mix(self._peft, {LOCAL: 1 - share, COMPANION: share})
+        self._peft.base_model.set_adapter(active)
+        self.train_only(None)
+
+    def beside(self) -> Beside:
+        return Beside({}) if self._share is None else Beside(adapters.adapter_state(self._peft, COMPANION), self._share)
+
+    def restore(self, state: State, beside: Beside) -> None:
+        self.load(state)
+        self.set_companion(beside.state or None, beside.share)
+
+    def peft_config(self) -> PeftConfig:
+        return self._config
+
+    def merge(self) -> None:
+        try:
+            self._peft.merge_and_unload()
+        except (AttributeError, NotImplementedError, TypeError) as error:
+            raise FedpeftError(f"PEFT cannot merge this adapter ({error!r:.120}): keep it.") from error
+        self._parameters = {}
+
+    def activations(
+        self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]
+    ) -> list[dict[str, torch.Tensor]]:
+        return adapters.tuning_of(self._config).activations(self._backbone, states, inputs, LOCAL)
+
 
 _PEFTS_OWN = ("peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
 Shapes = dict[str, tuple[int, ...]]
@@ -28,35 +97,28 @@ Parameters = dict[str, nn.Parameter]
 
 
 class SlotTuning(Tuning, ABC):
-    """The code of a method that is a PEFT tuner.
+    """The code of a method that is a PEFT tuner; `config_cls` is its PEFT configuration.
 
-    Args:
-        config_cls: its PEFT configuration.
+    `min_values`: the smallest whole number that PEFT can build with, by setting, where PEFT itself would fail on less.
+    Some tuners can do more; who needs that of another one refuses it, or is not called by what the method declares:
 
-    Attributes:
-        least: setting -> the smallest whole number that PEFT can build with, where PEFT itself would fail on less.
+    shapes(config, family, num_layers, hidden_size)   key -> shape of an adapter, without a model
+    first_state(config, shapes)                       the values that `get_peft_model` starts from
+    activations(model, states, inputs, adapter_name)  see `Trainable.activations`
+    mix(model, weights)                               weigh what several active adapters of a PEFT model add, by name
     """
 
-    least: Mapping[str, int] = {"layers_to_transform": 0}
+    name: str  # of its registration; of fedpeft's own tuners also the PEFT type in lower case
+    min_values: Mapping[str, int] = {"layers_to_transform": 0}
 
     def __init__(self, config_cls: type[PeftConfig]) -> None:
         self.config_cls = config_cls
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name of its registration; of fedpeft's own tuners also the PEFT type in lower case."""
-
     def matches(self, config: PeftConfig) -> bool:
-        """Whether a configuration is this method's."""
         return type(config) is self.config_cls
 
     def config(self, settings: Mapping[str, Any]) -> PeftConfig:
-        """Return the PEFT configuration for the settings of a job.
-
-        Raises:
-            FedpeftError: an unknown setting, or a value out of range.
-        """
+        """Return the PEFT configuration for the settings of a job."""
         from peft import TaskType
 
         settings = self.completed(settings)
@@ -65,7 +127,7 @@ class SlotTuning(Tuning, ABC):
         for setting in settings:
             if setting not in known:
                 raise FedpeftError(f"adapter {self.name!r} has no setting {setting!r}: it has {', '.join(known)}.")
-        check_least(self.name, settings, self.least)
+        check_min_values(self.name, settings, self.min_values)
         if settings.get("task_type") is not None:
             one_of("task_type", settings["task_type"], [task.value for task in TaskType])
         try:
@@ -76,15 +138,10 @@ class SlotTuning(Tuning, ABC):
             raise FedpeftError(f"adapter {self.name!r} is refused by PEFT: {str(error).rstrip('.')}.") from error
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Check the settings of a job without a model; see `config`."""
         self.config(self.of_peft(settings))
 
     def of_peft(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of a job without those that are about the first values and not PEFT's.
-
-        Raises:
-            FedpeftError: one of these is out of range.
-        """
+        """Return the settings of a job without those that are about the first values and not PEFT's."""
         return dict(settings)
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,28 +153,15 @@ class SlotTuning(Tuning, ABC):
         return dict(settings)
 
     def fit(self, model: nn.Module, config: PeftConfig) -> None:
-        """Complete a configuration with what depends on the model, before PEFT reads it.
-
-        Raises:
-            FedpeftError: `target_modules` does not fit the model.
-        """
+        """Complete a configuration with what depends on the model, before PEFT reads it."""
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Any:
-        """Freeze the backbone and attach an adapter to it; see `Tuning.prepare`."""
         backbone.requires_grad_(False)
         return AdapterTrainable(backbone, self.config(self.seeded(self.of_peft(settings), seed)), seed=seed)
 
     @abstractmethod
     def templates(self, config: PeftConfig, family: str | None) -> dict[str, str]:
-        """Return slot -> module path with `{layer}`.
-
-        Raises:
-            FedpeftError: the family is unknown and the configuration names no paths.
-        """
-
-    @abstractmethod
-    def shapes(self, config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
-        """Return key -> shape of an adapter of this configuration, without a model."""
+        """Return slot -> module path with `{layer}`; the family names those that the configuration does not."""
 
     @abstractmethod
     def parameters(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> dict[str, Parameters]:
@@ -131,42 +175,6 @@ class SlotTuning(Tuning, ABC):
         """Return the frozen matrices beside which factors stand, by place; none where it has no factors."""
         return {}
 
-    def activations(
-        self,
-        model: nn.Module,
-        states: Sequence[State],
-        inputs: Iterable[Mapping[str, torch.Tensor]],
-        adapter_name: str,
-    ) -> list[dict[str, torch.Tensor]]:
-        """Return, for each state, place -> token-averaged activations (m, r) of its hidden neurons on the same inputs.
-
-        Raises:
-            FedpeftError: the method declares no activations.
-        """
-        raise FedpeftError(f"{self.name} has no hidden activations: use method.pia.support='weights'.")
-
-    def mix(self, model: nn.Module, weights: Mapping[str, float]) -> None:
-        """Weigh what several active adapters add.
-
-        Args:
-            model: PEFT model.
-            weights: by adapter; they sum to 1.
-
-        Raises:
-            FedpeftError: the method declares no companion.
-        """
-        raise FedpeftError(f"{self.name} has no companion: use method.pia.integration='merge'.")
-
-    def first_state(self, config: PeftConfig, shapes: Shapes) -> State:
-        """Return the values that `get_peft_model` starts from with this configuration.
-
-        Raises:
-            FedpeftError: PEFT draws them itself.
-        """
-        raise FedpeftError(
-            f"{type(config).__name__} has no seeded initial values: take them from adapter_state(model) at one place."
-        )
-
     @abstractmethod
     def peft_name(self, tensor: str) -> str:
         """Return PEFT's tensor name after the module path: `houlsby_adapter.down.weight`, `lora_A.weight`."""
@@ -179,14 +187,9 @@ class SlotTuning(Tuning, ABC):
         """Write the module paths into a configuration that will be saved, if it may lack them."""
 
     def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int | None:
-        """Return how many hidden neurons an adapter has with these settings, or what rank; None: it is not known.
+        """Return how many hidden neurons, or what rank, an adapter has with a site's settings; None: it is not known.
 
-        Where sites may differ in it, the server holds each site's announcement against this.
-
-        Args:
-            settings: of the method at one site, as a job has them.
-            layer: number of the layer.
-            stream: d, the width that the adapter reads there.
+        The server holds a site's announcement against this. `stream` is d, the width that the adapter reads in a layer.
         """
         return None
 
@@ -196,20 +199,13 @@ class SlotTuning(Tuning, ABC):
 
 
 def check_layers(layers: Iterable[int], num_layers: int) -> None:
-    """Refuse layer numbers beyond the backbone's layers."""
     for layer in layers:
         if layer >= num_layers:
             raise FedpeftError(f"the adapter names layer {layer}, but the backbone has layers 0 to {num_layers - 1}.")
 
 
 def check_types(name: str, settings: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Refuse values of the wrong type, which PEFT would take and fail on later.
-
-    Args:
-        name: of the adapter.
-        settings: as a job or a user has them; `target_modules` may map roles to paths.
-        hints: setting -> declared type; settings without one are left alone.
-    """
+    """Refuse values of the wrong type, which PEFT would take and fail on later; `hints`: setting -> declared type."""
     for setting, value in settings.items():
         if setting not in hints or (setting == "target_modules" and isinstance(value, Mapping)):
             continue
@@ -220,20 +216,13 @@ def check_types(name: str, settings: Mapping[str, Any], hints: Mapping[str, Any]
             )
 
 
-def check_least(name: str, settings: Mapping[str, Any], least: Mapping[str, int]) -> None:
-    """Refuse values that are too small, which PEFT would take and fail on at the first layer.
-
-    Args:
-        name: of the adapter.
-        settings: as a job or a user has them; a value may be a list or mapping of several.
-        least: setting -> the smallest value.
-    """
-    for setting, smallest in least.items():
+def check_min_values(name: str, settings: Mapping[str, Any], min_values: Mapping[str, int]) -> None:
+    """Refuse values, or values in a list or mapping, so small that PEFT would take them and fail at the first layer."""
+    for setting, minimum in min_values.items():
         value = settings.get(setting)
         values = value.values() if isinstance(value, Mapping) else value
         for one in (value,) if not isinstance(values, Iterable) or isinstance(values, str) else values:
-            if type(one) in (int, float) and one < smallest:
+            if type(one) in (int, float) and one < minimum:
                 raise FedpeftError(
-                    f"adapter {name!r} has {setting}={value!r:.200}, it must be at least {smallest}.",
-                    setting="settings",
+                    f"adapter {name!r} has {setting}={value!r:.200}, it must be at least {minimum}.", setting="settings"
                 )

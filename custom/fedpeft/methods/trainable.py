@@ -1,5 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Interfaces of a tuning method's code: `Tuning` prepares a backbone, `Trainable` is what is trained in it."""
+"""Interfaces of a tuning method's code: `Tuning` prepares a backbone, `Trainable` is what is trained in it.
+
+KL(teacher || learner) is for methods that distill. A way to answer says which it is (`Answering.divergence`): that of
+one choice, of labels each for itself, or of the tokens of an answer.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,46 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import PRIVATE, belongs
 from fedpeft.core.states import State
-from fedpeft.methods import divergences
 from fedpeft.methods.adapters import check_state
 from fedpeft.methods.first_values import Bounded, FirstValues
 from fedpeft.methods.products import Product
+
+
+def kl_of_choices(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Return KL of two distributions over classes (B, C), `sum_c p_c log(p_c / q_c)` with softmax, mean over B."""
+    if logits.dim() != 2:
+        raise FedpeftError(
+            f"this method distills, and the divergence of one choice needs logits (B, C), here they are "
+            f"{tuple(logits.shape)}: give the way to answer a `divergence` of its own, set training.answering to "
+            f"'classification', or choose another method.name.",
+            setting="training.answering",
+        )
+    return F.kl_div(logits.log_softmax(-1), teacher.log_softmax(-1), reduction="batchmean", log_target=True)
+
+
+def kl_of_labels(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Return KL of two distributions over sets of labels (B, L), each of which applies or not whatever the others do.
+
+    It is the sum over labels of `p log(p / q) + (1 - p) log((1 - p) / (1 - q))` with sigmoid, mean over the batch.
+    """
+    learned, taught = (torch.stack((F.logsigmoid(z), F.logsigmoid(-z)), dim=-1) for z in (logits, teacher))
+    return F.kl_div(learned, taught, reduction="batchmean", log_target=True)
+
+
+def kl_of_tokens(logits: Tensor, teacher: Tensor, answered: Tensor) -> Tensor:
+    """Return KL of the distributions over the next token (B, T, V), given the right ones before it.
+
+    It is summed over an answer, (B,): the tokens of (B, T) that are `answered`; those behind its end do not count.
+    """
+    tokens = F.kl_div(logits.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    return (tokens * answered).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -31,14 +65,13 @@ class Part:
         forward: their logits, by the model as it stands.
         loss: from those logits to what they add to the batch's mean loss.
         share: of the batch's samples that they are.
-        divergence: from logits and those of a teacher to KL(teacher || logits), mean over these samples, for methods
-            that distill (`fedpeft.methods.divergences`).
+        divergence: from logits and those of a teacher to their KL, mean over these samples, for methods that distill.
     """
 
     forward: Callable[[], torch.Tensor]
     loss: Callable[[torch.Tensor], torch.Tensor]
     share: float = 1.0
-    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = divergences.of_choices
+    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = kl_of_choices
 
 
 Step = Callable[[Sequence[Part], torch.optim.Optimizer], torch.Tensor]
@@ -59,12 +92,7 @@ class Beside(NamedTuple):
 
 
 def descend(losses: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """Take one step of the optimizer; parameters that the loss does not depend on keep value and moments.
-
-    Args:
-        losses: of a batch's parts; each is computed when the gradients of the one before are.
-        optimizer: of everything that trains.
-    """
+    """Take one step on losses, one by one; parameters that no loss depends on keep value and moments."""
     optimizer.zero_grad(set_to_none=True)
     for loss in losses:
         loss.backward()
@@ -96,11 +124,7 @@ class Trainable:
         return self._copies(private=True)
 
     def load_private(self, state: State) -> None:
-        """Write what `private_state` returned back.
-
-        Raises:
-            FedpeftError: a key is missing, unknown or of another shape; nothing is written then.
-        """
+        """Write what `private_state` returned back; of a misfit nothing is written."""
         private = {key: parameter for key, parameter in self.parameters().items() if key.startswith(PRIVATE)}
         check_state(state, {key: tuple(parameter.shape) for key, parameter in private.items()})
         with torch.no_grad():
@@ -108,12 +132,7 @@ class Trainable:
                 parameter.copy_(state[key])
 
     def start(self, received: State, own: State | None) -> None:
-        """Load what a round starts from.
-
-        Args:
-            received: the global tensors.
-            own: what the site kept of its last round; None: nothing yet.
-        """
+        """Load what a round starts from: the global tensors, or what the site kept of its last round, if anything."""
         self.load(received)
 
     def beside(self) -> Beside:
@@ -121,11 +140,7 @@ class Trainable:
         return Beside({})
 
     def restore(self, state: State, beside: Beside) -> None:
-        """Load the model that was trained: what `state` and `beside` returned then.
-
-        Raises:
-            FedpeftError: a key is missing, unknown or of another shape.
-        """
+        """Load the model that was trained: what `state` and `beside` returned then."""
         self.load(state)
 
     def peft_config(self) -> Any:
@@ -133,19 +148,13 @@ class Trainable:
         return None
 
     def merge(self) -> None:
-        """Write what is trained into the backbone's own weights, and take everything else out of the backbone.
-
-        Raises:
-            FedpeftError: it is no change of weights.
-        """
+        """Write what is trained into the backbone's own weights, and take everything else out of the backbone."""
         raise FedpeftError("what this method trains is no change of the backbone's weights: keep it beside them.")
 
     def step(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        """Train on one batch, and return the loss before it.
+        """Train on the parts of one batch, and return the loss before it.
 
-        Args:
-            parts: of the batch; several calls of `forward` see the parameters as they then stand.
-            optimizer: of everything that trains, head included.
+        Several calls of `forward` see the parameters as they then stand; the optimizer is that of all, head included.
         """
         values: list[torch.Tensor] = []
 
@@ -159,11 +168,7 @@ class Trainable:
         return torch.stack(values).sum()
 
     def reuse_passes(self) -> None:
-        """Compute passes of a step only once that have the same parameters of the backbone.
-
-        Raises:
-            FedpeftError: the method has no such passes.
-        """
+        """Compute passes of a step only once that have the same parameters of the backbone."""
         raise FedpeftError(
             "reuse_passes is true, and no two passes of this method's step are equal: leave it out.",
             setting="training.reuse_passes",
@@ -182,10 +187,7 @@ class Trainable:
         return {key: parameter.detach().cpu().clone() for key, parameter in chosen.items()}
 
     def train_only(self, layers: Sequence[int] | None) -> None:
-        """Freeze all but these transformer layers; None: train everything.
-
-        What belongs to no layer trains only with everything.
-        """
+        """Freeze all but these layers; None: train everything, also what belongs to no layer."""
         for key, parameter in self.parameters().items():
             parameter.requires_grad_(belongs(key, layers))
 
@@ -194,22 +196,14 @@ class Trainable:
         return {}
 
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
-        """Add a frozen copy beside the trained part, output = (1 - share) trained + share frozen; None removes it.
-
-        Raises:
-            FedpeftError: the method declares no companion.
-        """
+        """Add a frozen copy beside the trained part, output = (1 - share) trained + share frozen; None removes it."""
         if state is not None:
             raise FedpeftError(f"{type(self).__name__} has no companion: use method.pia.integration='merge'.")
 
     def activations(
         self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> list[dict[str, torch.Tensor]]:
-        """Return, for each state, place -> token-averaged activations (m, r) of its hidden neurons on the same inputs.
-
-        Raises:
-            FedpeftError: the method declares no activations.
-        """
+        """Return place -> token-averaged activations (m, r) of the hidden neurons of each state on the same inputs."""
         raise FedpeftError(f"{type(self).__name__} has no activations: use method.pia.support='weights'.")
 
 
@@ -217,43 +211,27 @@ class Tuning(Protocol):
     """The code of a tuning method."""
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Make the part of a backbone that the method trains, and freeze everything else.
+        """Make the part of a backbone that the method trains, in place, and freeze everything else.
 
-        Args:
-            backbone: as `fedpeft.backbones.build` returns it; it is changed in place.
-            settings: of the method, as a job has them.
-            seed: of the initial values.
-
-        Raises:
-            FedpeftError: a setting is unknown or does not fit the backbone.
+        Settings are those of a job: one that is unknown or does not fit is refused. The seed is that of first values.
         """
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
         """Return how the first values of an exchanged tensor are distributed; here they may be any up to 1000.
 
-        Args:
-            settings: of the method at one site, as a job has them.
-            key: of the tensor; in messages the number of its layer may be that of another backbone.
-            shape: of the tensor.
+        In messages the number of the key's layer may be that of another backbone.
         """
         return Bounded()
 
 
 def parameter_count(backbone: Backbone, tuning: Tuning, settings: Mapping[str, Any]) -> ParameterCount:
-    """Count the parameters of a method; see `parameter_counts`."""
     counts = parameter_counts(backbone, tuning, settings)
     private = sum(count for key, count in counts.items() if key.startswith(PRIVATE))
     return ParameterCount(trained=sum(counts.values()), exchanged=sum(counts.values()) - private)
 
 
 def parameter_counts(backbone: Backbone, tuning: Tuning, settings: Mapping[str, Any]) -> dict[str, int]:
-    """Count the parameters of a method by key, on the meta device, where they take no memory.
-
-    Args:
-        backbone: stays as it is.
-        tuning: of the method.
-        settings: of the method.
-    """
+    """Count the parameters of a method by key, on the meta device, where they take no memory; the backbone stays."""
     # what PEFT and transformers warn of is about training, and nothing is trained here
     with torch.device("meta"), warnings.catch_warnings(action="ignore"):
         parameters = tuning.prepare(_copy_without_values(backbone), settings, seed=0).parameters()

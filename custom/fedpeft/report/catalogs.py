@@ -15,7 +15,7 @@ from fedpeft.backbones.structure import family_of, layer_stacks, model_roles, st
 from fedpeft.core.console import cell
 from fedpeft.core.metrics import title_of
 from fedpeft.job.catalog import PaperTask, entries
-from fedpeft.methods.aggregations import usual
+from fedpeft.methods.aggregations import default_aggregation
 
 JOBS = "The first job of a task is embedded and runs anywhere; jobs/paper/ has the published recipe, on real data."
 OWN_WORDS = "Read the owners' own terms before you use their data."
@@ -39,7 +39,7 @@ def method_list(backbone: str, source: str | None = None) -> Group:
         if entry.trained is None:
             lines += [Text(f"{entry.name:<{NAME}} does not fit"), _below(entry.misfit)]
             continue
-        first = f"{entry.name:<{NAME}} {entry.trained:>{NUMBER},}  {entry.sent:<{RANGE}} {usual(method)}"
+        first = f"{entry.name:<{NAME}} {entry.trained:>{NUMBER},}  {entry.sent:<{RANGE}} {default_aggregation(method)}"
         lines += [Text(first), *map(_below, filter(None, (", ".join(entry.abilities), method.source)))]
     return Group(*lines, Text(f"\n{NOTE}"))
 

@@ -16,7 +16,7 @@ from fedpeft.alignment.factors import of_equal_rank
 from fedpeft.core.files import replacing
 from fedpeft.core.keys import HEAD
 from fedpeft.core.states import State
-from fedpeft.methods.adapter_folder import save_adapter
+from fedpeft.methods.adapters import save_adapter
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.slot_tuning import SlotTuning
 

@@ -1,8 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Activations of the neurons of several adapters on the same inputs: the supports of client-side alignment."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import nn
@@ -65,25 +67,35 @@ def hidden_activations(
                     hidden = hidden.unflatten(0, (samples, -1))
                 collected[layer.place].append(_token_mean(hidden, weights, layer.place).float().cpu())
 
+    with _evaluated(model, layers.values(), record):
+        for batch, mask in _pairs(batches, masks):
+            weights = None if mask is None else _normalized(mask)
+            samples = len(batch["input_ids"] if "input_ids" in batch else next(iter(batch.values())))
+            model(**batch)
+    if not all(tensors for collected in means for tensors in collected.values()):
+        raise FedpeftError("there is no batch to compute activations on: pass at least one.")
+    return [{place: torch.cat(tensors) for place, tensors in collected.items()} for collected in means]
+
+
+@contextmanager
+def _evaluated(
+    model: nn.Module, layers: Iterable[BottleneckLayer], record: Callable[[BottleneckLayer, tuple, Any], None]
+) -> Iterator[None]:
+    """Evaluate a model without gradient in this block, and call `record` whenever one of its layers has run."""
     hooks = [
         layer.base_layer.register_forward_hook(lambda module, args, result, layer=layer: record(layer, args, result))
-        for layer in layers.values()
+        for layer in layers
     ]
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
-            for batch, mask in _pairs(batches, masks):
-                weights, samples = None if mask is None else _normalized(mask), _samples(batch)
-                model(**batch)
+            yield
     finally:
         for hook in hooks:
             hook.remove()
         for module, flag in training.items():
             module.training = flag
-    if not all(tensors for collected in means for tensors in collected.values()):
-        raise FedpeftError("there is no batch to compute activations on: pass at least one.")
-    return [{place: torch.cat(tensors) for place, tensors in collected.items()} for collected in means]
 
 
 def _probes(
@@ -107,7 +119,6 @@ def _probes(
 def _pairs(
     batches: Iterable[Mapping[str, torch.Tensor]], masks: Iterable[torch.Tensor | None] | None
 ) -> Iterator[tuple[Mapping[str, torch.Tensor], torch.Tensor | None]]:
-    """Yield each batch with its mask."""
     if masks is None:
         yield from ((batch, None) for batch in batches)
         return
@@ -116,11 +127,6 @@ def _pairs(
         if batch is missing or mask is missing:
             raise FedpeftError("there are not as many masks as batches: give one mask, or None, for each batch.")
         yield batch, mask
-
-
-def _samples(batch: Mapping[str, torch.Tensor]) -> int:
-    """Return the number of samples of a batch: of its texts, or of its first tensor."""
-    return len(batch["input_ids"] if "input_ids" in batch else next(iter(batch.values())))
 
 
 def _normalized(mask: torch.Tensor) -> torch.Tensor:

@@ -1,31 +1,42 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Several bottleneck adapters of one configuration side by side in a frozen backbone, some of them active at a time."""
+"""Several bottleneck adapters side by side in a frozen backbone, some of them active at a time; AdapterFusion.
+
+In AdapterFusion, attention over the adapters of one place decides, token by token, what each of them adds:
+
+    h -> h + V sum_n s_n z_n        s = softmax_n((Q h + q) . K z_n)        z_n: what adapter n would add to h
+
+In a federation two Pfeiffer adapters are fused: the site's own, which trains together with the fusion, and the global
+one as it was received, which is frozen. The own adapter is sent, averaged into the next global one, and kept at its
+site; the fusion never leaves the site. With one adapter alone nothing is fused.
+
+Source: Pfeiffer et al. 2021, AdapterFusion, section 3. As in the authors' code, V starts as the identity and has no
+bias, and the dot products are not scaled. K has no bias here: it would add the same to every score of a token. The
+authors' penalty on V's distance from the identity is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
+from fedpeft.core.keys import PRIVATE
 from fedpeft.core.states import State
 from fedpeft.methods.adapters import adapter_parameters, adapter_slots, adapter_state, attach, load_adapter_state
+from fedpeft.methods.bottleneck.config import Projection
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
+from fedpeft.methods.first_values import FirstValues, normal
+from fedpeft.methods.trainable import Beside, Trainable, Tuning
 
 if TYPE_CHECKING:
     from fedpeft.methods.bottleneck.tuning import BottleneckTuning
 
 
 class Branches:
-    """Adapters by name, each with tensors of its own; what the active ones add is averaged, or fused.
-
-    Args:
-        backbone: frozen here; its model gets the adapters.
-        tuning: of the adapters.
-        settings: of the adapters, as a job has them.
-        seeds: by name, of the initial values.
-    """
+    """Adapters by name, each with its seed and tensors of its own; what the active ones add is averaged, or fused."""
 
     def __init__(
         self, backbone: Backbone, tuning: BottleneckTuning, settings: Mapping[str, Any], seeds: Mapping[str, int]
@@ -38,19 +49,15 @@ class Branches:
         self._first = next(iter(seeds))
 
     def parameters(self, name: str) -> dict[str, nn.Parameter]:
-        """Return the parameters of one adapter by key."""
         return adapter_parameters(self._peft, name)
 
     def slots(self) -> dict[str, str]:
-        """Return where the adapters are, see `adapter_slots`."""
         return adapter_slots(self._peft, self._first)
 
     def state(self, name: str) -> State:
-        """Return copies of one adapter's tensors by key."""
         return adapter_state(self._peft, name)
 
     def load(self, name: str, state: State) -> None:
-        """Replace the tensors of one adapter; see `load_adapter_state`."""
         load_adapter_state(self._peft, state, name)
 
     def use(self, *names: str) -> None:
@@ -59,7 +66,6 @@ class Branches:
             layer.use(names)
 
     def layers(self) -> Iterator[BottleneckLayer]:
-        """Yield the wrapper of every place."""
         return (module for module in self._peft.modules() if isinstance(module, BottleneckLayer))
 
     def fusions(self) -> dict[str, nn.Parameter]:
@@ -70,3 +76,108 @@ class Branches:
             if layer.fusion is not None
             for name, parameter in layer.fusion.named_parameters()
         }
+
+
+class SideBySide(Trainable):
+    """Adapters of which one is sent, and of which a local and a received, frozen one make the site's model.
+
+    The local one is private, as is what fuses the two, or it is the one that is sent.
+    """
+
+    def __init__(self, branches: Branches, *, sent: str, local: str, received: str) -> None:
+        self._branches, self._sent, self._local, self._received = branches, sent, local, received
+        branches.use(local, received)
+        self.train_only(None)
+
+    def slots(self) -> dict[str, str]:
+        return self._branches.slots()
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        local = {} if self._local == self._sent else self._branches.parameters(self._local)
+        private = local | self._branches.fusions()
+        return self._branches.parameters(self._sent) | {f"{PRIVATE}{key}": value for key, value in private.items()}
+
+    def load(self, state: State) -> None:
+        self._branches.load(self._sent, state)
+
+    def start(self, received: State, own: State | None) -> None:
+        """Load the received adapter as the one that is sent and as the frozen one."""
+        self.restore(received, Beside(received))
+
+    def beside(self) -> Beside:
+        """Return the received adapter; the branches decide about its share."""
+        return Beside(self._branches.state(self._received))
+
+    def restore(self, state: State, beside: Beside) -> None:
+        self.load(state)
+        self._branches.load(self._received, beside.state)
+        self._branches.use(self._local, self._received)
+
+
+class OverAdapters(Tuning):
+    """A method over a kind of adapter: it has that one's settings, and only these adapters are sent."""
+
+    def __init__(self, base: BottleneckTuning | FusionTuning) -> None:
+        self._base = base
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        self._base.check(settings)
+
+    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
+        return self._base.first_values(settings, key, shape)
+
+
+LOCAL, RECEIVED = "own", "received"
+STD = 0.02
+
+
+class Fusion(nn.Module):
+    """Attention over what several adapters would add at one place, in a stream of width d."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query = Projection(width, width)
+        self.key = Projection(width, width, bias=False)
+        self.value = Projection(width, width, bias=False)
+
+    def forward(self, h: Tensor, outputs: Sequence[Tensor]) -> Tensor:
+        """Return what is added instead: h (..., d) and N outputs (..., d) -> (..., d)."""
+        stacked = torch.stack(tuple(outputs), dim=-2)
+        query = self.query(h) @ self.key.weight  # (K z) . q = z . (K^T q): one product for all adapters
+        shares = (stacked @ query.unsqueeze(-1)).squeeze(-1).softmax(-1)
+        return self.value((shares.unsqueeze(-1) * stacked).sum(-2))
+
+
+class FusedAdapters(SideBySide):
+    """The site's own adapter and the received one in a frozen backbone, and what fuses the two."""
+
+    def start(self, received: State, own: State | None) -> None:
+        """Go on with the own adapter, which in the first round is the received one, and freeze the received one."""
+        self.restore(received if own is None else own, Beside(received))
+
+
+class FusionTuning(OverAdapters):
+    def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
+        """Put adapters with a fusion into a backbone; see `Branches`. The first seed is the fusion's as well."""
+        branches = self._base.branches(backbone, settings, seeds)
+        name, seed = next(iter(seeds.items()))
+        for layer in branches.layers():
+            like = layer.adapters[name].get_parameter("up.bias")
+            fusion = Fusion(len(like)).to(like)
+            if not like.is_meta:
+                fusion.load_state_dict(_first_values(len(like), seed, layer.place))
+            layer.fusion = fusion.requires_grad_(False)
+        return branches
+
+    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+        branches = self.branches(backbone, settings, {LOCAL: seed, RECEIVED: seed})
+        return FusedAdapters(branches, sent=LOCAL, local=LOCAL, received=RECEIVED)
+
+
+def _first_values(width: int, seed: int, place: str) -> dict[str, Tensor]:
+    return {
+        "query.weight": normal((width, width), STD, seed, f"{place}.fusion.query.weight"),
+        "query.bias": torch.zeros(width),
+        "key.weight": normal((width, width), STD, seed, f"{place}.fusion.key.weight"),
+        "value.weight": torch.eye(width),
+    }

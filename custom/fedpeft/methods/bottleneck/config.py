@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Settings that every bottleneck adapter has.
-
-The bottleneck: a down-projection, an activation and an up-projection.
-"""
+"""The bottleneck, a down-projection, an activation and an up-projection, and the settings that every kind of it has."""
 
 from __future__ import annotations
 
@@ -46,13 +43,7 @@ class Bottleneck(nn.Module):
     """
 
     def __init__(
-        self,
-        down: nn.Module,
-        up: nn.Module,
-        activation: str,
-        *,
-        norm: nn.LayerNorm | None = None,
-        scaling: float = 1.0,
+        self, down: nn.Module, up: nn.Module, activation: str, *, norm: nn.LayerNorm | None = None, scaling: float = 1.0
     ) -> None:
         super().__init__()
         self.norm = norm
@@ -81,16 +72,9 @@ class Bottleneck(nn.Module):
 def add_branches(
     output: torch.Tensor, h: torch.Tensor, bottlenecks: Sequence[Bottleneck], weights: Sequence[float]
 ) -> torch.Tensor:
-    """Return ``output + sum_k weight_k scaling_k up_k(act(down_k(norm_k(h))))``.
+    """Return `output + sum_k weight_k scaling_k up_k(act(down_k(norm_k(h))))`, output and h (..., d).
 
-    K bottlenecks of one kind are computed as one bottleneck with all their neurons: a second adapter then costs no
-    further pass over the tokens.
-
-    Args:
-        output: (..., d)
-        h: the adapters' input, (..., d).
-        bottlenecks: the K adapters, of any widths.
-        weights: one for each.
+    Bottlenecks of one kind are computed as one with all their neurons: a second costs no further pass over the tokens.
     """
     first, alike = bottlenecks[0], len(set(weights)) == 1
     if len(bottlenecks) > 1 and alike and first.norm is None and all(other.kind == first.kind for other in bottlenecks):
@@ -142,7 +126,11 @@ class BottleneckConfig(PeftConfig):
         if self.target_modules is not None:
             check_targets(self.target_modules, self.method)
         if self.layers is not None:
-            self.layers = sorted({self._integer("layers", layer, 0) for layer in self._list("layers", self.layers)})
+            if isinstance(self.layers, str) or not isinstance(self.layers, Iterable) or not list(self.layers):
+                raise FedpeftError(
+                    f"{self.method}: layers={self.layers!r} must be a list that is not empty, or None for all."
+                )
+            self.layers = sorted({self._integer("layers", layer, 0) for layer in self.layers})
         if not is_number(self.reduction_factor) or self.reduction_factor <= 0:
             raise FedpeftError(f"{self.method}: reduction_factor={self.reduction_factor!r} must be a number above 0.")
         if self.layer_widths is not None:
@@ -176,11 +164,7 @@ class BottleneckConfig(PeftConfig):
         return slot_templates(family, self.roles)
 
     def width(self, hidden_size: int, layer: int) -> int:
-        """Return the bottleneck width r of one layer.
-
-        Raises:
-            FedpeftError: the reduction leaves no neuron.
-        """
+        """Return the bottleneck width r of one layer; refuse a reduction that leaves no neuron."""
         width = (self.layer_widths or {}).get(layer, int(hidden_size // self.reduction_factor))
         if width < 1:
             raise FedpeftError(
@@ -203,37 +187,19 @@ class BottleneckConfig(PeftConfig):
         return {}
 
     def first_values(self, name: str, shape: tuple[int, ...]) -> Drawn:
-        """Return how one tensor begins: weights N(0, 0.02^2), biases 0, LayerNorm gains 1.
-
-        Args:
-            name: "down.weight", "norm.bias", …
-            shape: its shape.
-        """
+        """Return how a tensor ("down.weight", …) begins: weights N(0, 0.02^2), biases 0, LayerNorm gains 1."""
         if name.endswith("bias"):
             return Constant()
         return Constant(1.0) if name == "norm.weight" else Normal(0.02)
 
     def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:
-        """Return the initial value of one tensor.
-
-        Args:
-            name, shape: see `first_values`.
-            key: its key, which determines the value together with ``init_seed``.
-
-        Returns:
-            float32 tensor on the CPU, independent of what was drawn before it.
-        """
+        """Return the initial value of one tensor, float32 on the CPU; it depends on `init_seed` and its key alone."""
         return self.first_values(name, shape).drawn(shape, key_generator(self.init_seed, key))
 
-    def _integer(self, name: str, value: object, least: int) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise FedpeftError(f"{self.method}: {name}={value!r} must be an integer of at least {least}.")
+    def _integer(self, name: str, value: object, minimum: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise FedpeftError(f"{self.method}: {name}={value!r} must be an integer of at least {minimum}.")
         return value
-
-    def _list(self, name: str, value: object) -> list:
-        if isinstance(value, str) or not isinstance(value, Iterable) or not list(value):
-            raise FedpeftError(f"{self.method}: {name}={value!r} must be a list that is not empty, or None for all.")
-        return list(value)
 
 
 def is_number(value: object) -> bool:

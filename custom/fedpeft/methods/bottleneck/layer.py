@@ -19,12 +19,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
 
     The mean is over the active adapters that have a bottleneck at this place. With one active adapter this is the
     plain adapter of the papers; with two it is the frozen-global form of FedPIA and the dual form of FedDAT. A `fusion`
-    takes the place of the mean (AdapterFusion).
-
-    Args:
-        base_layer: the wrapped module.
-        role: the slot: its name in ``target_modules`` and in keys.
-        layer_index: number of the transformer layer, from 0.
+    takes the place of the mean (AdapterFusion). The role is the slot: its name in ``target_modules`` and in keys.
     """
 
     def __init__(self, base_layer: nn.Module, role: str, layer_index: int) -> None:
@@ -39,7 +34,6 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
 
     @property
     def adapters(self) -> nn.ModuleDict:
-        """Adapter name -> Bottleneck."""
         return self._modules[self.adapter_layer_names[0]]
 
     @property
@@ -53,13 +47,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
 
     @classmethod
     def check_module(cls, module: nn.Module, path: str, hidden_size: int) -> None:
-        """Refuse a module that this kind of adapter cannot wrap; only Parallel refuses any.
-
-        Args:
-            module: what would be wrapped.
-            path: of the module in the model.
-            hidden_size: width d of its output.
-        """
+        """Refuse a module that this kind of adapter cannot wrap; only Parallel refuses any."""
 
     def shared_parameters(self, adapter_name: str) -> dict[str, nn.Parameter]:
         """Return tensor name -> parameter that this adapter shares between its places; only Compacter has any."""
@@ -80,13 +68,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
     ) -> Bottleneck:
         """Return a copy of one adapter with other weights, of any width; it is not part of the model.
 
-        Args:
-            adapter_name: the adapter to copy.
-            tensors: tensor name -> values, for instance "down.weight" -> (r, d).
-            shared: tensors that the adapter shares between places.
-
-        Raises:
-            FedpeftError: other tensor names, or another hidden width.
+        `tensors` are those of the place, for instance "down.weight" (r, d); `shared` those that all places share.
         """
         bottleneck = copy.deepcopy(self.adapters[adapter_name]).requires_grad_(False)
         own = dict(bottleneck.named_parameters())
@@ -103,12 +85,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         return bottleneck
 
     def branch_input(self, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        """Return the adapters' input: the wrapped module's output, or what its own `adapter_input` makes of it.
-
-        Args:
-            args: positional arguments of the wrapped module.
-            output: what it returned.
-        """
+        """Return the adapters' input: the wrapped module's output, or what its own `adapter_input` makes of it."""
         reads = getattr(self.base_layer, "adapter_input", None)
         return output if reads is None else reads(args, output)
 

@@ -27,11 +27,7 @@ class BottleneckModel(BaseTuner):
     tuner_layer_cls: type[BottleneckLayer]
 
     def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
-        """Make one or several adapters active; the layers add the mean of their outputs.
-
-        Raises:
-            FedpeftError: no adapter of that name was added.
-        """
+        """Make one or several adapters active; the layers add the mean of their outputs."""
         for name in [adapter_name] if isinstance(adapter_name, str) else adapter_name:
             if name not in self.peft_config:
                 raise FedpeftError(f"adapter {name!r} is not in the model (it has: {', '.join(self.peft_config)}).")
@@ -92,7 +88,6 @@ class BottleneckModel(BaseTuner):
         target.update_layer(adapter_name, peft_config, self.hidden_size_at(target.base_layer, current_key))
 
     def build_layer(self, base_layer: nn.Module, role: str, layer: int) -> BottleneckLayer:
-        """Return the wrapper of one place, without adapters yet."""
         return self.tuner_layer_cls(base_layer, role, layer)
 
     def hidden_size_at(self, module: nn.Module, path: str) -> int:
@@ -144,11 +139,7 @@ def warn_of_missing_roles(config: BottleneckConfig) -> None:
 
 
 def find_places(config: BottleneckConfig, model: nn.Module) -> dict[str, tuple[str, int]]:
-    """Return module path -> (role, layer) of every place that the configuration's templates name, in any layer.
-
-    Raises:
-        FedpeftError: a template matches nothing or two towers, or a layer number is beyond the model's layers.
-    """
+    """Return module path -> (role, layer) of every place that the configuration's templates name, in any layer."""
     places: dict[str, tuple[str, int]] = {}
     parents: dict[str, set[str]] = {role: set() for role in config.target_modules}
     for path, _ in model.named_modules():

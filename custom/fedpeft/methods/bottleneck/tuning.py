@@ -23,13 +23,11 @@ from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_la
 class BottleneckTuning(SlotTuning):
     """A kind of bottleneck adapter, defined by its configuration class."""
 
-    @property
-    def name(self) -> str:
-        """The method's name in its configuration class."""
-        return self.config_cls.method
+    def __init__(self, config_cls: type[BottleneckConfig]) -> None:
+        super().__init__(config_cls)
+        self.name = config_cls.method
 
     def seeded(self, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Return the settings with `init_seed`."""
         return {**settings, "init_seed": seed}
 
     def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
@@ -37,11 +35,9 @@ class BottleneckTuning(SlotTuning):
         return Branches(backbone, self, settings, seeds)
 
     def templates(self, config: BottleneckConfig, family: str | None) -> dict[str, str]:
-        """Return slot -> module path, from the configuration or the model family."""
         return config.templates(family)
 
     def shapes(self, config: BottleneckConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
-        """Return key -> shape for all layers that the configuration names."""
         layers = list(range(num_layers)) if config.layers is None else config.layers
         check_layers({*layers, *(config.layer_widths or ())}, num_layers)
         shapes = {
@@ -53,60 +49,45 @@ class BottleneckTuning(SlotTuning):
         return shapes | {f"{SHARED}{name}": shape for name, shape in config.shared_shapes().items()}
 
     def parameters(self, model: nn.Module, config: BottleneckConfig, adapter_name: str) -> dict[str, Parameters]:
-        """Return place -> parameters of every wrapper that has this adapter."""
         return {
             layer.place: dict(layer.adapters[adapter_name].named_parameters()) for layer in _layers(model, adapter_name)
         }
 
     def shared_parameters(self, model: nn.Module, adapter_name: str) -> Parameters:
-        """Return the parameters that the wrappers look up at their tuner."""
         shared: Parameters = {}
         for layer in _layers(model, adapter_name):
             shared |= layer.shared_parameters(adapter_name)
         return shared
 
     def activations(
-        self,
-        model: nn.Module,
-        states: Sequence[State],
-        inputs: Iterable[Mapping[str, torch.Tensor]],
-        adapter_name: str,
+        self, model: nn.Module, states: Sequence[State], inputs: Iterable[Mapping[str, torch.Tensor]], adapter_name: str
     ) -> list[dict[str, torch.Tensor]]:
-        """Return the activations that `hidden_activations` computes."""
         return hidden_activations(model, states, inputs, adapter_name=adapter_name)
 
     def mix(self, model: nn.Module, weights: Mapping[str, float]) -> None:
-        """Tell every wrapper."""
         for layer in (module for module in model.modules() if isinstance(module, BottleneckLayer)):
             layer.weights = dict(weights)
 
     def first_state(self, config: BottleneckConfig, shapes: Shapes) -> State:
-        """Return the initial values, each of which depends on `init_seed` and its own key alone."""
         return {key: config.initial_tensor(_name(key), shape, key) for key, shape in shapes.items()}
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return those of the configuration."""
         return self.config(settings).first_values(_name(key), shape)
 
     def peft_name(self, tensor: str) -> str:
-        """Return for instance `houlsby_adapter.down.weight`."""
         return f"{self.name}_adapter.{tensor}"
 
     def split_peft_name(self, name: str) -> tuple[str, str] | None:
-        """Split a name at, for instance, `houlsby_adapter`."""
         path, mark, tensor = name.partition(f".{self.name}_adapter.")
         return (path, tensor) if mark else None
 
     def name_modules(self, config: BottleneckConfig, templates: Mapping[str, str]) -> None:
-        """Write the module paths into the configuration, so that the saved adapter holds them."""
         config.target_modules = dict(templates)
 
     def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int:
-        """Return the width of the configuration; see `SlotTuning.width`."""
         return self.config(settings).width(stream, layer)
 
     def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the width of each layer as `layer_widths`."""
         widths = {}
         for key, tensor in state.items():
             parts = parse_key(key)
@@ -116,7 +97,6 @@ class BottleneckTuning(SlotTuning):
 
 
 def _name(key: str) -> str:
-    """Return the name of a tensor at its place, or of a shared one."""
     parts = parse_key(key)
     return parts.tensor if parts else key.removeprefix(SHARED)
 
