@@ -27,10 +27,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpeft.alignment.averaging import fedavg_weights, weighted_mean
-from fedpeft.alignment.checks import check_round
 from fedpeft.alignment.factors import FACTORS, MAX_RANKS, Pair, factor_places, lora_pairs, product_pairs
-from fedpeft.alignment.integration import integrate_owned
-from fedpeft.alignment.permutation import Figures, report_of
+from fedpeft.alignment.integration import Round, integrate_round
+from fedpeft.alignment.permutation import Figures
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
@@ -73,54 +72,82 @@ def integrate_products(
 
     Source: the federated parameter-efficient tuning of vision transformers, LoRA with server-side refactoring.
     """
-    return products_of_round(
-        states, counts, settings, _refactored, product_pairs, sites=sites, previous=previous, robust=robust
-    )
+    return _combined(Round.of(states, counts, settings, sites, previous, robust), product_pairs, _refactored)
 
 
-def products_of_round(
+def stack_products(
     states: Sequence[State],
     counts: Sequence[float],
-    settings: PIASettings | None,
-    combined: Callable[[Sequence[State], Sequence[float], Pair, State], dict[str, Tensor]],
-    pairs_of: Callable[[Iterable[str]], Sequence[Pair]] = lora_pairs,
+    settings: PIASettings | None = None,
     *,
-    sites: Sequence[str] | None,
-    previous: State | None,
-    robust: RobustSettings | None,
+    sites: Sequence[str] | None = None,
+    previous: State | None = None,
+    robust: RobustSettings | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Combine the factors of every place in one way, and average all other tensors as FedAvg does.
+    """Return the factors of the rounds before and, behind them, those of this round; other tensors are averaged.
 
     Args:
-        states, counts, settings, sites, previous, robust: as in `integrate_products`.
-        combined: from the states that have a pair, their weights, the pair, and the global adapter so far, to its new
-            factors.
-        pairs_of: from the keys of a state to the pairs that are combined.
+        states: the factors of each site, of any ranks; see `integrate_products`.
+        counts, settings, sites, robust: see there.
+        previous: the factors of the rounds before.
+
+    Returns:
+        The factors, and a report in which no neuron moved.
+
+    Raises:
+        FedpeftError: see `integrate_products`.
     """
-    if robust and not robust.weighs:
-        raise FedpeftError(f"products are averaged by their mean, not by average={robust.average!r}: leave it out.")
-    settings = replace(settings or PIASettings(), server=False, aligned_at="server")
-    names = [f"states[{k}]" for k in range(len(states))] if sites is None else list(sites)
-    owners = names if sites is None else [f"site {site}" for site in names]
-    model = check_round(states, counts, owners, previous)
+    return _combined(Round.of(states, counts, settings, sites, previous, robust), lora_pairs, _stacked)
+
+
+def _combined(
+    round: Round,
+    pairs_of: Callable[[Iterable[str]], Sequence[Pair]],
+    factors_of: Callable[[Sequence[State], Sequence[float], Pair, State], dict[str, Tensor]],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Combine the factors of every pair in one way, and average all other tensors as FedAvg does.
+
+    Args:
+        pairs_of: from the keys of a state to the pairs that are combined.
+        factors_of: from the states that have a pair, their weights, the pair, and the global adapter so far, to its new
+            factors.
+    """
+    if not round.robust.weighs:
+        raise FedpeftError(
+            f"products are averaged by their mean, not by average={round.robust.average!r}: leave it out."
+        )
+    model = round.check()
     pairs = pairs_of(model)
-    factors = {key for pair in pairs for key in (pair.down, *pair.ups)}
-    merged: dict[str, Tensor] = {}
-    if others := [key for key in model if key not in factors]:
-        rest = [{key: state[key] for key in others if key in state} for state in states]
-        before = {key: previous[key] for key in others if key in previous} if previous else None
-        merged, _ = integrate_owned(rest, counts, settings, owners, before)
-    figures = {}
+    merged = _others(round, model, {key for pair in pairs for key in (pair.down, *pair.ups)})
+    figures: dict[str, dict[str, Figures]] = {}
     for pair in pairs:
-        members = [k for k, state in enumerate(states) if pair.down in state]
+        members = round.members(pair.down)
         if not members:
-            merged |= {key: previous[key].detach().clone() for key in (pair.down, *pair.ups)}
+            merged |= round.kept((pair.down, *pair.ups))
             continue
-        weights = fedavg_weights([counts[k] for k in members], settings)
-        merged |= combined([states[k] for k in members], weights, pair, previous or {})
+        weights = fedavg_weights([round.counts[k] for k in members], round.settings)
+        merged |= factors_of([round.states[k] for k in members], weights, pair, round.previous or {})
         if pair.place:
-            figures[pair.place] = {names[k]: Figures(weight=weight) for k, weight in zip(members, weights, strict=True)}
-    return {key: merged[key] for key in model}, report_of(figures)
+            shares = zip(members, weights, strict=True)
+            figures[pair.place] = {round.owners[k]: Figures(weight=weight) for k, weight in shares}
+    return {key: merged[key] for key in model}, round.report(figures)
+
+
+def _others(round: Round, model: State, factors: set[str]) -> dict[str, Tensor]:
+    """Return the FedAvg of all tensors but the factors."""
+    if not (others := model.keys() - factors):
+        return {}
+
+    def rest(state: State | None) -> State | None:
+        return {key: state[key] for key in model if key in others and key in state} if state else None
+
+    plain = replace(round.settings, server=False, aligned_at="server")
+    merged, _ = integrate_round(
+        replace(
+            round, states=[rest(state) or {} for state in round.states], previous=rest(round.previous), settings=plain
+        )
+    )
+    return merged
 
 
 def mean_product(downs: Sequence[Tensor], ups: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -229,31 +256,6 @@ def _mean_rows(downs: Sequence[Tensor], weights: Sequence[float], rank: int, bef
         parts.append(rows.to(downs[0].dtype))
         start = end
     return torch.cat([*parts, before[start:].to(parts[0])] if start < rank else parts)[:rank]
-
-
-def stack_products(
-    states: Sequence[State],
-    counts: Sequence[float],
-    settings: PIASettings | None = None,
-    *,
-    sites: Sequence[str] | None = None,
-    previous: State | None = None,
-    robust: RobustSettings | None = None,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the factors of the rounds before and, behind them, those of this round; other tensors are averaged.
-
-    Args:
-        states: the factors of each site, of any ranks; see `integrate_products`.
-        counts, settings, sites, robust: see there.
-        previous: the factors of the rounds before.
-
-    Returns:
-        The factors, and a report in which no neuron moved.
-
-    Raises:
-        FedpeftError: see `integrate_products`.
-    """
-    return products_of_round(states, counts, settings, _stacked, sites=sites, previous=previous, robust=robust)
 
 
 def product_length(state: State) -> tuple[float, int]:
