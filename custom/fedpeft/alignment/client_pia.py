@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from fedpeft.alignment.averaging import weighted_mean
-from fedpeft.alignment.checks import GLOBAL, check_alike, check_tensors
-from fedpeft.alignment.neurons import Neurons, Tensors, neurons_of
+from fedpeft.alignment.neurons import GLOBAL, Neurons, Tensors, check_alike, check_tensors, neurons_of
 from fedpeft.alignment.permutation import Figures, align_adapter, report_of
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.core.errors import FedpeftError

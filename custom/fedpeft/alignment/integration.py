@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from fedpeft.alignment.averaging import average, fedavg_weights, nearest, pia_weights, robust_mean, weighted_mean
-from fedpeft.alignment.checks import check_round, check_tensors
 from fedpeft.alignment.common_order import align_jointly
-from fedpeft.alignment.neurons import KINDS, Bottleneck, Neurons, Tensors, neurons_of
+from fedpeft.alignment.neurons import KINDS, Bottleneck, Neurons, Tensors, check_round, check_tensors, neurons_of
 from fedpeft.alignment.permutation import Aligned, Figures, align_adapter, report_of
 from fedpeft.alignment.settings import FEDAVG, LARGEST, PIASettings, RobustSettings
 from fedpeft.alignment.transport import cost_matrices

@@ -28,7 +28,7 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.schema import Example
 from fedpeft.importance.memory_budget import layer_memory
-from fedpeft.importance.settings import MemorySettings
+from fedpeft.importance.registry import MemorySettings
 from fedpeft.job.federation import several_backbones, site_backbone
 from fedpeft.job.site_job import SiteJob
 from fedpeft.job.site_policy import SitePolicy

@@ -27,7 +27,7 @@ from fedpeft.job.site_job import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.protocol.site_check import refusals
 
-PROBE = "fedpeft.flare.flare_guards"
+PROBE = "fedpeft.flare.hardening.jobs"
 _APP_FILES = {name.rpartition("/")[2] for name in FILES}
 
 

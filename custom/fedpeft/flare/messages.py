@@ -17,7 +17,7 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.flare.message_limits import limit_messages
+from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.protocol.fields import REFUSED, shown
 from fedpeft.protocol.types import M, Order, Reply, fields_of, message_from
 

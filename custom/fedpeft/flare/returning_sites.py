@@ -24,9 +24,9 @@ from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import at_least
-from fedpeft.flare.job_failures import PART_ENDED
 
 RETURNED, AWAY = "fedpeft.returned", "fedpeft.away"
+PART_ENDED = "fedpeft.part_ended"  # an event in the server's own process; its data are job, site and reason
 SECONDS = 10.0
 
 

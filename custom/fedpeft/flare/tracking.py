@@ -8,11 +8,12 @@ not run as components: they would log an error and go on without metrics where a
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.analytix import AnalyticsDataType, LogWriterName
 from nvflare.apis.fl_constant import ReservedKey
@@ -21,8 +22,14 @@ from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 
-from fedpeft.job.federation import LEAVE_OUT, NONE, Tracker, reason_of, unusable, usable
+import fedpeft
+from fedpeft.core.errors import FedpeftError
+from fedpeft.job.federation import LEAVE_OUT, NONE, SETTING, Tracker, reason_of, unusable, usable
 from fedpeft.report.tensorboard import SERVER, scalars
+
+if TYPE_CHECKING:
+    from nvflare.app_common.widgets.streaming import AnalyticsReceiver
+
 
 MAX_AT_ONCE = 500  # MLflow takes at most 1000 metrics in one request
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]|^\.+", re.ASCII)
@@ -157,3 +164,41 @@ def _context(job: str, fl_ctx: FLContext) -> FLContext:
     made.set_prop(ReservedKey.RUN_NUM, fl_ctx.get_job_id())
     made.set_prop(ReservedKey.JOB_META, {JobMetaKey.JOB_NAME: job})
     return made
+
+
+URI, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
+# MLflow prints its address, with a password that is in it, reports its use to its makers, and repeats a request to a
+# server that is away for four minutes
+DEFAULTS = {
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
+
+def _check() -> None:
+    if not os.environ.get(URI):
+        raise FedpeftError(
+            f"{SETTING} is 'mlflow', but the server's environment has no {URI}: set it there, for instance to "
+            f"sqlite:////path/to/mlflow.db or the address of an MLflow server, {LEAVE_OUT}.",
+            setting=SETTING,
+        )
+
+
+def _receiver(job: str, folder: Path) -> AnalyticsReceiver:
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    from mlflow.tracking import MlflowClient
+    from nvflare.app_opt.tracking.mlflow.mlflow_receiver import MLflowReceiver
+
+    uri, experiment = os.environ[URI], os.environ.get(EXPERIMENT) or "fedpeft"
+    client = MlflowClient(tracking_uri=uri)
+    if client.get_experiment_by_name(experiment) is None:
+        client.create_experiment(experiment)  # FLARE would send the path of this run's folder with it
+    names = {"experiment_name": experiment, "run_name": f"fedpeft {fedpeft.__version__}"}
+    tags: dict[str, dict[str, str]] = {"experiment_tags": {}, "run_tags": {}}
+    return MLflowReceiver(tracking_uri=uri, kw_args=names | tags, buffer_flush_time=0)
+
+
+MLFLOW = Tracker(title="MLflow", library="mlflow", extra="mlflow", check=_check, receiver=_receiver)

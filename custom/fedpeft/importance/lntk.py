@@ -44,9 +44,9 @@ from torch import Tensor
 
 from fedpeft.importance.capture import wide
 from fedpeft.importance.jacobian import jacobian_rows
+from fedpeft.importance.registry import LayerSum, LNTKSettings
 from fedpeft.importance.saliency import squared_gradients
 from fedpeft.importance.scoring_task import ScoringTask
-from fedpeft.importance.settings import LayerSum, LNTKSettings
 
 SAFE = 1e-25, 1e35  # squared lengths beyond these leave the range of single precision
 

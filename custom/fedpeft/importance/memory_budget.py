@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.importance.registry import MemorySettings
 from fedpeft.importance.scoring_task import check_layers
-from fedpeft.importance.settings import MemorySettings
 
 MIB = 2**20
 

@@ -63,8 +63,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.jacobian import jacobian_rows
+from fedpeft.importance.registry import FedSelectSettings, LayerMean, LayerSum, RGNSettings, SPTSettings
 from fedpeft.importance.scoring_task import ScoringTask
-from fedpeft.importance.settings import FedSelectSettings, LayerMean, LayerSum, RGNSettings, SPTSettings
 
 Values = Mapping[int, Tensor]  # id of a parameter -> a tensor of its shape
 

@@ -80,10 +80,10 @@ def _settings_class(solver: str) -> type:
 
 
 register("nsga2", "fedpeft.scheduling.nsga2:search")
-register("mopso", "fedpeft.scheduling.swarms:mopso")
-register("annealing", "fedpeft.scheduling.population:search")
-register("ant_colony", "fedpeft.scheduling.swarms:ant_colony")
-register("bee_colony", "fedpeft.scheduling.swarms:bee_colony")
+register("mopso", "fedpeft.scheduling.heuristics:mopso")
+register("annealing", "fedpeft.scheduling.heuristics:annealing")
+register("ant_colony", "fedpeft.scheduling.heuristics:ant_colony")
+register("bee_colony", "fedpeft.scheduling.heuristics:bee_colony")
 register("exact", "fedpeft.scheduling.exact:search")
 register("drawn", "fedpeft.scheduling.solvers:search")
 
