@@ -93,12 +93,7 @@ def integrate(
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What the sites of a round sent, as `integrate` takes it.
-
-    Args:
-        owners: of the states in errors, e.g. `site slake`.
-        names: of the same in the report.
-    """
+    """What the sites of a round sent, as `integrate` takes it; `owners` names them in errors, `names` in the report."""
 
     states: Sequence[State]
     counts: Sequence[float]
@@ -189,15 +184,9 @@ def integrate_round(round: Round) -> tuple[dict[str, Tensor], dict[str, dict[str
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The adapters of one place.
+    """The adapters of one place: by owner its samples, and its tensors with those that its kind shares over the model.
 
-    Args:
-        name: for errors.
-        neurons: where the neurons lie.
-        clients: owner -> its tensors at this place and those that its kind shares over the model.
-        counts: owner -> training samples.
-        previous: the global adapter at this place so far, or None.
-        shared: the new global value of what the kind shares over the model.
+    `shared` has the new global values of the latter, `previous` the global adapter at this place so far, or None.
     """
 
     name: str

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Average what two factors multiply to, LoRA's or those of prompts, and factor the average again.
+"""Average what two factors multiply to, LoRA's or those of prompts: factor the average again, or stack the factors.
 
 A site's update of a matrix is the product B A. The mean of the factors is in general another matrix than the mean of
 the products; this file computes the latter, and returns the nearest product of the same rank.
 
-Put the LoRA factors of all sites side by side: their product is the mean of the sites' products, without error.
+With the LoRA factors of all sites side by side, the product is the mean of the sites' products, without error:
 
     A = [A_1; ...; A_K],    B = [w_1 B_1, ..., w_K B_K],    B A = sum_k w_k B_k A_k,    w_k = n_k / n
 
@@ -71,6 +71,14 @@ def integrate_products(
         FedpeftError: another average than the mean; else see `integrate`.
 
     Source: the federated parameter-efficient tuning of vision transformers, LoRA with server-side refactoring.
+
+    Example:
+        >>> import torch
+        >>> site_a = {"layer.0.query.A": torch.eye(2)[:1], "layer.0.query.B": torch.eye(2)[:, :1]}
+        >>> merged, _ = integrate_products([site_a, site_a], [100, 300])
+        >>> merged["layer.0.query.B"] @ merged["layer.0.query.A"]
+        tensor([[1., 0.],
+                [0., 0.]])
     """
     return _combined(Round.of(states, counts, settings, sites, previous, robust), product_pairs, _refactored)
 
@@ -86,16 +94,7 @@ def stack_products(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the factors of the rounds before and, behind them, those of this round; other tensors are averaged.
 
-    Args:
-        states: the factors of each site, of any ranks; see `integrate_products`.
-        counts, settings, sites, robust: see there.
-        previous: the factors of the rounds before.
-
-    Returns:
-        The factors, and a report in which no neuron moved.
-
-    Raises:
-        FedpeftError: see `integrate_products`.
+    Arguments and errors are those of `integrate_products`; sites may have any ranks. In the report no neuron moved.
     """
     return _combined(Round.of(states, counts, settings, sites, previous, robust), lora_pairs, _stacked)
 
@@ -107,10 +106,7 @@ def _combined(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Combine the factors of every pair in one way, and average all other tensors as FedAvg does.
 
-    Args:
-        pairs_of: from the keys of a state to the pairs that are combined.
-        factors_of: from the states that have a pair, their weights, the pair, and the global adapter so far, to its new
-            factors.
+    `factors_of` makes a pair's new factors of the states that have it, their weights, and the global adapter so far.
     """
     if not round.robust.weighs:
         raise FedpeftError(
@@ -151,26 +147,18 @@ def _others(round: Round, model: State, factors: set[str]) -> dict[str, Tensor]:
 
 
 def mean_product(downs: Sequence[Tensor], ups: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return factors of `sum_k w_k B_k A_k` whose rank is the sum of the ranks, in float64: nothing is rounded away.
+    """Return factors of `sum_k w_k B_k A_k`, A_k (r_k, n) and B_k (m, r_k), in float64: nothing is rounded away.
 
-    Args:
-        downs: A_k (r_k, n).
-        ups: B_k (m, r_k).
-        weights: w_k.
+    Their rank is the sum of the ranks.
     """
     wide = torch.cat([weight * up.double() for up, weight in zip(ups, weights, strict=True)], dim=1)
     return torch.cat([down.double() for down in downs]), wide
 
 
 def truncated(down: Tensor, up: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the best approximation of `up @ down` of a rank, as factors of equal norm.
+    """Return the best approximation of `up @ down`, (m, R) and (R, n), of a rank up to R, as factors of equal norm.
 
     The product (m, n) itself is never formed: two QR decompositions reduce it to a matrix of the factors' rank.
-
-    Args:
-        down: (R, n).
-        up: (m, R).
-        rank: r, at most R.
     """
     up_basis, up_rest = torch.linalg.qr(up)
     down_basis, down_rest = torch.linalg.qr(down.T)
@@ -185,9 +173,7 @@ def truncated(down: Tensor, up: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 def fitted(state: State, like: State) -> State:
     """Return an adapter whose factors have the ranks of another: cut to its best approximation, or with more rows.
 
-    Args:
-        state: the global adapter.
-        like: a site's own one; its further rows of A stand where the global adapter has fewer, with zeros in B.
+    Further rows of A are those of `like`, a site's local adapter, with zeros in B.
     """
     fitting = dict(state)
     for names in by_place(state).values():

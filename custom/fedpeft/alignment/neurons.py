@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Where the neurons of each kind of adapter lie in its tensors, and so what may be permuted.
+"""Where the neurons of each kind of adapter lie, and so what may be permuted; which adapters fit together.
 
 Every adapter here is a two-layer network, `h -> up(act(down(h)))`, and reordering its hidden neurons does not change
 its function. A new kind of adapter is one more `Neurons`, which its method declares. Tensors of no registered kind
@@ -154,6 +154,13 @@ def materialize(state: State) -> State:
     Returns:
         A state with `down.weight (r, d)`, `down.bias`, `up.weight (d, r)`, `up.bias`, whose neurons can be reordered
         one by one instead of alike in every block; what only the factored form needed (`shared.rule`) is gone.
+
+    Example:
+        >>> import torch
+        >>> factors = ("down.left", "down.right", "up.left", "up.right")
+        >>> compacter = {f"layer.0.output.{name}": torch.ones(2, 1, 1) for name in factors}
+        >>> list(materialize({"shared.rule": torch.ones(2, 2, 2), **compacter}))
+        ['layer.0.output.down.weight', 'layer.0.output.up.weight']
     """
     plain: dict[str, Tensor] = {}
     spent: set[str] = set()
@@ -229,19 +236,9 @@ GLOBAL = "the global adapter"
 def check_round(
     states: Sequence[State], counts: Sequence[float], owners: Sequence[str], previous: State | None
 ) -> dict[str, Tensor]:
-    """Refuse a round whose adapters do not fit together.
+    """Refuse a round whose adapters do not fit together; return every key with an example of its tensor.
 
-    Args:
-        states: one adapter state for each site.
-        counts: training samples of each site.
-        owners: their names in errors, e.g. `site slake`.
-        previous: the global adapter so far, or None.
-
-    Returns:
-        Every key of the federation with an example of its tensor, in the order of `previous`.
-
-    Raises:
-        FedpeftError: names the site, and the key if one is wrong.
+    The keys are in the order of `previous`, the global adapter so far, which may be None.
     """
     if not states or not len(states) == len(counts) == len(owners) == len(set(owners)):
         raise FedpeftError(
@@ -266,14 +263,6 @@ def check_tensors(state: State, owner: str, *, check_keys: bool = True) -> None:
 
     Without a schema (that is `fedpeft.core.states`): widths may differ between sites, and whoever calls this from
     a notebook has announced nothing.
-
-    Args:
-        state: key -> tensor.
-        owner: its name in errors, e.g. `site slake`.
-        check_keys: whether keys must follow the grammar of `fedpeft.core.keys`.
-
-    Raises:
-        FedpeftError: names owner and key.
     """
     for key, tensor in state.items():
         if check_keys and not is_key(key):
@@ -296,15 +285,8 @@ def check_tensors(state: State, owner: str, *, check_keys: bool = True) -> None:
 def check_alike(state: State, owner: str, model: State, model_owner: str, *, complete: bool = True) -> None:
     """Refuse an adapter that differs from another in more than the number of its hidden neurons.
 
-    Args:
-        state: may lack whole places (layers that were not trained), but no tensor of a place that it has.
-        owner: its name in errors.
-        model: the state that it must match.
-        model_owner: the name of that in errors.
-        complete: whether the model has all places; otherwise only common places are compared.
-
-    Raises:
-        FedpeftError: a tensor is missing, unknown or of another shape; names owner and key.
+    It may lack whole places (layers that were not trained), but no tensor of a place that it has. Where `model` is not
+    `complete`, only common places are compared.
     """
     expected = by_place(model)
     for place, names in by_place(state).items():

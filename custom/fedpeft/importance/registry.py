@@ -135,11 +135,7 @@ register, names = SCORES.register, SCORES.names
 
 
 def method_settings(method: str, values: Mapping[str, Any] | None = None) -> Any:
-    """Return a score's settings from a job's values, checked; None if it has none.
-
-    Raises:
-        FedpeftError: unknown method, unknown setting, or a value that is not allowed.
-    """
+    """Return a score's settings from a job's values, checked; None if it has none."""
     cls = hints_of(SCORES.get(method)).get("settings")
     if cls is not None:
         return build(cls, values or {}, section=method)
@@ -182,11 +178,23 @@ def score(
         generator: source of randomness; `fd` needs it.
         model: the whole module, whose weights `synflow` takes in absolute value for one pass.
         previous: the parameters before the last training, grouped as `layers`; `fedselect` needs it.
-        settings: the method's own, see `fedpeft.importance.registry`.
+        settings: the method's own, such as those of `LNTKSettings`.
 
     Raises:
         FedpeftError: wrong input, dropout that is on, a NaN (names the layer), or all scores 0 although they should
             sum to 1.
+
+    Source: Saha et al., F3OCUS (CVPR 2025), Client-level Layer Importance; each peer names its own.
+
+    See Also: `adapter_layers`, which groups a model's adapters; `layer_budget`, how many layers fit.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> layers = {"weight": [model.weight], "bias": [model.bias]}
+        >>> loss = lambda logits, batch: logits.square().sum(dim=1)
+        >>> score(model, layers, [torch.zeros(4, 3)], loss, method="lntk").tolist()
+        [0.0, 1.0]
     """
     from fedpeft.importance.scoring_task import ScoringTask, trainable
 

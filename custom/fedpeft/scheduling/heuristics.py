@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the five heuristics share: settings, first population, and moves.
+"""What the five heuristics share (settings, first population, moves), and four of them; `nsga2` is the fifth.
 
-Simulated annealing: many chains in parallel, each with its own weights of the two objectives.
+annealing    many chains in parallel, each with its own weights of the two objectives
+ant_colony   layers drawn by importance and pheromone, one colony for each part of the front
+bee_colony   half of the bees search near an assignment of their own, half near the archive's
+mopso        particle swarm over memberships, attracted by each particle's own best and by the front
 """
 
 from __future__ import annotations
