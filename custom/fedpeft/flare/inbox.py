@@ -15,11 +15,7 @@ R = TypeVar("R")
 
 
 class Inbox(Generic[R]):
-    """Takes replies from FLARE's threads; only what `read` accepts counts, and nothing raises.
-
-    Args:
-        read: from what arrived and the site to a checked reply, see `fedpeft.protocol.reply_contract`.
-    """
+    """Takes replies from FLARE's threads, of which only those count that `read` accepts; nothing raises."""
 
     def __init__(self, read: Callable[[FLModel, str], R]) -> None:
         self._read = read

@@ -24,12 +24,7 @@ ACCIDENTS = tuple(-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.
 
 
 class JobProcess(JobHandleSpec):
-    """The process of one job at a site, including its restarts.
-
-    Args:
-        start: starts the process.
-        restarts: maximum number of restarts.
-    """
+    """The process of one job at a site, with its restarts."""
 
     def __init__(self, start: Callable[[], ProcessHandle], restarts: int) -> None:
         self._start, self._left, self._ended = start, restarts, False

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A message as FLARE sends it: an FLModel, tensors in `params`, all other fields as one object in `meta["fedpeft"]`.
 
-Register FLARE's tensor messages: any dtype, safetensors inside, no pickle, bounded size.
+FLARE's tensor messages carry any dtype, as safetensors, without pickle, in a bounded size.
 """
 
 from __future__ import annotations
@@ -40,13 +40,7 @@ FIELDS, KIND = "fedpeft", "fedpeft_kind"
 
 
 def to_model(message: Order | Reply, *, round: int | None = None, rounds: int | None = None) -> FLModel:
-    """The message as FLARE sends it.
-
-    Args:
-        message: of server or site.
-        round: current round, for FLARE.
-        rounds: of the job, for FLARE.
-    """
+    """Return the message as FLARE sends it; round and rounds are for FLARE."""
     state = message.state if message.carries_state else {}
     return FLModel(
         params_type=ParamsType.FULL,
@@ -71,12 +65,7 @@ def model_of(shareable: Shareable) -> FLModel:
 
 
 def from_model(kind: type[M], model: FLModel, *, sender: str = "the server") -> M:
-    """Read a message out of what FLARE received.
-
-    Raises:
-        FedpeftError: naming the sender: the content is not declared as whole weights, or see
-            `fedpeft.protocol.types.message_from`.
-    """
+    """Read a message out of what FLARE received; errors name the sender."""
     _check_kind(model, sender)
     return message_from(kind, model.meta.get(FIELDS), model.params, sender=sender)
 

@@ -71,9 +71,7 @@ class ReturningSites(FLComponent):
         at_least("attempts", attempts, 0)
         at_least("patience", patience, 0, exclusive=True)
         self._attempts, self._patience = attempts, patience
-        self._tokens: dict[
-            str, dict[str, str]
-        ] = {}  # by job and site: the token with which its part of the job was started
+        self._tokens: dict[str, dict[str, str]] = {}  # by job and site: the token with which its part was started
         self._left: dict[tuple[str, str], int] = {}
         self._busy: set[tuple[str, str]] = set()
         self._unreported: dict[tuple[str, str], str] = {}  # by job and site: why it is away, not yet known to the job
@@ -100,10 +98,8 @@ class ReturningSites(FLComponent):
             with self._lock:
                 self._unreported[ended["job"], ended["site"]] = ended["reason"]
             self._report(engine)
-        elif (
-            event_type == EventType.CLIENT_HEARTBEAT_RECEIVED
-        ):  # before FLARE notices that the job is missing at the site
-            self._look(engine)
+        elif event_type == EventType.CLIENT_HEARTBEAT_RECEIVED:
+            self._look(engine)  # before FLARE notices that the job is missing at the site
             self._report(engine)
 
     def _report(self, engine) -> None:
@@ -161,11 +157,7 @@ class ReturningSites(FLComponent):
 
 
 def start_again(engine, job_id: str, client: Client, fl_ctx: FLContext) -> None:
-    """Start one site's part of a running job again.
-
-    Raises:
-        FedpeftError: the job has ended, its process does not answer, or the site cannot start it.
-    """
+    """Start one site's part of a running job again."""
     job, process = engine.job_runner.running_jobs.get(job_id), engine.run_processes.get(job_id)
     if job is None or process is None:
         raise FedpeftError("the job has ended.")

@@ -33,8 +33,7 @@ class StaleJobs(FLComponent):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Finish stale jobs before the first job is started, when none can be running.
 
-        Raises:
-            UnsafeComponentError: another server works with these jobs; FLARE's server ends by it.
+        If another server works with these jobs, the error ends FLARE's server.
         """
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             self._take(Path(fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER).uri_root))

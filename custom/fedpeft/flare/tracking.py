@@ -2,7 +2,8 @@
 """Give every finished round to a receiver of FLARE's: the figures of history.json, nothing else, from the server only.
 
 FLARE's own way, an `AnalyticsSender` at each site, would open a second channel out of the sites. The receivers are also
-not run as components: they would log an error and go on without metrics where a run should not begin.
+not run as components: they would log an error and go on without metrics where a run should not begin. MLflow's is here;
+the server's environment says where it sends.
 """
 
 from __future__ import annotations
@@ -37,32 +38,14 @@ _log = logging.getLogger(__name__)
 
 
 def start_tracking(name: str, job: str, folder: Path, fl_ctx: FLContext) -> Tracking | None:
-    """Begin a run at the tracker that a job names; None for `none`.
-
-    Args:
-        name: `federation.tracking`.
-        job: the job's name.
-        folder: of the run.
-        fl_ctx: of the server.
-
-    Raises:
-        FedpeftError: the tracker is not installed or not configured, or does not answer.
-    """
+    """Begin a run at the tracker that a job names, for the job's name and its run's folder; None for `none`."""
     if name == NONE:
         return None
     return Tracking(usable(name), job, folder, fl_ctx)
 
 
 class Tracking:
-    """Gives each round to the receiver once, a resumed run's earlier ones too; what it does not take is given again.
-
-    Args:
-        tracker: the service.
-        job, folder, fl_ctx: as for `start_tracking`.
-
-    Raises:
-        FedpeftError: the tracker does not answer.
-    """
+    """Gives each round to the receiver once, a resumed run's earlier ones too; what it does not take is given again."""
 
     def __init__(self, tracker: Tracker, job: str, folder: Path, fl_ctx: FLContext) -> None:
         self._tracker, self._folder = tracker, folder
@@ -81,11 +64,7 @@ class Tracking:
             raise unusable(tracker.title, error, f"correct the server's environment, {LEAVE_OUT}") from error
 
     def update(self, rounds: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> None:
-        """Give the rounds that are new; a failure is logged once and costs nothing else.
-
-        Args:
-            rounds, metrics: as in history.json.
-        """
+        """Give the rounds that are new, of history.json; a failure is logged once and costs nothing else."""
         try:
             for one in rounds:
                 if one["round"] > self._last:
@@ -136,12 +115,7 @@ class Tracking:
 
 
 def named(one: Mapping[str, Any], metrics: Mapping[str, str]) -> dict[str, float]:
-    """Return the figures of a round of history.json by name, `accuracy/overall/SITE`; the mean is `…/server`.
-
-    Args:
-        one: the round.
-        metrics: by site, what it is measured by.
-    """
+    """Return the figures of a round of history.json by name, `accuracy/overall/SITE`; the mean is `…/server`."""
     return {f"{tag}/{_NOT_IN_A_NAME.sub('_', run)}": value for run, tag, value in scalars(one, metrics)}
 
 

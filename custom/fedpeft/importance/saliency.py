@@ -176,7 +176,7 @@ def fedselect(task: ScoringTask, settings: FedSelectSettings) -> Tensor:
 
 
 def grasp(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """Return `sum theta * (H g)` by double backward, (L,) float64; `H g = d (g . g') / dtheta` with `g' = g` held fixed.
+    """Return `sum theta * (H g)` by double backward, (L,) float64; `H g = d (g . g') / dtheta`, g' = g held fixed.
 
     What removing a weight would take from the gradient's norm: a negative layer is one whose weights slow the descent.
 
