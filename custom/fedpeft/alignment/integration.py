@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -86,44 +86,36 @@ def integrate(
         (tensor([[1., 0.],
                 [0., 1.]]), 1)
     """
-    round = Round.of(states, counts, settings, sites, previous, robust)
-    merged, figures = integrate_round(round)
-    return merged, round.report(figures)
+    settings, robust = settings or PIASettings(), robust or RobustSettings()
+    merged, figures = integrate_round(
+        Round(states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust)
+    )
+    return merged, report_of(figures)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What the sites of a round sent, as `integrate` takes it; `owners` names them in errors, `names` in the report."""
+    """What the sites of a round sent, and how it becomes one adapter: see `integrate`."""
 
     states: Sequence[State]
     counts: Sequence[float]
-    settings: PIASettings
-    owners: Sequence[str]
-    names: Sequence[str]
-    previous: State | None
-    robust: RobustSettings
+    settings: PIASettings = field(default_factory=PIASettings)
+    sites: Sequence[str] | None = None
+    previous: State | None = None
+    robust: RobustSettings = field(default_factory=RobustSettings)
+    unnamed: str = "states"  # of which a state without a site's name is one
 
-    @classmethod
-    def of(
-        cls,
-        states: Sequence[State],
-        counts: Sequence[float],
-        settings: PIASettings | None = None,
-        sites: Sequence[str] | None = None,
-        previous: State | None = None,
-        robust: RobustSettings | None = None,
-    ) -> Round:
-        """Return the round with its defaults."""
-        names = [f"states[{k}]" for k in range(len(states))] if sites is None else list(sites)
-        return cls(
-            states=states,
-            counts=counts,
-            settings=settings or PIASettings(),
-            owners=names if sites is None else [f"site {site}" for site in names],
-            names=names,
-            previous=previous,
-            robust=robust or RobustSettings(),
-        )
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of the states in the report."""
+        if self.sites is None:
+            return [f"{self.unnamed}[{k}]" for k in range(len(self.states))]
+        return list(self.sites)
+
+    @cached_property
+    def owners(self) -> list[str]:
+        """Their names in errors."""
+        return self.names if self.sites is None else [f"site {site}" for site in self.sites]
 
     def check(self) -> dict[str, Tensor]:
         """Refuse adapters that do not fit together; return what `check_round` does."""
@@ -137,15 +129,10 @@ class Round:
         """Return tensors that no site sent, as they were."""
         return {key: self.previous[key].detach().clone() for key in keys}
 
-    def report(self, figures: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
-        """Return the report of figures by place and owner."""
-        names = dict(zip(self.owners, self.names, strict=True))
-        return report_of({place: {names[owner]: f for owner, f in row.items()} for place, row in figures.items()})
-
 
 @torch.no_grad()
 def integrate_round(round: Round) -> tuple[dict[str, Tensor], dict[str, dict[str, Figures]]]:
-    """Integrate as `integrate` does, and return the figures by place and owner."""
+    """Integrate as `integrate` does, and return the figures by place and name."""
     settings, robust = round.settings, round.robust
     if settings.reference != FEDAVG and settings.aligns_on_server and not robust.weighs:
         raise FedpeftError(
@@ -176,7 +163,8 @@ def integrate_round(round: Round) -> tuple[dict[str, Tensor], dict[str, dict[str
                 shared={key: computable(result[key]) for key in neurons.shared},
             )
             combine = _aligned_average if settings.aligns_on_server else _plain_average
-            merged, figures[name] = combine(place, settings, robust)
+            merged, rows = combine(place, settings, robust)
+            figures[name] = {round.names[k]: rows[round.owners[k]] for k in members}
         dtypes = {name: common_dtype(round.states[k][key] for k in members) for name, key in names.items()}
         result |= {key: merged[name].to(dtypes[name]) for name, key in names.items()}
     return {key: result[key] for key in model}, figures
@@ -370,7 +358,7 @@ def barycenter(
         tensor([[1., 0.],
                 [0., 1.]])
     """
-    known = [field.name for field in fields(PIASettings)]
+    known = [one.name for one in fields(PIASettings)]
     for name in settings:
         if name not in known:
             raise FedpeftError(f"barycenter has no setting {name!r}: {suggestion(name, known)}.")
@@ -381,7 +369,7 @@ def barycenter(
     states = [{_key(name): tensor for name, tensor in table.items()} for table in tables]
     counts, chosen = _weights(weights, owners), PIASettings(**settings)
     try:
-        merged, _ = integrate_round(replace(Round.of(states, counts, chosen), owners=owners))
+        merged, _ = integrate_round(Round(states=states, counts=counts, settings=chosen, unnamed="adapters"))
     except FedpeftError as error:
         raise FedpeftError(str(error).replace(f" in {PLACE},", ",").replace(f"{PLACE}.", "")) from error
     if isinstance(adapters[0], Mapping):

@@ -29,7 +29,7 @@ from torch.nn import functional
 from fedpeft.alignment.averaging import fedavg_weights, weighted_mean
 from fedpeft.alignment.factors import FACTORS, MAX_RANKS, Pair, factor_places, lora_pairs, product_pairs
 from fedpeft.alignment.integration import Round, integrate_round
-from fedpeft.alignment.permutation import Figures
+from fedpeft.alignment.permutation import Figures, report_of
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
@@ -80,7 +80,9 @@ def integrate_products(
         tensor([[1., 0.],
                 [0., 0.]])
     """
-    return _combined(Round.of(states, counts, settings, sites, previous, robust), product_pairs, _refactored)
+    settings, robust = settings or PIASettings(), robust or RobustSettings()
+    round = Round(states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust)
+    return _combined(round, product_pairs, _refactored)
 
 
 def stack_products(
@@ -96,7 +98,9 @@ def stack_products(
 
     Arguments and errors are those of `integrate_products`; sites may have any ranks. In the report no neuron moved.
     """
-    return _combined(Round.of(states, counts, settings, sites, previous, robust), lora_pairs, _stacked)
+    settings, robust = settings or PIASettings(), robust or RobustSettings()
+    round = Round(states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust)
+    return _combined(round, lora_pairs, _stacked)
 
 
 def _combined(
@@ -125,8 +129,8 @@ def _combined(
         merged |= factors_of([round.states[k] for k in members], weights, pair, round.previous or {})
         if pair.place:
             shares = zip(members, weights, strict=True)
-            figures[pair.place] = {round.owners[k]: Figures(weight=weight) for k, weight in shares}
-    return {key: merged[key] for key in model}, round.report(figures)
+            figures[pair.place] = {round.names[k]: Figures(weight=weight) for k, weight in shares}
+    return {key: merged[key] for key in model}, report_of(figures)
 
 
 def _others(round: Round, model: State, factors: set[str]) -> dict[str, Tensor]:
