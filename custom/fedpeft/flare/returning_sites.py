@@ -113,9 +113,11 @@ class ReturningSites(FLComponent):
         job, site = part
         try:
             # a job's process that is still starting does not answer yet: it hears of it at a later heartbeat
-            heard = _heard(engine, job, AWAY, {"site": site, "reason": reason}) if job in engine.run_processes else True
+            delivered = (
+                _answers(engine, job, AWAY, {"site": site, "reason": reason}) if job in engine.run_processes else True
+            )
             with self._lock:
-                if heard:
+                if delivered:
                     self._unreported.pop(part, None)
         finally:
             with self._lock:
@@ -163,7 +165,7 @@ def start_again(engine, job_id: str, client: Client, fl_ctx: FLContext) -> None:
         raise FedpeftError("the job has ended.")
     others = {t: c for t, c in process[RunProcessKey.PARTICIPANTS].items() if c.name != client.name}
     process[RunProcessKey.PARTICIPANTS] = {**others, client.token: client}
-    if not _heard(engine, job_id, RETURNED, {"site": client.name}):
+    if not _answers(engine, job_id, RETURNED, {"site": client.name}):
         raise FedpeftError("the job's process on the server does not know of sites that return.")
     needs = get_resource_manager_spec({**job.meta, JobMetaKey.RESOURCE_SPEC.value: job.resource_spec}, client.name)
     enough, token = engine.check_client_resources(job, {client.name: needs}, fl_ctx).get(client.name, (False, ""))
@@ -176,6 +178,6 @@ def start_again(engine, job_id: str, client: Client, fl_ctx: FLContext) -> None:
         raise FedpeftError("the site could not start its part; its own log says why.")
 
 
-def _heard(engine, job_id: str, topic: str, data: dict[str, str]) -> bool:
+def _answers(engine, job_id: str, topic: str, data: dict[str, str]) -> bool:
     answer = engine.send_app_command(job_id, topic, data, SECONDS)
     return answer is not None and answer.get_return_code() == ReturnCode.OK

@@ -198,7 +198,7 @@ def _saved_bytes(step: Callable[[], Tensor], model: nn.Module) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in resident:
             kept[storage.data_ptr()] = storage.nbytes()  # alive until the graph goes: the address is its own
-        return tensor.detach()  # the tensor itself would keep the graph, and so all that it saved, for ever
+        return tensor.detach()  # the tensor itself would keep the graph, and so all that it saved
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         value = step()

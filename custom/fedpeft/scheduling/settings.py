@@ -109,7 +109,7 @@ class ScheduleSettings:
             for name in getattr(own, "unbounded", ()):
                 if getattr(own, name):
                     raise FedpeftError(
-                        f"solver_settings.{name} may take the server for ever: leave it out, or use "
+                        f"solver_settings.{name} may keep the server busy without end: leave it out, or use "
                         f"fedpeft.scheduling in a program of your own."
                     )
         importance.method_settings(self.score, self.score_settings)
