@@ -54,11 +54,7 @@ class JobProcess(JobHandleSpec):
 
 
 class RestartingLauncher(ClientProcessJobLauncher):
-    """FLARE's launcher of a site's jobs, which restarts a killed process.
-
-    Args:
-        restarts: maximum number within one job.
-    """
+    """FLARE's launcher of a site's jobs, which restarts a killed process at most `restarts` times within one job."""
 
     def __init__(self, restarts: int = 3) -> None:
         super().__init__()

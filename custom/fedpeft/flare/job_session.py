@@ -34,15 +34,7 @@ ENDING, STARTING_OR_ENDING = "ending", "starting or ending"
 
 
 class JobSession:
-    """A session that queries one server about one job; a context manager.
-
-    Args:
-        startup_kit: of an administrator who may view jobs.
-        job: the job's id.
-
-    Raises:
-        FedpeftError: the kit is not an administrator's, or the server cannot be reached or refuses it.
-    """
+    """A session with an administrator's kit that queries one server about one job; a context manager."""
 
     def __init__(self, startup_kit: Path, job: str) -> None:
         kit = read_kit(startup_kit.absolute())

@@ -20,11 +20,7 @@ from fedpeft.core.locks import IN_USE, StateLock
 
 
 class StaleJobs(FLComponent):
-    """A component of the server itself, in its `resources.json`.
-
-    Args:
-        patience: seconds to wait for the end of another server with the same jobs.
-    """
+    """A component of the server itself, in its `resources.json`; it waits `patience` seconds for another server's end."""
 
     def __init__(self, patience: float = 30.0) -> None:
         super().__init__()

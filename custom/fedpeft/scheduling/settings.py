@@ -23,15 +23,7 @@ MAX_SCORE_SAMPLES = 1_000_000
 
 
 def schedule_of(section: Mapping[str, Any] | None, method: TuningMethod) -> ScheduleSettings:
-    """Return the checked schedule of a job, with what its method sets.
-
-    Args:
-        section: `schedule` of the job.
-        method: declares the values that belong to it (`TuningMethod.schedule`).
-
-    Raises:
-        FedpeftError: the job sets another value there; else as `build`.
-    """
+    """Return the checked schedule of a job, with what its method sets; another value of the job there is refused."""
     if not isinstance(section, Mapping):
         return build(ScheduleSettings, section, section="schedule")
     if method.schedule:
