@@ -20,7 +20,7 @@ from fedpeft.core.locks import IN_USE, StateLock
 
 
 class StaleJobs(FLComponent):
-    """A component of the server itself, in its `resources.json`; it waits `patience` seconds for another server's end."""
+    """A component of the server itself; waits `patience` seconds for the end of another server with these jobs."""
 
     def __init__(self, patience: float = 30.0) -> None:
         super().__init__()
