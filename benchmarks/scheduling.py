@@ -28,7 +28,7 @@ from scheduling_transcription import TRANSCRIPTIONS, Transcription
 
 from fedpeft.scheduling import Front, exact_front, hypervolume, nadir, schedule
 from fedpeft.scheduling.front import Archive
-from fedpeft.scheduling.population import PopulationSettings, first_population
+from fedpeft.scheduling.heuristics import PopulationSettings, first_population
 from fedpeft.scheduling.problem import problem
 
 HEURISTICS = tuple(TRANSCRIPTIONS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedpeft.flare import controller
 from fedpeft.flare.aggregator import PIAAggregator
-from fedpeft.flare.message_limits import limit_messages
+from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.protocol.fields import Limit
 
 UNLIMITED = Limit(10**12, "a terabyte.")

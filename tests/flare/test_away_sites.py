@@ -7,7 +7,7 @@ import pytest
 from harness import Harness
 
 from fedpeft.flare import controller as module
-from fedpeft.flare import message_limits
+from fedpeft.flare.hardening import message_limits
 from fedpeft.flare.returning_sites import AWAY, RETURNED
 
 ABSENT, SILENT_ROUND, GRACE, TIMEOUT = "chest", 2, 60, 3600

@@ -11,7 +11,7 @@ from nvflare.fuel.f3.cellnet.net_agent import NetAgent
 
 from fedpeft.flare import admission_components
 from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
-from fedpeft.flare.request_guards import HANDLERS, NO_DIAGNOSIS, guard_cell_requests
+from fedpeft.flare.hardening.requests import HANDLERS, NO_DIAGNOSIS, guard_cell_requests
 
 TOPICS = sorted(value for name, value in vars(net_agent).items() if name.startswith("_TOPIC_"))
 

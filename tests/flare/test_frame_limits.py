@@ -15,8 +15,8 @@ from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.flare import message_limits
-from fedpeft.flare.message_limits import FRAME, limit_frames
+from fedpeft.flare.hardening import message_limits
+from fedpeft.flare.hardening.message_limits import FRAME, limit_frames
 
 
 @pytest.fixture(autouse=True)

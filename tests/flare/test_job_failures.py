@@ -16,7 +16,8 @@ from nvflare.private.fed.server import job_runner
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.message_send import ClientReply
 
-from fedpeft.flare.job_failures import PART_ENDED, REASONS, guard_job_failures
+from fedpeft.flare.hardening.jobs import REASONS, guard_job_failures
+from fedpeft.flare.returning_sites import PART_ENDED
 
 JOB, SUCCESS = "a-job", 0
 

@@ -17,7 +17,7 @@ from nvflare.private.fed.server.server_command_agent import ServerCommandAgent
 from nvflare.private.fed.server.server_commands import ServerCommands
 from nvflare.widgets.fed_event import FedEventHeader, ServerFedEventRunner
 
-from fedpeft.flare.request_guards import NOT_FROM_A_SITE, guard_job_requests
+from fedpeft.flare.hardening.requests import NOT_FROM_A_SITE, guard_job_requests
 
 JOB = "a-job"
 ORIGINAL = {

@@ -10,7 +10,7 @@ import pytest
 from nvflare.fuel.f3.drivers.tcp_driver import TcpStreamServer
 
 from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
-from fedpeft.flare.request_guards import guard_local_connections, owner
+from fedpeft.flare.hardening.requests import guard_local_connections, owner
 
 NOBODY = 65534
 

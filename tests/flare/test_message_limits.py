@@ -25,9 +25,9 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 from safetensors.torch import save
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.flare import message_limits
 from fedpeft.flare.executor import SiteExecutor
-from fedpeft.flare.message_limits import limit_messages, take_refusal
+from fedpeft.flare.hardening import message_limits
+from fedpeft.flare.hardening.message_limits import limit_messages, take_refusal
 from fedpeft.flare.messages import FIELDS, from_model, to_model
 from fedpeft.protocol.fields import MB, Limit
 from fedpeft.protocol.types import SCORE, TOO_LARGE, TRAIN, ScoreOrder, TrainOrder, TrainReply

@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What the committed project writes into the start-up kits, and that its page names each line to change."""
 
+import importlib
 import json
 import re
 from dataclasses import fields
@@ -55,6 +56,33 @@ def test_no_start_up_script_imports_from_the_folder_in_which_it_is_called(kits, 
     for script in scripts:
         assert script.splitlines()[1] == "export PYTHONSAFEPATH=1"
         assert ":$PYTHONPATH" not in script.replace("+:$PYTHONPATH", "")
+
+
+COMPONENTS_OF_KITS = (  # in start-up kits that exist already: these paths must lead to the same classes for good
+    "fedpeft.flare.admission_components.AdmittedAppDeployer",
+    "fedpeft.flare.admission_components.SubmissionGuard",
+    "fedpeft.flare.aggregator.PIAAggregator",
+    "fedpeft.flare.controller.FederationController",
+    "fedpeft.flare.executor.SiteExecutor",
+    "fedpeft.flare.filters.AdapterOnly",
+    "fedpeft.flare.filters.RememberOrder",
+    "fedpeft.flare.job_process.RestartingLauncher",
+    "fedpeft.flare.job_store.JobStore",
+    "fedpeft.flare.persistor.SafetensorsPersistor",
+    "fedpeft.flare.returning_sites.ReturningSites",
+    "fedpeft.flare.stale_jobs.StaleJobs",
+)
+
+
+@pytest.mark.parametrize("path", [*COMPONENTS_OF_KITS, "fedpeft.flare.provisioning.PolicyBuilder"])
+def test_what_existing_kits_and_projects_name_is_importable(path):
+    module, _, name = path.rpartition(".")
+    assert isinstance(getattr(importlib.import_module(module), name), type)
+
+
+def test_kits_name_nothing_else_of_fedpeft(kits):
+    texts = [file.read_text() for file in kits.glob("*/*/*") if file.suffix in (".json", ".default", ".sh", ".yml")]
+    assert {path for text in texts for path in re.findall(r"fedpeft\.flare\.[\w.]+", text)} == set(COMPONENTS_OF_KITS)
 
 
 def read(kits, name, file):

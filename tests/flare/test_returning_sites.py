@@ -14,8 +14,7 @@ from nvflare.private.defs import ERROR_MSG_PREFIX
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare import returning_sites
-from fedpeft.flare.job_failures import PART_ENDED
-from fedpeft.flare.returning_sites import AWAY, RETURNED, AwaySites, ReturningSites, start_again
+from fedpeft.flare.returning_sites import AWAY, PART_ENDED, RETURNED, AwaySites, ReturningSites, start_again
 
 JOB = "a-job"
 JOB_OBJECT = SimpleNamespace(job_id=JOB, meta={"name": "small"}, resource_spec={})

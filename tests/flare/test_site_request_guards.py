@@ -18,8 +18,8 @@ from nvflare.private.fed.client.info_coll_cmd import ClientInfoProcessor
 from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor, SysInfoProcessor
 
+from fedpeft.flare.hardening.requests import DELETED, KEPT, NOT_AT_A_SITE, check_job_id, guard_requests
 from fedpeft.flare.provisioning import AUTHORIZATION
-from fedpeft.flare.request_guards import DELETED, KEPT, NOT_AT_A_SITE, check_job_id, guard_requests
 from fedpeft.job.strict_files import AdmissionError
 
 SECRET = "hospital-database-password"

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""LNTK scores against the definition: Jacobians of single samples, eigenvalues of a full decomposition."""
+"""LNTK scores against the definition: Jacobians of single samples, eigenvalues of a full decomposition.
+
+Eigenvalues and scores at the ends of the range of numbers.
+"""
 
 import pytest
 import torch
@@ -8,8 +11,9 @@ from nets import CLASSES, Batch, jacobian, kernel_eigenvalues, layers_of, loss, 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.importance import adapter_layers, score
 from fedpeft.importance import jacobian as jacobian_module
-from fedpeft.importance import lntk as directions_module
 from fedpeft.importance import lntk as lntk_module
+from fedpeft.importance.lntk import gram, principal_eigenvalue
+from fedpeft.importance.registry import normalized
 
 ADAPTERS = [
     ("houlsby", {}),
@@ -234,11 +238,11 @@ def test_hashed_rows_fit_into_what_may_be_held(monkeypatch):
     model, batch = net(), tokens()
     settings = {"target": "logits", "directions": CLASSES, "normalize": False}
     exact = score(model_fn(model), layers_of(model), [batch], loss, **settings)
-    monkeypatch.setattr(directions_module, "MAX_BYTES_OF_DIRECTIONS", 1)
+    monkeypatch.setattr(lntk_module, "MAX_BYTES_OF_DIRECTIONS", 1)
     widths = []
-    original = directions_module._Hash.__init__
+    original = lntk_module._Hash.__init__
     monkeypatch.setattr(
-        directions_module._Hash,
+        lntk_module._Hash,
         "__init__",
         lambda self, parameter, width, seed: widths.append(width) or original(self, parameter, width, seed),
     )
@@ -288,3 +292,20 @@ def test_lntk_squared_is_algorithm_1():
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     mean = score(model_fn(model), layers, [batch], loss, method="lntk_squared", normalize=False, reduce="mean")
     torch.testing.assert_close(mean, expected / 9, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-20, 1e-13, 1.0, 1e18, 1e30])
+def test_the_kernel_of_single_precision_rows_of_any_size(scale):
+    rows = torch.randn(5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = float(torch.linalg.eigvalsh(rows @ rows.T)[-1])
+    assert principal_eigenvalue(gram((rows * scale).float())) / scale**2 == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_trace_that_overflows():
+    matrix = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64) * 1e308
+    assert principal_eigenvalue(matrix) == pytest.approx(1.5e308)
+
+
+def test_scores_whose_sum_overflows_sum_to_1():
+    assert normalized(torch.tensor([1.5e308, 1.5e308, 0.0], dtype=torch.float64), "lntk").tolist() == [0.5, 0.5, 0.0]
+    assert normalized(torch.tensor([1.5e308, -1.5e308], dtype=torch.float64), "grasp").tolist() == [1.0, 0.0]

@@ -8,7 +8,7 @@ from instances import HEURISTICS, ODD, SOLVERS, realistic
 from fedpeft.core.errors import FedpeftError
 from fedpeft.scheduling import exact_front, hypervolume, nadir, schedule
 from fedpeft.scheduling.front import Archive
-from fedpeft.scheduling.population import path, redraw_client, swap_layer
+from fedpeft.scheduling.heuristics import path, redraw_client, swap_layer
 from fedpeft.scheduling.problem import balanced, greedy, problem
 
 FEW = {"population": 6, "iterations": 3}

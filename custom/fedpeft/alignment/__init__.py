@@ -3,7 +3,7 @@
 
     settings      PIASettings: every option, its default, and why; limits for a single site
     transport     which neurons match: costs and optimal transport plans
-    neurons       where the neurons of each kind of adapter lie in its tensors
+    neurons       where the neurons of each kind of adapter lie in its tensors; which adapters do not fit together
     permutation   from a plan to aligned weights, and what happens to the function where widths differ
     common_order  the order in which the adapters of all sites are nearest to their mean: found, and when it is proven
     averaging     the weighted sum that FedAvg and PIA share, and averages that a few attackers cannot move far
@@ -11,7 +11,6 @@
     factors       states whose factors multiply to a product, as LoRA's do
     low_rank      the mean of products, factored again, or stacked without error
     client_pia    a site's part: align the received adapter to the site's own, merge the two, finish the round
-    checks        refuse adapters that cannot be averaged; errors name site and key
 
 Tensors in, tensors out: no model, no file, no FLARE, no randomness. A round of the server, and single adapters:
 

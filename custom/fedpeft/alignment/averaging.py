@@ -21,14 +21,9 @@ from fedpeft.core.states import computable
 
 
 def weighted_mean(tensors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
-    """Return sum_k weights_k W_k. FedAvg and PIA both use it, so that equal weights give equal bytes.
+    """Return sum_k weights_k W_k in float32 (float64 for float64 tensors); of a generator it keeps one in memory.
 
-    Args:
-        tensors: of one shape; read one after the other, so that a generator keeps only one in memory.
-        weights: one for each; for a mean they sum to 1.
-
-    Returns:
-        The sum, in float32 (float64 for float64 tensors).
+    FedAvg and PIA both use it, so that equal weights give equal bytes.
     """
     total: Tensor | None = None
     for tensor, weight in zip(tensors, weights, strict=True):
@@ -40,11 +35,9 @@ def weighted_mean(tensors: Iterable[Tensor], weights: Iterable[float]) -> Tensor
 
 
 def cap_share(counts: Sequence[float], most: float) -> list[float]:
-    """Reduce sample counts so that none exceeds a share of their sum; unchanged if none does.
+    """Reduce sample counts so that none exceeds the share `most` of their sum; unchanged if none does.
 
-    Args:
-        counts: above 0, one for each of K sites.
-        most: the largest share, above 0 and at most 1; below 1 / K it counts as 1 / K, where all sites weigh the same.
+    Below 1 / K the share counts as 1 / K, where all K sites weigh the same.
     """
     most = max(most, 1 / len(counts))
     if not math.isfinite(sum(counts)):
@@ -63,15 +56,10 @@ def fedavg_weights(counts: Sequence[float], settings: PIASettings) -> list[float
 
 
 def pia_weights(counts: Sequence[float], distances: Sequence[float], settings: PIASettings) -> list[float]:
-    """Return the weight of each aligned adapter.
+    """Return the weight of each aligned adapter, of its count n_k and its distance D_k from the reference.
 
-        normalize=True:  n_k exp(-gamma D_k) / sum_j n_j exp(-gamma D_j)      (n_k = 1 under weighting="uniform")
-        normalize=False: exp(-gamma D_k) / K
-
-    Args:
-        counts: training samples n_k of each site.
-        distances: D_k of each site's aligned adapter from the reference, Frobenius norm.
-        settings: `gamma`, `normalize` and `weighting` are used.
+    normalize=True:  n_k exp(-gamma D_k) / sum_j n_j exp(-gamma D_j)      (n_k = 1 under weighting="uniform")
+    normalize=False: exp(-gamma D_k) / K
     """
     if not settings.normalize:
         return [math.exp(-settings.gamma * distance) / len(distances) for distance in distances]
@@ -109,16 +97,7 @@ def average(
 def robust_mean(
     tables: Sequence[Mapping[str, Tensor]], names: Iterable[str], settings: RobustSettings
 ) -> dict[str, Tensor]:
-    """Return the robust average of several sites' tensors; all tensors of a site are treated as one vector.
-
-    Args:
-        tables: K >= 1, with equal shapes.
-        names: which tensors.
-        settings: `average` and `attackers` are used.
-
-    Returns:
-        name -> tensor, in float32 (float64 for float64 tensors).
-    """
+    """Return the robust average of several sites' tensors of equal shapes; all tensors of a site are one vector."""
     names = list(names)
     rows = torch.stack([torch.cat([computable(table[name]).flatten() for name in names]) for table in tables])  # (K, D)
     parts = robust_row(rows, settings).split([tables[0][name].numel() for name in names])

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from fedpeft.alignment.averaging import weighted_mean
-from fedpeft.alignment.checks import GLOBAL, check_alike, check_tensors
-from fedpeft.alignment.neurons import Neurons, Tensors, neurons_of
+from fedpeft.alignment.neurons import GLOBAL, Neurons, Tensors, check_alike, check_tensors, neurons_of
 from fedpeft.alignment.permutation import Figures, align_adapter, report_of
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.core.errors import FedpeftError
@@ -67,6 +66,18 @@ def align_global(
 
     Raises:
         FedpeftError: adapters or activations that do not fit together, or NaN; names the key.
+
+    Source: Saha et al., FedPIA, "Client-level PIA".
+
+    See Also: `start_merged` and `finish_round`, which integrate the two; `integrate` for the server's part.
+
+    Example:
+        >>> import torch
+        >>> own = {"layer.0.query.A": torch.eye(2), "layer.0.query.B": torch.eye(2)}
+        >>> received = {"layer.0.query.A": torch.eye(2).flip(0), "layer.0.query.B": torch.eye(2).flip(1)}
+        >>> aligned, report = align_global(received, own, settings=PIASettings(support="weights"))
+        >>> torch.equal(aligned["layer.0.query.A"], own["layer.0.query.A"]), report["transport"]["here"]
+        (True, 0.0)
     """
     settings = settings or PIASettings()
     owner = f"site {site}"
@@ -95,6 +106,14 @@ def align_upload(
 
     Raises:
         FedpeftError: adapters that do not fit together, another width, or NaN; names the key.
+
+    Example:
+        >>> import torch
+        >>> received = {"layer.0.query.A": torch.eye(2), "layer.0.query.B": torch.eye(2)}
+        >>> trained = {"layer.0.query.A": torch.eye(2).flip(0), "layer.0.query.B": torch.eye(2).flip(1)}
+        >>> align_upload(trained, received)["layer.0.query.A"]
+        tensor([[1., 0.],
+                [0., 1.]])
     """
     settings = settings or PIASettings()
     owner = f"site {site}"
@@ -122,6 +141,11 @@ def start_merged(own: State, aligned: State, share: float = HALF) -> dict[str, T
         own: the site's adapter.
         aligned: the global adapter, aligned to it.
         share: of the global adapter, from 0 to 1; a half is the paper.
+
+    Example:
+        >>> import torch
+        >>> start_merged({"head.bias": torch.zeros(2)}, {"head.bias": torch.ones(2)}, share=0.25)
+        {'head.bias': tensor([0.2500, 0.2500])}
     """
     merged = copied({**aligned, **own})
     for key in own.keys() & aligned.keys():
@@ -140,6 +164,11 @@ def finish_round(trained: State, frozen: State, settings: PIASettings | None = N
         frozen: the aligned global adapter.
         settings: `upload` is used.
         share: of the frozen adapter, in the output during training and in the mean.
+
+    Example:
+        >>> import torch
+        >>> finish_round({"head.bias": torch.zeros(2)}, {"head.bias": torch.ones(2)}).upload
+        {'head.bias': tensor([0.5000, 0.5000])}
     """
     settings = settings or PIASettings()
     result = start_merged(trained, frozen, share) if settings.upload == "integrated" else copied(trained)
@@ -154,15 +183,9 @@ def _align(
     supports: Supports | None = None,
     margin: float = 0.0,
 ) -> tuple[dict[str, Tensor], dict[str, Figures]]:
-    """Return one adapter with its neurons in the order of another's, and the figures of the alignment by place.
+    """Return one adapter with its neurons in the order of another's at some places, and the figures by place.
 
-    Args:
-        moving: the adapter to align.
-        fixed: the adapter whose order it takes.
-        where: the places to align, place -> tensor name -> key; the others are unchanged.
-        settings: as in `align_adapter`.
-        supports: from a place, both adapters and their neurons to the neurons' supports; None: weights.
-        margin: as in `align_adapter`.
+    `supports` makes the neurons' supports of a place and both adapters; None: their weights.
     """
     aligned, figures = copied(moving), {}
     for place, names in where.items():

@@ -46,34 +46,22 @@ PROMISING = 3  # starts that go on after the first pass; more of them rarely fou
 class Problem(NamedTuple):
     """Neurons of several sites that are to be matched; `problem_of` makes it.
 
-    Args:
-        supports: of K sites with n neurons each, (K, n, f).
-        weights: of the sites, with the sum 1.
-        ranking: the sites, in the order in which they are matched and serve as a start; of equally good results the
-            first counts.
-        own: inner products of each site's neurons with each other, (K, n, n).
-        least: a smaller gain counts as rounding, and a site keeps its order.
+    In the order of `ranking` sites are matched and serve as a start; of equally good results the first counts.
     """
 
-    supports: Tensor
-    weights: Sequence[float]
+    supports: Tensor  # of K sites with n neurons each, (K, n, f)
+    weights: Sequence[float]  # of the sites, with the sum 1
     ranking: Sequence[int]
-    own: Tensor
-    least: float
+    own: Tensor  # inner products of each site's neurons with each other, (K, n, n)
+    least: float  # a smaller gain counts as rounding, and a site keeps its order
 
 
 class Found(NamedTuple):
-    """Orders, and the way there.
+    """Orders, and the way there."""
 
-    Args:
-        orders: which neuron of each site takes each index, (K, n).
-        lengths: squared length of the mean, at the start and after each pass.
-        start: the site that all were matched to first, or `AS_THEY_STAND`.
-    """
-
-    orders: np.ndarray
-    lengths: list[float]
-    start: int
+    orders: np.ndarray  # which neuron of each site takes each index, (K, n)
+    lengths: list[float]  # squared length of the mean, at the start and after each pass
+    start: int  # the site that all were matched to first, or `AS_THEY_STAND`
 
 
 def problem_of(supports: Tensor, weights: Sequence[float], ranking: Sequence[int]) -> Problem:
@@ -86,12 +74,7 @@ def problem_of(supports: Tensor, weights: Sequence[float], ranking: Sequence[int
 
 
 def search(problem: Problem, passes: int) -> Found:
-    """Return the best orders: one pass from every start, then the most promising of them to the end.
-
-    Args:
-        problem: see `problem_of`.
-        passes: over all sites, from each start; at least 1.
-    """
+    """Return the best orders: one pass from every start, then the most promising of them to the end."""
     first = problem.ranking[0]
     starts = _different(_starts(problem), first)
     tried = [climb(problem, orders, 1, start) for start, orders in starts]
@@ -106,14 +89,7 @@ def search(problem: Problem, passes: int) -> Found:
 
 
 def climb(problem: Problem, orders: np.ndarray, passes: int, start: int = AS_THEY_STAND) -> Found:
-    """Match one site after the other to the mean of the others, until none moves or the passes are used up.
-
-    Args:
-        problem: see `problem_of`.
-        orders: where to start, (K, n).
-        passes: over all sites.
-        start: for the result.
-    """
+    """Match one site after the other to the mean of the others, until none moves or the passes are used up."""
     supports, weights, ranking, own, least = problem
     orders = orders.copy()
     indices = np.arange(orders.shape[1])
@@ -178,17 +154,11 @@ TIE = 1e-9  # of all weight: enough to choose between orders in which equally ma
 
 
 class CommonOrder(NamedTuple):
-    """The orders, and what they bring.
+    """The orders, and what they bring."""
 
-    Args:
-        orders: which neuron of each site takes each index, (K, n).
-        mean: of the sites in this order, (n, f).
-        distances: of each site's neurons from it, (K, n).
-    """
-
-    orders: Tensor
-    mean: Tensor
-    distances: Tensor
+    orders: Tensor  # which neuron of each site takes each index, (K, n)
+    mean: Tensor  # of the sites in this order, (n, f)
+    distances: Tensor  # of each site's neurons from it, (K, n)
 
     def spread(self, weights: Sequence[float]) -> float:
         """Return the weighted sum of squared distances of all sites from their mean."""
@@ -205,9 +175,6 @@ def common_order(supports: Sequence[Tensor], weights: Sequence[float], passes: i
         supports: x_k (n, f) of each site.
         weights: w_k, which sum to 1.
         passes: over all sites, for each start of the search; at least 1.
-
-    Raises:
-        FedpeftError: values that are not finite, or so large that their products are not.
     """
     first = [x[0].cpu().numpy().tobytes() for x in supports]
     ranking = sorted(range(len(supports)), key=lambda k: (-weights[k], first[k]))  # free of the given order
@@ -301,14 +268,7 @@ def align_jointly(
 ) -> dict[str, Aligned]:
     """Put the neurons of all adapters in one order, comparing them by their incoming weights.
 
-    Args:
-        clients: owner -> its adapter, all of one width: tensor name -> tensor.
-        weights: of the adapters in their mean, with the sum 1.
-        neurons: where the neurons lie.
-        settings: `passes` and `margin` are used.
-
-    Returns:
-        Owner -> its adapter in the common order; the figures measure distances to the mean of all.
+    All have one width, and the weights the sum 1; the figures measure distances to the mean of all.
     """
     supports = [neurons.hidden_support(tensors) for tensors in clients.values()]
     best = common_order(supports, weights, settings.passes)

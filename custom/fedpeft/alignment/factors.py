@@ -19,13 +19,7 @@ PAIRS = (FACTORS, ("basis", "coefficients"))  # of a place; LoRA's, and those of
 
 
 class Pair(NamedTuple):
-    """Keys of two factors that are averaged by their product.
-
-    Args:
-        place: that has them; empty where one factor belongs to several places.
-        down: of the factor (r, n).
-        ups: of the factors (m, r) that are multiplied by it, one for each place.
-    """
+    """Keys of two factors that are averaged by their product."""
 
     place: str
     down: str
@@ -54,11 +48,7 @@ def is_factor(key: str) -> bool:
 
 
 def factor_places(state: State) -> dict[str, dict[str, str]]:
-    """Return the places that have factors, with the keys of all their tensors.
-
-    Raises:
-        FedpeftError: a place has only one of the two factors.
-    """
+    """Return the places that have factors, with the keys of all their tensors; each must have both."""
     places = {}
     for place, names in by_place(state).items():
         if has := set(FACTORS) & names.keys():
@@ -71,9 +61,7 @@ def factor_places(state: State) -> dict[str, dict[str, str]]:
 def extended(before: State, added: State) -> State:
     """Return an adapter with further factors behind those that it has; other tensors are replaced.
 
-    Raises:
-        FedpeftError: a place gets only one of its two factors, factors of different ranks, or more of them than
-            `MAX_RANKS` times the largest rank of their product: they would grow without end.
+    More of them than `MAX_RANKS` times the largest rank of their product are refused: they would grow without end.
     """
     whole = {**before, **added}
     for names in factor_places(added).values():

@@ -1,25 +1,23 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Server-level PIA: align every site's adapter to a reference, then average matching neurons.
 
-What the sites' adapters of a round are aligned to: their average, the largest site's adapter, or each other.
-
-The barycenter of single adapters: `integrate` without sites, layers or rounds.
+The reference is the sites' average, the largest site's adapter, or the sites themselves (`common_order`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedpeft.alignment.averaging import average, fedavg_weights, nearest, pia_weights, robust_mean, weighted_mean
-from fedpeft.alignment.checks import check_round, check_tensors
 from fedpeft.alignment.common_order import align_jointly
-from fedpeft.alignment.neurons import KINDS, Bottleneck, Neurons, Tensors, neurons_of
+from fedpeft.alignment.neurons import KINDS, Bottleneck, Neurons, Tensors, check_round, check_tensors, neurons_of
 from fedpeft.alignment.permutation import Aligned, Figures, align_adapter, report_of
 from fedpeft.alignment.settings import FEDAVG, LARGEST, PIASettings, RobustSettings
 from fedpeft.alignment.transport import cost_matrices
@@ -29,66 +27,6 @@ from fedpeft.core.settings import suggestion
 from fedpeft.core.states import State, common_dtype, computable
 
 TIE_BREAK = 1e-6
-
-
-def align_round(
-    clients: Mapping[str, Tensors],
-    peers: Mapping[str, float],
-    center: Tensors | None,
-    neurons: Neurons,
-    settings: PIASettings,
-    robust: RobustSettings,
-    shared: Tensors,
-) -> dict[str, Aligned]:
-    """Return every site's adapter of one place in one order.
-
-    Args:
-        clients: owner -> its tensors.
-        peers: owner -> count, for those that are as wide as the result.
-        center: the average of the peers, unless their fixed point takes its place; without any, the global adapter.
-        neurons: where the neurons lie.
-        settings: `reference`, `margin` and those of `align_adapter` are used.
-        robust: whether counts can be trusted.
-        shared: the new global value of what the kind shares over the model.
-    """
-    together: dict[str, Aligned] = {}
-    guide = center
-    if peers and settings.finds_fixed_point:
-        shares = fedavg_weights(list(peers.values()), settings)
-        together = align_jointly({owner: clients[owner] for owner in peers}, shares, neurons, settings)
-        if len(together) < len(clients):
-            ordered = [row.tensors for row in together.values()]
-            guide = {**{name: weighted_mean((t[name] for t in ordered), shares) for name in ordered[0]}, **shared}
-    elif peers:
-        tables = [clients[owner] for owner in peers]
-        leading = (
-            clients[max(peers, key=peers.get)]
-            if robust.weighs
-            else nearest(tables, center, [n for n in center if n not in shared])
-        )
-        guide = _guide(center, leading, settings)
-    rest = {owner: tensors for owner, tensors in clients.items() if owner not in together}
-    alone: dict[str, Aligned] = {}
-    if rest:
-        goal, supports = neurons.hidden_support(guide), [neurons.hidden_support(tensors) for tensors in rest.values()]
-        for owner, support, cost in zip(rest, supports, cost_matrices(supports, goal), strict=True):
-            known = (support, goal, cost)
-            alone[owner] = align_adapter(rest[owner], guide, neurons, settings, margin=settings.margin, compared=known)
-    return {owner: together.get(owner) or alone[owner] for owner in clients}
-
-
-def _guide(center: Tensors, leading: Tensors, settings: PIASettings) -> dict[str, Tensor]:
-    """Return the adapter that the sites are aligned to: the average, or the largest site's adapter.
-
-    The average of two copies in different orders is equally far from both, an exact tie in which each would keep its
-    own order. A small step toward one site breaks the tie: the largest site, or with a robust average, where no site's
-    count is trusted, the site nearest to the average. In float64, so that the step is not lost to rounding.
-    """
-    if settings.reference == LARGEST:
-        return dict(leading)
-    return {name: tensor.double().lerp(leading[name].double(), TIE_BREAK) for name, tensor in center.items()}
-
-
 MIN_SHARE = 0.01  # least sum of the paper's weights, which do not sum to 1
 
 
@@ -129,135 +67,239 @@ def integrate(
 
     Returns:
         The global adapter, in the sites' dtype and sharing no memory with them, and a report that JSON can
-        hold (see `report.py`).
+        hold (see `report_of`).
 
     Raises:
         FedpeftError: NaN, infinity, a key that is wrong, unknown or missing, another shape; names
             site and key. With normalize=False, also weights whose sum is below 0.01.
 
     Source: Saha et al., FedPIA, "Server-level PIA".
+
+    See Also: `barycenter` for single adapters, `align_global` for a site's part.
+
+    Example:
+        >>> import torch
+        >>> site_a = {"layer.0.query.A": torch.eye(2), "layer.0.query.B": torch.eye(2)}
+        >>> site_b = {key: factor.flip(0 if key.endswith("A") else 1) for key, factor in site_a.items()}
+        >>> merged, report = integrate([site_a, site_b], [300, 100], sites=["a", "b"])
+        >>> merged["layer.0.query.A"], report["decisions"]["b"]["moved"]
+        (tensor([[1., 0.],
+                [0., 1.]]), 1)
     """
-    names = [f"states[{k}]" for k in range(len(states))] if sites is None else list(sites)
-    owners = names if sites is None else [f"site {site}" for site in names]
-    merged, figures = integrate_owned(states, counts, settings or PIASettings(), owners, previous, robust)
-    name_of = dict(zip(owners, names, strict=True))
-    return merged, report_of({place: {name_of[o]: f for o, f in row.items()} for place, row in figures.items()})
+    settings, robust = settings or PIASettings(), robust or RobustSettings()
+    merged, figures = integrate_round(
+        Round(states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust)
+    )
+    return merged, report_of(figures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What the sites of a round sent, and how it becomes one adapter: see `integrate`."""
+
+    states: Sequence[State]
+    counts: Sequence[float]
+    settings: PIASettings = field(default_factory=PIASettings)
+    sites: Sequence[str] | None = None
+    previous: State | None = None
+    robust: RobustSettings = field(default_factory=RobustSettings)
+    unnamed: str = "states"  # of which a state without a site's name is one
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of the states in the report."""
+        if self.sites is None:
+            return [f"{self.unnamed}[{k}]" for k in range(len(self.states))]
+        return list(self.sites)
+
+    @cached_property
+    def owners(self) -> list[str]:
+        """Their names in errors."""
+        return self.names if self.sites is None else [f"site {site}" for site in self.sites]
+
+    def check(self) -> dict[str, Tensor]:
+        """Refuse adapters that do not fit together; return what `check_round` does."""
+        return check_round(self.states, self.counts, self.owners, self.previous)
+
+    def members(self, key: str) -> list[int]:
+        """Return the numbers of the states that have a key."""
+        return [k for k, state in enumerate(self.states) if key in state]
+
+    def kept(self, keys: Iterable[str]) -> dict[str, Tensor]:
+        """Return tensors that no site sent, as they were."""
+        return {key: self.previous[key].detach().clone() for key in keys}
 
 
 @torch.no_grad()
-def integrate_owned(
-    states: Sequence[State],
-    counts: Sequence[float],
-    settings: PIASettings,
-    owners: Sequence[str],
-    previous: State | None = None,
-    robust: RobustSettings | None = None,
-) -> tuple[dict[str, Tensor], dict[str, dict[str, Figures]]]:
-    """Integrate as `integrate` does, and return the figures by place and owner.
-
-    Args:
-        states, counts, settings, previous, robust: as in `integrate`.
-        owners: names of the states in errors, e.g. `site slake`.
-    """
-    robust = robust or RobustSettings()
+def integrate_round(round: Round) -> tuple[dict[str, Tensor], dict[str, dict[str, Figures]]]:
+    """Integrate as `integrate` does, and return the figures by place and name."""
+    settings, robust = round.settings, round.robust
     if settings.reference != FEDAVG and settings.aligns_on_server and not robust.weighs:
         raise FedpeftError(
             f"reference={settings.reference!r} can follow one site, whatever it sends: use reference='fedavg' with "
             f"average={robust.average!r}."
         )
-    model = check_round(states, counts, owners, previous)
+    model = round.check()
     grouped = [(place, names, neurons_of(names)) for place, names in by_place(model).items()]
     result: dict[str, Tensor] = {}
     figures: dict[str, dict[str, Figures]] = {}
     # Tensors without neurons come first: an adapter may need the mean of one, as Compacter needs that of the rule.
-    for place, names, neurons in sorted(grouped, key=lambda entry: entry[2] is not None):
-        members = [k for k, state in enumerate(states) if next(iter(names.values())) in state]
-        weights = [counts[k] for k in members]
+    for name, names, neurons in sorted(grouped, key=lambda entry: entry[2] is not None):
+        members = round.members(next(iter(names.values())))
         if not members:
-            result |= {key: previous[key].detach().clone() for key in names.values()}
+            result |= round.kept(names.values())
             continue
         if neurons is None:
-            shares = fedavg_weights(weights, settings)
-            tables = [{name: states[k][key] for name, key in names.items()} for k in members]
+            shares = fedavg_weights([round.counts[k] for k in members], settings)
+            tables = [{name: round.states[k][key] for name, key in names.items()} for k in members]
             merged = average(tables, names, shares, robust)
         else:
-            merged, figures[place] = _integrate_adapter(
-                place,
-                {owners[k]: neurons.gather(states[k], names) for k in members},
-                weights,
-                settings,
-                robust,
-                neurons,
-                previous=neurons.gather(previous, names) if previous else None,
+            place = Place(
+                name=name,
+                neurons=neurons,
+                clients={round.owners[k]: neurons.gather(round.states[k], names) for k in members},
+                counts={round.owners[k]: round.counts[k] for k in members},
+                previous=neurons.gather(round.previous, names) if round.previous else None,
                 shared={key: computable(result[key]) for key in neurons.shared},
             )
-        dtypes = {name: common_dtype(states[k][key] for k in members) for name, key in names.items()}
+            combine = _aligned_average if settings.aligns_on_server else _plain_average
+            merged, rows = combine(place, settings, robust)
+            figures[name] = {round.names[k]: rows[round.owners[k]] for k in members}
+        dtypes = {name: common_dtype(round.states[k][key] for k in members) for name, key in names.items()}
         result |= {key: merged[name].to(dtypes[name]) for name, key in names.items()}
     return {key: result[key] for key in model}, figures
 
 
-def _integrate_adapter(
-    place: str,
-    clients: Mapping[str, Tensors],
-    counts: Sequence[float],
-    settings: PIASettings,
-    robust: RobustSettings,
-    neurons: Neurons,
-    *,
-    previous: Tensors | None,
-    shared: Tensors,
-) -> tuple[dict[str, Tensor], dict[str, Figures]]:
-    """Integrate one place; return tensor name -> tensor, and owner -> figures.
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The adapters of one place: by owner its samples, and its tensors with those that its kind shares over the model.
 
-    Args:
-        place: for errors.
-        clients: owner -> its tensors at this place and those that its kind shares over the model.
-        counts: training samples of each of these.
-        settings, robust: as in `integrate`.
-        neurons: where the neurons lie.
-        previous: the global adapter at this place so far, or None.
-        shared: the new global value of what the kind shares over the model.
+    `shared` has the new global values of the latter, `previous` the global adapter at this place so far, or None.
     """
-    names = [name for name in next(iter(clients.values())) if name not in shared]
-    widths = {owner: neurons.width(tensors) for owner, tensors in clients.items()}
-    width = neurons.width(previous) if previous else max(widths.values())
-    peers = {owner: n for (owner, w), n in zip(widths.items(), counts, strict=True) if w == width}
-    if not settings.aligns_on_server:
-        for owner, own in widths.items():
-            if own != width:
-                raise FedpeftError(
-                    f"{owner} has {own} neurons in {place}, the global adapter {width}: plain FedAvg needs one "
-                    f"width everywhere, use server=True."
-                )
-    center = previous
-    if peers and not settings.finds_fixed_point:
-        shares = fedavg_weights(list(peers.values()), settings)
-        center = {**average([clients[owner] for owner in peers], names, shares, robust), **shared}
-    if not settings.aligns_on_server:
-        weights = shares if robust.weighs else [None] * len(shares)
-        figures = {owner: Figures(weight=weight) for owner, weight in zip(peers, weights, strict=True)}
-        return {name: center[name] for name in names}, figures
 
-    aligned = align_round(clients, peers, center, neurons, settings, robust, shared)
+    name: str
+    neurons: Neurons
+    clients: Mapping[str, Tensors]
+    counts: Mapping[str, float]
+    previous: Tensors | None
+    shared: Tensors
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of the place's own tensors."""
+        return [name for name in next(iter(self.clients.values())) if name not in self.shared]
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """Owner -> number of neurons."""
+        return {owner: self.neurons.width(tensors) for owner, tensors in self.clients.items()}
+
+    @cached_property
+    def width(self) -> int:
+        """Number of neurons of the result."""
+        return self.neurons.width(self.previous) if self.previous else max(self.widths.values())
+
+    @cached_property
+    def peers(self) -> dict[str, float]:
+        """The counts of those that are as wide as the result."""
+        return {owner: self.counts[owner] for owner, width in self.widths.items() if width == self.width}
+
+    def fedavg(self, shares: Sequence[float], robust: RobustSettings) -> dict[str, Tensor]:
+        """Return the average of the peers as they stand, with the shared tensors."""
+        return {**average([self.clients[owner] for owner in self.peers], self.names, shares, robust), **self.shared}
+
+
+Integrated = tuple[dict[str, Tensor], dict[str, Figures]]
+
+
+def _plain_average(place: Place, settings: PIASettings, robust: RobustSettings) -> Integrated:
+    """Return tensor name -> mean tensor of a place, and owner -> figures, without alignment."""
+    for owner, width in place.widths.items():
+        if width != place.width:
+            raise FedpeftError(
+                f"{owner} has {width} neurons in {place.name}, the global adapter {place.width}: plain FedAvg needs "
+                f"one width everywhere, use server=True."
+            )
+    shares = fedavg_weights(list(place.counts.values()), settings)
+    merged = place.fedavg(shares, robust)
+    weights = shares if robust.weighs else [None] * len(shares)
+    figures = {owner: Figures(weight=weight) for owner, weight in zip(place.clients, weights, strict=True)}
+    return {name: merged[name] for name in place.names}, figures
+
+
+def _aligned_average(place: Place, settings: PIASettings, robust: RobustSettings) -> Integrated:
+    """Return the same with alignment."""
+    center, names = place.previous, place.names
+    if place.peers and not settings.finds_fixed_point:
+        center = place.fedavg(fedavg_weights(list(place.peers.values()), settings), robust)
+    aligned = _in_one_order(place, center, settings, robust)
+    tables, counts = [one.tensors for one in aligned.values()], list(place.counts.values())
     shares = fedavg_weights(counts, settings)
     if settings.reference != FEDAVG:
-        center = {name: weighted_mean((a.tensors[name] for a in aligned.values()), shares) for name in names}
-    network = neurons.network(names)
-    distances = [_distance(a.tensors, center, network) for a in aligned.values()]
+        center = {name: weighted_mean((table[name] for table in tables), shares) for name in names}
+    network = place.neurons.network(names)
+    distances = [_distance(table, center, network) for table in tables]
     if not robust.weighs:
-        merged = robust_mean([a.tensors for a in aligned.values()], names, robust)
-        return merged, _figures(aligned, distances, [None] * len(aligned))
+        return robust_mean(tables, names, robust), _figures(aligned, distances, [None] * len(aligned))
     weights = pia_weights(counts, distances, settings)
     if not settings.normalize and sum(weights) < MIN_SHARE:
         raise FedpeftError(
             f"normalize=False with gamma={settings.gamma:g} leaves a share of {sum(weights):.1e} of the adapter in "
-            f"{place}: use a smaller gamma, or normalize=True."
+            f"{place.name}: use a smaller gamma, or normalize=True."
         )
     merged = {
-        name: weighted_mean((a.tensors[name] for a in aligned.values()), weights if name in network else shares)
-        for name in names
+        name: weighted_mean((table[name] for table in tables), weights if name in network else shares) for name in names
     }
     return merged, _figures(aligned, distances, weights)
+
+
+def _in_one_order(
+    place: Place, center: Tensors | None, settings: PIASettings, robust: RobustSettings
+) -> dict[str, Aligned]:
+    """Return every site's adapter of a place in one order.
+
+    `center` is the average of the peers, unless their fixed point takes its place; without any, the global adapter.
+    """
+    together: dict[str, Aligned] = {}
+    guide = center
+    if place.peers and settings.finds_fixed_point:
+        shares = fedavg_weights(list(place.peers.values()), settings)
+        together = align_jointly(
+            {owner: place.clients[owner] for owner in place.peers}, shares, place.neurons, settings
+        )
+        if len(together) < len(place.clients):
+            tables = [one.tensors for one in together.values()]
+            guide = {**{name: weighted_mean((t[name] for t in tables), shares) for name in tables[0]}, **place.shared}
+    elif place.peers:
+        guide = _guide(place, center, settings, robust)
+    rest = {owner: tensors for owner, tensors in place.clients.items() if owner not in together}
+    alone: dict[str, Aligned] = {}
+    if rest:
+        supports = [place.neurons.hidden_support(tensors) for tensors in rest.values()]
+        goal = place.neurons.hidden_support(guide)
+        for owner, support, cost in zip(rest, supports, cost_matrices(supports, goal), strict=True):
+            known = (support, goal, cost)
+            alone[owner] = align_adapter(
+                rest[owner], guide, place.neurons, settings, margin=settings.margin, compared=known
+            )
+    return {owner: together.get(owner) or alone[owner] for owner in place.clients}
+
+
+def _guide(place: Place, center: Tensors, settings: PIASettings, robust: RobustSettings) -> dict[str, Tensor]:
+    """Return the adapter that the sites are aligned to: the average, or the largest site's adapter.
+
+    The average of two copies in different orders is equally far from both, an exact tie in which each would keep its
+    own order. A small step toward one site breaks the tie: the largest site, or with a robust average, where no site's
+    count is trusted, the site nearest to the average. In float64, so that the step is not lost to rounding.
+    """
+    if robust.weighs:
+        leading = place.clients[max(place.peers, key=place.peers.get)]
+    else:
+        own = [name for name in center if name not in place.shared]
+        leading = nearest([place.clients[owner] for owner in place.peers], center, own)
+    if settings.reference == LARGEST:
+        return dict(leading)
+    return {name: tensor.double().lerp(leading[name].double(), TIE_BREAK) for name, tensor in center.items()}
 
 
 def _figures(
@@ -304,10 +346,19 @@ def barycenter(
         FedpeftError: an adapter in another form, adapters that do not fit together, an unknown setting; names the
             adapter as `adapters[k]`.
 
+    Source: Saha et al., FedPIA, "Server-level PIA", for a single place.
+
+    See Also: `integrate`, which this is for one place.
+
     Example:
-        >>> merged = barycenter([site_a, site_b, site_c], gamma=0.1)
+        >>> import torch
+        >>> site_a = Bottleneck(torch.eye(2), None, torch.eye(2), None)
+        >>> site_b = Bottleneck(torch.eye(2).flip(0), None, torch.eye(2).flip(1), None)
+        >>> barycenter([site_a, site_b], gamma=0.1).down
+        tensor([[1., 0.],
+                [0., 1.]])
     """
-    known = [field.name for field in fields(PIASettings)]
+    known = [one.name for one in fields(PIASettings)]
     for name in settings:
         if name not in known:
             raise FedpeftError(f"barycenter has no setting {name!r}: {suggestion(name, known)}.")
@@ -316,8 +367,9 @@ def barycenter(
         raise FedpeftError("barycenter got no adapters: pass at least one Bottleneck(down, down_bias, up, up_bias).")
     tables = [_table(adapter, owner) for adapter, owner in zip(adapters, owners, strict=True)]
     states = [{_key(name): tensor for name, tensor in table.items()} for table in tables]
+    counts, chosen = _weights(weights, owners), PIASettings(**settings)
     try:
-        merged, _ = integrate_owned(states, _weights(weights, owners), PIASettings(**settings), owners)
+        merged, _ = integrate_round(Round(states=states, counts=counts, settings=chosen, unnamed="adapters"))
     except FedpeftError as error:
         raise FedpeftError(str(error).replace(f" in {PLACE},", ",").replace(f"{PLACE}.", "")) from error
     if isinstance(adapters[0], Mapping):

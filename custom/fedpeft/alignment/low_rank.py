@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Average what two factors multiply to, LoRA's or those of prompts, and factor the average again.
+"""Average what two factors multiply to, LoRA's or those of prompts: factor the average again, or stack the factors.
 
 A site's update of a matrix is the product B A. The mean of the factors is in general another matrix than the mean of
 the products; this file computes the latter, and returns the nearest product of the same rank.
 
-Put the LoRA factors of all sites side by side: their product is the mean of the sites' products, without error.
+With the LoRA factors of all sites side by side, the product is the mean of the sites' products, without error:
 
     A = [A_1; ...; A_K],    B = [w_1 B_1, ..., w_K B_K],    B A = sum_k w_k B_k A_k,    w_k = n_k / n
 
@@ -27,9 +27,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpeft.alignment.averaging import fedavg_weights, weighted_mean
-from fedpeft.alignment.checks import check_round
 from fedpeft.alignment.factors import FACTORS, MAX_RANKS, Pair, factor_places, lora_pairs, product_pairs
-from fedpeft.alignment.integration import integrate_owned
+from fedpeft.alignment.integration import Round, integrate_round
 from fedpeft.alignment.permutation import Figures, report_of
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
@@ -72,78 +71,98 @@ def integrate_products(
         FedpeftError: another average than the mean; else see `integrate`.
 
     Source: the federated parameter-efficient tuning of vision transformers, LoRA with server-side refactoring.
+
+    Example:
+        >>> import torch
+        >>> site_a = {"layer.0.query.A": torch.eye(2)[:1], "layer.0.query.B": torch.eye(2)[:, :1]}
+        >>> merged, _ = integrate_products([site_a, site_a], [100, 300])
+        >>> merged["layer.0.query.B"] @ merged["layer.0.query.A"]
+        tensor([[1., 0.],
+                [0., 0.]])
     """
-    return products_of_round(
-        states, counts, settings, _refactored, product_pairs, sites=sites, previous=previous, robust=robust
-    )
+    settings, robust = settings or PIASettings(), robust or RobustSettings()
+    round = Round(states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust)
+    return _combined(round, product_pairs, _refactored)
 
 
-def products_of_round(
+def stack_products(
     states: Sequence[State],
     counts: Sequence[float],
-    settings: PIASettings | None,
-    combined: Callable[[Sequence[State], Sequence[float], Pair, State], dict[str, Tensor]],
-    pairs_of: Callable[[Iterable[str]], Sequence[Pair]] = lora_pairs,
+    settings: PIASettings | None = None,
     *,
-    sites: Sequence[str] | None,
-    previous: State | None,
-    robust: RobustSettings | None,
+    sites: Sequence[str] | None = None,
+    previous: State | None = None,
+    robust: RobustSettings | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Combine the factors of every place in one way, and average all other tensors as FedAvg does.
+    """Return the factors of the rounds before and, behind them, those of this round; other tensors are averaged.
 
-    Args:
-        states, counts, settings, sites, previous, robust: as in `integrate_products`.
-        combined: from the states that have a pair, their weights, the pair, and the global adapter so far, to its new
-            factors.
-        pairs_of: from the keys of a state to the pairs that are combined.
+    Arguments and errors are those of `integrate_products`; sites may have any ranks. In the report no neuron moved.
     """
-    if robust and not robust.weighs:
-        raise FedpeftError(f"products are averaged by their mean, not by average={robust.average!r}: leave it out.")
-    settings = replace(settings or PIASettings(), server=False, aligned_at="server")
-    names = [f"states[{k}]" for k in range(len(states))] if sites is None else list(sites)
-    owners = names if sites is None else [f"site {site}" for site in names]
-    model = check_round(states, counts, owners, previous)
+    settings, robust = settings or PIASettings(), robust or RobustSettings()
+    round = Round(states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust)
+    return _combined(round, lora_pairs, _stacked)
+
+
+def _combined(
+    round: Round,
+    pairs_of: Callable[[Iterable[str]], Sequence[Pair]],
+    factors_of: Callable[[Sequence[State], Sequence[float], Pair, State], dict[str, Tensor]],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Combine the factors of every pair in one way, and average all other tensors as FedAvg does.
+
+    `factors_of` makes a pair's new factors of the states that have it, their weights, and the global adapter so far.
+    """
+    if not round.robust.weighs:
+        raise FedpeftError(
+            f"products are averaged by their mean, not by average={round.robust.average!r}: leave it out."
+        )
+    model = round.check()
     pairs = pairs_of(model)
-    factors = {key for pair in pairs for key in (pair.down, *pair.ups)}
-    merged: dict[str, Tensor] = {}
-    if others := [key for key in model if key not in factors]:
-        rest = [{key: state[key] for key in others if key in state} for state in states]
-        before = {key: previous[key] for key in others if key in previous} if previous else None
-        merged, _ = integrate_owned(rest, counts, settings, owners, before)
-    figures = {}
+    merged = _others(round, model, {key for pair in pairs for key in (pair.down, *pair.ups)})
+    figures: dict[str, dict[str, Figures]] = {}
     for pair in pairs:
-        members = [k for k, state in enumerate(states) if pair.down in state]
+        members = round.members(pair.down)
         if not members:
-            merged |= {key: previous[key].detach().clone() for key in (pair.down, *pair.ups)}
+            merged |= round.kept((pair.down, *pair.ups))
             continue
-        weights = fedavg_weights([counts[k] for k in members], settings)
-        merged |= combined([states[k] for k in members], weights, pair, previous or {})
+        weights = fedavg_weights([round.counts[k] for k in members], round.settings)
+        merged |= factors_of([round.states[k] for k in members], weights, pair, round.previous or {})
         if pair.place:
-            figures[pair.place] = {names[k]: Figures(weight=weight) for k, weight in zip(members, weights, strict=True)}
+            shares = zip(members, weights, strict=True)
+            figures[pair.place] = {round.names[k]: Figures(weight=weight) for k, weight in shares}
     return {key: merged[key] for key in model}, report_of(figures)
 
 
-def mean_product(downs: Sequence[Tensor], ups: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return factors of `sum_k w_k B_k A_k` whose rank is the sum of the ranks, in float64: nothing is rounded away.
+def _others(round: Round, model: State, factors: set[str]) -> dict[str, Tensor]:
+    """Return the FedAvg of all tensors but the factors."""
+    if not (others := model.keys() - factors):
+        return {}
 
-    Args:
-        downs: A_k (r_k, n).
-        ups: B_k (m, r_k).
-        weights: w_k.
+    def rest(state: State | None) -> State | None:
+        return {key: state[key] for key in model if key in others and key in state} if state else None
+
+    plain = replace(round.settings, server=False, aligned_at="server")
+    merged, _ = integrate_round(
+        replace(
+            round, states=[rest(state) or {} for state in round.states], previous=rest(round.previous), settings=plain
+        )
+    )
+    return merged
+
+
+def mean_product(downs: Sequence[Tensor], ups: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return factors of `sum_k w_k B_k A_k`, A_k (r_k, n) and B_k (m, r_k), in float64: nothing is rounded away.
+
+    Their rank is the sum of the ranks.
     """
     wide = torch.cat([weight * up.double() for up, weight in zip(ups, weights, strict=True)], dim=1)
     return torch.cat([down.double() for down in downs]), wide
 
 
 def truncated(down: Tensor, up: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the best approximation of `up @ down` of a rank, as factors of equal norm.
+    """Return the best approximation of `up @ down`, (m, R) and (R, n), of a rank up to R, as factors of equal norm.
 
     The product (m, n) itself is never formed: two QR decompositions reduce it to a matrix of the factors' rank.
-
-    Args:
-        down: (R, n).
-        up: (m, R).
-        rank: r, at most R.
     """
     up_basis, up_rest = torch.linalg.qr(up)
     down_basis, down_rest = torch.linalg.qr(down.T)
@@ -158,9 +177,7 @@ def truncated(down: Tensor, up: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 def fitted(state: State, like: State) -> State:
     """Return an adapter whose factors have the ranks of another: cut to its best approximation, or with more rows.
 
-    Args:
-        state: the global adapter.
-        like: a site's own one; its further rows of A stand where the global adapter has fewer, with zeros in B.
+    Further rows of A are those of `like`, a site's local adapter, with zeros in B.
     """
     fitting = dict(state)
     for names in by_place(state).values():
@@ -229,31 +246,6 @@ def _mean_rows(downs: Sequence[Tensor], weights: Sequence[float], rank: int, bef
         parts.append(rows.to(downs[0].dtype))
         start = end
     return torch.cat([*parts, before[start:].to(parts[0])] if start < rank else parts)[:rank]
-
-
-def stack_products(
-    states: Sequence[State],
-    counts: Sequence[float],
-    settings: PIASettings | None = None,
-    *,
-    sites: Sequence[str] | None = None,
-    previous: State | None = None,
-    robust: RobustSettings | None = None,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the factors of the rounds before and, behind them, those of this round; other tensors are averaged.
-
-    Args:
-        states: the factors of each site, of any ranks; see `integrate_products`.
-        counts, settings, sites, robust: see there.
-        previous: the factors of the rounds before.
-
-    Returns:
-        The factors, and a report in which no neuron moved.
-
-    Raises:
-        FedpeftError: see `integrate_products`.
-    """
-    return products_of_round(states, counts, settings, _stacked, sites=sites, previous=previous, robust=robust)
 
 
 def product_length(state: State) -> tuple[float, int]:

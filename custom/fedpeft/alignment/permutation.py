@@ -11,8 +11,6 @@ unchanged. With unequal widths they differ by the ratio of the widths. Take a cl
 outgoing column, so the adapter's effect doubles; with 4 neurons and 2, it is halved. `preserved` divides the column
 among the parts, which add up to the neuron again, and adds up the columns of neurons that are merged. The function is
 unchanged whenever the merged neurons are duplicates; `preserved` is therefore the default.
-
-Figures of an alignment, as dictionaries that JSON can hold.
 """
 
 from __future__ import annotations
@@ -31,19 +29,10 @@ from fedpeft.alignment.transport import Matching, compare, unmoved
 
 @dataclass(frozen=True, kw_only=True)
 class Aligned:
-    """An aligned adapter and how far its neurons moved.
-
-    Args:
-        tensors: the adapter, by tensor name.
-        changed: names of those tensors that alignment may change; the others are the client's own.
-        before: <C, I/n>, mean distance between neurons of equal index; None where widths differ.
-        after: <C, P>, the transport distance.
-        moved: fraction of the neurons (of the mass) that left their index; None where widths differ.
-        held: whether neurons would have moved, but not by enough for the margin.
-    """
+    """An aligned adapter and, as in `Figures`, how far its neurons moved."""
 
     tensors: dict[str, Tensor]
-    changed: tuple[str, ...]
+    changed: tuple[str, ...]  # names of those tensors that alignment may change; the others are the client's own
     before: float | None
     after: float
     moved: float | None
@@ -63,19 +52,15 @@ def align_adapter(
 ) -> Aligned:
     """Put the neurons of one adapter in the order of another's.
 
+    The result is as wide as the reference, in the client's dtype.
+
     Args:
-        client: the adapter to align: tensor name -> tensor, with the tensors that its kind shares over the model.
-        reference: the adapter to align it to; may have another width.
-        neurons: where the neurons lie in both.
-        settings: `solver`, `regularization`, `output_axis` and `mass` are used; `support` with activations.
+        client, reference: with the tensors that their kind shares over the model; may differ in width.
         activations: of the hidden neurons on the same m samples, client's (m, r) and reference's (m, r'), to compare
             neurons by; default: incoming weights.
         margin: for equal widths, neurons move only where this lowers their mean distance by more than this share.
         compared: the supports of the hidden neurons of both, (r, f) and (r', f), and their distances (r, r'), where
             they are known already.
-
-    Returns:
-        The client's adapter as wide as the reference, in the client's dtype.
 
     Source: Saha et al., FedPIA, equation for W~; `mass` is ours.
     """
@@ -185,35 +170,22 @@ def _moved(matching: Matching) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Figures of one site's adapter at one place, or their mean over places.
+    """Figures of one site's adapter at one place, or their mean over places."""
 
-    Args:
-        before: mean distance between its neurons and the reference's of equal index, <C, I/n>; None for unequal widths.
-        after: the transport distance <C, P>: the same between matching neurons.
-        moved: fraction of the neurons that changed their index; None for unequal widths.
-        held: whether neurons would have moved, but not by enough for `margin`; None where nothing was aligned.
-        distance: D_k, Frobenius distance of the aligned adapter from the reference.
-        weight: its weight in the sum over the sites; the paper's weights do not sum to 1.
-    """
-
-    before: float | None = None
-    after: float | None = None
-    moved: float | None = None
-    held: bool | None = None
-    distance: float | None = None
-    weight: float | None = None
+    before: float | None = None  # <C, I/n>, mean distance between neurons of equal index; None for unequal widths
+    after: float | None = None  # <C, P>, the transport distance: the same between matching neurons
+    moved: float | None = None  # fraction of the neurons (of the mass) that left their index; None for unequal widths
+    held: bool | None = None  # whether they would have moved, but not by enough for `margin`; None: nothing was aligned
+    distance: float | None = None  # D_k, Frobenius distance of the aligned adapter from the reference
+    weight: float | None = None  # its weight in the sum over the sites; the paper's weights do not sum to 1
 
 
 def report_of(places: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
-    """Return the report of a round.
+    """Return the report of a round, from `layer.<l>.<slot>` -> name of the site -> figures.
 
-    Args:
-        places: `layer.<l>.<slot>` -> name of the site -> figures.
-
-    Returns:
-        `transport`: site -> transport distance, mean over its places; `decisions`: site -> number of its places where
-        neurons `moved`, where all `stayed`, and of these where they were `held` by the margin; `sites`: site -> means
-        of all its figures; `places`: the figures themselves. None stands for a figure that does not exist.
+    `transport`: site -> transport distance, mean over its places; `decisions`: site -> number of its places where
+    neurons `moved`, where all `stayed`, and of these where they were `held` by the margin; `sites`: site -> means
+    of all its figures; `places`: the figures themselves. None stands for a figure that does not exist.
     """
     by_site: dict[str, list[Figures]] = {}
     for sites in places.values():

@@ -1,13 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Settings of permutation and integration of adapters (PIA), and their defaults.
-
-Settings that limit how far a single site can move the global adapter, and their defaults.
-"""
+"""Settings of permutation and integration of adapters (PIA), and of how far one site can move the global adapter."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import at_least, between, one_of
@@ -160,7 +158,7 @@ class PIASettings:
             )
 
     def _check_share(self) -> None:
-        ends = self.share if isinstance(self.share, tuple) else (self.share, self.share)
+        ends = self._ends
         numbers = all(isinstance(end, int | float) and not isinstance(end, bool) and 0 <= end <= 1 for end in ends)
         if self.share not in (VALIDATION, AGREEMENT) and not (numbers and len(ends) == 2):
             raise FedpeftError(
@@ -186,20 +184,20 @@ class PIASettings:
             )
 
     @property
+    def _ends(self) -> tuple[Any, ...]:
+        """The share in the first round and in the last."""
+        return self.share if isinstance(self.share, tuple) else (self.share, self.share)
+
+    @property
     def follows_agreement(self) -> bool:
         """Whether a site integrates the global adapter by a share that follows how far the sites' training agrees."""
         return self.client and self.share == AGREEMENT
 
     def share_in(self, round: int, rounds: int) -> float | None:
-        """The share of the global adapter in a round; None where the site decides by its data or by agreement.
-
-        Args:
-            round: counted from 1.
-            rounds: of the job.
-        """
+        """The share of the global adapter in a round from 1; None where the site decides by data or by agreement."""
         if isinstance(self.share, str):
             return None
-        first, last = (self.share[0], self.share[-1]) if isinstance(self.share, tuple) else (self.share, self.share)
+        first, last = self._ends
         return first + (last - first) * (round - 1) / max(1, rounds - 1)
 
     @property
@@ -208,14 +206,13 @@ class PIASettings:
         if isinstance(self.share, str):
             share = f"by {self.share}"
         else:
-            ends = self.share if isinstance(self.share, tuple) else (self.share,)
-            share = " to ".join(f"{end:g}" for end in ends)
+            share = " to ".join(f"{end:g}" for end in (self._ends if isinstance(self.share, tuple) else self._ends[:1]))
         how = "frozen global" if self.integration == FROZEN else "merged"
         client = f"{how} {share}" if self.client else "without client PIA"
         return client if self.server else f"{client}, without server PIA"
 
     @property
-    def most_kept(self) -> float:
+    def max_kept(self) -> float:
         """The largest part of its own adapter in what a site starts a round from; 0: it starts from the global one."""
         if not self.client:
             return 0.0
@@ -223,7 +220,7 @@ class PIASettings:
             return 1.0
         if isinstance(self.share, str):
             return 1 - (MIN_BY_AGREEMENT if self.follows_agreement else min(SHARES))
-        return 1 - min(self.share) if isinstance(self.share, tuple) else 1 - self.share
+        return 1 - min(self._ends)
 
     @property
     def aligns_on_server(self) -> bool:

@@ -33,14 +33,11 @@ TOGETHER = 2**21  # numbers of several clients' supports that are compared in on
 class Matching:
     """Which neurons of a client match which of a reference: an order, or a plan that splits neurons.
 
-    Args:
-        order: the client neuron at each reference neuron (m); None where a neuron is split. Moving tensors by it is
-            exact to the bit, which multiplying them by 48 * (1/48) is not.
-        split: the plan (n, m), float64, sum 1; None where there is an order.
+    Moving tensors by an order is exact to the bit, which multiplying them by 48 * (1/48) is not.
     """
 
-    order: Tensor | None = None
-    split: Tensor | None = None
+    order: Tensor | None = None  # the client neuron at each reference neuron (m); None where a neuron is split
+    split: Tensor | None = None  # the plan (n, m), float64, sum 1; None where there is an order
 
     @property
     def plan(self) -> Tensor:
@@ -93,6 +90,7 @@ def transport_plan(
     Source: Saha et al., FedPIA, "Server-level PIA"; Singh and Jaggi 2020, Model Fusion via Optimal Transport.
 
     Example:
+        >>> import torch
         >>> transport_plan(torch.eye(2), torch.eye(2).flip(0))
         tensor([[0.0000, 0.5000],
                 [0.5000, 0.0000]], dtype=torch.float64)
@@ -119,6 +117,10 @@ def cost_matrix(client: Tensor, reference: Tensor) -> Tensor:
     One matrix product, ||x||^2 - 2 x y + ||y||^2, in float64 and around the reference's mean. It cancels where x and y
     are much closer to each other than to that mean, as all are where one neuron is far from the others: such rows are
     computed coordinate by coordinate.
+
+    Example:
+        >>> cost_matrix(torch.eye(2), torch.zeros(1, 2)).tolist()
+        [[1.0], [1.0]]
     """
     x, y = client.double(), reference.double()
     center = y.mean(dim=0)

@@ -25,7 +25,7 @@ from fedpeft.data.registry import DATASETS
 from fedpeft.data.schema import Example
 from fedpeft.doctor.context import Context
 from fedpeft.importance.memory_budget import layer_memory
-from fedpeft.importance.settings import MemorySettings
+from fedpeft.importance.registry import MemorySettings
 from fedpeft.job.federation import several_backbones
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import SitePolicy

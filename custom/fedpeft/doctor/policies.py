@@ -25,7 +25,7 @@ from fedpeft.job.admission import FILES
 from fedpeft.job.site_policy import PrivacySettings, SitePolicy
 from fedpeft.protocol.site_check import refusals
 
-PROBE = "fedpeft.flare.flare_guards"
+PROBE = "fedpeft.flare.hardening.jobs"
 _APP_FILES = {name.rpartition("/")[2] for name in FILES}
 
 

@@ -13,10 +13,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
-from fedpeft.flare.flare_guards import guard_configurations, guard_deployments, guard_submissions
-from fedpeft.flare.job_failures import guard_job_failures
-from fedpeft.flare.message_limits import limit_frames, limit_messages
-from fedpeft.flare.request_guards import (
+from fedpeft.flare.hardening.jobs import guard_configurations, guard_deployments, guard_job_failures, guard_submissions
+from fedpeft.flare.hardening.message_limits import limit_frames, limit_messages
+from fedpeft.flare.hardening.requests import (
     check_job_id,
     guard_cell_requests,
     guard_job_requests,
@@ -76,11 +75,7 @@ class AdmittedAppDeployer(AppDeployer):
         app_data: bytes,
         fl_ctx: FLContext,
     ) -> str | None:
-        """Check and deploy an app; the answer to the server has no value, path or exception text.
-
-        Returns:
-            The reason of a refusal, or None.
-        """
+        """Check and deploy an app; return the reason of a refusal, without value, path or exception text, or None."""
         try:
             admit_app(app_data, app_name, job_meta)
             check_job_id(job_id, workspace)

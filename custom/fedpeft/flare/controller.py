@@ -20,12 +20,11 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import State
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.folders import is_simulated, lineages_folder, run_folder, submitter_of, take_workspace
-from fedpeft.flare.function_guard import replace_function
-from fedpeft.flare.inbox import Inbox
+from fedpeft.flare.hardening import replace_function
+from fedpeft.flare.hardening.message_limits import limit_messages, take_refusal
+from fedpeft.flare.hardening.requests import guard_local_connections
 from fedpeft.flare.job_store import report_progress
-from fedpeft.flare.message_limits import limit_messages, take_refusal
-from fedpeft.flare.messages import from_model, note_kind, register_early, register_tensors, to_model
-from fedpeft.flare.request_guards import guard_local_connections
+from fedpeft.flare.messages import Inbox, from_model, note_kind, register_early, register_tensors, to_model
 from fedpeft.flare.returning_sites import AwaySites
 from fedpeft.flare.tracking import start_tracking
 from fedpeft.job.federation import RunTracking
@@ -236,5 +235,5 @@ def _no_site_ends_the_job(fl_ctx: FLContext) -> None:
         runner.ABORT_RETURN_CODES = ()
 
 
-def _quorum_decides(policy: Callable) -> Callable:
-    return lambda communicator: False
+def _quorum_decides(policy: Callable, communicator: WFCommServer) -> bool:
+    return False

@@ -24,7 +24,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import StateLock
 from fedpeft.core.registry import only_plugins
 from fedpeft.flare.folders import lineages_folder, run_folder, submitter_of
-from fedpeft.flare.message_limits import limit_messages
+from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.flare.policy import SIMULATED, policy_of
 from fedpeft.job.site_policy import SitePolicy, keep_to
 from fedpeft.protocol.fields import LARGEST_MB, MB, Limit

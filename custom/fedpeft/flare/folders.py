@@ -1,17 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The folders of a job at one participant, and who submitted it.
+"""The folders of a job at one participant, and who submitted it: what a job leaves behind is its submitter's alone.
 
-The folder of one job at one participant; it outlives the simulator's processes.
-
-The folder for state that must outlive a job: the server's checkpoints, a site's own adapter and head.
-
-A run directory belongs to one job id, and a job that resumes another one has a new id.
-
-Lock the simulator's workspace for one job, also if `nvflare simulator` started it.
-
-FLARE clears the workspace before it loads a job, so a second run can only be ended before it computes.
-
-Who submitted a job: what it leaves behind is theirs alone.
+A run's folder belongs to one job id, and a job that resumes another one has a new id: what must outlive a job, the
+server's checkpoints, a site's own adapter and head, lies in a folder of its lineage. FLARE's simulator clears its
+workspace before it loads a job, so a second run there can only be ended before it computes.
 """
 
 from __future__ import annotations
@@ -51,11 +43,7 @@ def is_simulated(fl_ctx: FLContext) -> bool:
 
 
 def take_workspace(fl_ctx: FLContext) -> None:
-    """Lock the simulator's workspace until this process ends; does nothing outside the simulator.
-
-    Raises:
-        FedpeftError: another run uses it.
-    """
+    """Lock the simulator's workspace until this process ends, also if `nvflare simulator` started it."""
     if not is_simulated(fl_ctx):
         return
     workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).parent

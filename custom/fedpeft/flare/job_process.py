@@ -24,12 +24,7 @@ ACCIDENTS = tuple(-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.
 
 
 class JobProcess(JobHandleSpec):
-    """The process of one job at a site, including its restarts.
-
-    Args:
-        start: starts the process.
-        restarts: maximum number of restarts.
-    """
+    """The process of one job at a site, with its restarts."""
 
     def __init__(self, start: Callable[[], ProcessHandle], restarts: int) -> None:
         self._start, self._left, self._ended = start, restarts, False
@@ -59,11 +54,7 @@ class JobProcess(JobHandleSpec):
 
 
 class RestartingLauncher(ClientProcessJobLauncher):
-    """FLARE's launcher of a site's jobs, which restarts a killed process.
-
-    Args:
-        restarts: maximum number within one job.
-    """
+    """FLARE's launcher of a site's jobs, which restarts a killed process at most `restarts` times within one job."""
 
     def __init__(self, restarts: int = 3) -> None:
         super().__init__()

@@ -34,15 +34,7 @@ ENDING, STARTING_OR_ENDING = "ending", "starting or ending"
 
 
 class JobSession:
-    """A session that queries one server about one job; a context manager.
-
-    Args:
-        startup_kit: of an administrator who may view jobs.
-        job: the job's id.
-
-    Raises:
-        FedpeftError: the kit is not an administrator's, or the server cannot be reached or refuses it.
-    """
+    """A session with an administrator's kit that queries one server about one job; a context manager."""
 
     def __init__(self, startup_kit: Path, job: str) -> None:
         kit = read_kit(startup_kit.absolute())
@@ -64,11 +56,7 @@ class JobSession:
         self._session.close()
 
     def progress(self) -> Progress:
-        """Query the job's progress; for a job that has ended, its outcome.
-
-        Raises:
-            FedpeftError: the job does not exist, or the server does not answer.
-        """
+        """Query the job's progress; for a job that has ended, its outcome."""
         meta = self._query(_repeated, self._session.get_job_meta, self._job)
         state, name = str(meta["status"]), str(meta.get("name", ""))
         if state.startswith(FINISHED):
@@ -83,14 +71,9 @@ class JobSession:
         try:
             stats = _repeated(self._session.show_stats, self._job, "server")
         except (AuthenticationError, AuthorizationError, NoConnection, SessionClosed) as error:
-            raise FedpeftError(
-                f"the server at {self._place} does not answer ({error}): fedpeft doctor --startup-kit says more."
-            ) from error
-        except (
-            JobNotFound,
-            JobNotRunning,
-            InternalError,
-        ):  # its process starts or has ended: for FLARE the job runs until every site has ended its part
+            raise self._silent(error) from error
+        except (JobNotFound, JobNotRunning, InternalError):
+            # its process starts or has ended: for FLARE the job runs until every site has ended its part
             return replace(self._last, state=ENDING if self._last.round else STARTING_OR_ENDING)
         values = stats.get("server", {}).get(GROUP) if isinstance(stats.get("server"), dict) else None
         return Progress.from_json(values) if values else self._last
@@ -124,11 +107,14 @@ class JobSession:
                 f"the server at {self._place} refuses this kit ({error}): use one that may view jobs."
             ) from error
         except (NoConnection, SessionClosed) as error:
-            raise FedpeftError(
-                f"the server at {self._place} does not answer ({error}): fedpeft doctor --startup-kit says more."
-            ) from error
+            raise self._silent(error) from error
         except (InternalError, RuntimeError) as error:
             raise FedpeftError(f"the server at {self._place} could not answer ({error}): look at its log.") from error
+
+    def _silent(self, error: Exception) -> FedpeftError:
+        return FedpeftError(
+            f"the server at {self._place} does not answer ({error}): fedpeft doctor --startup-kit says more."
+        )
 
 
 def _repeated(function: Any, *arguments: Any) -> Any:

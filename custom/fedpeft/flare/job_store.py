@@ -1,11 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The server's job store, which adds the outcome from the manifest to every finished job.
+"""The server's job store, which adds the outcome from the manifest to every finished job, and a running job's progress.
 
-FLARE's status is that of its processes, the manifest's that of the job; whoever may view a job can query both.
-
-Report a job's progress when an administrator runs `nvflare job stats`.
-
-FLARE queries every component of a running job (`InfoCollector`); the administrator needs the right to view the job.
+FLARE's status is that of its processes, the manifest's that of the job; whoever may view a job can query both. FLARE
+queries every component of a running job (`InfoCollector`) when an administrator runs `nvflare job stats`.
 """
 
 from __future__ import annotations

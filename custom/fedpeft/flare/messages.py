@@ -1,13 +1,16 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A message as FLARE sends it: an FLModel, tensors in `params`, all other fields as one object in `meta["fedpeft"]`.
+"""A message as FLARE sends it, and the replies to one task, each checked as it arrives.
 
-Register FLARE's tensor messages: any dtype, safetensors inside, no pickle, bounded size.
+A message is an FLModel, tensors in `params`, all other fields as one object in `meta["fedpeft"]`. FLARE's tensor
+messages carry any dtype, as safetensors, without pickle, in a bounded size.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
 
 from nvflare.apis.dxo import DataKind
 from nvflare.apis.shareable import Shareable
@@ -17,7 +20,7 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.flare.message_limits import limit_messages
+from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.protocol.fields import REFUSED, shown
 from fedpeft.protocol.types import M, Order, Reply, fields_of, message_from
 
@@ -40,13 +43,7 @@ FIELDS, KIND = "fedpeft", "fedpeft_kind"
 
 
 def to_model(message: Order | Reply, *, round: int | None = None, rounds: int | None = None) -> FLModel:
-    """The message as FLARE sends it.
-
-    Args:
-        message: of server or site.
-        round: current round, for FLARE.
-        rounds: of the job, for FLARE.
-    """
+    """Return the message as FLARE sends it; round and rounds are for FLARE."""
     state = message.state if message.carries_state else {}
     return FLModel(
         params_type=ParamsType.FULL,
@@ -71,12 +68,7 @@ def model_of(shareable: Shareable) -> FLModel:
 
 
 def from_model(kind: type[M], model: FLModel, *, sender: str = "the server") -> M:
-    """Read a message out of what FLARE received.
-
-    Raises:
-        FedpeftError: naming the sender: the content is not declared as whole weights, or see
-            `fedpeft.protocol.types.message_from`.
-    """
+    """Read a message out of what FLARE received; errors name the sender."""
     _check_kind(model, sender)
     return message_from(kind, model.meta.get(FIELDS), model.params, sender=sender)
 
@@ -92,3 +84,53 @@ def _check_kind(model: FLModel, sender: str) -> None:
             f"same fedpeft version everywhere, and leave out filters that change the kind.",
             code=REFUSED,
         )
+
+
+R = TypeVar("R")
+
+
+class Inbox(Generic[R]):
+    """Takes replies from FLARE's threads, of which only those count that `read` accepts; nothing raises."""
+
+    def __init__(self, read: Callable[[FLModel, str], R]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._accepted: dict[str, R] = {}
+        self._refused: dict[str, str] = {}
+
+    def receive(self, model: FLModel) -> None:
+        """Check a reply; its sender is the site that FLARE gave the task to, whatever the reply says."""
+        site = model.meta["client_name"]
+        try:
+            reply = self._read(model, site)
+        except FedpeftError as error:
+            self._note(self._refused, site, str(error))
+        except Exception as error:  # whatever a site sends may cost that site the round, and nobody else
+            self._note(self._refused, site, f"site {site} sent a reply that cannot be read ({type(error).__name__}).")
+        else:
+            self._note(self._accepted, site, reply)
+
+    def refuse(self, site: str, reason: str) -> None:
+        """Record that a site's reply was refused before it was received."""
+        self._note(self._refused, site, reason)
+
+    def _note(self, replies: dict[str, Any], site: str, value: Any) -> None:
+        with self._lock:
+            replies[site] = value
+
+    @property
+    def accepted(self) -> dict[str, R]:
+        """Checked replies by site, so far."""
+        with self._lock:
+            return dict(self._accepted)
+
+    def silent(self, sites: Iterable[str]) -> list[str]:
+        """Those of the sites whose reply has been neither accepted nor refused so far."""
+        with self._lock:
+            return [site for site in sites if site not in self._accepted and site not in self._refused]
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Reasons by site, so far."""
+        with self._lock:
+            return dict(self._refused)

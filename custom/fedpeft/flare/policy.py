@@ -1,13 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Write a site's `privacy.json`: one scope for every job.
+"""A site's own files: `privacy.json`, with one scope for every job, and `fedpeft.json`; none in the simulator.
 
     python -m fedpeft.flare.policy > local/privacy.json
     python -m fedpeft.flare.policy clip=1 noise=2 > local/privacy.json
 
 One scope only: with several, the author of a job could choose one (`scope` in its meta.json). FLARE applies it at a
 real site; its simulator reads the file and applies nothing, so `fedpeft simulate` puts the same filters into the job.
-
-Read the site's own file in a consortium; in the simulator the job's settings apply.
 """
 
 from __future__ import annotations
@@ -32,43 +30,19 @@ SCOPE = "fedpeft"
 
 
 def default_scope(privacy: PrivacySettings | None = None) -> dict[str, Any]:
-    """The content of `privacy.json`.
+    """Return the content of `privacy.json`; without settings replies are checked, but neither clipped nor noised.
 
     Directions are explicit, so that a server that reads the same file, as in the simulator, runs neither filter.
-
-    Args:
-        privacy: settings with which replies are clipped and noised; None: they are only checked.
     """
     settings = dataclasses.asdict(privacy) if privacy else "off"
-    return {
-        "scopes": [
-            {
-                "name": SCOPE,
-                "task_data_filters": [{"path": "fedpeft.flare.filters.RememberOrder", "args": {}, "direction": "in"}],
-                "task_result_filters": [
-                    {
-                        "path": "fedpeft.flare.filters.AdapterOnly",
-                        "args": {"privacy": settings},
-                        "direction": "out",
-                    }
-                ],
-            }
-        ],
-        "default_scope": SCOPE,
-    }
+    order = {"path": "fedpeft.flare.filters.RememberOrder", "args": {}, "direction": "in"}
+    reply = {"path": "fedpeft.flare.filters.AdapterOnly", "args": {"privacy": settings}, "direction": "out"}
+    scope = {"name": SCOPE, "task_data_filters": [order], "task_result_filters": [reply]}
+    return {"scopes": [scope], "default_scope": SCOPE}
 
 
 def with_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
-    """Copy a job for the simulator with the filters of a `privacy.json` in it; without that file return the job itself.
-
-    Args:
-        job: a FLARE job folder.
-        privacy: the sites' `privacy.json`.
-        folder: where the copy is written, under the job's name.
-
-    Raises:
-        FedpeftError: the file has no default scope, or the job has filters of its own.
-    """
+    """Copy a job into a folder with the filters of a `privacy.json` in it; without that file return the job itself."""
     if not privacy.exists():
         return job
     try:
@@ -83,9 +57,8 @@ def with_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
     shutil.copytree(job, filtered)
     file = filtered / "app" / "config" / "config_fed_client.json"
     client = json.loads(file.read_text())
-    tasks = [
-        task for executor in client["executors"] for task in executor["tasks"]
-    ]  # FLARE does not match "*" to these
+    # FLARE does not match "*" to these
+    tasks = [task for executor in client["executors"] for task in executor["tasks"]]
     for chain, filters in chains.items():
         if client.get(chain):
             raise FedpeftError(f"{job} has {chain} of its own: the simulator cannot run them beside the site's.")
@@ -136,11 +109,7 @@ def simulated(fl_ctx: FLContext) -> bool:
 
 
 def policy_of(fl_ctx: FLContext) -> SitePolicy | None:
-    """The site's own file; None in the simulator.
-
-    Raises:
-        LocalError: a site of a consortium has none, or it cannot be used.
-    """
+    """Return the site's own file; None in the simulator."""
     if simulated(fl_ctx):
         return None
     return read_policy(Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()) / FILE)

@@ -26,40 +26,17 @@ SERVER_COMPONENTS = (
     {"id": "stale_jobs", "path": "fedpeft.flare.stale_jobs.StaleJobs", "args": {}},
     {"id": "returning_sites", "path": "fedpeft.flare.returning_sites.ReturningSites", "args": {}},
 )
-_NO_CODE = {"byoc": "none", "server-predeployed-flwr": "none"}
+RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
+ROLES = {
+    "project_admin": ("any", "any", "any", "any", "any", "any"),
+    "org_admin": ("none", "none", "o:submitter", "o:submitter", "any", "o:site"),
+    "lead": ("any", "n:submitter", "n:submitter", "n:submitter", "any", "o:site"),
+}
+NO_CODE = dict.fromkeys(("shell_commands", "byoc", "server-predeployed-flwr"), "none")
 AUTHORIZATION = {
     "format_version": "1.0",
     "permissions": {
-        "project_admin": {
-            "submit_job": "any",
-            "clone_job": "any",
-            "manage_job": "any",
-            "download_job": "any",
-            "view": "any",
-            "operate": "any",
-            "shell_commands": "none",
-            **_NO_CODE,
-        },
-        "org_admin": {
-            "submit_job": "none",
-            "clone_job": "none",
-            "manage_job": "o:submitter",
-            "download_job": "o:submitter",
-            "view": "any",
-            "operate": "o:site",
-            "shell_commands": "none",
-            **_NO_CODE,
-        },
-        "lead": {
-            "submit_job": "any",
-            "clone_job": "n:submitter",
-            "manage_job": "n:submitter",
-            "download_job": "n:submitter",
-            "view": "any",
-            "operate": "o:site",
-            "shell_commands": "none",
-            **_NO_CODE,
-        },
+        **{role: {**dict(zip(RIGHTS, rights, strict=True)), **NO_CODE} for role, rights in ROLES.items()},
         "member": {"view": "any"},
     },
 }

@@ -24,9 +24,9 @@ from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import at_least
-from fedpeft.flare.job_failures import PART_ENDED
 
 RETURNED, AWAY = "fedpeft.returned", "fedpeft.away"
+PART_ENDED = "fedpeft.part_ended"  # an event in the server's own process; its data are job, site and reason
 SECONDS = 10.0
 
 
@@ -71,9 +71,7 @@ class ReturningSites(FLComponent):
         at_least("attempts", attempts, 0)
         at_least("patience", patience, 0, exclusive=True)
         self._attempts, self._patience = attempts, patience
-        self._tokens: dict[
-            str, dict[str, str]
-        ] = {}  # by job and site: the token with which its part of the job was started
+        self._tokens: dict[str, dict[str, str]] = {}  # by job and site: the token with which its part was started
         self._left: dict[tuple[str, str], int] = {}
         self._busy: set[tuple[str, str]] = set()
         self._unreported: dict[tuple[str, str], str] = {}  # by job and site: why it is away, not yet known to the job
@@ -100,10 +98,8 @@ class ReturningSites(FLComponent):
             with self._lock:
                 self._unreported[ended["job"], ended["site"]] = ended["reason"]
             self._report(engine)
-        elif (
-            event_type == EventType.CLIENT_HEARTBEAT_RECEIVED
-        ):  # before FLARE notices that the job is missing at the site
-            self._look(engine)
+        elif event_type == EventType.CLIENT_HEARTBEAT_RECEIVED:
+            self._look(engine)  # before FLARE notices that the job is missing at the site
             self._report(engine)
 
     def _report(self, engine) -> None:
@@ -117,9 +113,11 @@ class ReturningSites(FLComponent):
         job, site = part
         try:
             # a job's process that is still starting does not answer yet: it hears of it at a later heartbeat
-            heard = _heard(engine, job, AWAY, {"site": site, "reason": reason}) if job in engine.run_processes else True
+            delivered = (
+                _answers(engine, job, AWAY, {"site": site, "reason": reason}) if job in engine.run_processes else True
+            )
             with self._lock:
-                if heard:
+                if delivered:
                     self._unreported.pop(part, None)
         finally:
             with self._lock:
@@ -161,17 +159,13 @@ class ReturningSites(FLComponent):
 
 
 def start_again(engine, job_id: str, client: Client, fl_ctx: FLContext) -> None:
-    """Start one site's part of a running job again.
-
-    Raises:
-        FedpeftError: the job has ended, its process does not answer, or the site cannot start it.
-    """
+    """Start one site's part of a running job again."""
     job, process = engine.job_runner.running_jobs.get(job_id), engine.run_processes.get(job_id)
     if job is None or process is None:
         raise FedpeftError("the job has ended.")
     others = {t: c for t, c in process[RunProcessKey.PARTICIPANTS].items() if c.name != client.name}
     process[RunProcessKey.PARTICIPANTS] = {**others, client.token: client}
-    if not _heard(engine, job_id, RETURNED, {"site": client.name}):
+    if not _answers(engine, job_id, RETURNED, {"site": client.name}):
         raise FedpeftError("the job's process on the server does not know of sites that return.")
     needs = get_resource_manager_spec({**job.meta, JobMetaKey.RESOURCE_SPEC.value: job.resource_spec}, client.name)
     enough, token = engine.check_client_resources(job, {client.name: needs}, fl_ctx).get(client.name, (False, ""))
@@ -184,6 +178,6 @@ def start_again(engine, job_id: str, client: Client, fl_ctx: FLContext) -> None:
         raise FedpeftError("the site could not start its part; its own log says why.")
 
 
-def _heard(engine, job_id: str, topic: str, data: dict[str, str]) -> bool:
+def _answers(engine, job_id: str, topic: str, data: dict[str, str]) -> bool:
     answer = engine.send_app_command(job_id, topic, data, SECONDS)
     return answer is not None and answer.get_return_code() == ReturnCode.OK

@@ -20,11 +20,7 @@ from fedpeft.core.locks import IN_USE, StateLock
 
 
 class StaleJobs(FLComponent):
-    """A component of the server itself, in its `resources.json`.
-
-    Args:
-        patience: seconds to wait for the end of another server with the same jobs.
-    """
+    """A component of the server itself; waits `patience` seconds for the end of another server with these jobs."""
 
     def __init__(self, patience: float = 30.0) -> None:
         super().__init__()
@@ -33,8 +29,7 @@ class StaleJobs(FLComponent):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Finish stale jobs before the first job is started, when none can be running.
 
-        Raises:
-            UnsafeComponentError: another server works with these jobs; FLARE's server ends by it.
+        If another server works with these jobs, the error ends FLARE's server.
         """
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             self._take(Path(fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER).uri_root))

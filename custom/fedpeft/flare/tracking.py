@@ -2,17 +2,19 @@
 """Give every finished round to a receiver of FLARE's: the figures of history.json, nothing else, from the server only.
 
 FLARE's own way, an `AnalyticsSender` at each site, would open a second channel out of the sites. The receivers are also
-not run as components: they would log an error and go on without metrics where a run should not begin.
+not run as components: they would log an error and go on without metrics where a run should not begin. MLflow's is here;
+the server's environment says where it sends.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.analytix import AnalyticsDataType, LogWriterName
 from nvflare.apis.fl_constant import ReservedKey
@@ -21,8 +23,14 @@ from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 
-from fedpeft.job.federation import LEAVE_OUT, NONE, Tracker, reason_of, unusable, usable
+import fedpeft
+from fedpeft.core.errors import FedpeftError
+from fedpeft.job.federation import LEAVE_OUT, NONE, SETTING, Tracker, reason_of, unusable, usable
 from fedpeft.report.tensorboard import SERVER, scalars
+
+if TYPE_CHECKING:
+    from nvflare.app_common.widgets.streaming import AnalyticsReceiver
+
 
 MAX_AT_ONCE = 500  # MLflow takes at most 1000 metrics in one request
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]|^\.+", re.ASCII)
@@ -30,32 +38,14 @@ _log = logging.getLogger(__name__)
 
 
 def start_tracking(name: str, job: str, folder: Path, fl_ctx: FLContext) -> Tracking | None:
-    """Begin a run at the tracker that a job names; None for `none`.
-
-    Args:
-        name: `federation.tracking`.
-        job: the job's name.
-        folder: of the run.
-        fl_ctx: of the server.
-
-    Raises:
-        FedpeftError: the tracker is not installed or not configured, or does not answer.
-    """
+    """Begin a run at the tracker that a job names, for the job's name and its run's folder; None for `none`."""
     if name == NONE:
         return None
     return Tracking(usable(name), job, folder, fl_ctx)
 
 
 class Tracking:
-    """Gives each round to the receiver once, a resumed run's earlier ones too; what it does not take is given again.
-
-    Args:
-        tracker: the service.
-        job, folder, fl_ctx: as for `start_tracking`.
-
-    Raises:
-        FedpeftError: the tracker does not answer.
-    """
+    """Gives each round to the receiver once, a resumed run's earlier ones too; what it does not take is given again."""
 
     def __init__(self, tracker: Tracker, job: str, folder: Path, fl_ctx: FLContext) -> None:
         self._tracker, self._folder = tracker, folder
@@ -74,11 +64,7 @@ class Tracking:
             raise unusable(tracker.title, error, f"correct the server's environment, {LEAVE_OUT}") from error
 
     def update(self, rounds: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> None:
-        """Give the rounds that are new; a failure is logged once and costs nothing else.
-
-        Args:
-            rounds, metrics: as in history.json.
-        """
+        """Give the rounds that are new, of history.json; a failure is logged once and costs nothing else."""
         try:
             for one in rounds:
                 if one["round"] > self._last:
@@ -129,12 +115,7 @@ class Tracking:
 
 
 def named(one: Mapping[str, Any], metrics: Mapping[str, str]) -> dict[str, float]:
-    """Return the figures of a round of history.json by name, `accuracy/overall/SITE`; the mean is `…/server`.
-
-    Args:
-        one: the round.
-        metrics: by site, what it is measured by.
-    """
+    """Return the figures of a round of history.json by name, `accuracy/overall/SITE`; the mean is `…/server`."""
     return {f"{tag}/{_NOT_IN_A_NAME.sub('_', run)}": value for run, tag, value in scalars(one, metrics)}
 
 
@@ -157,3 +138,41 @@ def _context(job: str, fl_ctx: FLContext) -> FLContext:
     made.set_prop(ReservedKey.RUN_NUM, fl_ctx.get_job_id())
     made.set_prop(ReservedKey.JOB_META, {JobMetaKey.JOB_NAME: job})
     return made
+
+
+URI, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
+# MLflow prints its address, with a password that is in it, reports its use to its makers, and repeats a request to a
+# server that is away for four minutes
+DEFAULTS = {
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
+
+def _check() -> None:
+    if not os.environ.get(URI):
+        raise FedpeftError(
+            f"{SETTING} is 'mlflow', but the server's environment has no {URI}: set it there, for instance to "
+            f"sqlite:////path/to/mlflow.db or the address of an MLflow server, {LEAVE_OUT}.",
+            setting=SETTING,
+        )
+
+
+def _receiver(job: str, folder: Path) -> AnalyticsReceiver:
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    from mlflow.tracking import MlflowClient
+    from nvflare.app_opt.tracking.mlflow.mlflow_receiver import MLflowReceiver
+
+    uri, experiment = os.environ[URI], os.environ.get(EXPERIMENT) or "fedpeft"
+    client = MlflowClient(tracking_uri=uri)
+    if client.get_experiment_by_name(experiment) is None:
+        client.create_experiment(experiment)  # FLARE would send the path of this run's folder with it
+    names = {"experiment_name": experiment, "run_name": f"fedpeft {fedpeft.__version__}"}
+    tags: dict[str, dict[str, str]] = {"experiment_tags": {}, "run_tags": {}}
+    return MLflowReceiver(tracking_uri=uri, kw_args=names | tags, buffer_flush_time=0)
+
+
+MLFLOW = Tracker(title="MLflow", library="mlflow", extra="mlflow", check=_check, receiver=_receiver)

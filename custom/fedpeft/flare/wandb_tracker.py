@@ -1,10 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Weights & Biases follows a run, through FLARE's WandBReceiver; the server's environment has mode, project and key.
-
-FLARE's receiver of W&B, whose process ends with the server's, however that ends.
-
-FLARE's own waits forever after a `kill -9` of the server, with a copy of the server's connections.
-"""
+"""Weights & Biases follows a run, through FLARE's WandBReceiver; the server's environment has mode, project and key."""
 
 from __future__ import annotations
 
@@ -25,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class BoundReceiver(WandBReceiver):
-    """See the module."""
+    """FLARE's receiver, whose process ends with the server's, however that ends.
+
+    FLARE's own waits forever after a `kill -9` of the server, with a copy of the server's connections.
+    """
 
     def _process_queue_tasks(self, queue: Queue) -> None:
         threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """How much a site would gain from training each layer, and how many layers fit into its memory.
 
-registry        the scores by name, and `score`, which computes any of them
+registry        the scores by name, their settings, and `score`, which computes any of them
 scoring_task    model, layers, batches and loss, checked once; a model's parameters by layer
-settings        the settings of each score
 lntk            principal eigenvalue of the layer's tangent kernel (F3OCUS), and Algorithm 1 as it is printed
 saliency        the other peers: by weights, gradients or change, and those that use neither model nor data
 jacobian        a Jacobian row for every sample without a loop over samples, by `capture`
@@ -23,7 +22,7 @@ _HOME = {
     "register": "registry",
     "method_settings": "registry",
     "adapter_layers": "scoring_task",
-    "MemorySettings": "settings",
+    "MemorySettings": "registry",
     "layer_budget": "memory_budget",
     "layer_memory": "memory_budget",
     "count_layers": "memory_budget",

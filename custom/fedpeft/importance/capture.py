@@ -8,7 +8,7 @@ Operations that are not known stay in autograd's graph, where `jacobian` finds t
 
 Source: Goodfellow 2015, Efficient Per-Example Gradient Computations.
 
-The operations that `capture` supports: what they compute, what their backward pass records, and the rows.
+The supported operations: what they compute, what their backward pass records, and the rows.
 
     y = x W^T + c     rows of W: sum_t g[b, t] x[b, t]^T    rows of c: sum_t g[b, t]
     y = x * s + c     rows of s: sum_t g[b, t] * x[b, t]    rows of c: sum_t g[b, t]
@@ -164,9 +164,7 @@ class Use(NamedTuple):
 class Tape(TorchFunctionMode):
     """While active, replaces linear, normalizing and scaling operations on scored parameters by captured ones.
 
-    Args:
-        parameters: the scored ones.
-        samples: B; operations whose input has another first dimension are left alone. None: not known yet.
+    Operations whose input's first dimension is not `samples` are left alone; None: B is not known yet.
     """
 
     def __init__(self, parameters: Sequence[Tensor], samples: int | None) -> None:
@@ -211,13 +209,8 @@ class Tape(TorchFunctionMode):
         """Refuse a model whose samples depend on each other, or are not the first dimension of its layers' inputs.
 
         Checks the last operation of each kind and shape, which is cheap and enough because transformers' layers are
-        alike. Called once after the forward pass; it also frees the outputs that the tape holds for it.
-
-        Args:
-            output: one number of sample 0.
-
-        Raises:
-            FedpeftError: it depends on rows of a captured operation other than the first.
+        alike. Called once after the forward pass, with one number of sample 0; it also frees the outputs that the tape
+        holds for it.
         """
         watched, self.latest = list(self.latest.values()), {}
         for gradient in torch.autograd.grad(output, watched, retain_graph=True, allow_unused=True):

@@ -17,7 +17,7 @@ Receive = Callable[[Tensor, int, Tensor], None]
 def jacobian_rows(
     outputs: Callable[[], Tensor], parameters: Sequence[Tensor], receive: Receive, *, gradients: str = "captured"
 ) -> tuple[int, int]:
-    """Compute `d outputs[b, k] / d theta` for all b at once, one column k and one parameter at a time.
+    """Compute `d outputs[b, k] / d theta` for all b at once, one column k and one parameter at a time; return B and K.
 
     With `captured`, a column costs one backward pass through the activations and what the rows themselves cost;
     parameters in operations that `capture` does not know are differentiated row by row and added. Nothing is kept.
@@ -28,12 +28,6 @@ def jacobian_rows(
         receive: called as `receive(parameter, k, rows)`, rows (B, *parameter.shape) of at least single precision,
             once for each column at most; a parameter that a column does not depend on may be left out.
         gradients: `captured` or `rows`.
-
-    Returns:
-        B and K.
-
-    Raises:
-        FedpeftError: no parameter influences the outputs, or samples depend on each other.
     """
     if gradients == "rows":
         tape, values = None, outputs()

@@ -8,11 +8,8 @@ the paper's kernel, the outputs are all logits, (n*C, p_l), or those of each sam
 With `target="loss"` they are the n samples' losses, (n, p_l): cheaper, and another order of the layers. Where one pass
 yields all rows, only the (n, n) kernels are ever held; otherwise the rows of as many layers as fit into `HELD_BYTES`.
 
-Source: Saha et al., F3OCUS (CVPR 2025), Client-level Layer Importance.
-
-The largest eigenvalue of a Gram matrix.
-
-The few combinations of its logits to which a sample is most sensitive, so that a kernel needs few backward passes.
+The directions are the few combinations of its logits to which a sample is most sensitive, so that a kernel needs few
+backward passes:
 
     J_b (C, p)  Jacobian of sample b's logits with respect to the last layer's parameters
     P_b (C, q)  its q leading left singular vectors
@@ -22,14 +19,7 @@ interlacing theorem), so these directions never raise a score. They are taken at
 that ends there costs little. Rows are hashed to `HASHED` numbers with random signs, which keeps their inner products
 unbiased and their memory small; the hash is the same in every call.
 
-F3OCUS's Algorithm 1 as printed: the largest eigenvalue of the sum of squared gradients of all logits.
-
-    G = sum_b sum_i (d logit[b, i] / d W)^2, viewed as (out, -1)        lambda_1(G G^T)        for every tensor W
-
-This is not the tangent kernel of the paper's text (see `lntk`): squaring loses the signs, and G G^T compares output
-neurons instead of samples. The algorithm scores named tensors, one by one; a layer's score is their sum.
-
-Source: Saha et al., F3OCUS (CVPR 2025), supplement, Algorithm 1 and Table 7 (a bias is viewed as (out, 1)).
+Source of the kernel: Saha et al., F3OCUS (CVPR 2025), Client-level Layer Importance.
 """
 
 from __future__ import annotations
@@ -44,9 +34,9 @@ from torch import Tensor
 
 from fedpeft.importance.capture import wide
 from fedpeft.importance.jacobian import jacobian_rows
+from fedpeft.importance.registry import LayerSum, LNTKSettings
 from fedpeft.importance.saliency import squared_gradients
 from fedpeft.importance.scoring_task import ScoringTask
-from fedpeft.importance.settings import LayerSum, LNTKSettings
 
 SAFE = 1e-25, 1e35  # squared lengths beyond these leave the range of single precision
 
@@ -93,15 +83,9 @@ MAX_BYTES_OF_DIRECTIONS = 2**29
 
 
 def leading_directions(task: ScoringTask, batch: Any, count: int) -> Tensor:
-    """Return orthonormal combinations of every sample's logits (n, C, min(q, C)), in single precision or wider.
+    """Return orthonormal combinations of every sample's logits (n, C, min(count, C)), in single precision or wider.
 
-    Args:
-        task: its last layer is the one that is differentiated, once for each class.
-        batch: of n samples and C classes.
-        count: q.
-
-    Raises:
-        FedpeftError: the last layer does not influence the logits.
+    The task's last layer is the one that is differentiated, once for each class.
     """
     last = list({id(p): p for p in list(task.layers.values())[-1]}.values())
     hashes: dict[int, _Hash] = {}
@@ -243,7 +227,15 @@ def _once(group: Sequence[Tensor]) -> list[Tensor]:
 
 
 def lntk_squared(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """Return the sum (or mean) over the layer's tensors of lambda_1(G G^T), (L,) float64."""
+    """Return the sum (or mean) over the layer's tensors of lambda_1(G G^T), (L,) float64: Algorithm 1 as printed.
+
+        G = sum_b sum_i (d logit[b, i] / d W)^2, viewed as (out, -1)        for every tensor W
+
+    This is not the tangent kernel of the paper's text (see `lntk`): squaring loses the signs, and G G^T compares output
+    neurons instead of samples. The algorithm scores named tensors, one by one; a layer's score is their sum.
+
+    Source: Saha et al., F3OCUS (CVPR 2025), supplement, Algorithm 1 and Table 7 (a bias is viewed as (out, 1)).
+    """
     squares, _ = squared_gradients(task, target="logits")
     values = {
         id(p): principal_eigenvalue_of_rows(squares[id(p)].reshape(len(p) if p.ndim else 1, -1))

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.importance.registry import MemorySettings
 from fedpeft.importance.scoring_task import check_layers
-from fedpeft.importance.settings import MemorySettings
 
 MIB = 2**20
 
@@ -53,6 +53,15 @@ def layer_budget(
 
     Raises:
         FedpeftError: the free memory of this kind of device is not known.
+
+    Example:
+        >>> import torch
+        >>> from fedpeft.importance import MemorySettings
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        >>> layers = {number: list(layer.parameters()) for number, layer in enumerate(model)}
+        >>> loss = lambda outputs, batch: outputs.square().sum(dim=1)
+        >>> layer_budget(model, layers, torch.ones(4, 2), loss, model=model, settings=MemorySettings(available_mib=1))
+        2
     """
     settings = settings or MemorySettings()
     fixed, costs = layer_memory(model_fn, layers, batch, loss, model=model, settings=settings)
@@ -64,7 +73,12 @@ def layer_budget(
 
 
 def count_layers(costs: Sequence[float], available: float) -> int:
-    """Count the layers that, in order, fit into `available` (same unit as `costs`), by Algorithm 46."""
+    """Count the layers that, in order, fit into `available` (same unit as `costs`), by Algorithm 46.
+
+    Example:
+        >>> count_layers([3, 2, 1], available=5.5)
+        2
+    """
     count = 0
     for cost in costs:
         if cost > available:
@@ -86,7 +100,15 @@ def layer_memory(
     """Return the bytes of a training step without any layer, and those that each further layer adds, (L,) float64.
 
     The first value is of the first layer that the budget counts: the costliest, or the last one with `choice="last"`.
-    The optimizer's state of parameters in no layer (the head) is part of the step.
+    The optimizer's state of parameters in no layer (the head) is part of the step. Arguments as for `layer_budget`.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        >>> layers = {number: list(layer.parameters()) for number, layer in enumerate(model)}
+        >>> step, added = layer_memory(model, layers, torch.ones(4, 2), lambda y, _: y.sum(dim=1), model=model)
+        >>> added.shape
+        torch.Size([2])
     """
     settings = settings or MemorySettings()
     check_layers(layers)
@@ -128,9 +150,8 @@ def layer_memory(
 def _costliest_first(costs: Sequence[float], alone: float) -> list[float]:
     """Return what the n-th layer adds to the most that any n - 1 layers need.
 
-    Args:
-        costs: of the first layer, with the way back to it, and of each other one beside it.
-        alone: the first layer's share without the way back: any other choice pays for the way, not for this.
+    Costs are of the first layer, with the way back to it, and of each other one beside it; `alone` is the first layer's
+    share without the way back: any other choice pays for the way, not for this.
     """
     way = max(0, costs[0] - alone)
     others = sorted(costs[1:], reverse=True)
@@ -139,11 +160,7 @@ def _costliest_first(costs: Sequence[float], alone: float) -> list[float]:
 
 
 def available_memory(device: torch.device) -> float:
-    """Return the bytes that can still be allocated on a device: free in CUDA's driver, or in torch's cache.
-
-    Raises:
-        FedpeftError: the device is neither CUDA nor CPU.
-    """
+    """Return the bytes that can still be allocated on a device: free in CUDA's driver, or in torch's cache."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return float(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -181,7 +198,7 @@ def _saved_bytes(step: Callable[[], Tensor], model: nn.Module) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in resident:
             kept[storage.data_ptr()] = storage.nbytes()  # alive until the graph goes: the address is its own
-        return tensor.detach()  # the tensor itself would keep the graph, and so all that it saved, for ever
+        return tensor.detach()  # the tensor itself would keep the graph, and so all that it saved
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         value = step()

@@ -1,53 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Peers of the kernel that value each parameter, or each layer, by weights, gradients or change.
+"""Peers of the kernel: layers valued by weights, gradients or change, or without model and data.
 
-Peers that value every parameter by its weight and its gradient, and what they share: one value per parameter,
-summed or averaged over a layer. g is the gradient of the mean loss over all samples.
-
-    magnitude  |theta|              Han et al. 2015, Learning both Weights and Connections
-    fishmask   E_b[g_b^2]           Sung et al. 2021, Training Neural Networks with Fixed Sparse Masks
-    gradflow   g^2                  Lubana & Dick 2021, A Gradient Flow Framework For Analyzing Network Pruning
-    snip       |theta g| / total    Lee et al. 2019, SNIP: Single-shot Network Pruning based on Connection Sensitivity
-
-Peers that use neither the model nor the data.
-
-Relative gradient norm: how large a layer's gradient is against its weights.
-
-    S^l = mean over the layer's tensors of ||g||_2 / ||theta||_2
-
-Tensors that are all zero, as fresh biases are, have no such ratio and are left out; `norms="layer"` takes one ratio
-over all numbers of the layer instead, which counts their gradients too.
-
-Source: Lee et al. 2023, Surgical Fine-Tuning Improves Adaptation to Distribution Shifts (Auto-RGN).
-
-FedSelect: layers that the last local training changed most.
-
-    S^l = mean |theta_t - theta_previous|
-
-Source: Tamirisa et al. 2024, FedSelect: Personalized Federated Learning with Customized Selection of Parameters.
-
-Gradient signal preservation: what removing a weight would take from the gradient's norm.
-
-    S = sum theta * (H g)        g = dL/dtheta,  H g = d (g . g') / dtheta with g' = g held fixed
-
-Signed: a negative layer is one whose weights slow the descent.
-
-Source: Wang, Zhang & Grosse 2020, Picking Winning Tickets Before Training by Preserving Gradient Flow, equation 8
-(theirs is the negative, kept small).
-
-Sensitivity-aware selection: how many of the model's most sensitive parameters a layer has.
-
-    s = sum_b g_b^2        S^l = number of the layer's parameters among the tau * p largest s of all layers
-
-Source: He et al. 2023, Sensitivity-Aware Visual Parameter-Efficient Fine-Tuning, section 3.1.
-
-Synaptic flow: how much of the network's total flow passes through a layer, without looking at data.
-
-    R = sum of the outputs, all weights in absolute value, on inputs that are all ones        S = mean |theta dR/dtheta|
-
-The mean, because the flow is conserved from layer to layer, so that sums hardly differ.
-
-Source: Tanaka et al. 2020, Pruning neural networks without any data by iteratively conserving synaptic flow, eq. 2.
+Most give every parameter one value, which is summed or averaged over a layer. g is the gradient of the mean loss over
+all samples, theta a parameter.
 """
 
 from __future__ import annotations
@@ -63,30 +18,42 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.jacobian import jacobian_rows
+from fedpeft.importance.registry import FedSelectSettings, LayerMean, LayerSum, RGNSettings, SPTSettings
 from fedpeft.importance.scoring_task import ScoringTask
-from fedpeft.importance.settings import FedSelectSettings, LayerMean, LayerSum, RGNSettings, SPTSettings
 
 Values = Mapping[int, Tensor]  # id of a parameter -> a tensor of its shape
 
 
 def magnitude(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """Return `sum |theta|`, (L,) float64; uses no data."""
+    """Return `sum |theta|`, (L,) float64; uses no data.
+
+    Source: Han et al. 2015, Learning both Weights and Connections.
+    """
     return over_layers(task, {id(p): p.detach().abs() for p in task.parameters}, settings.reduce)
 
 
 def fishmask(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """Return `sum E_b[g_b^2]`, the empirical Fisher diagonal, from per-sample gradients; (L,) float64."""
+    """Return `sum E_b[g_b^2]`, the empirical Fisher diagonal, from per-sample gradients; (L,) float64.
+
+    Source: Sung et al. 2021, Training Neural Networks with Fixed Sparse Masks.
+    """
     squares, samples = squared_gradients(task, target="loss")
     return over_layers(task, {key: square / samples for key, square in squares.items()}, settings.reduce)
 
 
 def gradflow(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """Return `||g||^2`, (L,) float64."""
+    """Return `||g||^2`, (L,) float64.
+
+    Source: Lubana and Dick 2021, A Gradient Flow Framework For Analyzing Network Pruning.
+    """
     return over_layers(task, {key: g.square() for key, g in mean_gradients(task).items()}, settings.reduce)
 
 
 def snip(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """Return `sum |theta g| / sum over all layers`, (L,) float64."""
+    """Return `sum |theta g| / sum over all layers`, (L,) float64.
+
+    Source: Lee et al. 2019, SNIP: Single-shot Network Pruning based on Connection Sensitivity.
+    """
     gradients = mean_gradients(task)
     values = {id(p): (p.detach() * gradients[id(p)]).abs() for p in task.parameters}
     total = sum(value.sum(dtype=torch.float64) for value in values.values())
@@ -144,9 +111,6 @@ def squared_gradients(task: ScoringTask, *, target: str) -> tuple[dict[int, Tens
 def fd(task: ScoringTask) -> Tensor:
     """Return uniform random scores, so that the best layers are a random subset (federated dropout); (L,) float64.
 
-    Raises:
-        FedpeftError: `generator` is missing.
-
     Source: Wen et al. 2022, Federated Dropout; Caldas et al. 2018, Expanding the Reach of Federated Learning by
     Reducing Client Resource Requirements.
     """
@@ -166,10 +130,12 @@ def first_k(task: ScoringTask) -> Tensor:
 
 
 def rgn(task: ScoringTask, settings: RGNSettings) -> Tensor:
-    """Return the relative gradient norm of every layer, (L,) float64.
+    """Return the mean over a layer's tensors of `||g|| / ||theta||`, its relative gradient norm, (L,) float64.
 
-    Raises:
-        FedpeftError: a layer's parameters are all zero.
+    Tensors that are all zero, as fresh biases are, have no such ratio and are left out; `norms="layer"` takes one ratio
+    over all numbers of the layer instead, which counts their gradients too.
+
+    Source: Lee et al. 2023, Surgical Fine-Tuning Improves Adaptation to Distribution Shifts (Auto-RGN).
     """
     gradients = mean_gradients(task)
     squares = {
@@ -191,10 +157,9 @@ def rgn(task: ScoringTask, settings: RGNSettings) -> Tensor:
 
 
 def fedselect(task: ScoringTask, settings: FedSelectSettings) -> Tensor:
-    """Return the mean change of every layer's parameters, (L,) float64; uses no data.
+    """Return `mean |theta - theta before the last local training|` of every layer, (L,) float64; uses no data.
 
-    Raises:
-        FedpeftError: the previous parameters are missing or of other layers.
+    Source: Tamirisa et al. 2024, FedSelect: Personalized Federated Learning with Customized Selection of Parameters.
     """
     if task.previous is None:
         raise FedpeftError("fedselect compares with the parameters before the last training: pass previous=.")
@@ -211,7 +176,13 @@ def fedselect(task: ScoringTask, settings: FedSelectSettings) -> Tensor:
 
 
 def grasp(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """Return `sum theta * (H g)` by double backward, (L,) float64."""
+    """Return `sum theta * (H g)` by double backward, (L,) float64; `H g = d (g . g') / dtheta`, g' = g held fixed.
+
+    What removing a weight would take from the gradient's norm: a negative layer is one whose weights slow the descent.
+
+    Source: Wang, Zhang and Grosse 2020, Picking Winning Tickets Before Training by Preserving Gradient Flow, equation 8
+    (theirs is the negative, kept small).
+    """
     batches = task.needs_batches()
     total = {id(p): torch.zeros_like(p) for p in task.parameters}
     samples = 0
@@ -230,7 +201,12 @@ def grasp(task: ScoringTask, settings: LayerSum) -> Tensor:
 
 
 def spt(task: ScoringTask, settings: SPTSettings) -> Tensor:
-    """Return the count (or, for the mean, share) of sensitive parameters in every layer, (L,) float64."""
+    """Return how many (for the mean, which share) of a layer's parameters are sensitive, (L,) float64.
+
+    Sensitive are the tau * p parameters of all layers with the largest `sum_b g_b^2`.
+
+    Source: He et al. 2023, Sensitivity-Aware Visual Parameter-Efficient Fine-Tuning, section 3.1.
+    """
     squares, _ = squared_gradients(task, target="loss")
     sensitivities = torch.cat([squares[id(p)].flatten() for p in task.parameters])
     count = max(1, round(settings.tau * len(sensitivities)))
@@ -243,10 +219,12 @@ def spt(task: ScoringTask, settings: SPTSettings) -> Tensor:
 
 
 def synflow(task: ScoringTask, settings: LayerMean) -> Tensor:
-    """Return `|theta dR/dtheta|` over the layer, (L,) float64; the first batch gives the inputs' shapes.
+    """Return `mean |theta dR/dtheta|`, R the outputs' sum with all weights in absolute value, of ones; (L,) float64.
 
-    Raises:
-        FedpeftError: `model` is missing.
+    The first batch gives the inputs' shapes. The mean, because the flow is conserved from layer to layer, so that sums
+    hardly differ.
+
+    Source: Tanaka et al. 2020, Pruning neural networks without any data by iteratively conserving synaptic flow, eq. 2.
     """
     if task.model is None:
         raise FedpeftError("synflow takes all of the model's weights in absolute value: pass model=, the whole module.")

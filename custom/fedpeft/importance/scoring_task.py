@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The task of scoring: a model as a function, its layers as lists of parameters, batches and a loss; checked once.
-
-The trainable parameters of a model with adapters, by transformer layer.
-"""
+"""The task of scoring: a model as a function, its layers as lists of parameters, batches and a loss; checked once."""
 
 from __future__ import annotations
 
@@ -28,11 +25,7 @@ DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringTask:
-    """Everything that a score may need; see `fedpeft.importance.score` for the fields.
-
-    Raises:
-        FedpeftError: no layers, a layer without parameters or with NaN in them, or something that is not a parameter.
-    """
+    """Everything that a score may need; see `fedpeft.importance.score` for the fields."""
 
     model_fn: Callable[[Any], Tensor]
     layers: Mapping[Hashable, Sequence[Tensor]]
@@ -63,11 +56,7 @@ class ScoringTask:
         return owners
 
     def logits(self, batch: Any) -> Tensor:
-        """Return the outputs that are scored (B, C).
-
-        Raises:
-            FedpeftError: they have another shape, or dropout is on.
-        """
+        """Return the outputs that are scored (B, C)."""
         logits = self._outputs(batch)
         if self.outputs is not None:
             logits = self.outputs(logits, batch)
@@ -87,11 +76,7 @@ class ScoringTask:
         return outputs
 
     def losses(self, batch: Any) -> Tensor:
-        """Return one loss for each sample, (B,).
-
-        Raises:
-            FedpeftError: the loss is not such a vector, or not finite.
-        """
+        """Return one loss for each sample, (B,)."""
         logits = self._outputs(batch)
         try:
             losses = self.loss(logits, batch)
@@ -117,11 +102,7 @@ class ScoringTask:
         return losses
 
     def needs_batches(self) -> Sequence[Any]:
-        """Return the batches, at least one.
-
-        Raises:
-            FedpeftError: there is none.
-        """
+        """Return the batches, at least one."""
         if not self.batches:
             raise FedpeftError("there is no batch, and this score needs data: give at least one.")
         return self.batches
@@ -131,11 +112,7 @@ class ScoringTask:
         return f"layer {list(self.layers)[layer]}"
 
     def check_finite(self, values: Tensor) -> None:
-        """Refuse scores (L,) that are not finite.
-
-        Raises:
-            FedpeftError: names the first such layer.
-        """
+        """Refuse scores (L,) that are not finite; the error names the first such layer."""
         bad = (~torch.isfinite(values)).nonzero()
         if len(bad):
             raise FedpeftError(
@@ -159,11 +136,7 @@ def trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
 
 
 def check_layers(layers: Mapping[Hashable, Sequence[Tensor]]) -> None:
-    """Refuse layers that cannot be scored.
-
-    Raises:
-        FedpeftError: names the layer.
-    """
+    """Refuse layers that cannot be scored."""
     if not isinstance(layers, Mapping) or not layers:
         raise FedpeftError("there are no layers to score: give a mapping from layer to its trainable parameters.")
     for name, group in layers.items():
@@ -216,6 +189,14 @@ def adapter_layers(model: nn.Module, adapter_name: str = "default") -> dict[int,
 
     Raises:
         FedpeftError: the model has no such adapter.
+
+    Example:
+        >>> from transformers import ViTConfig, ViTModel
+        >>> from fedpeft import adapters
+        >>> shape = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "image_size": 32}
+        >>> vit = ViTModel(ViTConfig(num_hidden_layers=2, **shape))
+        >>> list(adapter_layers(adapters.attach(vit, adapters.config("pfeiffer", reduction_factor=2))))
+        [0, 1]
     """
     layers: dict[int, list[nn.Parameter]] = {}
     for key, parameter in adapter_parameters(model, adapter_name).items():

@@ -60,7 +60,7 @@ class RunTracking(Protocol):
 
 
 TRACKERS: Registry[Tracker] = Registry("tracker", "fedpeft.trackers", Tracker)
-TRACKERS.register("mlflow", "fedpeft.flare.mlflow_tracker:TRACKER")
+TRACKERS.register("mlflow", "fedpeft.flare.tracking:MLFLOW")
 TRACKERS.register("wandb", "fedpeft.flare.wandb_tracker:TRACKER")
 
 

@@ -25,8 +25,7 @@ from fedpeft.job.federation import (
     site_data,
 )
 from fedpeft.job.site_policy import MIN_MEMBERS, SitePolicy, check_plugins
-from fedpeft.methods.settings import MethodSettings
-from fedpeft.methods.settings import check_backbones
+from fedpeft.methods.settings import MethodSettings, check_backbones
 from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
 
 

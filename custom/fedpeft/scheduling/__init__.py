@@ -5,8 +5,7 @@
     front             the Pareto front: its assignments, its hypervolume, how to choose from it
     solvers           the solvers by name, and ``schedule``; layers drawn at random, the same for all clients
     nsga2             NSGA-II by pymoo, the paper's first heuristic
-    swarms            ant colonies, bee colonies and particles, vectorized over the population
-    population        what the heuristics share, and simulated annealing
+    heuristics        what the heuristics share; annealing, ant colonies, bee colonies and particles
     exact             the exact front, by shortest paths or HiGHS
 
 Arrays and a seed in, arrays out: no model, no file, no FLARE, no torch. One round of the server:

@@ -1,19 +1,15 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Compute the exact front: supported assignments by shortest paths or linear programs, others by integer programs.
+"""The exact front: supported assignments by shortest paths or linear programs, others by integer programs.
 
-Compute the supported front by shortest paths, from every client's best layers to an even use of the layers.
-
-Assignments are flows from clients over layers to a sink whose arcs cost more with every client, so an assignment is
-optimal for ``importance - lambda * sum_l n_l^2`` as long as no chain of exchanges improves it: client i exchanges layer
+By shortest paths, from every client's best layers to an even use of the layers: assignments are flows from clients over
+layers to a sink whose arcs cost more with every client, so an assignment is optimal for
+``importance - lambda * sum_l n_l^2`` as long as no chain of exchanges improves it: client i exchanges layer
 a for c, client j exchanges c for …, until one takes b. Such a chain lowers n_a by one, raises n_b by one, leaves all
 other counts as they are, and so changes sum_l n_l^2 by -2 (n_a - n_b - 1). The chain that loses least importance per
 unit of that change gives the next lambda at which the optimum changes, and the new optimum: the walk reaches every
 vertex of the convex hull of the front without trying values of lambda.
 
-Source: the successive shortest path method for flows of convex cost, Ahuja, Magnanti and Orlin, Network Flows (1993),
-chapters 9 and 14. Tests compare it with the linear program below and with enumeration.
-
-The exact front by HiGHS: a linear program for supported assignments, an integer program for all others.
+By HiGHS: a linear program for supported assignments, an integer program for all others.
 
     maximize  sum_il m_il S_il - lambda sum_l sum_k (2k - 1) y_lk
     where     sum_l m_il = b_i,    sum_i m_il = sum_k y_lk,    0 <= m, y <= 1
@@ -21,7 +17,8 @@ The exact front by HiGHS: a linear program for supported assignments, an integer
 y_lk is the k-th client on layer l; the first costs lambda, the second 3 lambda, … so that n_l clients cost
 lambda n_l^2. The matrix is that of a network, hence every optimal vertex is integral.
 
-Source: F3OCUS (CVPR 2025).
+Source: F3OCUS (CVPR 2025). Successive shortest paths for flows of convex cost: Ahuja, Magnanti and Orlin, Network Flows
+(1993), chapters 9 and 14; tests compare both ways with each other and with enumeration.
 """
 
 from __future__ import annotations
@@ -185,6 +182,10 @@ def exact_front(scores: np.ndarray, budgets: np.ndarray | int, full: bool = Fals
 
     Raises:
         FedpeftError: as for ``schedule``.
+
+    Example:
+        >>> exact_front([[0.75, 0.25], [0.875, 0.125]], 1).importance.tolist()
+        [1.125, 1.625]
     """
     return search(problem(scores, budgets), np.random.default_rng(0), ExactSettings(full=full))
 

@@ -44,14 +44,11 @@ class Front:
         )
 
     def plot(self, axes: Axes | None = None, **style: Any) -> Axes:
-        """Draw the front, importance against variance; every point is one assignment.
+        """Draw the front, importance against variance, and return the axes; every point is one assignment.
 
         Args:
             axes: where to draw; default: a new figure of pyplot.
             style: of matplotlib's `Axes.plot`, for instance `label="nsga2"`.
-
-        Returns:
-            The axes.
         """
         if axes is None:
             from matplotlib import pyplot
@@ -96,10 +93,7 @@ class Archive:
 def non_dominated(importance: np.ndarray, variance: np.ndarray, *, resolution: float = 0.0) -> np.ndarray:
     """Return the indices of the points that none dominates, from low to high variance; of equal points the first.
 
-    Args:
-        importance: (P,), larger is better.
-        variance: (P,), smaller is better.
-        resolution: a gain in importance up to this counts as none.
+    A gain in importance up to `resolution` counts as none.
     """
     order = np.lexsort((-importance, variance))
     highest = np.maximum.accumulate(importance[order])
@@ -127,6 +121,11 @@ def choose(front: Front, weight_importance: float = 1.0, weight_diversity: float
         FedpeftError: a weight is negative or not finite, or both are 0.
 
     Source: F3OCUS, Algorithms 34 and 45 (on unscaled objectives, the standard deviation in place of the variance).
+
+    Example:
+        >>> from fedpeft.scheduling import choose, exact_front
+        >>> choose(exact_front([[0.7, 0.3], [0.6, 0.4]], 1), weight_importance=0).sum(axis=0).tolist()
+        [1, 1]
     """
     for name, weight in (("weight_importance", weight_importance), ("weight_diversity", weight_diversity)):
         if not (math.isfinite(weight) and weight >= 0):
@@ -138,7 +137,13 @@ def choose(front: Front, weight_importance: float = 1.0, weight_diversity: float
 
 
 def nadir(front: Front) -> tuple[float, float]:
-    """Return the lowest importance and highest variance on the front, the strictest reference for ``hypervolume``."""
+    """Return the lowest importance and highest variance on the front, the strictest reference for ``hypervolume``.
+
+    Example:
+        >>> from fedpeft.scheduling import exact_front
+        >>> nadir(exact_front([[0.75, 0.25], [0.5, 0.5]], 1))
+        (1.25, 0.0)
+    """
     return float(front.importance[0]), float(front.variance[-1])
 
 
@@ -148,6 +153,11 @@ def hypervolume(front: Front, reference: tuple[float, float]) -> float:
     Args:
         front: a solver's result.
         reference: (importance, variance); what does not surpass it in both counts nothing.
+
+    Example:
+        >>> from fedpeft.scheduling import exact_front
+        >>> hypervolume(exact_front([[0.75, 0.25], [0.5, 0.5]], 1), reference=(0.0, 1.0))
+        1.25
     """
     gain = np.maximum(front.importance - reference[0], 0)
     width = np.diff(np.append(np.minimum(front.variance, reference[1]), reference[1]))

@@ -15,7 +15,7 @@ from pymoo.core.sampling import Sampling
 from pymoo.optimize import minimize
 
 from fedpeft.scheduling.front import Archive, Front
-from fedpeft.scheduling.population import PopulationSettings, first_population, redraw_client, require_number
+from fedpeft.scheduling.heuristics import PopulationSettings, first_population, redraw_client, require_number
 from fedpeft.scheduling.problem import Problem, take_top
 
 

@@ -49,17 +49,7 @@ class Problem:
 
 
 def problem(scores: np.ndarray, budgets: np.ndarray | int, *, clients: Sequence[str] | None = None) -> Problem:
-    """Check scores and budgets and return the problem.
-
-    Args:
-        scores: (N, L) importance of layer l at client i; any finite numbers.
-        budgets: (N,) whole numbers from 0 to L, or one for all clients.
-        clients: (N,) names for errors.
-
-    Raises:
-        FedpeftError: wrong shapes, a score that is not finite or too large to add up, a budget that is not a whole
-            number from 0 to L.
-    """
+    """Check scores (N, L) and budgets, from 0 to L, and return the problem; `clients` are names for errors."""
     scores, budgets = _numbers("scores", scores), _numbers("budgets", budgets)
     if scores.ndim != 2 or 0 in scores.shape:
         raise FedpeftError(

@@ -34,15 +34,7 @@ SCORE_SAMPLES = within(1, 1_000_000, max_by="most_score_samples", min_by="least_
 
 
 def schedule_of(section: Mapping[str, Any] | None, method: TuningMethod) -> ScheduleSettings:
-    """Return the checked schedule of a job, with what its method sets.
-
-    Args:
-        section: `schedule` of the job.
-        method: declares the values that belong to it (`TuningMethod.schedule`).
-
-    Raises:
-        FedpeftError: the job sets another value there; else as `build`.
-    """
+    """Return the checked schedule of a job, with what its method sets; another value of the job there is refused."""
     if not isinstance(section, Mapping):
         return build(ScheduleSettings, section, section="schedule")
     if method.schedule:
@@ -120,7 +112,7 @@ class ScheduleSettings:
             for name in getattr(own, "unbounded", ()):
                 if getattr(own, name):
                     raise FedpeftError(
-                        f"solver_settings.{name} may take the server for ever: leave it out, or use "
+                        f"solver_settings.{name} may keep the server busy without end: leave it out, or use "
                         f"fedpeft.scheduling in a program of your own."
                     )
         importance.method_settings(self.score, self.score_settings)

@@ -1,14 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Solvers by name, and ``schedule``, which runs one.
-
-Layers drawn at random, the same for all clients: stochastic block attention draws one in each round.
-"""
+"""Solvers by name, and ``schedule``, which runs one; layers drawn at random, the same for all clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,21 +15,13 @@ from fedpeft.core.settings import build, hints_of
 from fedpeft.scheduling.front import Archive, Front
 from fedpeft.scheduling.problem import Problem, problem, take_top
 
-if TYPE_CHECKING:
-    from fedpeft.scheduling.front import Front
-
-
-Search = Callable[..., "Front"]  # (problem, rng, settings), the annotation of settings names their dataclass
+Search = Callable[..., Front]  # (problem, rng, settings), the annotation of settings names their dataclass
 SOLVERS: Registry[Search] = Registry("solver", "fedpeft.solvers", Callable)
 register, names = SOLVERS.register, SOLVERS.names
 
 
 def solver_settings(solver: str, **settings: Any) -> Any:
-    """Return the checked settings of a solver, with the paper's values as defaults.
-
-    Raises:
-        FedpeftError: unknown solver or setting, or a value that is not allowed.
-    """
+    """Return the checked settings of a solver, with the paper's values as defaults."""
     return build(_settings_class(solver), settings, section=solver)
 
 
@@ -67,6 +56,15 @@ def schedule(
 
     Raises:
         FedpeftError: wrong shapes, a score that is not finite, a budget out of range, unknown solver or setting.
+
+    Source: Saha et al., F3OCUS (CVPR 2025), Server-level Layer Selection.
+
+    See Also: ``choose``, which takes one assignment; ``exact_front``, which proves its front.
+
+    Example:
+        >>> front = schedule([[0.75, 0.25], [0.5, 0.5]], 1, solver="nsga2", seed=0)
+        >>> front.importance.tolist(), front.variance.tolist()
+        ([1.25], [0.0])
     """
     own_settings = solver_settings(solver, **settings)
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
@@ -80,10 +78,10 @@ def _settings_class(solver: str) -> type:
 
 
 register("nsga2", "fedpeft.scheduling.nsga2:search")
-register("mopso", "fedpeft.scheduling.swarms:mopso")
-register("annealing", "fedpeft.scheduling.population:search")
-register("ant_colony", "fedpeft.scheduling.swarms:ant_colony")
-register("bee_colony", "fedpeft.scheduling.swarms:bee_colony")
+register("mopso", "fedpeft.scheduling.heuristics:mopso")
+register("annealing", "fedpeft.scheduling.heuristics:annealing")
+register("ant_colony", "fedpeft.scheduling.heuristics:ant_colony")
+register("bee_colony", "fedpeft.scheduling.heuristics:bee_colony")
 register("exact", "fedpeft.scheduling.exact:search")
 register("drawn", "fedpeft.scheduling.solvers:search")
 

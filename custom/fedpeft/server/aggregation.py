@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedpeft.alignment.averaging import cap_share
-from fedpeft.alignment.checks import check_tensors
+from fedpeft.alignment.neurons import check_tensors
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import imported
 from fedpeft.core.states import State

@@ -17,8 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from fedpeft.alignment.checks import check_alike
-from fedpeft.alignment.neurons import Neurons, neurons_of
+from fedpeft.alignment.neurons import Neurons, check_alike, neurons_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import HEAD, by_place, layer_of, layers_of
 from fedpeft.core.layer_matching import one_layer

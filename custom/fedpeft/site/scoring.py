@@ -14,8 +14,7 @@ from fedpeft.answering.batches import Batch
 from fedpeft.core.keys import layer_of, layers_of
 from fedpeft.core.states import State
 from fedpeft.importance import layer_budget, method_settings, score
-from fedpeft.importance.registry import normalized
-from fedpeft.importance.settings import MemorySettings
+from fedpeft.importance.registry import MemorySettings, normalized
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site.loop import KEPT_TENSORS
 

@@ -1,14 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Limit the bytes of one message that this process reads; a larger one is refused by its announced size.
+"""Limits of the bytes of one message and of one frame that this process reads.
 
 FLARE receives a small message whole; it names tensors, which are then fetched from the sender. FLARE 2.9 limits one
 stream (`streaming_max_blob_size`, 4 GiB, read when a process connects), not the tensors of one message together, and
 `max_message_size` applies to sent messages, not to received ones. So four of its functions are replaced here. The last
 would end the server's job if a single site's reply cannot be read; here only that site loses the round.
 
-Limit the size of a frame: FLARE reads a whole frame of up to 2 GB before it checks it.
-
-Large objects travel in chunks of 1 MB, and FLARE's sites accept no frame above 4 MB over HTTP (aiohttp's limit).
+FLARE reads a whole frame of up to 2 GB before it checks it. Large objects travel in chunks of 1 MB, and its sites
+accept no frame above 4 MB over HTTP (aiohttp's limit).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.flare.function_guard import replace_function
+from fedpeft.flare.hardening import replace_function
 from fedpeft.protocol.fields import MB, Limit, Unread
 
 FRAME = 64 * 2**20
@@ -39,11 +38,7 @@ _NAME = "MAX_FRAME_SIZE"
 
 
 def limit_frames() -> None:
-    """Close connections of this process that receive a larger frame.
-
-    Raises:
-        FedpeftError: this version of FLARE does not have the constants.
-    """
+    """Close connections of this process that receive a larger frame."""
     for driver in (aio_http_driver, aio_conn, socket_conn):
         if not hasattr(driver, _NAME):
             raise FedpeftError(f"FLARE has no {driver.__name__}.{_NAME}: install the version in constraints.txt.")
@@ -57,8 +52,6 @@ _current: ContextVar[_Count | None] = ContextVar("count", default=None)
 _lock = threading.Lock()
 _refused: dict[str, str] = {}  # by sender
 _fetches: dict[str, list[Signal]] = {}  # by sender: what ends the fetching of a message's tensors, which is running
-
-
 _limit = Limit(64 * MB, "only messages of a job may be larger.")
 
 
@@ -97,8 +90,7 @@ class _Count:
 def limit_messages(limit: Limit | None = None) -> None:
     """Refuse larger messages in this process, and let an unreadable message affect only its sender.
 
-    Args:
-        limit: None: the current one, initially 64 MB; FLARE's own messages are smaller.
+    Without a limit the current one stays, initially 64 MB; FLARE's own messages are smaller.
     """
     global _limit
     _limit = limit or _limit
@@ -115,63 +107,53 @@ def take_refusal(site: str) -> str:
         return _refused.pop(origin, "")
 
 
-def _refusing_large_streams(init: Callable) -> Callable:
-    def bounded(self: BlobTask, future: Any, stream: Any, max_size: int = 0, preserve_chunks: bool = False) -> None:
-        limit = _limit
-        try:
-            smaller = min(max_size, limit.size) if max_size > 0 else limit.size
-            init(self, future, stream, smaller, preserve_chunks)
-        except BlobSizeError:
-            headers = stream.headers or {}
-            origin = headers.get(MessageHeaderKey.ORIGIN)
-            with _lock:
-                if headers.get(StreamHeaderKey.CHANNEL) == CellChannel.RETURN_ONLY:
-                    for fetch in _fetches.get(str(origin), ()):  # FLARE would request the tensor again, for 14 seconds
-                        fetch.trigger(str(limit))
-                elif isinstance(origin, str) and len(origin) <= MAX_NAME_LENGTH and len(_refused) < MAX_NOTED:
-                    _refused[origin] = str(limit)
-            raise
-
-    return bounded
-
-
-def _counting(consume: Callable) -> Callable:
-    def consume_within_the_limit(self: ItemConsumer, ref_id: str, state: dict, data: Any) -> dict:
-        if count := _current.get():
-            count.add(sum(len(item) for item in data))
-        return consume(self, ref_id, state, data)
-
-    return consume_within_the_limit
-
-
-def _fetching_within_the_limit(fetch: Callable) -> Callable:
-    def fetch_within_the_limit(self: ViaDownloaderDecomposer, fobs_ctx: dict, ref: dict) -> Any:
-        count = fobs_ctx.setdefault(_COUNT, _Count(_limit))  # one message may name several sets of tensors
-        if count.over:
-            return _UnreadItems(count.limit)
-        before, aborted, sender = _current.set(count), fobs_ctx.get(FOBSContextKey.ABORT_SIGNAL), str(ref.get("fqcn"))
-        fobs_ctx[FOBSContextKey.ABORT_SIGNAL] = refused = Signal(parent=aborted)
+def _refusing_large_streams(
+    init: Callable, self: BlobTask, future: Any, stream: Any, max_size: int = 0, preserve_chunks: bool = False
+) -> None:
+    limit = _limit
+    try:
+        smaller = min(max_size, limit.size) if max_size > 0 else limit.size
+        init(self, future, stream, smaller, preserve_chunks)
+    except BlobSizeError:
+        headers = stream.headers or {}
+        origin = headers.get(MessageHeaderKey.ORIGIN)
         with _lock:
-            _fetches.setdefault(sender, []).append(refused)
-        try:
-            return fetch(self, fobs_ctx, ref)
-        except Exception:
-            if not (count.over or refused.value):
-                raise
-            return _UnreadItems(count.limit)
-        finally:
-            with _lock:
-                _fetches[sender].remove(refused)
-                if not _fetches[sender]:
-                    del _fetches[sender]
-            fobs_ctx[FOBSContextKey.ABORT_SIGNAL] = aborted
-            _current.reset(before)
-
-    return fetch_within_the_limit
+            if headers.get(StreamHeaderKey.CHANNEL) == CellChannel.RETURN_ONLY:
+                for fetch in _fetches.get(str(origin), ()):  # FLARE would request the tensor again, for 14 seconds
+                    fetch.trigger(str(limit))
+            elif isinstance(origin, str) and len(origin) <= MAX_NAME_LENGTH and len(_refused) < MAX_NOTED:
+                _refused[origin] = str(limit)
+        raise
 
 
-def _never(is_server_job_cell: Callable) -> Callable:
-    def none(my_info: Any) -> bool:
-        return False
+def _counting(consume: Callable, self: ItemConsumer, ref_id: str, state: dict, data: Any) -> dict:
+    if count := _current.get():
+        count.add(sum(len(item) for item in data))
+    return consume(self, ref_id, state, data)
 
-    return none
+
+def _fetching_within_the_limit(fetch: Callable, self: ViaDownloaderDecomposer, fobs_ctx: dict, ref: dict) -> Any:
+    count = fobs_ctx.setdefault(_COUNT, _Count(_limit))  # one message may name several sets of tensors
+    if count.over:
+        return _UnreadItems(count.limit)
+    before, aborted, sender = _current.set(count), fobs_ctx.get(FOBSContextKey.ABORT_SIGNAL), str(ref.get("fqcn"))
+    fobs_ctx[FOBSContextKey.ABORT_SIGNAL] = refused = Signal(parent=aborted)
+    with _lock:
+        _fetches.setdefault(sender, []).append(refused)
+    try:
+        return fetch(self, fobs_ctx, ref)
+    except Exception:
+        if not (count.over or refused.value):
+            raise
+        return _UnreadItems(count.limit)
+    finally:
+        with _lock:
+            _fetches[sender].remove(refused)
+            if not _fetches[sender]:
+                del _fetches[sender]
+        fobs_ctx[FOBSContextKey.ABORT_SIGNAL] = aborted
+        _current.reset(before)
+
+
+def _never(is_server_job_cell: Callable, my_info: Any) -> bool:
+    return False

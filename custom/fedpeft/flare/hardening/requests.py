@@ -1,26 +1,18 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Requests that no site, server or neighbor on this machine may make, refused before FLARE answers them.
 
-No process of a site or server answers FLARE's network diagnosis.
+FLARE registers its network diagnosis in every process, without an authorization: with one small request the receiver
+allocates as much memory as the sender names (`speed`), sends messages to others (`stress`, `bulk_test`, `change_root`),
+or says what its process and connections are (`process_info`, `config_vars`, `conns`). fedpeft needs none of it: subnet
+heartbeats have no monitor here, and `stop` is for relays, which are processes of their own.
 
-FLARE registers it in every process, without an authorization: with one small request the receiver allocates as much
-memory as the sender names (`speed`), sends messages to others (`stress`, `bulk_test`, `change_root`), or says what its
-process and connections are (`process_info`, `config_vars`, `conns`). fedpeft needs none of it: subnet heartbeats have
-no monitor here, and `stop` is for relays, which are processes of their own.
+At the server FLARE lets whoever is connected abort a job at its process, set its final status, and fire any event in
+it, for instance the fatal error that ends it. It binds the name of a connection to its certificate, but not the origin
+that a message names.
 
-At the server: no site steers or ends a job by a request that only the server's own processes send.
-
-FLARE lets whoever is connected abort a job at its process, set its final status, and fire any event in it, for instance
-the fatal error that ends it. It binds the name of a connection to its certificate, but not the origin that a message
-names.
-
-Refuse requests of a server that read a site's machine or remove anything but a finished job's folder.
-
-FLARE lets the sender of a request state whether it needs an authorization, and for whom: the server can thus run `cat`,
-`ls` and `grep` at a site. It also creates a job's folder directly in the site's workspace, so that a job with the id
-`local` or `fedpeft` would replace that folder.
-
-Accept connections without TLS from this machine only where they are this user's.
+At a site FLARE lets the sender of a request state whether it needs an authorization, and for whom: the server can thus
+run `cat`, `ls` and `grep` there. It also creates a job's folder directly in the site's workspace, so that a job with
+the id `local` or `fedpeft` would replace that folder.
 
 FLARE's processes of a site or server connect to their parent over the loopback interface, without TLS and without a
 password: whoever connects there may start and abort jobs as the server does. On Linux the kernel's table of connections
@@ -62,7 +54,7 @@ from nvflare.private.fed.server.server_commands import ServerCommands
 from nvflare.widgets.fed_event import ServerFedEventRunner
 
 from fedpeft.flare.folders import NAME
-from fedpeft.flare.function_guard import replace_function
+from fedpeft.flare.hardening import replace_function
 from fedpeft.job.strict_files import AdmissionError
 
 logger = logging.getLogger(__name__)
@@ -76,13 +68,8 @@ def guard_cell_requests() -> None:
         replace_function(NetAgent, name, _refuse_diagnosis)
 
 
-def _refuse_diagnosis(handler: Callable) -> Callable:
-    def refuse(self: NetAgent, request: Message) -> Message:
-        topic, sender = (request.get_header(key) for key in (MessageHeaderKey.TOPIC, MessageHeaderKey.ORIGIN))
-        logger.warning("a request %.40r of %.80r is refused", topic, sender)
-        return make_reply(ReturnCode.INVALID_REQUEST, NO_DIAGNOSIS)
-
-    return refuse
+def _refuse_diagnosis(handler: Callable, self: NetAgent, request: Message) -> Message:
+    return _refusal(request, ReturnCode.INVALID_REQUEST, NO_DIAGNOSIS)
 
 
 NOT_FROM_A_SITE = "only the server's own processes may request this."
@@ -96,52 +83,42 @@ def guard_job_requests() -> None:
     replace_function(ServerFedEventRunner, "_receive", _no_event)
 
 
-def _refusal(request: Message, return_code: str) -> Message:
+def _refusal(request: Message, code: str = ReturnCode.UNAUTHENTICATED, reason: str = NOT_FROM_A_SITE) -> Message:
     topic, sender = (request.get_header(key) for key in (MessageHeaderKey.TOPIC, MessageHeaderKey.ORIGIN))
     logger.warning("a request %.40r of %.80r is refused", topic, sender)
-    return make_reply(return_code, NOT_FROM_A_SITE)
+    return make_reply(code, reason)
 
 
-def _without_the_servers_name(validate: Callable) -> Callable:
-    def validate_auth_headers(self: FederatedServer, message: Message) -> Message | None:
-        connected = message.get_prop(MessagePropKey.ENDPOINT)
-        if _at_server(message.get_header(MessageHeaderKey.ORIGIN)) and not (connected and _at_server(connected.name)):
-            return _refusal(message, ReturnCode.UNAUTHENTICATED)
-        return validate(self, message)
-
-    return validate_auth_headers
+def _without_the_servers_name(validate: Callable, self: FederatedServer, message: Message) -> Message | None:
+    connected = message.get_prop(MessagePropKey.ENDPOINT)
+    if _at_server(message.get_header(MessageHeaderKey.ORIGIN)) and not (connected and _at_server(connected.name)):
+        return _refusal(message)
+    return validate(self, message)
 
 
 def _at_server(cell: Any) -> bool:
     return isinstance(cell, str) and FQCN.split(cell)[0] == FQCN.ROOT_SERVER
 
 
-def _of_the_jobs_own_process(listen: Callable) -> Callable:
-    def listen_command(self: FederatedServer, request: Message) -> Message:
-        own = FQCN.join([FQCN.ROOT_SERVER, str(request.get_header(CellMessageHeaderKeys.JOB_ID))])
-        if request.get_header(MessageHeaderKey.ORIGIN) != own:
-            return _refusal(request, ReturnCode.UNAUTHENTICATED)
-        return listen(self, request)
-
-    return listen_command
+def _of_the_jobs_own_process(listen: Callable, self: FederatedServer, request: Message) -> Message:
+    own = FQCN.join([FQCN.ROOT_SERVER, str(request.get_header(CellMessageHeaderKeys.JOB_ID))])
+    if request.get_header(MessageHeaderKey.ORIGIN) != own:
+        return _refusal(request)
+    return listen(self, request)
 
 
-def _of_the_server_or_a_task(execute: Callable) -> Callable:
-    def execute_command(self: ServerCommandAgent, request: Message) -> Message:
-        of_a_site = request.get_header(MessageHeaderKey.TOPIC) in ServerCommands.client_request_commands_names
-        if not of_a_site and request.get_header(MessageHeaderKey.ORIGIN) != FQCN.ROOT_SERVER:
-            return _refusal(request, ReturnCode.UNAUTHENTICATED)
-        return execute(self, request)
-
-    return execute_command
+def _of_the_server_or_a_task(execute: Callable, self: ServerCommandAgent, request: Message) -> Message:
+    of_a_site = request.get_header(MessageHeaderKey.TOPIC) in ServerCommands.client_request_commands_names
+    if not of_a_site and request.get_header(MessageHeaderKey.ORIGIN) != FQCN.ROOT_SERVER:
+        return _refusal(request)
+    return execute(self, request)
 
 
-def _no_event(receive: Callable) -> Callable:
-    def refuse(self: ServerFedEventRunner, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-        logger.warning("an event that a site sent is refused: fedpeft uses none")
-        return make_shareable_reply(TaskReturnCode.BAD_REQUEST_DATA)
-
-    return refuse
+def _no_event(
+    receive: Callable, self: ServerFedEventRunner, topic: str, request: Shareable, fl_ctx: FLContext
+) -> Shareable:
+    logger.warning("an event that a site sent is refused: fedpeft uses none")
+    return make_shareable_reply(TaskReturnCode.BAD_REQUEST_DATA)
 
 
 NOT_AT_A_SITE = "this site does not answer such requests."
@@ -159,11 +136,7 @@ def guard_requests() -> None:
 
 
 def check_job_id(job_id: object, workspace: Workspace) -> None:
-    """Refuse a job whose id names an existing folder.
-
-    Raises:
-        AdmissionError: the id is not a UUID, or a job with it has run here.
-    """
+    """Refuse a job whose id is not a UUID, or names the folder of a job that has run here."""
     if not _is_uuid(job_id):
         raise AdmissionError(
             f"the job id {job_id!r:.60} is not a UUID, it could name a folder of the site", reason="meta"
@@ -179,32 +152,23 @@ def _is_uuid(text: object) -> bool:
         return False
 
 
-def _refused(process: Callable) -> Callable:
-    def refuse(self: Any, req: AdminMessage, app_ctx: Any) -> AdminMessage:
-        logger.warning("a request %s of the server is refused", req.topic)
+def _refused(process: Callable, self: Any, req: AdminMessage, app_ctx: Any) -> AdminMessage:
+    logger.warning("a request %s of the server is refused", req.topic)
+    return error_reply(NOT_AT_A_SITE)
+
+
+def _without_errors(process: Callable, self: ClientInfoProcessor, req: AdminMessage, app_ctx: Any) -> AdminMessage:
+    if req.topic == InfoCollectorTopic.SHOW_ERRORS:
         return error_reply(NOT_AT_A_SITE)
-
-    return refuse
-
-
-def _without_errors(process: Callable) -> Callable:
-    def answer(self: ClientInfoProcessor, req: AdminMessage, app_ctx: Any) -> AdminMessage:
-        if req.topic == InfoCollectorTopic.SHOW_ERRORS:
-            return error_reply(NOT_AT_A_SITE)
-        return process(self, req, app_ctx)
-
-    return answer
+    return process(self, req, app_ctx)
 
 
-def _of_finished_jobs(delete: Callable) -> Callable:
-    def delete_run(self: ClientEngine, job_id: str) -> str:
-        if not _is_uuid(job_id) or job_id in self.client_executor.run_processes:
-            logger.warning("the server requests to remove %r, which is not the folder of a finished job", job_id)
-            return KEPT
-        delete(self, job_id)
-        return DELETED
-
-    return delete_run
+def _of_finished_jobs(delete: Callable, self: ClientEngine, job_id: str) -> str:
+    if not _is_uuid(job_id) or job_id in self.client_executor.run_processes:
+        logger.warning("the server requests to remove %r, which is not the folder of a finished job", job_id)
+        return KEPT
+    delete(self, job_id)
+    return DELETED
 
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -219,12 +183,7 @@ def guard_local_connections() -> None:
 
 
 def owner(peer: Address, here: Address) -> int | None:
-    """Return the user id of the process at the other end of a connection within this machine; None: there is none.
-
-    Args:
-        peer: address and port of the other end.
-        here: address and port of this end.
-    """
+    """Return the user id of the process at the other end of a connection within this machine; None: there is none."""
     for table in TABLES:
         if not table.exists():  # a kernel without IPv6
             continue
@@ -243,14 +202,11 @@ def _address(entry: str) -> Address:
     return str(getattr(address, "ipv4_mapped", None) or address), int(port, 16)
 
 
-def _of_this_user(verify: Callable) -> Callable:
-    def verify_request(self: TcpStreamServer, request: Any, client_address: Any) -> bool:
-        if self.ssl_context or not ipaddress.ip_address(client_address[0]).is_loopback:
-            return verify(self, request, client_address)
-        user = owner(client_address[:2], request.getsockname()[:2])
-        if user != os.geteuid():
-            logger.warning("a connection of user %s of this machine is refused", "unknown" if user is None else user)
-            return False
+def _of_this_user(verify: Callable, self: TcpStreamServer, request: Any, client_address: Any) -> bool:
+    if self.ssl_context or not ipaddress.ip_address(client_address[0]).is_loopback:
         return verify(self, request, client_address)
-
-    return verify_request
+    user = owner(client_address[:2], request.getsockname()[:2])
+    if user != os.geteuid():
+        logger.warning("a connection of user %s of this machine is refused", "unknown" if user is None else user)
+        return False
+    return verify(self, request, client_address)

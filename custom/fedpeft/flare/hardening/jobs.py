@@ -1,0 +1,189 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Jobs are checked before FLARE reads them, and a site whose part of a job ends early costs the job that site alone.
+
+FLARE 2.9 has no hook before its validator parses a submitted job, HOCON and YAML too, and HOCON reads files and URLs.
+It ends a whole job when one site cannot start its part, when a site's process of the job fails, and when a site is lost
+while a finished job waits for it. Only jobs with a quorum are admitted, so the quorum can always decide.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.job_launcher_spec import JobReturnCode
+from nvflare.app_common.streamers.file_streamer import FileStreamer
+from nvflare.fuel.common.exit_codes import ProcessExitCode
+from nvflare.fuel.f3.cellnet.defs import ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.hci.server.hci import AdminServer
+from nvflare.fuel.utils.config import ConfigFormat, ConfigLoader
+from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.private.defs import ERROR_MSG_PREFIX, CellMessageHeaderKeys, JobFailureMsgKey
+from nvflare.private.fed.client import training_cmds
+from nvflare.private.fed.server import job_runner
+from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed_json_config import FedJsonConfigurator
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.flare.hardening import replace_function
+from fedpeft.flare.hardening.requests import guard_cell_requests, guard_job_requests, guard_requests
+from fedpeft.flare.returning_sites import PART_ENDED
+from fedpeft.job.admission import admit_configuration, admit_submission
+from fedpeft.job.strict_files import MAX_ARCHIVE, AdmissionError, check_archive
+
+logger = logging.getLogger(__name__)
+NOT_CHECKED = "the job could not be checked; the server's log says why."
+
+
+class RefusedFormat(ConfigLoader):
+    """Replaces FLARE's loaders of HOCON and YAML: raises an error instead of parsing."""
+
+    def load_config(self, file_path: str) -> None:
+        self._refuse()
+
+    def load_config_from_str(self, config_str: str) -> None:
+        self._refuse()
+
+    def load_config_from_dict(self, config_dict: dict) -> None:
+        self._refuse()
+
+    def _refuse(self) -> None:
+        raise ValueError("a configuration must be JSON: HOCON and YAML are not read here.")
+
+
+def guard_configurations() -> None:
+    """In every process: refuse HOCON and YAML, and check a job's configuration before FLARE expands or builds it."""
+    for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
+        ConfigFactory._fmt2Loader[kind] = RefusedFormat(kind)
+    replace_function(FedJsonConfigurator, "_do_configure", _admitted_before_expansion)
+
+
+def guard_submissions() -> None:
+    """At the server: check a submitted archive before FLARE's validator opens it, and remove the uploaded file."""
+    replace_function(JobMetaValidator, "validate", _admitted_before_validation)
+    replace_function(AdminServer, "_process_upload", _removing_the_upload)
+
+
+def guard_deployments() -> None:
+    """At a site: check the size of a deployed archive before FLARE unpacks it."""
+    replace_function(training_cmds, "unzip_all_from_bytes", _checked_before_unpacking)
+
+
+def _admitted_before_expansion(configure: Callable, self: FedJsonConfigurator) -> None:
+    role = "server" if self.is_server else "client"
+    admit_configuration(role, self.config_data, f"config_fed_{role}.json")
+    configure(self)
+
+
+def _admitted_before_validation(
+    validate: Callable, self: JobMetaValidator, job_name: str, job_data: bytes | str
+) -> tuple[bool, str, dict]:
+    try:
+        admit_submission(_archive(job_data), job_name)
+    except AdmissionError as error:
+        logger.warning("submitted job refused: %s", error)
+        return False, error.public, {}
+    except Exception:  # what cannot be checked is not admitted
+        logger.exception("a submitted job could not be checked")
+        return False, NOT_CHECKED, {}
+    return validate(self, job_name, job_data)
+
+
+def _archive(data: bytes | str) -> bytes:
+    if isinstance(data, bytes):
+        return data
+    with open(data, "rb") as stream:
+        return stream.read(MAX_ARCHIVE + 1)
+
+
+def _removing_the_upload(process: Callable, self: AdminServer, stream_ctx: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return process(self, stream_ctx, *args, **kwargs)
+    finally:
+        if location := FileStreamer.get_file_location(stream_ctx):
+            Path(location).unlink(missing_ok=True)
+
+
+def _checked_before_unpacking(unzip: Callable, data: bytes, folder: str | os.PathLike) -> None:
+    check_archive(data)
+    unzip(data, folder)
+
+
+def main() -> int:
+    """Install all guards and check that they work."""
+    guard_configurations()
+    guard_submissions()
+    guard_deployments()
+    guard_requests()
+    guard_cell_requests()
+    guard_job_requests()
+    guard_job_failures()
+    for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
+        if not isinstance(ConfigFactory.get_config_loader(kind), RefusedFormat):
+            raise FedpeftError(f"FLARE still reads {kind.name}: install the version in constraints.txt.")
+    return 0
+
+
+REASONS = {
+    ProcessExitCode.EXCEPTION: "by an error or a signal",
+    ProcessExitCode.UNSAFE_COMPONENT: "because a component is not allowed there",
+    ProcessExitCode.CONFIG_ERROR: "because its configuration cannot be used there",
+    ProcessExitCode.INFRASTRUCTURE_ERROR: "while it started",
+    JobReturnCode.ABORTED: "because it was killed or aborted",
+}
+
+
+def guard_job_failures() -> None:
+    """In the server's own process: no site's report, silence or refusal to start fails a job."""
+    replace_function(FederatedServer, "process_job_failure", _away_instead_of_failed)
+    replace_function(FederatedServer, "_resolve_missing_client_outcome", _not_waited_for)
+    replace_function(job_runner, "check_client_replies", _without_failed_starts)
+
+
+def _away_instead_of_failed(report: Callable, self: FederatedServer, request: Message) -> Message:
+    client = self.client_manager.clients.get(request.get_header(CellMessageHeaderKeys.TOKEN))
+    payload = request.payload if isinstance(request.payload, dict) else {}
+    job, code = payload.get(JobFailureMsgKey.JOB_ID), payload.get(JobFailureMsgKey.CODE)
+    if client is None or not isinstance(code, int) or code not in REASONS:
+        return report(self, request)
+    jobs = self.engine.job_runner
+    # a report of a job in which the site takes no part, or a second one, changes nothing
+    if isinstance(job, str) and jobs.is_client_outcome_pending(job, client.name):
+        jobs.resolve_client_outcome(job, client.name)
+        _announce(self.engine, job, client.name, REASONS[code])
+    return make_reply(ReturnCode.OK)
+
+
+def _announce(engine: Any, job: str, site: str, reason: str) -> None:
+    logger.warning("the process of job %s at site %s ended %s: the quorum decides about the job", job, site, reason)
+    with engine.new_context() as fl_ctx:
+        data = {"job": job, "site": site, "reason": reason}
+        fl_ctx.set_prop(FLContextKey.EVENT_DATA, data, private=True, sticky=False)
+        engine.fire_event(PART_ENDED, fl_ctx)
+
+
+def _not_waited_for(resolve: Callable, self: FederatedServer, client: Client, job_id: str, reason: str) -> None:
+    self.engine.job_runner.resolve_client_outcome(job_id, client.name)
+
+
+def _without_failed_starts(
+    check: Callable, replies: Sequence[Any], client_sites: list[str], command: str, strict: bool = False
+) -> Any:
+    for one in replies or ():
+        if one.reply and str(one.reply.body).startswith(ERROR_MSG_PREFIX):
+            logger.warning("site %s could not %s; its own log says why", one.client_name, command)
+            one.reply = None  # as of a site that did not answer in time
+    return check(replies, client_sites, command, strict)  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
