@@ -83,10 +83,6 @@ def that_read(makes: Collection[str]) -> list[str]:
 def check_backbone(name: str, backbone: str) -> None:
     """Refuse a way to answer that reads what a backbone does not make.
 
-    Args:
-        name: as `training.answering` writes it.
-        backbone: registered name.
-
     Raises:
         FedpeftError: the backbone answers in other ways.
     """
@@ -112,13 +108,6 @@ def build(
     labelled: bool = False,
 ) -> Answering:
     """Build what `training.answering` names, or for images with labels what gives these.
-
-    Args:
-        backbone: with the method's adapters in it.
-        vocabulary: the site's answers or labels, or those of a federated head.
-        settings: the section `training`.
-        generator: for initial values.
-        labelled: whether the site's images have labels (`fedpeft.data.schema.SiteData.labels`).
 
     Raises:
         FedpeftError: the backbone cannot answer in this way.

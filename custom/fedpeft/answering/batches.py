@@ -89,9 +89,6 @@ class Batches:
         generator: for the random order; None keeps the order of `examples`.
         workers: number of processes that decode images.
         open_image: from an example's image to what `collate` reads.
-
-    Raises:
-        FedpeftError: there are workers, and the temporary folder cannot hold their sockets.
     """
 
     def __init__(

@@ -61,24 +61,13 @@ def accepted(vocabulary: AnswerVocabulary, examples: Sequence[Example]) -> Tenso
 
 
 def best_first(texts: Sequence[str], probabilities: Tensor, most: int) -> list[Scored]:
-    """Return the texts with the highest probabilities, of equal ones the first of them.
-
-    Args:
-        texts: N.
-        probabilities: of each, (N,).
-        most: texts that are returned.
-    """
+    """Return the texts with the highest probabilities, of equal ones the first of them."""
     order = probabilities.argsort(descending=True, stable=True)[:most].tolist()
     return [Scored(texts[number], probabilities[number].item()) for number in order]
 
 
 class Choosing(Answering):
-    """A way of answering that scores every answer of the vocabulary.
-
-    Args:
-        backbone, head: see `Answering`.
-        vocabulary: the N answers.
-    """
+    """A way of answering that scores every answer of the vocabulary."""
 
     def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
         super().__init__(backbone, head)
@@ -107,13 +96,7 @@ class Choosing(Answering):
 
 
 class Classification(Choosing):
-    """Features (B, d) and a head to logits (B, C) over the answers; cross-entropy.
-
-    Args:
-        backbone: of the site.
-        head: from features to logits.
-        vocabulary: the C answers.
-    """
+    """Features (B, d) and a head to logits (B, C) over the answers; cross-entropy."""
 
     metrics = (ACCURACY, BALANCED_ACCURACY, MACRO_F1)
 

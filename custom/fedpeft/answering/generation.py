@@ -25,13 +25,7 @@ from fedpeft.methods import divergences
 
 
 class Generation(Answering):
-    """A backbone that writes.
-
-    Args:
-        backbone: of the site.
-        writer: the backbone with its output layer.
-        longest: tokens of an answer at most.
-    """
+    """A backbone that writes."""
 
     def __init__(self, backbone: Backbone, writer: Writer, longest: int) -> None:
         super().__init__(backbone, nn.Module())
@@ -89,11 +83,7 @@ class Generation(Answering):
 def build(
     backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
 ) -> Generation:
-    """Build the output layer of a backbone that can write.
-
-    Raises:
-        FedpeftError: it cannot.
-    """
+    """Build the output layer of a backbone that can write."""
     make: Callable[[], Writer] | None = getattr(backbone, "writer", None)
     if make is None:
         raise FedpeftError(

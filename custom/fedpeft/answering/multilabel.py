@@ -25,13 +25,7 @@ from fedpeft.methods import divergences
 
 
 class Multilabel(Answering):
-    """Features (B, d) and a head to logits (B, L), one for each label.
-
-    Args:
-        backbone: of the site.
-        head: from features to logits.
-        vocabulary: the L labels.
-    """
+    """Features (B, d) and a head to logits (B, L), one for each label."""
 
     metrics, labelled = (MACRO_F1,), True
 

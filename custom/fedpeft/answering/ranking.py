@@ -114,11 +114,7 @@ class Ranking(Choosing):
 def build(
     backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
 ) -> Ranking:
-    """Make the site's answers the pool.
-
-    Raises:
-        FedpeftError: the backbone has no decoder.
-    """
+    """Make the site's answers the pool."""
     if not hasattr(backbone, "answer_tokens"):
         raise FedpeftError(
             "answering is 'ranking', and this backbone has no decoder to rank answers with: set training.answering to "

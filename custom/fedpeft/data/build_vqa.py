@@ -82,15 +82,7 @@ class Source(NamedTuple):
 
 
 def sources(path: Path, *, modality: str = "", anatomy: str = "", classes_are: str = "disease") -> list[Source]:
-    """Return the sets at a path.
-
-    Args:
-        path: a file of MedMNIST, or a folder as above.
-        modality, anatomy, classes_are: see `Subject`, for folders of classes.
-
-    Raises:
-        DataError: it is none of these; the message shows what is expected and what is there.
-    """
+    """Return the sets at a path."""
     if path.suffix == ".npz" and path.is_file():
         return [_medmnist(path)]
     if not path.is_dir():
@@ -173,18 +165,7 @@ _ROUNDS, _MIN = 200, 0.25
 
 
 def build(parts: Sequence[Source], out: Path, *, seed: int = 0, test_fraction: float = 0.2) -> None:
-    """Write the sites' folders and the page of statistics.
-
-    Args:
-        parts: the sets; those of one site go into one folder.
-        out: a folder that does not exist yet.
-        seed: of types, wordings and splits.
-        test_fraction: share of the images in the test split.
-
-    Raises:
-        DataError: `out` exists, the seed is negative, a set has fewer than two images, the fraction is not between 0
-            and 1, or an image cannot be read.
-    """
+    """Write the sites' folders and the page of statistics."""
     if out.exists():
         raise DataError(f"{out} exists; name a folder that does not, or remove it.")
     if seed < 0:
@@ -212,9 +193,6 @@ def numbers(sets: Sequence[tuple[Subject, int]]) -> np.ndarray:
     Rows and columns are scaled in turn to the images of the sets and to the published shares (iterative proportional
     fitting), rows last; remainders go to the largest fractions. No set loses a type to that: in each pass it
     keeps `_MIN` of what it would have alone, in the published shares of the types that can be asked about it.
-
-    Args:
-        sets: what is known of the images of each set, and how many there are.
     """
     kinds = tuple(SHARES)
     allowed = np.array([[kind in subject.types for kind in kinds] for subject, _ in sets], dtype=float)

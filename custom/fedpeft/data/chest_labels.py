@@ -89,11 +89,7 @@ _YES, _NO, _UNCERTAIN = 1.0, 0.0, -1.0
 
 
 def of_mesh(terms: Iterable[str]) -> tuple[str, ...] | None:
-    """Return the labels of a report of Open-I; None: nobody indexed it, so that none is known.
-
-    Args:
-        terms: its major terms with their qualifiers, `Opacity/lung/base/left`.
-    """
+    """Return the labels of terms such as `Opacity/lung/base/left` (Open-I); None: nobody indexed the report."""
     split = [[" ".join(part.lower().split()) for part in term.split("/")] for term in terms]
     split = [parts for parts in split if parts[0]]
     if not split or any(parts[0] == NOT_INDEXED for parts in split):
@@ -112,9 +108,6 @@ def of_chexpert(values: Sequence[str], uncertain: str) -> tuple[tuple[str, ...],
         values: of CheXpert's 14 labels in the order of `CHEXPERT`: 1.0 (yes), 0.0 (no), -1.0 (uncertain) or empty
             (not mentioned, so no).
         uncertain: `data.uncertain`.
-
-    Raises:
-        DataError: a value is none of these.
     """
     numbers = {label: _number(value, label) for label, value in zip(CHEXPERT, values, strict=True)}
     counts = (_YES, _UNCERTAIN) if uncertain == AS_POSITIVE else (_YES,)

@@ -34,17 +34,7 @@ _PART = re.compile(rf"(?:({'|'.join(PLANES)})(?:-([0-9]{{1,6}}))?|([0-9]{{1,6}})
 
 
 def image_of(root: Path, name: str, window: Window | None, *, where: str) -> tuple[Path | ChosenImage, str]:
-    """Return the image that a table names below a folder, and the name of its file.
-
-    Args:
-        root: the folder.
-        name: as `fedpeft.data.folders.inside` returned it.
-        window: of the settings.
-        where: the row, for errors.
-
-    Raises:
-        DataError: there is no such file.
-    """
+    """Return the image that a table names below a folder, and the name of its file."""
     file, part = name, ""
     if not os.path.isfile(root / name) and "#" in name:
         file, _, part = name.rpartition("#")
@@ -54,22 +44,14 @@ def image_of(root: Path, name: str, window: Window | None, *, where: str) -> tup
 
 
 def open_chosen(image: ChosenImage) -> Image.Image:
-    """Open such an image in mode RGB.
-
-    Raises:
-        UnreadableImage: see `fedpeft.data.images.open_image`.
-    """
+    """Open such an image in mode RGB."""
     if read := _medical(image):
         return Image.fromarray(read()).convert("RGB")
     return with_file(image.file, lambda opened, name: _raster(opened, name, image))
 
 
 def check_chosen(image: ChosenImage) -> Header:
-    """Check the header of such an image, and return what it says.
-
-    Raises:
-        UnreadableImage: see `fedpeft.data.images.check_header`.
-    """
+    """Check the header of such an image, and return what it says."""
     if read := _medical(image):
         height, width = read(pixels=False).shape[:2]
         return Header(width, height)

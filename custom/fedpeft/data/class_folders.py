@@ -33,11 +33,7 @@ TRAIN, VALIDATION, TEST = "train", "validation", "test"
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load a site's own folder, or its part of it.
-
-    Raises:
-        DataError: missing folder, a folder without images, or an empty split.
-    """
+    """Load a site's own folder, or its part of it."""
     root = dataset_folder(settings, (settings.site or "class_folders",))
     parts: dict[str, list[Example]] = {TRAIN: [], VALIDATION: [], TEST: []}
     names = class_folders(root)

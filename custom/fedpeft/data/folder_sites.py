@@ -60,9 +60,6 @@ def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSit
     Args:
         folder: of which nothing is known.
         chosen: settings of all sites that are not to be found out; with `dataset` the folder is one of that data set.
-
-    Raises:
-        DataError: it is in no known layout, or something of it cannot be read.
     """
     chosen = dict(chosen or {})
     whole = glance(folder)
@@ -126,10 +123,6 @@ def _layout_of_classes(seen: Glance, parts: Sequence[tuple[str, str, Glance]]) -
     """Return the data set of other sites whose folders are classes, if this one holds some of these; empty: none.
 
     A folder with a single class is in no known layout: alone it could be anything.
-
-    Args:
-        seen: the folder.
-        parts: name, data set and folder of the other sites.
     """
     for layout in dict.fromkeys(name for _, name, _ in parts if DATASETS.get(name).as_sites):
         known = {name for _, other, part in parts if other == layout for name in _classes(part)}
@@ -250,11 +243,7 @@ def _load_site(found: FolderSites, site: str) -> SiteData:
 
 
 def _with_data(common: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
-    """Return those sites of a data set that have data, and a note on the others.
-
-    Raises:
-        DataError: none has.
-    """
+    """Return those sites of a data set that have data, and a note on the others."""
     sites: dict[str, dict[str, Any]] = {}
     errors: dict[str, DataError] = {}
     for name in names:

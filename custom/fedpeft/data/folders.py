@@ -34,15 +34,7 @@ _DEPTH = 4
 
 
 def dataset_folder(settings: DataSettings, known_as: tuple[str, ...]) -> Path:
-    """Return the data set's folder: `settings.root`, else the first of its known names under FEDPEFT_DATA that exists.
-
-    Args:
-        settings: with or without `root`.
-        known_as: names of the folder; errors recommend the first.
-
-    Raises:
-        DataError: there is no such folder; the message names the variable and the remedy.
-    """
+    """Return a data set's folder: `settings.root`, else the first of its known names that FEDPEFT_DATA has."""
     if settings.root is not None:
         root = Path(settings.root)
         if not root.is_dir():
@@ -74,9 +66,6 @@ def find(root: Path, name: str, *, folder: bool = False) -> Path:
 
     The owners' archives unpack with or without a folder of their own, at times twice nested, and one of them writes
     `QA_Pairs` where the next writes `QA_pairs`. The shallowest match counts.
-
-    Raises:
-        DataError: there is none, or two at the same depth.
     """
     matches = _search(root, name, folder=folder)
     if not matches:
@@ -93,11 +82,7 @@ def contains(root: Path, name: str, *, folder: bool = False) -> bool:
 
 
 def images_below(folder: Path) -> dict[str, Path]:
-    """Return all image files below a folder by name without extension, for publishers that list ids.
-
-    Raises:
-        DataError: there is no image, or two have the same name.
-    """
+    """Return all image files below a folder by name without extension, for publishers that list ids."""
     images: dict[str, Path] = {}
     for path in filter(is_image, files_below(folder)):
         name = clean_text(path.stem)
@@ -114,9 +99,6 @@ def files_below(folder: Path) -> list[Path]:
 
     Links are followed, also those to folders, but not back into a folder that they lie in. Hidden files and folders are
     left out, and what macOS adds to archives.
-
-    Raises:
-        DataError: a folder cannot be read, or there are more than `MAX_FOLDERS`.
     """
     files: list[Path] = []
     waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(str(folder), frozenset())]
@@ -148,11 +130,7 @@ def is_hidden(name: str) -> bool:
 
 
 def inside(root: Path, name: str, *, where: str) -> str:
-    """Return the name of an image that a row gives, relative to the data's folder and with slashes.
-
-    Raises:
-        DataError: it is the path of a file elsewhere; the message names the row (`where`).
-    """
+    """Return the name of an image that a row gives, relative to the data's folder and with slashes."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or (path.parts[:1] and path.parts[0].endswith(":")):
         shown = shortened(str(path), max_start=300, max_end=60)
@@ -166,11 +144,7 @@ def is_image(file: Path) -> bool:
 
 
 def image_file(folder: Path, name: str, *, where: str) -> Path:
-    """Return the path of an image that a row names, which must exist.
-
-    Raises:
-        DataError: it does not exist; the message names the row (`where`) and the file.
-    """
+    """Return the path of an image that a row names, which must exist."""
     path = folder / name
     if not os.path.isfile(path) and (path := _in_other_form(folder, name) or path) == folder / name:
         raise missing_image(path, where=where)
@@ -277,11 +251,7 @@ Recognized = Callable[[Glance], bool]
 
 
 def glance(root: Path) -> Glance:
-    """Look at a folder; hidden files and what macOS adds are left out, and folders inside that cannot be read.
-
-    Raises:
-        DataError: it is no folder, or cannot be read.
-    """
+    """Look at a folder; hidden files and what macOS adds are left out, and folders inside that cannot be read."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; correct the path.")
     try:

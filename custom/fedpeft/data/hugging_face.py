@@ -41,11 +41,7 @@ _OTHER_SPLIT = "its split is none of train, validation and test"
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load the data of such a folder as one site.
-
-    Raises:
-        DataError: pyarrow is not installed; missing folder, column or image; a broken file; or an empty split.
-    """
+    """Load the data of such a folder as one site."""
     if settings.split == "paper":
         raise DataError("split='paper' has no meaning for a hugging_face folder; choose published or image_disjoint.")
     root = dataset_folder(settings, (settings.site or "hugging_face",))

@@ -82,9 +82,6 @@ def site_of(
         labels: all of the data set, where images have labels.
         left_out: see `SiteData`; entries with a count of 0 are dropped.
         notes: see `SiteData`.
-
-    Raises:
-        DataError: the settings ask for another split than there is, or for a part that there is not.
     """
     if settings.split == "paper":
         raise DataError(f"split='paper' has no meaning for {settings.dataset}; choose published or image_disjoint.")
@@ -112,15 +109,7 @@ def site_of(
 
 
 def class_folders(root: Path, *, without: Sequence[str] = ()) -> dict[str, list[Path]]:
-    """Return the image files of each folder below `root`, sorted.
-
-    Args:
-        root: holds one folder for each class.
-        without: folders that are none.
-
-    Raises:
-        DataError: there is no folder with an image.
-    """
+    """Return the image files of each folder below `root`, sorted."""
     found = {
         folder.name: list(filter(is_image, files_below(folder)))
         for folder in sorted(root.iterdir())

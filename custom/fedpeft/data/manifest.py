@@ -64,16 +64,7 @@ class Table(NamedTuple):
 
 
 def table(root: Path, known: Iterable[str]) -> Table:
-    """Read the table of a folder.
-
-    Args:
-        root: the folder.
-        known: names of columns.
-
-    Raises:
-        DataError: there is no folder or no table, there are two, no row of it can be read, or two of its columns have
-            the same name.
-    """
+    """Read the table of a folder."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; name the one that holds the table, or its {' or '.join(FILES)}.")
     files = sorted(file for file in root.iterdir() if file.name.lower() in FILES and file.is_file())
@@ -150,11 +141,7 @@ class Kind(NamedTuple):
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load a site's own folder.
-
-    Raises:
-        DataError: missing folder, manifest, column or image, a value that is not allowed, or an empty split.
-    """
+    """Load a site's own folder."""
     if settings.split == "paper":
         raise DataError("split='paper' has no meaning for a manifest; choose published or image_disjoint.")
     root = dataset_folder(settings, (settings.site, ".") if settings.site else (".",))
@@ -190,11 +177,7 @@ def _splits(settings: DataSettings, rows: list[Placed]) -> Splits:
 
 
 def _kind(rows: list[Row], columns: list[str]) -> Kind:
-    """Return what a table is about.
-
-    Raises:
-        DataError: it has columns of two kinds, or lacks one that its kind needs.
-    """
+    """Return what a table is about."""
     there = {name for row in rows for name in row.values}
     has = ", ".join(map(repr, columns))
     kinds = [kind for kind in KINDS if there.intersection(kind.keys)] or [KINDS[0]]

@@ -140,11 +140,7 @@ SETS = (
 
 
 def load(kind: MedMnist, settings: DataSettings) -> SiteData:
-    """Load one of the sets, or one site's part of it.
-
-    Raises:
-        DataError: missing folder or file, a file of another form, or an empty split.
-    """
+    """Load one of the sets, or one site's part of it."""
     root = dataset_folder(settings, FOLDERS)
     file = next((path for size in SIZES if (path := root / f"{kind.name}{size}.npz").is_file()), None)
     if file is None:
@@ -162,11 +158,7 @@ def load(kind: MedMnist, settings: DataSettings) -> SiteData:
 
 
 def stored_arrays(file: Path, split: str, kind: MedMnist) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (n, H, W, 3) and the labels (n, 1), or (n, L), of a split.
-
-    Raises:
-        DataError: they are not there, or of another form.
-    """
+    """Return the images (n, H, W, 3) and the labels (n, 1), or (n, L), of a split."""
     try:
         with np.load(file, allow_pickle=False) as stored:
             images, labels = stored[f"{split}_images"], stored[f"{split}_labels"]

@@ -69,11 +69,7 @@ def folder_of(subject: str) -> Path:
 
 
 def read_report(path: Path) -> str:
-    """Return the text of a report.
-
-    Raises:
-        DataError: it cannot be read, is no UTF-8, or is larger than 256 KiB.
-    """
+    """Return the text of a report."""
     return read_text(path, MAX_BYTES)
 
 
@@ -94,11 +90,7 @@ def answers() -> tuple[str, ...]:
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load the data set, or one site's part of it.
-
-    Raises:
-        DataError: missing folder or table, a table that is not the owners', or an empty split.
-    """
+    """Load the data set, or one site's part of it."""
     root = dataset_folder(settings, FOLDERS)
     left_out: Counter[str] = Counter()
     images = _frontal(root, left_out)

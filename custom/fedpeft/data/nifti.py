@@ -43,10 +43,6 @@ def nifti_pixels(
         number: of the slice, counted from 0 from left, posterior or inferior; None: the middle one.
         window: of values of more than 8 bits; None: the file's own (cal_min and cal_max).
         pixels: False: check what the header says alone, and return a blank slice.
-
-    Raises:
-        DataError: nibabel is not installed.
-        UnreadableImage: the file is none, has several volumes, no such slice, or no window.
     """
     nibabel = _nibabel()
     try:

@@ -51,11 +51,7 @@ def answers() -> tuple[str, ...]:
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load the data set, or one site's part of it.
-
-    Raises:
-        DataError: missing folder or table, an unknown finding, or an empty split.
-    """
+    """Load the data set, or one site's part of it."""
     root = dataset_folder(settings, FOLDERS)
     table = next((root / name for name in TABLES if (root / name).is_file()), None)
     if table is None:

@@ -113,11 +113,7 @@ CLIENTS = {
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load one of the eight clients.
-
-    Raises:
-        DataError: unknown site, missing folder, file, key or image, or too few images to split.
-    """
+    """Load one of the eight clients."""
     if settings.site not in CLIENTS:
         raise DataError(f"site={settings.site!r} is not a client of OmniMedVQA; choose one of {', '.join(CLIENTS)}.")
     client = CLIENTS[settings.site]

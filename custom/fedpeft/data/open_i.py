@@ -58,11 +58,7 @@ MAX_LEVELS = 50
 
 
 def xml_root(path: Path) -> Element:
-    """Return the root element of a file.
-
-    Raises:
-        DataError: it is missing, larger than 1 MiB, no XML, nested deeper than 50 elements, or has a document type.
-    """
+    """Return the root element of a file."""
     builder, level = TreeBuilder(), 0
 
     def start(name: str, attributes: dict[str, str]) -> None:
@@ -123,11 +119,7 @@ class Report:
 
 
 def reports_below(root: Path) -> tuple[dict[str, Report], tuple[str, ...]]:
-    """Return the reports by their number, and notes for `SiteData`.
-
-    Raises:
-        DataError: there are no reports, or those of both layouts, or a file is not as its publisher wrote it.
-    """
+    """Return the reports by their number, and notes for `SiteData`."""
     tables, files = contains(root, KAGGLE), contains(root, NLM, folder=True)
     if tables and files:
         raise DataError(f"{root} holds both {KAGGLE!r} and {NLM!r}; keep the reports of one of them.")
@@ -223,11 +215,7 @@ def answers() -> tuple[str, ...]:
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load the data set, or one site's part of it.
-
-    Raises:
-        DataError: missing folder or reports, a file that is not as its publisher wrote it, or an empty split.
-    """
+    """Load the data set, or one site's part of it."""
     root = dataset_folder(settings, FOLDERS)
     reports, notes = reports_below(root)
     files = _files(root)

@@ -74,9 +74,6 @@ def by_image(
 
     Returns:
         the rest, then the parts; all empty if there are no examples.
-
-    Raises:
-        DataError: there are too few of them for every part and the rest to have one.
     """
     if not examples:
         return ((),) * (1 + len(fractions))
@@ -102,11 +99,7 @@ def by_image(
 
 
 def check_units(examples: Iterable[Example]) -> None:
-    """Refuse an image that is said to be of two patients, or in some rows of one and in others of none.
-
-    Raises:
-        DataError: naming the image.
-    """
+    """Refuse an image that is said to be of two patients, or in some rows of one and in others of none."""
     of_image: dict[str, str] = {}
     for example in examples:
         if of_image.setdefault(example.image_id, example.unit) != example.unit:
@@ -131,11 +124,7 @@ _LAST_STAYS = ("train", "validation", "test")
 
 
 def cleaned(rows: Sequence[Placed]) -> tuple[list[Placed], dict[str, int]]:
-    """Return the rows without those that repeat or contradict each other, in their order, and how many of each.
-
-    Args:
-        rows: of one site.
-    """
+    """Return the rows without those that repeat or contradict each other, in their order, and how many of each."""
     targets: dict[Hashable, set[Hashable]] = {}
     for _, example in rows:
         targets.setdefault(_subject(example), set()).add(_target(example))

@@ -39,11 +39,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load PathVQA as one site.
-
-    Raises:
-        DataError: missing folder, file or image, a table with more than texts in it, or an empty split.
-    """
+    """Load PathVQA as one site."""
     if settings.split == "paper":
         raise DataError("split='paper' has no meaning for PathVQA; choose published or image_disjoint.")
     root = dataset_folder(settings, FOLDERS)

@@ -90,12 +90,7 @@ _SWAPS = ("11000", "00110", "10001", "10011", "11100", "01011", "01010")
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Make one site's questions; the same seed, site and sizes give the same bytes.
-
-    Args:
-        settings: `site` (None: slake), `seed`, `dialects`, `label_skew`, and `train_size`, `validation_size`,
-            `test_size` (None: 300, 60, 150).
-    """
+    """Make one site's questions; the same seed, site and sizes give the same bytes."""
     site = settings.site or SITES[0]
     profile = site_profile(site)
     weights = skewed(profile.type_weights, settings.label_skew)
@@ -192,11 +187,7 @@ def site_languages(site: str, dialects: int) -> tuple[Language, ...]:
 
 
 def answer_words(style: int) -> dict[str, str]:
-    """Return a site's word for every answer concept: label spaces differ in names as well as in members.
-
-    Args:
-        style: 0 to 4.
-    """
+    """Return a site's word for every answer concept: label spaces differ in names as well as in members."""
     words = {"yes": "yes", "no": "no", NOTHING: ("normal", "no abnormality", "unremarkable")[style % 3]}
     words |= dict(zip(KINDS, _FINDING_ANSWERS[style % 2], strict=True))
     form = ("{0} {1}", "{1} {0}", "{0} {1} quadrant", "{1} {0} field", "{0}-{1}")[style]
@@ -287,21 +278,13 @@ _WEIGHTS = {
 
 
 def load_modalities(settings: DataSettings) -> SiteData:
-    """Make the questions of one modality; the settings are those of `phantom`, without `label_skew`.
-
-    Raises:
-        DataError: the site is none of SITES.
-    """
+    """Make the questions of one modality; the settings are those of `phantom`, without `label_skew`."""
     site = settings.site or DEFAULT_MODALITY
     return site_questions(site, modality_profile(site), settings)
 
 
 def modality_profile(site: str) -> Profile:
-    """Return the profile of a modality.
-
-    Raises:
-        DataError: it is none of SITES.
-    """
+    """Return the profile of a modality."""
     if site not in MODALITY_SITES:
         raise DataError(
             f"site={site!r} is not a modality of phantom_modalities; choose one of {', '.join(MODALITY_SITES)}."

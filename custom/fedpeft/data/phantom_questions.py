@@ -65,12 +65,7 @@ PAIRS = (
 
 
 def dialect(language: Language, pairs: Iterable[tuple[str, str]]) -> Language:
-    """The language of a site that uses the words of some pairs of concepts the other way round.
-
-    Args:
-        language: concept -> word.
-        pairs: of concepts.
-    """
+    """The language of a site that uses the words of some pairs of concepts the other way round."""
     other = {concept: partner for pair in pairs for concept, partner in (pair, pair[::-1])}
     return {concept: language[other.get(concept, concept)] for concept in language}
 

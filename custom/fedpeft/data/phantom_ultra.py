@@ -77,15 +77,7 @@ USUAL = next(iter(SITES))
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Make the questions of one site, one about each image.
-
-    Args:
-        settings: `site` (None: colon-pathology), `seed`, and `train_size`, `validation_size`, `test_size` (None: 300,
-            60, 150).
-
-    Raises:
-        DataError: the site is none of SITES.
-    """
+    """Make the questions of one site, one about each image."""
     site = settings.site or USUAL
     if site not in SITES:
         raise DataError(f"site={site!r} is not a site of phantom_ultra; choose one of {', '.join(SITES)}.")

@@ -42,9 +42,6 @@ def load_caltech101(settings: DataSettings) -> SiteData:
 
     The folder BACKGROUND_Google is no class and is left out. The owners publish no split: images are split here, in
     the federated tuning of vision transformers 50:50 (`test_fraction=0.5`).
-
-    Raises:
-        DataError: missing folder, a folder that is none of the classes, or an empty split.
     """
     root = find(dataset_folder(settings, CALTECH_FOLDERS), "101_ObjectCategories", folder=True)
     folders = class_folders(root)
@@ -97,9 +94,6 @@ def load_flowers102(settings: DataSettings) -> SiteData:
     The owners' files have numbers and no names; a class is called by its number. `split="paper"`: the federated tuning
     of vision transformers trains on 25 % and tests on 75 %, which are 'trnid' with 'valid' (2040 images) and 'tstid'
     (6149).
-
-    Raises:
-        DataError: missing folder, file or image, or a file without the owners' entries.
     """
     root = dataset_folder(settings, FLOWERS_FOLDERS)
     labels = _entry(find(root, "imagelabels.mat"), "labels")

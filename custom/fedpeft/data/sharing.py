@@ -35,13 +35,6 @@ def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Exam
 
     Units are taken in a random order until the next one would exceed `samples`, so a smaller number draws a part of
     what a larger one draws.
-
-    Args:
-        settings: `samples` and `seed`.
-        splits: of the whole data set.
-
-    Raises:
-        DataError: nothing is drawn of one of them.
     """
     sizes = Counter(example.unit for examples in splits for example in examples)
     if settings.samples is None or sizes.total() <= settings.samples:
@@ -61,15 +54,7 @@ def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Exam
 
 
 def own_parts(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Example, ...]]:
-    """Return the examples of one site, split by split and in their order.
-
-    Args:
-        settings: `partition`, `parts`, `alpha`, `seed`, and `site`, whose number at its end says which part it has.
-        splits: of the whole data set; a unit that is in several of them is at one site all the same.
-
-    Raises:
-        DataError: the site's name has no number from 1 to `parts`, or there are too few images for so many parts.
-    """
+    """Return the examples of one site, in their order; a unit that is in several splits is at one site all the same."""
     if settings.partition == NATURAL:
         return [tuple(examples) for examples in splits]
     part = part_of(settings)
@@ -80,11 +65,7 @@ def own_parts(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[
 
 
 def part_of(settings: DataSettings) -> int:
-    """Return a site's part, counted from 0.
-
-    Raises:
-        DataError: its name has no number from 1 to `parts` at its end.
-    """
+    """Return a site's part, counted from 0."""
     found = _NUMBER.search(settings.site or "")
     if not found or int(found[1]) > settings.parts:
         raise DataError(
@@ -104,11 +85,7 @@ def labels_of_units(examples: Sequence[Example]) -> dict[str, tuple[str, ...]]:
 
 
 def _shared(settings: DataSettings, labels: dict[str, tuple[str, ...]], rng: np.random.Generator) -> dict[str, int]:
-    """Return the part of every unit; draw again while a part has too few.
-
-    Raises:
-        DataError: after many draws one still has.
-    """
+    """Return the part of every unit; draw again while a part has too few."""
     if len(labels) < MIN_UNITS * settings.parts:
         raise DataError(f"{len(labels)} images (or patients) are too few for parts={settings.parts}; lower parts.")
     for _ in range(DRAWS):
@@ -142,15 +119,7 @@ def _dirichlet(labels: dict[str, tuple[str, ...]], settings: DataSettings, rng: 
 
 
 def pooled(site: str, parts: Sequence[SiteData]) -> SiteData:
-    """Return the data of one site that holds those of others, split by split and in their order.
-
-    Args:
-        site: its name.
-        parts: the others' data.
-
-    Raises:
-        DataError: some have labels and some questions, or other labels.
-    """
+    """Return the data of one site that holds those of others, split by split and in their order."""
     train, validation, test = (
         tuple(chain.from_iterable(getattr(part, split) for part in parts)) for split in ("train", "validation", "test")
     )

@@ -39,9 +39,6 @@ def load_ham10000(settings: DataSettings) -> SiteData:
         HAM10000_images_part_1/, HAM10000_images_part_2/, HAM10000_metadata (or with .csv, .tab or .tsv)
 
     The owners publish no split: lesions are split here, so that no lesion is in two splits or at two sites.
-
-    Raises:
-        DataError: missing folder, table or image, an unknown class, or an empty split.
     """
     root = dataset_folder(settings, HAM_FOLDERS)
     table = next((name for name in TABLES if contains(root, name)), TABLES[0])
@@ -111,9 +108,6 @@ def load_fed_isic2019(settings: DataSettings) -> SiteData:
     A site's name is its center: bcn, vidir-molemax, vidir-modern, rosendahl, mskcc or vienna-dias; fed-isic2019 (or
     None) has all of them. FLamby's split has some lesions on both sides: use `split="image_disjoint"` and the table of
     lesions for whatever claims to generalize. An image that was not downloaded is left out and counted.
-
-    Raises:
-        DataError: unknown site, missing folder or table, a value that is not FLamby's, or an empty split.
     """
     root = dataset_folder(settings, ISIC_FOLDERS)
     site = settings.site or WHOLE

@@ -27,11 +27,7 @@ _KEYS = ("img_name", "question", "answer", "q_lang", "answer_type")
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load the English part of SLAKE.
-
-    Raises:
-        DataError: missing folder, file, key or image, or a file without English rows.
-    """
+    """Load the English part of SLAKE."""
     root = dataset_folder(settings, FOLDERS)
     if (root / "Slake1.0").is_dir():
         root = root / "Slake1.0"

@@ -135,14 +135,7 @@ class Question(NamedTuple):
 
 
 def ask(kind: str, subject: Subject, names: Sequence[str], rng: np.random.Generator) -> Question:
-    """Return a question of a type about one image.
-
-    Args:
-        kind: one of the subject's types.
-        subject: what is known of the set.
-        names: the image's classes, at least one.
-        rng: chooses wording, and whether the question is closed.
-    """
+    """Return a question of a type about one image."""
     of_class = OF_CLASSES[subject.classes_are]
     if kind == MODALITY:
         return Question(_worded(OPEN[kind], subject, rng), subject.modality, closed=False)
@@ -167,11 +160,7 @@ def _worded(wordings: Sequence[str], subject: Subject, rng: np.random.Generator,
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load one site's questions.
-
-    Raises:
-        DataError: as for a manifest, or the manifest has no questions.
-    """
+    """Load one site's questions."""
     data = manifest.load(settings)
     if data.metric != ACCURACY:
         raise DataError(

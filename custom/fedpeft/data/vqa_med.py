@@ -29,13 +29,7 @@ Parts = tuple[Example | None, ...]  # None: an incomplete row
 
 
 def pairs(root: Path, text: str, images: str) -> Parts:
-    """Read the examples of a file with lines `id|question|answer[|further accepted answer...]`.
-
-    Args:
-        root: the data set's folder; text file and image folder may lie anywhere below it.
-        text: name of the file.
-        images: name of the folder with the images.
-    """
+    """Read the examples of a file with lines `id|question|answer[|further accepted answer...]`."""
     rows = bar_rows(find(root, text), ("id", "question", "answer"), alternatives=True)
     folder = find(root, images, folder=True)
     known = images_below(folder)
@@ -45,11 +39,7 @@ def pairs(root: Path, text: str, images: str) -> Parts:
 
 
 def questions_with_references(root: Path, questions: str, references: str, images: str) -> Parts:
-    """Read the examples of a test set whose questions (`id|question`) and answers (`id|answer|...`) are in two files.
-
-    Raises:
-        DataError: an id is in one of the two files only, or twice in one.
-    """
+    """Read the examples of a test set with its questions (`id|question`) and answers (`id|answer|...`) in two files."""
     question_file, answer_file = find(root, questions), find(root, references)
     question_rows = _once(bar_rows(question_file, ("id", "question")))
     answer_rows = _once(bar_rows(answer_file, ("id", "answer"), alternatives=True))
@@ -129,9 +119,6 @@ def load_2018(settings: DataSettings) -> SiteData:
     Lines `number<tab>image<tab>question<tab>answer`, no header, ids without extension. Participants got the test
     questions without answers (VQAMed2018Test-QA.csv): such questions are counted and left out, and `split="published"`
     needs the organizers' file with the answers. The papers do not use this set, so `split="paper"` is refused.
-
-    Raises:
-        DataError: missing folder, file or image, a line that is not a pair, no test answers, or an empty split.
     """
     if settings.split == "paper":
         raise DataError("split='paper' has no meaning for VQA-Med 2018; choose published or image_disjoint.")
@@ -196,9 +183,6 @@ def load_2019(settings: DataSettings) -> SiteData:
     its place, where they are absent the category stays empty. The test file has `id|category|question|answer`, and `#`
     between the accepted answers. `split="paper"`: train and validation together (14792 pairs) against the test set of
     500.
-
-    Raises:
-        DataError: missing folder, file or image, a line that is not a pair, or an empty split.
     """
     root = dataset_folder(settings, FOLDERS_2019)
     (train, validation, test), incomplete = without_incomplete(
@@ -282,9 +266,6 @@ def load_2020(settings: DataSettings) -> SiteData:
 
     The test files may lie in a folder of their own. `split="paper"` needs no training set: FedPIA and F3OCUS pool
     validation and test (1000 pairs) and split them 80:20; which pairs went where they do not say, so `seed` draws them.
-
-    Raises:
-        DataError: missing folder, file or image, a line that is not a pair, or an empty split.
     """
     root = dataset_folder(settings, FOLDERS_2020)
     validation = pairs(root, "VQAnswering_2020_Val_QA_Pairs.txt", "VQAnswering_2020_Val_images")
@@ -333,9 +314,6 @@ def load_2021(settings: DataSettings) -> SiteData:
     The challenge's training set is that of 2020: it belongs to the site vqa-med-2020 and is not repeated here. So
     `split="published"` trains on the new validation set; `split="paper"` pools both sets (1000 pairs) and splits them
     80:20. A reference line holds all accepted answers, separated by bars; the first is the one to learn.
-
-    Raises:
-        DataError: missing folder, file or image, a line that is not a pair, or an empty split.
     """
     root = dataset_folder(settings, FOLDERS_2021)
     train = pairs(

@@ -50,11 +50,7 @@ _MISSPELLED = {"PRSE": "PRES", "ATRIB": "ATTRIB"}
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load all of VQA-RAD or one of its five parts.
-
-    Raises:
-        DataError: unknown site, missing folder, file, key or image, or an empty split.
-    """
+    """Load all of VQA-RAD or one of its five parts."""
     site = settings.site or WHOLE
     if site != WHOLE and site not in PARTS:
         raise DataError(f"site={site!r} is not a part of VQA-RAD; choose one of {WHOLE}, {', '.join(PARTS)}.")
