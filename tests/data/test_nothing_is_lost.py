@@ -20,9 +20,9 @@ from fedpeft import data
 from fedpeft.data.chest_labels import CHEXPERT
 from fedpeft.data.omni_med_vqa import CLIENTS
 from fedpeft.data.omni_med_vqa_answers import PRINTED
+from fedpeft.data.partition import NOT_DRAWN
 from fedpeft.data.readable import LEFT_OUT
 from fedpeft.data.settings import DataSettings
-from fedpeft.data.sharing import NOT_DRAWN
 
 CUTS = {"validation_fraction": 0.2, "test_fraction": 0.2, "unreadable": 0.5}
 OWN = "FEDPEFT_DATA"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Ways to answer a question by name (`training.answering`). A new one is one file and one registration here.
 
-Images with labels instead of a question are answered by `multilabel`, whatever the job names.
+Images with labels instead of a question are answered by `classification.Multilabel`, whatever the job names.
 
 Each is an `Answering` (`fedpeft.answering.answering`): a backbone with what makes answers of its features, which
 is private to the site, the targets of a batch, the loss, and which answers are right.
@@ -119,9 +119,9 @@ def build(
                 f"these images have labels, and this backbone answers by {only} alone: choose another backbone.",
                 setting="backbone.name",
             )
-        from fedpeft.answering import multilabel
+        from fedpeft.answering import classification
 
-        return multilabel.build(backbone, vocabulary, settings, generator)
+        return classification.build_labels(backbone, vocabulary, settings, generator)
     if only not in (None, settings.answering):
         raise FedpeftError(
             f"answering is {settings.answering!r}, and this backbone answers by {only} alone: set training.answering "

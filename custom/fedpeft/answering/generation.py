@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpeft.answering.answering import Answering, Scored, reduced, token_logits, token_losses
-from fedpeft.answering.batches import Batch
+from fedpeft.answering.answering import Answering, Batch, Scored, reduced, token_logits, token_losses
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.backbone import NO_TOKEN, Backbone, question_of, targets
 from fedpeft.backbones.writing import Writer

@@ -21,7 +21,7 @@ from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.answers import clean_text
 from fedpeft.data.folders import Glance, Recognized, dataset_folder, files_below, tree
-from fedpeft.data.labelled_images import TAKES, class_example, class_folders, site_of
+from fedpeft.data.loaders import TAKES, class_example, class_folders, site_of
 from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.registry import DATASETS, DataSet
 from fedpeft.data.schema import Example, SiteData

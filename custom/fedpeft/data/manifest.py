@@ -34,7 +34,7 @@ from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, n
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.folders import dataset_folder, holds, inside, tree
 from fedpeft.data.images import ChosenImage
-from fedpeft.data.labelled_images import class_example, label_example
+from fedpeft.data.loaders import class_example, label_example
 from fedpeft.data.partition import SPELLINGS, Placed, Splits, across_splits, arrange, check_units, cleaned, pooled
 from fedpeft.data.records import SEPARATORS, BadRows, Row, csv_rows, header, jsonl_rows, of_rows, read_text, reading
 from fedpeft.data.registry import DataSet

@@ -20,7 +20,7 @@ import numpy as np
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.folders import dataset_folder, holds, tree
-from fedpeft.data.labelled_images import TAKES, class_example, label_example, site_of
+from fedpeft.data.loaders import TAKES, class_example, label_example, site_of
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings

@@ -34,7 +34,7 @@ from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import MACRO_F1
 from fedpeft.data import chest_labels
 from fedpeft.data.folders import dataset_folder, holds, tree
-from fedpeft.data.labelled_images import TAKES, label_example, site_of
+from fedpeft.data.loaders import TAKES, label_example, site_of
 from fedpeft.data.records import Row, column_rows, read_text, reading, table
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added

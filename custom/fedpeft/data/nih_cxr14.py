@@ -16,7 +16,7 @@ from pathlib import Path
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import MACRO_F1
 from fedpeft.data.folders import dataset_folder, holds, images_below, tree
-from fedpeft.data.labelled_images import TAKES, label_example, site_of
+from fedpeft.data.loaders import TAKES, label_example, site_of
 from fedpeft.data.records import Row, csv_rows, read_text
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData

@@ -20,27 +20,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedpeft.core.errors import DataError
-from fedpeft.data.phantom_questions import (
+from fedpeft.data.phantom_scene import (
     CLINICAL,
     CLOSED_TYPES,
+    GRAY,
+    KINDS,
+    MODALITIES,
     NOTHING,
     PAIRS,
     PLACES,
     PLAIN,
     QUESTION_TYPES,
-    Language,
-    ask,
-    dialect,
-)
-from fedpeft.data.phantom_scene import (
-    GRAY,
-    KINDS,
-    MODALITIES,
     REGIONS,
     SCALES,
+    Language,
     Scale,
     Scene,
+    ask,
     colored,
+    dialect,
     draw_look,
     draw_scene,
     render,

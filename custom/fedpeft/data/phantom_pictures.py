@@ -35,12 +35,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpeft.data.labelled_images import class_example, label_example, site_of
+from fedpeft.data.loaders import class_example, label_example, site_of
 from fedpeft.data.phantom import LANGUAGES
-from fedpeft.data.phantom_questions import CLINICAL, PLACES
 from fedpeft.data.phantom_scene import (
+    CLINICAL,
     KINDS,
     MODALITIES,
+    PLACES,
     QUADRANTS,
     REGIONS,
     Color,

@@ -10,7 +10,7 @@ from typing import Any
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.folders import dataset_folder, find, holds, image_file, tree
-from fedpeft.data.labelled_images import TAKES, class_example, class_folders, site_of
+from fedpeft.data.loaders import TAKES, class_example, class_folders, site_of
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings

@@ -103,9 +103,9 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
         DataError: the data are missing, incomplete or empty; the message names the file and the remedy, and where the
             folder is in another layout, the expected one and what is there.
     """
+    from fedpeft.data.partition import NOT_DRAWN, drawn
     from fedpeft.data.readable import readable
     from fedpeft.data.schema import EXCLUDED
-    from fedpeft.data.sharing import NOT_DRAWN, drawn
 
     data_set = DATASETS.get(settings.dataset)
     try:

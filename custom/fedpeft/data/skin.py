@@ -9,7 +9,7 @@ from pathlib import Path
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.folders import contains, dataset_folder, find, holds, images_below, missing_image, tree
-from fedpeft.data.labelled_images import TAKES, class_example, site_of
+from fedpeft.data.loaders import TAKES, class_example, site_of
 from fedpeft.data.records import Row, csv_rows
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData

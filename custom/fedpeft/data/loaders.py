@@ -15,10 +15,9 @@ from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import clean_text, normalize
 from fedpeft.data.folders import files_below, is_hidden, is_image
-from fedpeft.data.partition import arrange, pooled
+from fedpeft.data.partition import NOT_DRAWN, arrange, drawn, own_parts, pooled
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import NATURAL, DataSettings
-from fedpeft.data.sharing import NOT_DRAWN, drawn, own_parts
 
 TAKES = frozenset({"partition"})
 
