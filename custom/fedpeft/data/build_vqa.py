@@ -47,20 +47,6 @@ EXPECTED = """
     SOURCE/<set>/<class>/*.png      several such sets, or
     <name>.npz                      a file of MedMNIST, or a folder of them"""
 _SHOWN = 8
-_OF_MEDMNIST = {
-    "pathmnist": ("colon-pathology", "histopathology", "colon", "tissue"),
-    "chestmnist": ("chest-x-ray", "x-ray", "lung", "disease"),
-    "pneumoniamnist": ("chest-x-ray", "x-ray", "lung", "disease"),
-    "dermamnist": ("dermatoscope", "dermatoscopy", "skin", "disease"),
-    "octmnist": ("retinal-oct", "optical coherence tomography", "eye", "disease"),
-    "retinamnist": ("fundus-camera", "fundus photography", "eye", "grade"),
-    "breastmnist": ("ultrasound", "ultrasound", "breast", "disease"),
-    "bloodmnist": ("blood-microscope", "microscopy", "blood", "other"),
-    "tissuemnist": ("kidney-microscope", "microscopy", "kidney", "tissue"),
-    "organamnist": ("abdominal-ct", "ct", "", "anatomy"),
-    "organcmnist": ("abdominal-ct", "ct", "", "anatomy"),
-    "organsmnist": ("abdominal-ct", "ct", "", "anatomy"),
-}
 
 
 class Item(NamedTuple):
@@ -144,7 +130,6 @@ def _medmnist(file: Path) -> Source:
     kind = next((kind for kind in SETS if any(file.stem == f"{kind.name}{size}" for size in SIZES)), None)
     if kind is None:
         raise DataError(f"{file} is none of MedMNIST's files, so its classes have no names; use class folders.")
-    site, modality, anatomy, classes_are = _OF_MEDMNIST[kind.name]
     classes = (*kind.classes, "no finding") if kind.labelled else kind.classes
     items = []
     for split in SPLITS:
@@ -153,7 +138,7 @@ def _medmnist(file: Path) -> Source:
             numbers = np.flatnonzero(row) if kind.labelled else row
             names = tuple(kind.classes[int(index)] for index in numbers) or ("no finding",)
             items.append(Item(f"images/{kind.name}/{split}-{number}.png", names, partial(_save, image)))
-    return Source(site, kind.name, Subject(modality, anatomy, classes, classes_are), items)
+    return Source(kind.site, kind.name, Subject(kind.modality, kind.anatomy, classes, kind.classes_are), items)
 
 
 def _save(image: np.ndarray, target: Path) -> None:

@@ -17,74 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fedpeft.core.errors import DataError
+from fedpeft.data.registry import packaged
 from fedpeft.data.settings import AS_POSITIVE, IGNORED
 
-CHEXPERT = (
-    "No Finding",
-    "Enlarged Cardiomediastinum",
-    "Cardiomegaly",
-    "Lung Opacity",
-    "Lung Lesion",
-    "Edema",
-    "Consolidation",
-    "Pneumonia",
-    "Atelectasis",
-    "Pneumothorax",
-    "Pleural Effusion",
-    "Pleural Other",
-    "Fracture",
-    "Support Devices",
-)
+# by label of CheXpert the MeSH terms that count for it, each alone or with one of its qualifiers
+MESH: dict[str, list[list[str]]] = packaged("chest_labels")
+CHEXPERT = tuple(MESH)
 OTHERS = "Others"
 LABELS = (*CHEXPERT, OTHERS)
 NOT_INDEXED = "no indexing"
-ANY = ""
-MESH = {
-    "No Finding": (("normal", ANY),),
-    "Enlarged Cardiomediastinum": (("mediastinum", "enlarged"), ("mediastinum", "prominent")),
-    "Cardiomegaly": (
-        ("cardiomegaly", ANY),
-        ("cardiac shadow", "enlarged"),
-        ("heart atria", "enlarged"),
-        ("heart ventricles", "enlarged"),
-    ),
-    "Lung Opacity": (
-        ("opacity", ANY),
-        ("density", "lung"),
-        ("airspace disease", ANY),
-        ("infiltrate", ANY),
-        ("markings", "interstitial"),
-        ("lung", "interstitial"),
-        ("lung diseases, interstitial", ANY),
-        ("cicatrix", "lung"),
-    ),
-    "Lung Lesion": (
-        ("nodule", ANY),
-        ("mass", ANY),
-        ("cavitation", ANY),
-        ("density", "round"),
-        ("opacity", "round"),
-    ),
-    "Edema": (("pulmonary edema", ANY), ("pulmonary congestion", ANY), ("heart failure", ANY)),
-    "Consolidation": (("consolidation", ANY),),
-    "Pneumonia": (("pneumonia", ANY),),
-    "Atelectasis": (("pulmonary atelectasis", ANY),),
-    "Pneumothorax": (("pneumothorax", ANY), ("hydropneumothorax", ANY), ("hemopneumothorax", ANY)),
-    "Pleural Effusion": (
-        ("pleural effusion", ANY),
-        ("hydropneumothorax", ANY),
-        ("hemopneumothorax", ANY),
-        ("hemothorax", ANY),
-    ),
-    "Pleural Other": (("thickening", "pleura"), ("cicatrix", "pleura"), ("pulmonary fibrosis", ANY), ("fibrosis", ANY)),
-    "Fracture": (("fractures, bone", ANY),),
-    "Support Devices": (
-        ("catheters, indwelling", ANY),
-        ("implanted medical device", ANY),
-        ("medical device", ANY),
-        ("tube, inserted", ANY),
-    ),
-}
 _YES, _NO, _UNCERTAIN = 1.0, 0.0, -1.0
 
 
@@ -97,7 +38,7 @@ def of_mesh(terms: Iterable[str]) -> tuple[str, ...] | None:
     return _or_others(
         label
         for label, rules in MESH.items()
-        if any(parts[0] == head and qualifier in (ANY, *parts[1:]) for parts in split for head, qualifier in rules)
+        if any(parts[0] == head and {*qualifier} <= {*parts[1:]} for parts in split for head, *qualifier in rules)
     )
 
 

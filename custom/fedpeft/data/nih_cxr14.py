@@ -18,7 +18,7 @@ from fedpeft.core.metrics import MACRO_F1
 from fedpeft.data.folders import dataset_folder, holds, images_below, tree
 from fedpeft.data.loaders import TAKES, label_example, site_of
 from fedpeft.data.records import Row, csv_rows, read_text
-from fedpeft.data.registry import DataSet, Origin
+from fedpeft.data.registry import DataSet, Origin, packaged
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
@@ -26,22 +26,7 @@ FOLDERS = ("nih_cxr14", "nih_cxr14_64px", "NIH", "CXR8", "ChestX-ray14")
 TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
 LISTS = ("train_val_list.txt", "test_list.txt")
 NO_FINDING = "No Finding"
-FINDINGS = (
-    "Atelectasis",
-    "Cardiomegaly",
-    "Consolidation",
-    "Edema",
-    "Effusion",
-    "Emphysema",
-    "Fibrosis",
-    "Hernia",
-    "Infiltration",
-    "Mass",
-    "Nodule",
-    "Pleural_Thickening",
-    "Pneumonia",
-    "Pneumothorax",
-)
+FINDINGS: list[str] = packaged("class_names")["nih_cxr14"]
 _KEYS = ("Image Index", "Finding Labels", "Patient ID")
 
 

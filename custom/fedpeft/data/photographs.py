@@ -11,28 +11,18 @@ from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.folders import dataset_folder, find, holds, image_file, tree
 from fedpeft.data.loaders import TAKES, class_example, class_folders, site_of
-from fedpeft.data.registry import DataSet, Origin
+from fedpeft.data.registry import DataSet, Origin, packaged
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
 CALTECH_FOLDERS = ("caltech101", "caltech-101", "Caltech101")
 BACKGROUND = "BACKGROUND_Google"
-CALTECH_CLASSES = """
-accordion airplanes anchor ant barrel bass beaver binocular bonsai brain brontosaurus buddha butterfly camera
-cannon car_side ceiling_fan cellphone chair chandelier cougar_body cougar_face crab crayfish crocodile
-crocodile_head cup dalmatian dollar_bill dolphin dragonfly electric_guitar elephant emu euphonium ewer faces
-faces_easy ferry flamingo flamingo_head garfield gerenuk gramophone grand_piano hawksbill headphone hedgehog
-helicopter ibis inline_skate joshua_tree kangaroo ketch lamp laptop leopards llama lobster lotus mandolin mayfly
-menorah metronome minaret motorbikes nautilus octopus okapi pagoda panda pigeon pizza platypus pyramid revolver
-rhino rooster saxophone schooner scissors scorpion sea_horse snoopy soccer_ball stapler starfish stegosaurus
-stop_sign strawberry sunflower tick trilobite umbrella watch water_lilly wheelchair wild_cat windsor_chair
-wrench yin_yang
-"""
+CALTECH_CLASSES: list[str] = packaged("class_names")["caltech101"]
 
 
 def caltech101_answers() -> tuple[str, ...]:
     """Return the 101 classes."""
-    return tuple(name.replace("_", " ") for name in CALTECH_CLASSES.split())
+    return tuple(name.replace("_", " ") for name in CALTECH_CLASSES)
 
 
 def load_caltech101(settings: DataSettings) -> SiteData:
@@ -46,7 +36,7 @@ def load_caltech101(settings: DataSettings) -> SiteData:
     root = find(dataset_folder(settings, CALTECH_FOLDERS), "101_ObjectCategories", folder=True)
     folders = class_folders(root)
     background = folders.pop(BACKGROUND, [])
-    if unknown := [name for name in folders if name.lower() not in CALTECH_CLASSES.split()]:
+    if unknown := [name for name in folders if name.lower() not in CALTECH_CLASSES]:
         raise DataError(f"{root} holds the folder {unknown[0]!r:.80}, which is no class of Caltech101; remove it.")
     examples = [
         class_example(file, name.replace("_", " "), image_id=f"{name}/{file.stem}")

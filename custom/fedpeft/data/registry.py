@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.registry import Registry
@@ -74,6 +76,11 @@ class DataSet:
 
 DATASETS: Registry[DataSet] = Registry("data set", "fedpeft.datasets", DataSet)
 register, names = DATASETS.register, DATASETS.names
+
+
+def packaged(name: str) -> Any:
+    """Return what a JSON file beside the loaders holds: names of classes, lists of answers, wordings of questions."""
+    return json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
 
 
 def require_known(name: object) -> None:

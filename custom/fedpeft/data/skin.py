@@ -11,21 +11,13 @@ from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.folders import contains, dataset_folder, find, holds, images_below, missing_image, tree
 from fedpeft.data.loaders import TAKES, class_example, site_of
 from fedpeft.data.records import Row, csv_rows
-from fedpeft.data.registry import DataSet, Origin
+from fedpeft.data.registry import DataSet, Origin, packaged
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import NATURAL, DataSettings
 
 HAM_FOLDERS = ("ham10000", "HAM10000")
 TABLES = tuple(f"HAM10000_metadata{suffix}" for suffix in ("", ".csv", ".tab", ".tsv"))  # Dataverse serves .tab
-HAM_CLASSES = {
-    "akiec": "actinic keratosis",
-    "bcc": "basal cell carcinoma",
-    "bkl": "benign keratosis",
-    "df": "dermatofibroma",
-    "mel": "melanoma",
-    "nv": "melanocytic nevus",
-    "vasc": "vascular lesion",
-}
+HAM_CLASSES: dict[str, str] = packaged("class_names")["ham10000"]
 
 
 def ham10000_answers() -> tuple[str, ...]:
@@ -81,16 +73,7 @@ ISIC_FOLDERS = ("fed_isic2019", "Fed-ISIC2019", "fed_isic")
 TABLE, METADATA = "train_test_split", "ISIC_2019_Training_Metadata.csv"
 WHOLE = "fed-isic2019"
 CENTERS = ("bcn", "vidir-molemax", "vidir-modern", "rosendahl", "mskcc", "vienna-dias")
-ISIC_CLASSES = (
-    "melanoma",
-    "melanocytic nevus",
-    "basal cell carcinoma",
-    "actinic keratosis",
-    "benign keratosis",
-    "dermatofibroma",
-    "vascular lesion",
-    "squamous cell carcinoma",
-)
+ISIC_CLASSES = tuple(packaged("class_names")["fed_isic2019"])
 FOLDS = ("train", "test")
 
 

@@ -24,78 +24,19 @@ from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data import manifest, medmnist
 from fedpeft.data.folders import tree
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, packaged
 from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import DataSettings
 
-SHARES = {
-    "modality recognition": 0.10,
-    "anatomy identification": 0.20,
-    "disease diagnosis": 0.39,
-    "disease grading": 0.01,
-    "tissue identification": 0.20,
-    "other biological attributes": 0.10,
-}
+_WORDINGS = packaged("ultra_med_vqa")
+SHARES: dict[str, float] = _WORDINGS["shares"]
 MODALITY, ANATOMY, DISEASE, GRADING, TISSUE, OTHER = SHARES
 OF_CLASSES = {"disease": DISEASE, "grade": GRADING, "tissue": TISSUE, "anatomy": ANATOMY, "other": OTHER}
 NORMAL = ("normal", "no finding", "healthy")
 CLOSED_SHARE = 0.25
 
-OPEN = {
-    MODALITY: (
-        "What is the modality of the image?",
-        "Which imaging modality was used here?",
-        "How was this image acquired?",
-        "With which imaging technique was this picture made?",
-        "What kind of image is this?",
-    ),
-    ANATOMY: (
-        "Which part of the body is shown?",
-        "What anatomy does the image show?",
-        "Which organ or region is in the picture?",
-        "What region of the body was imaged?",
-        "Which anatomical structure is seen here?",
-    ),
-    DISEASE: (
-        "What is the specific diagnosis{in_anatomy} in this image?",
-        "Which disease{in_anatomy} does the image show?",
-        "What finding{in_anatomy} is present?",
-        "What is the most likely diagnosis{in_anatomy}?",
-        "Which condition{in_anatomy} is seen here?",
-    ),
-    GRADING: (
-        "What is the grade of the disease{in_anatomy}?",
-        "How severe is the disease{in_anatomy} in this image?",
-        "Which grade does this image{in_anatomy} have?",
-        "To which stage does the finding{in_anatomy} belong?",
-    ),
-    TISSUE: (
-        "What is the tissue in the picture?",
-        "Which tissue{in_anatomy} is shown?",
-        "What type of tissue{in_anatomy} does the image show?",
-        "Which tissue or structure{in_anatomy} is seen here?",
-        "To which tissue{in_anatomy} does this sample belong?",
-    ),
-    OTHER: (
-        "What kind of cell is shown?",
-        "Which cell type is in the image?",
-        "What is the type of this cell?",
-        "To which type does the cell in the picture belong?",
-    ),
-}
-CLOSED = {
-    ANATOMY: ("Does the image show the {name}?", "Is the {name} seen here?", "Is this an image of the {name}?"),
-    DISEASE: ("Is there {name} in this image?", "Does the image show {name}?", "Is {name} present{in_anatomy}?"),
-    GRADING: ("Is the grade of the disease {name}?", "Does this image have {name}?", "Is this {name}?"),
-    TISSUE: ("Is the tissue {name}?", "Does the image show {name}?", "Is {name} seen here?"),
-    OTHER: ("Does the picture show {name}?", "Is the cell of the type {name}?", "Is this {name}?"),
-}
-IS_NORMAL = (
-    "Is this image normal or abnormal?",
-    "Does the image{in_anatomy} look normal or abnormal?",
-    "Normal or abnormal: which is this image?",
-    "Is what is seen{in_anatomy} normal or abnormal?",
-)
+OPEN, CLOSED = _WORDINGS["open"], _WORDINGS["closed"]
+IS_NORMAL: list[str] = _WORDINGS["normal_or_abnormal"]
 
 
 class Subject(NamedTuple):
