@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
@@ -155,6 +155,14 @@ def missing_image(path: Path, *, where: str) -> DataError:
     """Return the error for an image that is named but missing."""
     name = shortened(str(path), max_start=300, max_end=60)
     return DataError(f"The image {name}, named in {where}, is missing; restore the file or remove the row.")
+
+
+def listed_image(known: Mapping[str, Path], folder: Path, name: str, *, where: str) -> Path:
+    """Return the image that a row names by its id, with or without .jpg, of those that `images_below` found."""
+    name = name.removesuffix(".jpg")
+    if name not in known:
+        raise missing_image(folder / f"{name}.jpg", where=where)
+    return known[name]
 
 
 def _in_other_form(folder: Path, name: str) -> Path | None:
