@@ -10,7 +10,7 @@ from fedpeft import data
 from fedpeft.core.errors import DataError
 from fedpeft.data import records
 from fedpeft.data.chest_labels import CHEXPERT, LABELS
-from fedpeft.data.mimic_cxr_jpg import findings
+from fedpeft.data.chest_x_rays import findings
 from fedpeft.data.settings import DataSettings
 
 PREFIX = "mimic-cxr-2.0.0-"

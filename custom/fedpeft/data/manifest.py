@@ -30,11 +30,11 @@ from typing import NamedTuple
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
-from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, normalize
+from fedpeft.data.answers import is_missing
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.folders import dataset_folder, holds, inside, tree
 from fedpeft.data.images import ChosenImage
-from fedpeft.data.loaders import class_example, label_example
+from fedpeft.data.loaders import class_example, label_example, question_example, refuse_paper
 from fedpeft.data.partition import SPELLINGS, Placed, Splits, across_splits, arrange, check_units, cleaned, pooled
 from fedpeft.data.records import SEPARATORS, BadRows, Row, csv_rows, header, jsonl_rows, of_rows, read_text, reading
 from fedpeft.data.registry import DataSet
@@ -142,8 +142,7 @@ class Kind(NamedTuple):
 
 def load(settings: DataSettings) -> SiteData:
     """Load a site's own folder."""
-    if settings.split == "paper":
-        raise DataError("split='paper' has no meaning for a manifest; choose published or image_disjoint.")
+    refuse_paper(settings, "a manifest")
     root = dataset_folder(settings, (settings.site, ".") if settings.site else (".",))
     read = table(root, (_IMAGE, *_OPTIONAL, *(key for kind in KINDS for key in kind.keys)))
     rows, bad = read.rows, read.bad
@@ -243,17 +242,15 @@ def optional(row: Row, key: str) -> str:
 
 
 def _question(row: Row, file: Path | ChosenImage, name: str) -> Example:
-    answer = normalize(row.values["answer"])
-    answer_type = optional(row, "answer_type")
-    return Example(
-        image=file,
-        question=row.text("question"),
-        answer=answer,
-        closed=closed_by_type(answer_type) if answer_type else closed_by_answer(answer),
+    example = question_example(
+        row,
+        file,
+        [row.values["answer"]],
         image_id=name,
+        answer_type=optional(row, "answer_type") or None,
         question_type=optional(row, "question_type"),
-        group=optional(row, "patient"),
     )
+    return replace(example, group=optional(row, "patient"))
 
 
 def _class(row: Row, file: Path | ChosenImage, name: str) -> Example:

@@ -174,16 +174,15 @@ def _deviations(client: Client, examples: tuple[Example, ...], printed: dict[str
         yield f"{len(pool - used)} of the {len(pool)} answers that F3OCUS prints (C.2.2) do not occur."
 
 
-ORIGIN = Origin(
-    title="OmniMedVQA",
-    address="the hub's `foreverbeliever/OmniMedVQA`",
-    terms="those of each of its data sets; the restricted ones come without images",
-)
 DATASET = DataSet(
     load=load,
     answers=answers,
     metric=ACCURACY,
-    origin=ORIGIN,
+    origin=Origin(
+        title="OmniMedVQA",
+        address="the hub's `foreverbeliever/OmniMedVQA`",
+        terms="those of each of its data sets; the restricted ones come without images",
+    ),
     recognized=holds(("*/QA_information/", "*/Images/")),
     layout=tree(__doc__),
     folders=FOLDERS,

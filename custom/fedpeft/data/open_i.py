@@ -209,11 +209,6 @@ def _view(caption: str) -> str:
 FOLDERS = ("open_i", "Open-I", "openi", "NLMCXR", "chest-xrays-indiana-university")
 
 
-def answers() -> tuple[str, ...]:
-    """Return the 15 labels."""
-    return chest_labels.LABELS
-
-
 def load(settings: DataSettings) -> SiteData:
     """Load the data set, or one site's part of it."""
     root = dataset_folder(settings, FOLDERS)
@@ -245,7 +240,7 @@ def load(settings: DataSettings) -> SiteData:
         "open-i",
         "Open-I (Demner-Fushman et al., JAMIA 2016), real data, split by report",
         train=tuple(examples.values()),
-        labels=answers(),
+        labels=chest_labels.LABELS,
         left_out=left_out.items(),
         notes=notes,
     )
@@ -272,17 +267,16 @@ def _why_not(report: Report, name: str, labels: tuple[str, ...] | None, files: d
     return "" if report.findings.strip() else "its report has no findings"
 
 
-ORIGIN = Origin(
-    title="Open-I",
-    address="openi.nlm.nih.gov, kaggle.com/raddar/chest-xrays-indiana-university",
-    terms="CC BY-NC-ND 4.0",
-)
 DATASET = DataSet(
     load=load,
-    answers=answers,
+    answers=lambda: chest_labels.LABELS,
     takes=TAKES,
     metric=MACRO_F1,
-    origin=ORIGIN,
+    origin=Origin(
+        title="Open-I",
+        address="openi.nlm.nih.gov, kaggle.com/raddar/chest-xrays-indiana-university",
+        terms="CC BY-NC-ND 4.0",
+    ),
     recognized=holds(("*/indiana_reports.csv", "*/indiana_projections.csv"), "*/ecgen-radiology/"),
     layout=tree(__doc__),
     folders=FOLDERS,

@@ -1,25 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""MIMIC-CXR-JPG 2.0.0 (Johnson et al., 2019): chest radiographs with their reports and CheXpert's labels of these.
-
-    files/p10/p10000032/s50414267/<dicom_id>.jpg
-    mimic-cxr-2.0.0-{chexpert,metadata,split}.csv.gz                          or unpacked, .csv
-    files/p10/p10000032/s50414267.txt, or the same below mimic-cxr-reports/   the reports, from MIMIC-CXR
-
-A sample is a frontal view (PA or AP) with the findings of its report and 15 labels (`chest_labels`). Labels belong to a
-study; those of which the report is uncertain are `data.uncertain`, those that it does not mention do not apply. The
-owners' split, by patient, is `published`; the papers train on 80 % of the samples, as `image_disjoint` does with
-`test_fraction=0.2`. No patient is in two splits or at two sites.
-
-Left out and counted: other views, images without file, split or labels, and those whose report is not there or has no
-FINDINGS section. With `data.partition` a site counts the latter two for its own part, and reads no other reports. With
-`data.samples` it reads all of them, because samples are drawn among those with findings.
-
-The FINDINGS section of a report of MIMIC-CXR: the text from that header to the next.
-
-A header is a line that begins with words in capital letters and a colon (`COMPARISON: ___`), as the owners' own tool
-reads them; text may follow in the same line. Of several sections of that name the last with text counts, which in an
-amended report is the valid one. Some reports have one section of both, FINDINGS AND IMPRESSION: it counts as well.
-"""
+"""Chest radiographs with any number of findings: NIH ChestX-ray14, and MIMIC-CXR-JPG with its reports."""
 
 from __future__ import annotations
 
@@ -33,12 +13,106 @@ from typing import Any
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import MACRO_F1
 from fedpeft.data import chest_labels
-from fedpeft.data.folders import dataset_folder, holds, tree
+from fedpeft.data.folders import dataset_folder, holds, images_below, tree
 from fedpeft.data.loaders import TAKES, label_example, site_of
-from fedpeft.data.records import Row, column_rows, read_text, reading, table
-from fedpeft.data.registry import DataSet, Origin
+from fedpeft.data.records import Row, column_rows, csv_rows, read_text, reading, table
+from fedpeft.data.registry import DataSet, Origin, packaged
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
+
+NIH_FOLDERS = ("nih_cxr14", "nih_cxr14_64px", "NIH", "CXR8", "ChestX-ray14")
+TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
+LISTS = ("train_val_list.txt", "test_list.txt")
+NO_FINDING = "No Finding"
+FINDINGS: list[str] = packaged("class_names")["nih_cxr14"]
+_KEYS = ("Image Index", "Finding Labels", "Patient ID")
+
+
+def nih_cxr14_answers() -> tuple[str, ...]:
+    """Return the 14 findings."""
+    return tuple(_spelled(finding) for finding in FINDINGS)
+
+
+def load_nih_cxr14(settings: DataSettings) -> SiteData:
+    """NIH ChestX-ray14 (Wang et al., CVPR 2017): chest radiographs with any of 14 findings, read from their reports.
+
+        Data_Entry_2017_v2020.csv (or Data_Entry_2017.csv), images/ or images_001/images/ ... images_012/images/
+        train_val_list.txt, test_list.txt       the owners' split by patient; without them the patients are split here
+
+    "No Finding" is no label: such an image has none. No patient is in two splits or at two sites. An image whose
+    archive was not unpacked is left out and counted.
+    """
+    root = dataset_folder(settings, NIH_FOLDERS)
+    table = next((root / name for name in TABLES if (root / name).is_file()), None)
+    if table is None:
+        raise DataError(f"{root} holds neither {TABLES[0]!r} nor {TABLES[1]!r}; put the owners' table there.")
+    rows = csv_rows(table, _KEYS)
+    files = images_below(root)
+    names = [row.text("Image Index") for row in rows]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{table} names the image {twice[0]!r:.80} twice; put the owners' table there.")
+    there = {name: row for name, row in zip(names, rows, strict=True) if Path(name).stem in files}
+    examples = {name: _example(row, files[Path(name).stem]) for name, row in there.items()}
+    left_out = [
+        ("its image is not there", len(rows) - len(examples)),
+        ("the table does not name the image", len(files.keys() - {Path(name).stem for name in names})),
+    ]
+    source = "NIH ChestX-ray14 (Wang et al., CVPR 2017), real data"
+    lists = [name for name in LISTS if (root / name).is_file()]
+    if len(lists) == 1:
+        raise DataError(
+            f"{root} holds {lists[0]!r} alone, of {LISTS[0]!r} and {LISTS[1]!r}; put both there, or neither."
+        )
+    if lists:
+        listed = [dict.fromkeys(_listed(root / file)) for file in LISTS]
+        if both := listed[0].keys() & listed[1].keys():
+            raise DataError(f"{LISTS[0]} and {LISTS[1]} both name {min(both)!r:.80}; put the owners' lists there.")
+        train: list[Example]
+        test: list[Example] | None
+        train, test = ([examples[name] for name in names if name in examples] for names in listed)
+        left_out.append(("it is in neither list", len(examples) - len(train) - len(test)))
+        source = f"{source}, published split"
+    else:
+        train, test, source = list(examples.values()), None, f"{source}, split by patient"
+    return site_of(settings, "nih-cxr14", source, train=train, test=test, labels=nih_cxr14_answers(), left_out=left_out)
+
+
+def _listed(file: Path) -> list[str]:
+    return [name for line in read_text(file).splitlines() if (name := line.strip())]
+
+
+def _example(row: Row, file: Path) -> Example:
+    findings = [part.strip() for part in row.text("Finding Labels").split("|")]
+    unknown = [finding for finding in findings if finding not in (*FINDINGS, NO_FINDING)]
+    if unknown:
+        raise DataError(f"{row.where}: a finding is none of the owners' 14; correct that row.")
+    return label_example(
+        file,
+        [_spelled(finding) for finding in findings if finding != NO_FINDING],
+        image_id=file.stem,
+        group=f"patient {row.text('Patient ID')}",
+    )
+
+
+def _spelled(finding: str) -> str:
+    return finding.lower().replace("_", " ")
+
+
+NIH_CXR14 = DataSet(
+    load=load_nih_cxr14,
+    answers=nih_cxr14_answers,
+    takes=TAKES,
+    metric=MACRO_F1,
+    origin=Origin(
+        title="NIH ChestX-ray14",
+        address="the NIH Clinical Center, nihcc.app.box.com/v/ChestXray-NIHCC",
+        terms="no restriction; name the NIH Clinical Center and Wang et al. 2017",
+    ),
+    recognized=holds(*(f"/{name}" for name in TABLES)),
+    layout=tree(load_nih_cxr14.__doc__),
+    folders=NIH_FOLDERS,
+)
+
 
 MAX_BYTES = 2**18
 SECTIONS = frozenset({"FINDINGS", "FINDING", "FINDINGS AND IMPRESSION", "FINDINGS/IMPRESSION"})
@@ -46,7 +120,13 @@ _HEADER = re.compile(r"[ \t]*([A-Z][A-Z ()/,&-]{2,80}):(.*)")
 
 
 def findings(report: str) -> str:
-    """Return the findings of a report, every run of white space one blank; empty: it has no such section."""
+    """Return the findings of a report, every run of white space one blank; empty: it has no such section.
+
+    They are the text from the header FINDINGS to the next. A header is a line that begins with words in capital letters
+    and a colon (`COMPARISON: ___`), as the owners' own tool reads them; text may follow in the same line. Of several
+    sections of that name the last with text counts, which in an amended report is the valid one. Some reports have one
+    section of both, FINDINGS AND IMPRESSION: it counts as well.
+    """
     sections: list[tuple[str, list[str]]] = []
     for line in report.splitlines():
         if header := _HEADER.match(line):
@@ -73,7 +153,7 @@ def read_report(path: Path) -> str:
     return read_text(path, MAX_BYTES)
 
 
-FOLDERS = ("mimic_cxr_jpg", "mimic-cxr-jpg", "MIMIC-CXR-JPG", "mimic_cxr", "MIMIC-CXR")
+MIMIC_FOLDERS = ("mimic_cxr_jpg", "mimic-cxr-jpg", "MIMIC-CXR-JPG", "mimic_cxr", "MIMIC-CXR")
 TABLE = "mimic-cxr-2.0.0-{}"
 IMAGES, REPORTS = "files", ("files", "mimic-cxr-reports/files")
 FRONTAL = frozenset({"PA", "AP"})
@@ -84,17 +164,26 @@ Study = tuple[str, str]
 Labels = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def answers() -> tuple[str, ...]:
-    """Return the 15 labels."""
-    return chest_labels.LABELS
+def load_mimic_cxr_jpg(settings: DataSettings) -> SiteData:
+    """MIMIC-CXR-JPG 2.0.0 (Johnson et al., 2019): chest radiographs with their reports and CheXpert's labels of these.
 
+        files/p10/p10000032/s50414267/<dicom_id>.jpg
+        mimic-cxr-2.0.0-{chexpert,metadata,split}.csv.gz                          or unpacked, .csv
+        files/p10/p10000032/s50414267.txt, or the same below mimic-cxr-reports/   the reports, from MIMIC-CXR
 
-def load(settings: DataSettings) -> SiteData:
-    """Load the data set, or one site's part of it."""
-    root = dataset_folder(settings, FOLDERS)
+    A sample is a frontal view (PA or AP) with the findings of its report and 15 labels (`chest_labels`). Labels belong
+    to a study; those of which the report is uncertain are `data.uncertain`, those that it does not mention do not
+    apply. The owners' split, by patient, is `published`; the papers train on 80 % of the samples, as `image_disjoint`
+    does with `test_fraction=0.2`. No patient is in two splits or at two sites.
+
+    Left out and counted: other views, images without file, split or labels, and those whose report is not there or has
+    no FINDINGS section. With `data.partition` a site counts the latter two for its own part, and reads no other
+    reports. With `data.samples` it reads all of them, because samples are drawn among those with findings.
+    """
+    root = dataset_folder(settings, MIMIC_FOLDERS)
     left_out: Counter[str] = Counter()
     images = _frontal(root, left_out)
-    labels = _labels(root, settings.uncertain)
+    labels = _labels_of_studies(root, settings.uncertain)
     parts = _split(root, images)
     read: dict[str, list[Example]] = {name: [] for name in SPLITS.values()}
     for image, study in images.items():
@@ -118,7 +207,7 @@ def load(settings: DataSettings) -> SiteData:
         train=splits["train"],
         validation=splits["validation"] or None,
         test=splits["test"],
-        labels=answers(),
+        labels=chest_labels.LABELS,
         left_out=left_out.items(),
     )
     if drawn:
@@ -147,7 +236,7 @@ def _frontal(root: Path, left_out: Counter[str]) -> dict[str, Study]:
     return images
 
 
-def _labels(root: Path, uncertain: str) -> dict[Study, Labels]:
+def _labels_of_studies(root: Path, uncertain: str) -> dict[Study, Labels]:
     labels: dict[Study, Labels] = {}
     of_values: dict[tuple[str, ...], Labels] = {}
     path = table(root, TABLE.format("chexpert"))
@@ -205,18 +294,17 @@ def _findings(roots: tuple[Path, ...], folder: Path) -> str | None:
     return None if path is None else findings(read_report(path))
 
 
-ORIGIN = Origin(
-    title="MIMIC-CXR-JPG",
-    address="physionet.org/content/mimic-cxr-jpg, the reports physionet.org/content/mimic-cxr",
-    terms="PhysioNet's license for credentialed users: training, a signed agreement, no passing on",
-)
-DATASET = DataSet(
-    load=load,
-    answers=answers,
+MIMIC_CXR_JPG = DataSet(
+    load=load_mimic_cxr_jpg,
+    answers=lambda: chest_labels.LABELS,
     takes=TAKES | {"uncertain"},
     metric=MACRO_F1,
-    origin=ORIGIN,
+    origin=Origin(
+        title="MIMIC-CXR-JPG",
+        address="physionet.org/content/mimic-cxr-jpg, the reports physionet.org/content/mimic-cxr",
+        terms="PhysioNet's license for credentialed users: training, a signed agreement, no passing on",
+    ),
     recognized=holds(f"/{TABLE.format('chexpert')}.csv*"),
-    layout=tree(__doc__),
-    folders=FOLDERS,
+    layout=tree(load_mimic_cxr_jpg.__doc__),
+    folders=MIMIC_FOLDERS,
 )
