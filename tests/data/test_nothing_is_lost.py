@@ -17,7 +17,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedpeft import data
-from fedpeft.data.chest_labels import CHEXPERT
+from fedpeft.data.chest_x_rays import CHEXPERT
 from fedpeft.data.omni_med_vqa import CLIENTS
 from fedpeft.data.partition import NOT_DRAWN
 from fedpeft.data.readable import LEFT_OUT

@@ -22,7 +22,7 @@ __all__ = [
 
 register("phantom", "fedpeft.data.phantom:DATASET")
 register("phantom_modalities", "fedpeft.data.phantom:MODALITIES_DATASET")
-register("phantom_ultra", "fedpeft.data.phantom_ultra:DATASET")
+register("phantom_ultra", "fedpeft.data.ultra_med_vqa:PROCEDURAL")
 register("phantom_chest", "fedpeft.data.phantom_pictures:CHEST_DATASET")
 register("phantom_skin", "fedpeft.data.phantom_pictures:SKIN_DATASET")
 register("phantom_objects", "fedpeft.data.phantom_pictures:OBJECTS_DATASET")

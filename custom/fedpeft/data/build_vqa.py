@@ -40,7 +40,7 @@ from fedpeft.data.folders import files_below, is_hidden, is_image
 from fedpeft.data.images import open_image
 from fedpeft.data.medmnist import SETS, SIZES, SPLITS, stored_arrays
 from fedpeft.data.partition import SPELLINGS
-from fedpeft.data.ultra_med_vqa import SHARES, Subject, ask
+from fedpeft.data.ultra_med_vqa import SHARES, Subject, ask, numbers
 
 EXPECTED = """
     SOURCE/<class>/*.png            one folder of images for each class, or
@@ -146,7 +146,6 @@ def _save(image: np.ndarray, target: Path) -> None:
 
 
 _HEADER = ("image", "question", "answer", "answer_type", "question_type", "split")
-_ROUNDS, _MIN = 200, 0.25
 
 
 def build(parts: Sequence[Source], out: Path, *, seed: int = 0, test_fraction: float = 0.2) -> None:
@@ -170,31 +169,6 @@ def build(parts: Sequence[Source], out: Path, *, seed: int = 0, test_fraction: f
                 writer.writeheader()
                 writer.writerows(of_site)
         (draft / "statistics.md").write_text(statistics(parts, rows, seed=seed), encoding="utf-8")
-
-
-def numbers(sets: Sequence[tuple[Subject, int]]) -> np.ndarray:
-    """Return how many questions of each type a set gets, (sets, 6): one for each image.
-
-    Rows and columns are scaled in turn to the images of the sets and to the published shares (iterative proportional
-    fitting), rows last; remainders go to the largest fractions. No set loses a type to that: in each pass it
-    keeps `_MIN` of what it would have alone, in the published shares of the types that can be asked about it.
-    """
-    kinds = tuple(SHARES)
-    allowed = np.array([[kind in subject.types for kind in kinds] for subject, _ in sets], dtype=float)
-    images = np.array([count for _, count in sets], dtype=float)
-    shares = np.array([SHARES[kind] for kind in kinds]) * allowed.any(axis=0)
-    alone = allowed * shares
-    alone *= (images / alone.sum(axis=1))[:, None]
-    fit = alone
-    for _ in range(_ROUNDS):
-        columns = fit.sum(axis=0)
-        scale = np.divide(shares / shares.sum() * images.sum(), columns, out=np.zeros_like(columns), where=columns > 0)
-        fit = np.maximum(fit * scale, _MIN * alone)
-        fit *= (images / fit.sum(axis=1))[:, None]
-    whole = np.floor(fit).astype(int)
-    for row, exact, total in zip(whole, fit, images.astype(int), strict=True):
-        row[np.argsort(row - exact, kind="stable")[: total - row.sum()]] += 1
-    return whole
 
 
 def _written(

@@ -1,24 +1,89 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Chest radiographs with any number of findings: NIH ChestX-ray14, and MIMIC-CXR-JPG with its reports."""
+"""Chest radiographs with any number of findings: NIH ChestX-ray14, and MIMIC-CXR-JPG with its reports.
+
+Open-I and MIMIC-CXR have the 15 labels of FedPIA's tasks 3 and 4, which are made of the owners' labels here.
+
+One text of FedPIA names all 15: CheXpert's 14 labels and "Others", for a report with none of them. Table 2 of F3OCUS's
+supplement shows reports with 13 of the 14, "No Finding" among them. The numbers that they print, 3,547 pairs of Open-I
+and 73,348 training samples of MIMIC-CXR (80 % of 91,685), are those of MedViLL (Moon et al., 2022), which has the same
+15 labels.
+
+The papers do not say how Open-I's MeSH terms become labels. Here a term counts for a label where CheXpert's labeler
+(Irvin et al., AAAI 2019) counts the same words in a report: a scar or interstitial markings are Lung Opacity, a nodule
+or a cavity Lung Lesion, congestion Edema, fibrosis or thickened pleura Pleural Other. What it has no label for, such as
+a calcified granuloma or a degenerative spine, has none here.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import MACRO_F1
-from fedpeft.data import chest_labels
 from fedpeft.data.folders import dataset_folder, holds, images_below, tree
 from fedpeft.data.loaders import TAKES, label_example, site_of
 from fedpeft.data.records import Row, column_rows, csv_rows, read_text, reading, table
 from fedpeft.data.registry import DataSet, Origin, packaged
 from fedpeft.data.schema import Example, SiteData, added
-from fedpeft.data.settings import DataSettings
+from fedpeft.data.settings import AS_POSITIVE, IGNORED, DataSettings
+
+# by label of CheXpert the MeSH terms that count for it, each alone or with one of its qualifiers
+MESH: dict[str, list[list[str]]] = packaged("chest_labels")
+CHEXPERT = tuple(MESH)
+OTHERS = "Others"
+CHEST_LABELS = (*CHEXPERT, OTHERS)
+NOT_INDEXED = "no indexing"
+_YES, _NO, _UNCERTAIN = 1.0, 0.0, -1.0
+
+
+def of_mesh(terms: Iterable[str]) -> tuple[str, ...] | None:
+    """Return the labels of terms such as `Opacity/lung/base/left` (Open-I); None: nobody indexed the report."""
+    split = [[" ".join(part.lower().split()) for part in term.split("/")] for term in terms]
+    split = [parts for parts in split if parts[0]]
+    if not split or any(parts[0] == NOT_INDEXED for parts in split):
+        return None
+    return _or_others(
+        label
+        for label, rules in MESH.items()
+        if any(parts[0] == head and {*qualifier} <= {*parts[1:]} for parts in split for head, *qualifier in rules)
+    )
+
+
+def of_chexpert(values: Sequence[str], uncertain: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the labels of a study of MIMIC-CXR, and those of which nobody knows whether they apply.
+
+    Args:
+        values: of CheXpert's 14 labels in the order of `CHEXPERT`: 1.0 (yes), 0.0 (no), -1.0 (uncertain) or empty
+            (not mentioned, so no).
+        uncertain: `data.uncertain`.
+    """
+    numbers = {label: _label_value(value, label) for label, value in zip(CHEXPERT, values, strict=True)}
+    counts = (_YES, _UNCERTAIN) if uncertain == AS_POSITIVE else (_YES,)
+    labels = [label for label, number in numbers.items() if number in counts]
+    unknown = [label for label, number in numbers.items() if number == _UNCERTAIN and uncertain == IGNORED]
+    if unknown and not labels:
+        return (), (*unknown, OTHERS)
+    return _or_others(labels), tuple(unknown)
+
+
+def _or_others(labels: Iterable[str]) -> tuple[str, ...]:
+    return tuple(labels) or (OTHERS,)
+
+
+def _label_value(value: str, label: str) -> float:
+    try:
+        number = float(value or _NO)
+    except ValueError:
+        number = float("nan")
+    if number not in (_YES, _NO, _UNCERTAIN):
+        raise DataError(f"the value of {label!r} is none of 1.0, 0.0, -1.0 and empty")
+    return number
+
 
 NIH_FOLDERS = ("nih_cxr14", "nih_cxr14_64px", "NIH", "CXR8", "ChestX-ray14")
 TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
@@ -171,7 +236,7 @@ def load_mimic_cxr_jpg(settings: DataSettings) -> SiteData:
         mimic-cxr-2.0.0-{chexpert,metadata,split}.csv.gz                          or unpacked, .csv
         files/p10/p10000032/s50414267.txt, or the same below mimic-cxr-reports/   the reports, from MIMIC-CXR
 
-    A sample is a frontal view (PA or AP) with the findings of its report and 15 labels (`chest_labels`). Labels belong
+    A sample is a frontal view (PA or AP) with the findings of its report and 15 labels (`CHEST_LABELS`). Labels belong
     to a study; those of which the report is uncertain are `data.uncertain`, those that it does not mention do not
     apply. The owners' split, by patient, is `published`; the papers train on 80 % of the samples, as `image_disjoint`
     does with `test_fraction=0.2`. No patient is in two splits or at two sites.
@@ -207,7 +272,7 @@ def load_mimic_cxr_jpg(settings: DataSettings) -> SiteData:
         train=splits["train"],
         validation=splits["validation"] or None,
         test=splits["test"],
-        labels=chest_labels.LABELS,
+        labels=CHEST_LABELS,
         left_out=left_out.items(),
     )
     if drawn:
@@ -240,12 +305,12 @@ def _labels_of_studies(root: Path, uncertain: str) -> dict[Study, Labels]:
     labels: dict[Study, Labels] = {}
     of_values: dict[tuple[str, ...], Labels] = {}
     path = table(root, TABLE.format("chexpert"))
-    for row, (subject, study, *values) in column_rows(path, ("subject_id", "study_id", *chest_labels.CHEXPERT)):
+    for row, (subject, study, *values) in column_rows(path, ("subject_id", "study_id", *CHEXPERT)):
         if (subject, study) in labels:
             raise DataError(f"{path}, row {row}: there is another row with its study; keep one of them.")
         if (own := tuple(values)) not in of_values:
             with reading(Row(f"{path}, row {row}", {})):
-                of_values[own] = chest_labels.of_chexpert(own, uncertain)
+                of_values[own] = of_chexpert(own, uncertain)
         labels[subject, study] = of_values[own]
     return labels
 
@@ -296,7 +361,7 @@ def _findings(roots: tuple[Path, ...], folder: Path) -> str | None:
 
 MIMIC_CXR_JPG = DataSet(
     load=load_mimic_cxr_jpg,
-    answers=lambda: chest_labels.LABELS,
+    answers=lambda: CHEST_LABELS,
     takes=TAKES | {"uncertain"},
     metric=MACRO_F1,
     origin=Origin(

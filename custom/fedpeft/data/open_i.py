@@ -4,7 +4,7 @@
     CXR1_1_IM-0001-3001.png, ..., ecgen-radiology/1.xml, ...                  as the National Library of Medicine has it
     images/images_normalized/1_IM-0001-3001.dcm.png, ..., indiana_reports.csv, indiana_projections.csv     as on Kaggle
 
-A sample is a frontal view with the findings of its report and the 15 labels (`chest_labels`) of the report's major MeSH
+A sample is a frontal view with the findings of its report and the 15 labels (`CHEST_LABELS`) of the report's major MeSH
 terms, which both layouts have; the terms that a program extracted ("automatic") are in one of them only and are not
 used. Words that were removed for privacy stay as XXXX. Lateral views, images without file, images of a report without
 findings or without indexing, and images without report are left out and counted, each once; so is a report without
@@ -45,7 +45,7 @@ from xml.parsers import expat
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import MACRO_F1
-from fedpeft.data import chest_labels
+from fedpeft.data import chest_x_rays
 from fedpeft.data.folders import contains, dataset_folder, find, holds, images_below, tree
 from fedpeft.data.loaders import TAKES, label_example, site_of
 from fedpeft.data.records import csv_rows, text_bytes
@@ -218,7 +218,7 @@ def load(settings: DataSettings) -> SiteData:
     left_out: Counter[str] = Counter()
     named: set[str] = set()
     for uid, report in reports.items():
-        labels = chest_labels.of_mesh(report.terms)
+        labels = chest_x_rays.of_mesh(report.terms)
         left_out["a report names no image"] += not report.views
         for name in report.views:
             if name in named:
@@ -240,7 +240,7 @@ def load(settings: DataSettings) -> SiteData:
         "open-i",
         "Open-I (Demner-Fushman et al., JAMIA 2016), real data, split by report",
         train=tuple(examples.values()),
-        labels=chest_labels.LABELS,
+        labels=chest_x_rays.CHEST_LABELS,
         left_out=left_out.items(),
         notes=notes,
     )
@@ -269,7 +269,7 @@ def _why_not(report: Report, name: str, labels: tuple[str, ...] | None, files: d
 
 DATASET = DataSet(
     load=load,
-    answers=lambda: chest_labels.LABELS,
+    answers=lambda: chest_x_rays.CHEST_LABELS,
     takes=TAKES,
     metric=MACRO_F1,
     origin=Origin(
