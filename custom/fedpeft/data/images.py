@@ -102,12 +102,7 @@ def open_image(image: ImageSource) -> Image.Image:
 
 
 class Header(NamedTuple):
-    """What the header of an image file says.
-
-    Args:
-        width, height: as it is shown.
-        turned: whether a photograph is turned for that.
-    """
+    """What the header of an image file says: its size as it is shown, and whether a photograph is turned for that."""
 
     width: int
     height: int
@@ -117,9 +112,7 @@ class Header(NamedTuple):
 def check_header(image: ImageSource, *, inside_tables: bool = False) -> Header | None:
     """Refuse a file of which its header alone says that `open_image` will; that its pixels are sound stays open.
 
-    Args:
-        image: see `open_image`.
-        inside_tables: read files inside tables for it; otherwise None is returned for them.
+    Files inside tables are read for it only with `inside_tables`; otherwise None is returned for them.
     """
     if isinstance(image, ChosenImage):
         from fedpeft.data.chosen_image import check_chosen

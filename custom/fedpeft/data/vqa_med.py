@@ -38,13 +38,7 @@ class Asked(NamedTuple):
 
 
 def examples(root: Path, images: str, asked: Iterable[Asked]) -> tuple[Example | None, ...]:
-    """Return an example of each row; None where the image, the question or every answer is missing.
-
-    Args:
-        root: the data set's folder.
-        images: name of the folder with the images, anywhere below it.
-        asked: the rows.
-    """
+    """Return an example of each row; None where the image, the question or every answer is missing."""
     folder = find(root, images, folder=True)
     known = images_below(folder)
 
