@@ -25,7 +25,7 @@ from typing import Any
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import MACRO_F1
-from fedpeft.data.folders import dataset_folder, holds, images_below, tree
+from fedpeft.data.folders import dataset_folder, images_below, matches, tree
 from fedpeft.data.loaders import TAKES, label_example, site_of
 from fedpeft.data.records import Row, column_rows, csv_rows, read_text, reading, table
 from fedpeft.data.registry import DataSet, Origin, packaged
@@ -173,7 +173,7 @@ NIH_CXR14 = DataSet(
         address="the NIH Clinical Center, nihcc.app.box.com/v/ChestXray-NIHCC",
         terms="no restriction; name the NIH Clinical Center and Wang et al. 2017",
     ),
-    recognized=holds(*(f"/{name}" for name in TABLES)),
+    recognized=matches(*(f"/{name}" for name in TABLES)),
     layout=tree(load_nih_cxr14.__doc__),
     folders=NIH_FOLDERS,
 )
@@ -369,7 +369,7 @@ MIMIC_CXR_JPG = DataSet(
         address="physionet.org/content/mimic-cxr-jpg, the reports physionet.org/content/mimic-cxr",
         terms="PhysioNet's license for credentialed users: training, a signed agreement, no passing on",
     ),
-    recognized=holds(f"/{TABLE.format('chexpert')}.csv*"),
+    recognized=matches(f"/{TABLE.format('chexpert')}.csv*"),
     layout=tree(load_mimic_cxr_jpg.__doc__),
     folders=MIMIC_FOLDERS,
 )

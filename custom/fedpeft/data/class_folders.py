@@ -20,7 +20,7 @@ from pathlib import Path
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.answers import clean_text
-from fedpeft.data.folders import Glance, Recognized, dataset_folder, files_below, tree
+from fedpeft.data.folders import Listing, Recognized, dataset_folder, files_below, tree
 from fedpeft.data.loaders import TAKES, class_example, class_folders, site_of
 from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.registry import DATASETS, DataSet
@@ -67,7 +67,7 @@ def load(settings: DataSettings) -> SiteData:
     return replace(loaded, own_ids=True)
 
 
-def recognized(seen: Glance) -> bool:
+def recognized(seen: Listing) -> bool:
     """Return whether a folder holds class folders, and not several folders of such, nor another data set's folder.
 
     Of folders in folders those outside are the classes where no name inside occurs twice; otherwise each of them has
@@ -113,7 +113,7 @@ def _patients(examples: Iterable[Example]) -> Iterator[str]:
         )
 
 
-def _below(seen: Glance) -> Iterator[Glance]:
+def _below(seen: Listing) -> Iterator[Listing]:
     for inner in seen.folders.values():
         yield inner
         yield from _below(inner)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY
-from fedpeft.data.folders import contains, dataset_folder, find, holds, image_file, images_below, missing_image, tree
+from fedpeft.data.folders import contains, dataset_folder, find, image_file, images_below, matches, missing_image, tree
 from fedpeft.data.loaders import TAKES, class_example, class_folders, site_of
 from fedpeft.data.records import Row, csv_rows
 from fedpeft.data.registry import DataSet, Origin, packaged
@@ -59,7 +59,7 @@ HAM10000 = DataSet(
     takes=TAKES,
     metric=BALANCED_ACCURACY,
     origin=Origin(title="HAM10000", address="doi.org/10.7910/DVN/DBW86T", terms="CC BY-NC 4.0"),
-    recognized=holds(("*/HAM10000_metadata*", "*/HAM10000_images_part_1/")),
+    recognized=matches(("*/HAM10000_metadata*", "*/HAM10000_images_part_1/")),
     layout=tree(load_ham10000.__doc__),
     folders=HAM_FOLDERS,
 )
@@ -144,7 +144,7 @@ FED_ISIC2019 = DataSet(
         address="github.com/owkin/FLamby, from challenge.isic-archive.com/data",
         terms="CC BY-NC 4.0",
     ),
-    recognized=holds((f"*/{TABLE}", "*/ISIC_2019_Training_Input_preprocessed/")),
+    recognized=matches((f"*/{TABLE}", "*/ISIC_2019_Training_Input_preprocessed/")),
     layout=tree(load_fed_isic2019.__doc__),
     folders=ISIC_FOLDERS,
     sites=CENTERS,
@@ -190,7 +190,7 @@ CALTECH101 = DataSet(
     takes=TAKES,
     metric=BALANCED_ACCURACY,
     origin=Origin(title="Caltech101", address="data.caltech.edu/records/mzrjq-6wc02", terms="CC BY 4.0 in that record"),
-    recognized=holds("*/101_ObjectCategories/"),
+    recognized=matches("*/101_ObjectCategories/"),
     layout=tree(load_caltech101.__doc__),
     folders=CALTECH_FOLDERS,
 )
@@ -258,7 +258,7 @@ FLOWERS102 = DataSet(
         address="robots.ox.ac.uk/~vgg/data/flowers/102",
         terms="the owners name none; images of the web",
     ),
-    recognized=holds(("*/imagelabels.mat", "*/setid.mat", "*/jpg/")),
+    recognized=matches(("*/imagelabels.mat", "*/setid.mat", "*/jpg/")),
     layout=tree(load_flowers102.__doc__),
     folders=FLOWERS_FOLDERS,
 )

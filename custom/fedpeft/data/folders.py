@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Find a data set's folder under FEDPEFT_DATA, and files in it at any depth that the archives unpack to.
 
-What lies in a folder, at a glance: names down to a few levels, and of the many images of a folder the first.
+A `Listing` says what lies in a folder: names down to a few levels, and of the many images of a folder the first.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ _SHOWN, _SHOWN_INSIDE = 8, 3
 
 
 @dataclass(frozen=True)
-class Glance:
+class Listing:
     """Names in a folder.
 
     Args:
@@ -227,7 +227,7 @@ class Glance:
         return all(any(fnmatchcase(name, pattern.lower()) for name in self._lower) for pattern in patterns)
 
     @cached_property
-    def folders(self) -> dict[str, Glance]:
+    def folders(self) -> dict[str, Listing]:
         """What lies in each folder directly in this one, by name."""
         inside: dict[str, tuple[list[str], list[str]]] = {
             name[1:-1]: ([], []) for name in self.names if name.count("/") == 2 and name.endswith("/")
@@ -237,7 +237,7 @@ class Glance:
                 top, slash, rest = path[1:].partition("/")
                 if slash and rest:
                     inside[top][place].append(f"/{rest}")
-        return {top: Glance(self.root / top, tuple(names), tuple(images)) for top, (names, images) in inside.items()}
+        return {top: Listing(self.root / top, tuple(names), tuple(images)) for top, (names, images) in inside.items()}
 
     def described(self) -> str:
         """Return the first names as text: "manifest.csv, scans/ (1.png, 2.png, ...)"."""
@@ -255,10 +255,10 @@ class Glance:
         return tuple(map(str.lower, self.names))
 
 
-Recognized = Callable[[Glance], bool]
+Recognized = Callable[[Listing], bool]
 
 
-def glance(root: Path) -> Glance:
+def list_folder(root: Path) -> Listing:
     """Look at a folder; hidden files and what macOS adds are left out, and folders inside that cannot be read."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; correct the path.")
@@ -278,10 +278,10 @@ def glance(root: Path) -> Glance:
             images += shown
             folders += [name[:-1] for name in own if name.endswith("/")]
         level = folders
-    return Glance(root.resolve(), tuple(names), tuple(images))
+    return Listing(root.resolve(), tuple(names), tuple(images))
 
 
-def holds(*alternatives: str | tuple[str, ...]) -> Recognized:
+def matches(*alternatives: str | tuple[str, ...]) -> Recognized:
     """Return a function that recognizes a folder by its files.
 
     Args:
@@ -290,7 +290,7 @@ def holds(*alternatives: str | tuple[str, ...]) -> Recognized:
     """
     wanted = [(each,) if isinstance(each, str) else each for each in alternatives]
 
-    def recognized(seen: Glance) -> bool:
+    def recognized(seen: Listing) -> bool:
         return any(
             seen.has(*patterns) and not any(inner.has(*patterns) for inner in seen.folders.values())
             for patterns in wanted

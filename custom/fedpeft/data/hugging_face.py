@@ -25,7 +25,7 @@ from typing import Any
 
 from fedpeft.core.errors import DataError
 from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, normalize
-from fedpeft.data.folders import Glance, dataset_folder, image_file, inside, tree
+from fedpeft.data.folders import Listing, dataset_folder, image_file, inside, tree
 from fedpeft.data.hub_files import Shard, columns_of, encoded, image_bytes, rows, shards
 from fedpeft.data.images import EncodedImage
 from fedpeft.data.loaders import refuse_paper
@@ -165,7 +165,7 @@ def _example(row: Row, image: Path | EncodedImage, digest: str, texts: dict[str,
     )
 
 
-def recognized(seen: Glance) -> bool:
+def recognized(seen: Listing) -> bool:
     """Return whether the rows of one data set lie in a folder, and not those of several."""
     if not seen.has("*.parquet") and not seen.has("*/state.json"):
         return False

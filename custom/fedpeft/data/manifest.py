@@ -32,7 +32,7 @@ from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import is_missing
 from fedpeft.data.chosen_image import image_of
-from fedpeft.data.folders import dataset_folder, holds, inside, tree
+from fedpeft.data.folders import dataset_folder, inside, matches, tree
 from fedpeft.data.images import ChosenImage
 from fedpeft.data.loaders import class_example, label_example, question_example, refuse_paper
 from fedpeft.data.partition import SPELLINGS, Placed, Splits, across_splits, arrange, check_units, cleaned, pooled
@@ -289,7 +289,7 @@ def _labels(settings: DataSettings, examples: list[Example]) -> tuple[str, ...]:
 DATASET = DataSet(
     load=load,
     takes=frozenset({"window"}),
-    recognized=holds("/manifest.csv", "/manifest.jsonl"),
+    recognized=matches("/manifest.csv", "/manifest.jsonl"),
     layout=tree(__doc__),
     folders=("{site}", "."),
 )

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
-from fedpeft.data.folders import dataset_folder, holds, tree
+from fedpeft.data.folders import dataset_folder, matches, tree
 from fedpeft.data.loaders import TAKES, class_example, label_example, site_of
 from fedpeft.data.registry import DataSet, Origin, packaged
 from fedpeft.data.schema import Example, SiteData
@@ -119,7 +119,7 @@ def _data_set(kind: MedMnist) -> DataSet:
         takes=TAKES,
         metric=MACRO_F1 if kind.labelled else BALANCED_ACCURACY,
         origin=ORIGIN,
-        recognized=holds(*(f"/{kind.name}{size}.npz" for size in SIZES)),
+        recognized=matches(*(f"/{kind.name}{size}.npz" for size in SIZES)),
         layout=tree(__doc__),
         folders=FOLDERS,
     )

@@ -35,7 +35,7 @@ from pathlib import Path
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import closed_by_answer, normalize
-from fedpeft.data.folders import dataset_folder, find, holds, image_file, inside, tree
+from fedpeft.data.folders import dataset_folder, find, image_file, inside, matches, tree
 from fedpeft.data.partition import pooled
 from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows, reading
 from fedpeft.data.registry import DataSet, Origin, packaged
@@ -183,7 +183,7 @@ DATASET = DataSet(
         address="the hub's `foreverbeliever/OmniMedVQA`",
         terms="those of each of its data sets; the restricted ones come without images",
     ),
-    recognized=holds(("*/QA_information/", "*/Images/")),
+    recognized=matches(("*/QA_information/", "*/Images/")),
     layout=tree(__doc__),
     folders=FOLDERS,
     sites=tuple(CLIENTS),

@@ -46,7 +46,7 @@ from xml.parsers import expat
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import MACRO_F1
 from fedpeft.data import chest_x_rays
-from fedpeft.data.folders import contains, dataset_folder, find, holds, images_below, tree
+from fedpeft.data.folders import contains, dataset_folder, find, images_below, matches, tree
 from fedpeft.data.loaders import TAKES, label_example, site_of
 from fedpeft.data.records import csv_rows, text_bytes
 from fedpeft.data.registry import DataSet, Origin
@@ -277,7 +277,7 @@ DATASET = DataSet(
         address="openi.nlm.nih.gov, kaggle.com/raddar/chest-xrays-indiana-university",
         terms="CC BY-NC-ND 4.0",
     ),
-    recognized=holds(("*/indiana_reports.csv", "*/indiana_projections.csv"), "*/ecgen-radiology/"),
+    recognized=matches(("*/indiana_reports.csv", "*/indiana_projections.csv"), "*/ecgen-radiology/"),
     layout=tree(__doc__),
     folders=FOLDERS,
 )

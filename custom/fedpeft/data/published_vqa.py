@@ -11,7 +11,7 @@ from typing import Any
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import clean_values
-from fedpeft.data.folders import dataset_folder, find, holds, image_file, images_below, listed_image, tree
+from fedpeft.data.folders import dataset_folder, find, image_file, images_below, listed_image, matches, tree
 from fedpeft.data.loaders import question_example, refuse_paper, site_of_questions
 from fedpeft.data.partition import halves
 from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows
@@ -127,7 +127,7 @@ VQA_RAD = DataSet(
     load=load_vqa_rad,
     metric=ACCURACY,
     origin=Origin(title="VQA-RAD", address="osf.io/89kps", terms="CC0"),
-    recognized=holds(f"/{_OFFICIAL}", ("/trainset.json", "/testset.json")),
+    recognized=matches(f"/{_OFFICIAL}", ("/trainset.json", "/testset.json")),
     layout=tree(load_vqa_rad.__doc__),
     folders=RAD_FOLDERS,
     sites=tuple(PARTS),
@@ -187,7 +187,7 @@ SLAKE = DataSet(
     load=load_slake,
     metric=ACCURACY,
     origin=Origin(title="SLAKE", address="med-vqa.com/slake, the hub's `BoKelvin/SLAKE`", terms="CC BY 4.0 on the hub"),
-    recognized=holds(("/imgs/", "/validate.json"), ("/imgs/", "/validation.json"), "/Slake1.0/imgs/"),
+    recognized=matches(("/imgs/", "/validate.json"), ("/imgs/", "/validation.json"), "/Slake1.0/imgs/"),
     layout=tree(load_slake.__doc__),
     folders=SLAKE_FOLDERS,
 )
@@ -260,7 +260,7 @@ PATH_VQA = DataSet(
         address="github.com/UCSD-AI4H/PathVQA, the hub's `flaviagiammarino/path-vqa`",
         terms="MIT on the hub; images of textbooks",
     ),
-    recognized=holds(("*/train_qa.pkl", "*/images/")),
+    recognized=matches(("*/train_qa.pkl", "*/images/")),
     layout=tree(load_path_vqa.__doc__),
     folders=PATH_FOLDERS,
 )

@@ -139,13 +139,13 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
 
 def _with_layout(error: DataError, data_set: DataSet, settings: DataSettings) -> DataError:
     """Return an error to which the expected files are added, where the data's folder is in another layout."""
-    from fedpeft.data.folders import dataset_folder, glance
+    from fedpeft.data.folders import dataset_folder, list_folder
 
     names = tuple(name.format(site=settings.site or ".") for name in data_set.folders)
     if data_set.recognized is None or not names:
         return error
     try:
-        seen = glance(dataset_folder(settings, names))
+        seen = list_folder(dataset_folder(settings, names))
     except DataError:  # there is no folder, as the error says
         return error
     if data_set.recognized(seen):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import is_missing
-from fedpeft.data.folders import contains, dataset_folder, find, holds, images_below, listed_image, tree
+from fedpeft.data.folders import contains, dataset_folder, find, images_below, listed_image, matches, tree
 from fedpeft.data.loaders import question_example, refuse_paper, site_of_questions
 from fedpeft.data.partition import pooled
 from fedpeft.data.records import INCOMPLETE, Row, bar_rows, complete
@@ -70,7 +70,7 @@ def _declared(
         load=load,
         metric=ACCURACY,
         origin=Origin(title=f"VQA-Med {year}", address=address, terms=f"the images are those of {images}"),
-        recognized=holds(tuple(f"*/{file}" for file in files)),
+        recognized=matches(tuple(f"*/{file}" for file in files)),
         layout=tree(load.__doc__),
         folders=_folders(year),
     )
