@@ -2,7 +2,7 @@
 """The embedded benchmark federation: procedural medical visual questions for five named sites, or any other name.
 
 Every site has its own scanner (gray values, noise), findings, wordings, mix of question types and answers; all share
-the clinical words of `phantom_questions`, whose meaning the tiny backbone has to learn. Nothing was measured on
+the clinical words of `phantom_scene`, whose meaning the tiny backbone has to learn. Nothing was measured on
 anybody.
 
 Procedural questions at eight sites with one modality each, as OmniMedVQA is used: sites differ in their pictures.
