@@ -32,7 +32,7 @@ from rich.console import Console
 
 from fedpeft.data import DataSettings, Example, SiteData, load
 from fedpeft.data.phantom import QUESTIONS_PER_IMAGE, SITES, SIZES, site_profile, skewed, swapped_pairs
-from fedpeft.data.phantom_questions import CLINICAL, dialect
+from fedpeft.data.phantom_scene import CLINICAL, dialect
 
 DIALS = {
     "data.dialects": (0, 3, 7),

@@ -44,7 +44,7 @@ from torch.nn.functional import fold, unfold
 from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
-from fedpeft.answering.batches import Batch
+from fedpeft.answering.answering import Batch
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import State

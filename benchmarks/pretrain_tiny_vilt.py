@@ -29,8 +29,22 @@ from transformers.models.vilt.modeling_vilt import ViltModel
 
 from fedpeft.backbones.images import SquareImages
 from fedpeft.backbones.vilt import Vilt
-from fedpeft.data.phantom_questions import CLINICAL, NOTHING, PLACES, PLAIN, QUESTION_TYPES, TEMPLATES, ask
-from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, SIZE, draw_look, draw_scene, render
+from fedpeft.data.phantom_scene import (
+    CLINICAL,
+    KINDS,
+    MODALITIES,
+    NOTHING,
+    PLACES,
+    PLAIN,
+    QUESTION_TYPES,
+    REGIONS,
+    SIZE,
+    TEMPLATES,
+    ask,
+    draw_look,
+    draw_scene,
+    render,
+)
 
 SEED = 20260101
 SHARDS = 2  # processes with one thread each, which share every batch

@@ -16,8 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones import BackboneSettings, build
-from fedpeft.data.phantom_questions import CLINICAL, PLAIN, QUESTION_TYPES, Language, ask
-from fedpeft.data.phantom_scene import MODALITIES, draw_look, draw_scene, render
+from fedpeft.data.phantom_scene import (
+    CLINICAL,
+    MODALITIES,
+    PLAIN,
+    QUESTION_TYPES,
+    Language,
+    ask,
+    draw_look,
+    draw_scene,
+    render,
+)
 
 
 def features(

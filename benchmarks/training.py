@@ -82,7 +82,7 @@ def own_step(row: Row, config: Any, device: Any) -> tuple[Callable[[dict, Any], 
     import torch
 
     from fedpeft import methods
-    from fedpeft.answering.batches import Batch
+    from fedpeft.answering.answering import Batch
     from fedpeft.answering.classification import Classification, build_head
     from fedpeft.answering.training_settings import TrainingSettings
     from fedpeft.backbones.matrices import matrices

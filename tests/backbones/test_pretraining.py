@@ -14,7 +14,7 @@ from transformers import BertTokenizerFast
 
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.registry import TINY_ALBEF_FOLDER, TINY_FOLDER, TINY_VIT_FOLDER
-from fedpeft.data.phantom_questions import CLINICAL
+from fedpeft.data.phantom_scene import CLINICAL
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pretrain_tiny_vilt.py"
 

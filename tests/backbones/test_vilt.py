@@ -17,7 +17,7 @@ from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data import DataSettings, load
-from fedpeft.data.phantom_questions import CLINICAL, PLAIN, TEMPLATES
+from fedpeft.data.phantom_scene import CLINICAL, PLAIN, TEMPLATES
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedpeft.data.phantom import SITES, site_profile, skewed
-from fedpeft.data.phantom_questions import CLINICAL, PAIRS
+from fedpeft.data.phantom_scene import CLINICAL, PAIRS
 
 SMALL = {"train_size": 45}
 

@@ -12,9 +12,9 @@ from layouts import picture
 
 from fedpeft.cli import main
 from fedpeft.data import DataError, DataSettings, load
-from fedpeft.data.build_vqa import Item, Source, build, numbers, sources
+from fedpeft.data.build_vqa import Item, Source, build, sources
 from fedpeft.data.medmnist import SETS
-from fedpeft.data.ultra_med_vqa import CLOSED, OPEN, SHARES, Subject, ask
+from fedpeft.data.ultra_med_vqa import CLOSED, OPEN, SHARES, Subject, ask, numbers
 
 
 def _classes(root, *, names=("normal", "Pneumonia", "old_TB"), count=10):

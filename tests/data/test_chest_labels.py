@@ -4,7 +4,7 @@
 import pytest
 
 from fedpeft.core.errors import DataError
-from fedpeft.data.chest_labels import CHEXPERT, LABELS, MESH, OTHERS, of_chexpert, of_mesh
+from fedpeft.data.chest_x_rays import CHEST_LABELS, CHEXPERT, MESH, OTHERS, of_chexpert, of_mesh
 
 TERMS = [
     (["normal"], {"No Finding"}),
@@ -30,7 +30,7 @@ def test_terms_of_a_report_become_labels(terms, labels):
 
 
 def test_there_are_fifteen_and_each_but_others_has_terms():
-    assert len(set(LABELS)) == 15
+    assert len(set(CHEST_LABELS)) == 15
     assert tuple(MESH) == CHEXPERT
 
 

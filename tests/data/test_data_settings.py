@@ -86,7 +86,7 @@ def test_what_is_procedural_is_called_phantom():
 
 
 def test_no_loader_imports_torch():
-    modules = ["vqa_rad", "slake", "vqa_med", "path_vqa"]
+    modules = ["published_vqa", "vqa_med"]
     modules += ["omni_med_vqa", "manifest", "duplicates", "images"]
     code = "import sys\n" + "".join(f"import fedpeft.data.{name}\n" for name in modules)
     code += "print({'torch', 'transformers', 'peft', 'nvflare'} & set(sys.modules))"

@@ -10,7 +10,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.folder_sites import ALONE, CLIENTS, _layouts, sites_in
-from fedpeft.data.folders import MAX_IMAGES, glance
+from fedpeft.data.folders import MAX_IMAGES, list_folder
 from fedpeft.data.registry import DATASETS
 
 NAMES = {  # what a folder needs to be recognized; a slash at the end makes a folder
@@ -86,7 +86,7 @@ def manifest(root, *, images=20, inside="scans/"):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layout_is_recognized_by_its_names(name, tmp_path):
-    assert _layouts(glance(make(tmp_path, NAMES[name]))) == (name,)
+    assert _layouts(list_folder(make(tmp_path, NAMES[name]))) == (name,)
 
 
 def test_every_data_set_with_files_of_its_own_is_tried():
@@ -98,14 +98,14 @@ def test_every_data_set_with_files_of_its_own_is_tried():
 
 @pytest.mark.parametrize("names", NOT_CLASSES, ids=" ".join)
 def test_what_has_no_classes_is_not_taken_for_it(names, tmp_path):
-    assert _layouts(glance(make(tmp_path, names))) == ()
+    assert _layouts(list_folder(make(tmp_path, names))) == ()
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"class_folders"}))
 def test_a_folder_above_is_not_taken_for_the_data_set(name, tmp_path):
     make(tmp_path / "one", NAMES[name])
     make(tmp_path / "other", ["notes.txt"])
-    seen = glance(tmp_path)
+    seen = list_folder(tmp_path)
     assert _layouts(seen) == ()
     assert _layouts(seen.folders["one"]) == (name,)
 
@@ -391,9 +391,9 @@ def test_a_data_set_in_another_layout_is_answered_with_its_own(tmp_path):
 
 def test_of_many_images_the_first_are_looked_at_and_hidden_files_not_at_all(tmp_path):
     make(tmp_path, [f"a/{number:03}.png" for number in range(100)] + [".git/config", "__MACOSX/a", "a/list.txt"])
-    seen = glance(tmp_path)
+    seen = list_folder(tmp_path)
     assert seen.images == tuple(f"/a/{number:03}.png" for number in range(MAX_IMAGES))
     assert seen.names == ("/a/", "/a/list.txt")
     shutil.rmtree(tmp_path / "a")
     with pytest.raises(DataError, match="is not a folder; correct the path"):
-        glance(tmp_path / "a")
+        list_folder(tmp_path / "a")

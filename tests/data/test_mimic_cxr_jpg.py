@@ -9,8 +9,7 @@ from PIL import Image
 from fedpeft import data
 from fedpeft.core.errors import DataError
 from fedpeft.data import records
-from fedpeft.data.chest_labels import CHEXPERT, LABELS
-from fedpeft.data.mimic_cxr_jpg import findings
+from fedpeft.data.chest_x_rays import CHEST_LABELS, CHEXPERT, findings
 from fedpeft.data.settings import DataSettings
 
 PREFIX = "mimic-cxr-2.0.0-"
@@ -103,7 +102,7 @@ def test_the_layout_of_the_owners_is_read_and_what_is_left_out_is_counted(mimic)
     }
     assert dict(site.left_out) == left_out
     assert len(of) + sum(left_out.values()) == 2 * PATIENTS + 2
-    assert site.labels == tuple(sorted(label.lower() for label in LABELS))
+    assert site.labels == tuple(sorted(label.lower() for label in CHEST_LABELS))
     assert [example.image_id for example in site.validation] == [image_of(6, 0)]
     assert {example.group for example in site.test} == {f"patient 1000000{n}" for n in (1,)} | {"patient 10000013"}
     assert of[image_of(1, 0)].group == of[image_of(1, 2)].group

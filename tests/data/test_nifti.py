@@ -11,7 +11,7 @@ import pytest
 
 from fedpeft.core.errors import UnreadableImage
 from fedpeft.data import DataError
-from fedpeft.data import nifti as nifti_file
+from fedpeft.data import chosen_image as nifti_file
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.images import as_array, check_header
 from fedpeft.data.settings import Window

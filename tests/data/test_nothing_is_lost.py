@@ -17,12 +17,11 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedpeft import data
-from fedpeft.data.chest_labels import CHEXPERT
+from fedpeft.data.chest_x_rays import CHEXPERT
 from fedpeft.data.omni_med_vqa import CLIENTS
-from fedpeft.data.omni_med_vqa_answers import PRINTED
+from fedpeft.data.partition import NOT_DRAWN
 from fedpeft.data.readable import LEFT_OUT
 from fedpeft.data.settings import DataSettings
-from fedpeft.data.sharing import NOT_DRAWN
 
 CUTS = {"validation_fraction": 0.2, "test_fraction": 0.2, "unreadable": 0.5}
 OWN = "FEDPEFT_DATA"
@@ -95,7 +94,7 @@ def omni_med_vqa(root):
                 {
                     "question_id": f"{name}_{number}",
                     "question": "What is it?",
-                    "gt_answer": PRINTED["oct"][number % 4] + ".",
+                    "gt_answer": CLIENTS["oct"].answers[number % 4] + ".",
                     "image_path": f"Images/{name}/{number // 2}.png",
                     "option_A": "a",
                     ("modality" if number == 1 else "modality_type"): "OCT (Optical Coherence Tomography"

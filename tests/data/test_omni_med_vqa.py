@@ -10,7 +10,6 @@ from layouts import as_json, picture
 
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.omni_med_vqa import CLIENTS, answers
-from fedpeft.data.omni_med_vqa_answers import PRINTED
 
 NUMBERS = [16, 16, 19, 58, 27, 22, 36, 41]  # of answers, as the text of C.2.2 prints them
 WORDS = {"ultrasound": "ultrasound", "oct": "OCT (Optical Coherence Tomography", "x-ray": "X-Ray"}
@@ -22,7 +21,7 @@ def _record(site, name, number, **more):
         "question_id": f"{name}_{number}",
         "question_type": "Modality Recognition",
         "question": "What is the modality?",
-        "gt_answer": PRINTED[site][number % len(PRINTED[site])] + ".",
+        "gt_answer": CLIENTS[site].answers[number % len(CLIENTS[site].answers)] + ".",
         "image_path": f"Images/{name}/{number // 2}.png",
         "option_A": "MR",
         "modality_type": WORDS.get(site, "CT(Computed Tomography)"),
@@ -67,7 +66,7 @@ def test_a_client_has_the_data_sets_of_its_modality_split_by_image(tmp_path, sit
 
 
 def test_the_printed_lists_and_numbers():
-    assert [len(PRINTED[site]) for site in CLIENTS] == NUMBERS
+    assert [len(CLIENTS[site].answers) for site in CLIENTS] == NUMBERS
     assert sum(client.pairs for client in CLIENTS.values()) == 42532
     assert len([name for client in CLIENTS.values() for name in client.sets]) == 41
     assert {"x-ray", "microscopy", "yes, the tail appears to be abnormal"} <= set(answers())

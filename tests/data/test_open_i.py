@@ -7,7 +7,7 @@ from PIL import Image
 from fedpeft import data
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import MACRO_F1
-from fedpeft.data.chest_labels import LABELS
+from fedpeft.data.chest_x_rays import CHEST_LABELS
 from fedpeft.data.settings import DataSettings
 
 TERMS = (["normal"], ["Cardiomegaly/mild", "Opacity/lung/base"], ["Calcified Granuloma/lung"], ["Pneumothorax/right"])
@@ -79,7 +79,7 @@ def test_the_layout_of_kaggle_is_read_and_what_is_left_out_is_counted(kaggle):
         },
     )
     assert site.metric == MACRO_F1
-    assert site.labels == tuple(sorted(label.lower() for label in LABELS))
+    assert site.labels == tuple(sorted(label.lower() for label in CHEST_LABELS))
     of = examples(site)
     assert of["CXR1_IM-0001-2001"].labels == ("cardiomegaly", "lung opacity")
     assert of["CXR2_IM-0001-3001"].labels == ("others",)

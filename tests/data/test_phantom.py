@@ -7,18 +7,26 @@ import pytest
 
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.phantom import SITES, SIZES, site_profile, skewed, swapped_pairs
-from fedpeft.data.phantom_questions import (
+from fedpeft.data.phantom_scene import (
     CLINICAL,
     CLOSED_TYPES,
+    KINDS,
+    MODALITIES,
     NOTHING,
     PAIRS,
     PLACES,
     PLAIN,
     QUESTION_TYPES,
+    SIZE,
     TEMPLATES,
+    Finding,
+    Look,
+    Scene,
     ask,
+    draw_look,
+    draw_scene,
+    render,
 )
-from fedpeft.data.phantom_scene import KINDS, MODALITIES, SIZE, Finding, Look, Scene, draw_look, draw_scene, render
 
 
 def small(site, seed=7, **sizes):

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from fedpeft.data import DataError, DataSettings, load
-from fedpeft.data.build_vqa import numbers
 from fedpeft.data.phantom import MODALITY_SITES as MODALITIES
 from fedpeft.data.phantom_pictures import CENTERS, LABELS, NOTHING, OF_KINDS, labels_of, report
-from fedpeft.data.phantom_questions import CLINICAL, PLAIN
-from fedpeft.data.phantom_scene import GRAY, SCALES, SIZE, Finding, Scene, colored
-from fedpeft.data.phantom_ultra import SITES as CLIENTS
+from fedpeft.data.phantom_scene import CLINICAL, GRAY, PLAIN, SCALES, SIZE, Finding, Scene, colored
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.remarks import baseline
-from fedpeft.data.ultra_med_vqa import SHARES
+from fedpeft.data.ultra_med_vqa import SHARES, numbers
+from fedpeft.data.ultra_med_vqa import SITES as CLIENTS
 
 SIZES = {"train_size": 24, "validation_size": 6, "test_size": 12}
 SETS = {

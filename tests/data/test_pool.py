@@ -7,7 +7,7 @@ import torch
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data import Example, SiteData
-from fedpeft.data.sharing import pooled
+from fedpeft.data.partition import centralized
 from fedpeft.federate import federate
 from fedpeft.site.learner import Learner
 
@@ -27,7 +27,7 @@ def test_a_pooled_site_adds_up_what_its_parts_left_out():
     one = Example(image=np.zeros((1, 1, 3), np.uint8), question="q", answer="a", closed=False, image_id="i")
     north = SiteData("north", (one,), (), (one,), "s", left_out=(("no answer", 2), ("no image", 1)), notes=("late",))
     south = SiteData("south", (one,), (), (one,), "s", left_out=(("no answer", 3),), notes=("late",))
-    both = pooled("center", [north, south])
+    both = centralized("center", [north, south])
     assert both.left_out == (("no answer", 5), ("no image", 1))
     assert both.notes == ("late",)
 

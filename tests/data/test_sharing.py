@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpeft.core.errors import DataError
+from fedpeft.data.partition import drawn, own_parts
 from fedpeft.data.schema import Example
 from fedpeft.data.settings import DataSettings
-from fedpeft.data.sharing import drawn, own_parts
 
 LABELS = ("edema", "effusion", "mass", "nodule")
 IMAGE = np.zeros((4, 4, 3), np.uint8)

@@ -11,7 +11,7 @@ from layouts import as_json, ids, pictures, rad_row
 
 from fedpeft.data import AnswerVocabulary, DataError, DataSettings, load
 from fedpeft.data.images import as_array
-from fedpeft.data.vqa_rad import PARTS
+from fedpeft.data.published_vqa import PARTS
 
 ORGANS = ["HEAD"] * 10 + ["CHEST"] * 15 + ["ABD"] * 15
 

@@ -127,7 +127,7 @@ def test_synflow_gives_its_weights_back_when_the_model_fails(case):
 
 
 def test_ones_replace_floats_in_any_batch_and_nothing_else():
-    from fedpeft.answering.batches import Batch as TrainingBatch
+    from fedpeft.answering.answering import Batch as TrainingBatch
 
     ids, patches = torch.arange(3), torch.rand(3, 2)
     batch = TrainingBatch({"input_ids": ids, "pixels": patches}, ids, ids, ids > 1)

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpeft import adapters, methods
-from fedpeft.answering.batches import Batch
+from fedpeft.answering.answering import Batch
+from fedpeft.answering.classification import Multilabel
 from fedpeft.answering.generation import Generation
-from fedpeft.answering.multilabel import Multilabel
 from fedpeft.answering.ranking import Ranking
 from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, NO_TOKEN
 from fedpeft.core.errors import FedpeftError

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from fedpeft.answering.batches import Batch
+from fedpeft.answering.answering import Batch
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES, title_of
 from fedpeft.site.metrics import OF_ANSWERS, MacroF1, best_threshold, check_metric, measured

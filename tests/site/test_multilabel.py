@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from fedpeft import answering
-from fedpeft.answering.multilabel import Multilabel
+from fedpeft.answering.classification import Multilabel
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import DataError, FedpeftError
 from fedpeft.core.metrics import ACCURACY, MACRO_F1
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.partition import centralized
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.data.sharing import pooled
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
@@ -155,6 +155,6 @@ def test_the_labels_of_a_federated_head_are_those_of_the_data_set():
 
 def test_sites_of_another_kind_are_not_pooled():
     one, other = data(), data(site="other", labels=(*LABELS, "mass"))
-    assert pooled("all", [one, one]).labels == LABELS
+    assert centralized("all", [one, one]).labels == LABELS
     with pytest.raises(DataError, match="pools 'chest', 'other', which have other labels"):
-        pooled("all", [one, other])
+        centralized("all", [one, other])

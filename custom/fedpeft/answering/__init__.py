@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Ways to answer a question by name (`training.answering`). A new one is one file and one registration here.
 
-Images with labels instead of a question are answered by `multilabel`, whatever the job names.
+Images with labels instead of a question are answered by `classification.Multilabel`, whatever the job names.
 
 Each is an `Answering` (`fedpeft.answering.answering`): a backbone with what makes answers of its features, which
 is private to the site, the targets of a batch, the loss, and which answers are right.
@@ -83,10 +83,6 @@ def that_read(makes: Collection[str]) -> list[str]:
 def check_backbone(name: str, backbone: str) -> None:
     """Refuse a way to answer that reads what a backbone does not make.
 
-    Args:
-        name: as `training.answering` writes it.
-        backbone: registered name.
-
     Raises:
         FedpeftError: the backbone answers in other ways.
     """
@@ -113,13 +109,6 @@ def build(
 ) -> Answering:
     """Build what `training.answering` names, or for images with labels what gives these.
 
-    Args:
-        backbone: with the method's adapters in it.
-        vocabulary: the site's answers or labels, or those of a federated head.
-        settings: the section `training`.
-        generator: for initial values.
-        labelled: whether the site's images have labels (`fedpeft.data.schema.SiteData.labels`).
-
     Raises:
         FedpeftError: the backbone cannot answer in this way.
     """
@@ -130,9 +119,9 @@ def build(
                 f"these images have labels, and this backbone answers by {only} alone: choose another backbone.",
                 setting="backbone.name",
             )
-        from fedpeft.answering import multilabel
+        from fedpeft.answering import classification
 
-        return multilabel.build(backbone, vocabulary, settings, generator)
+        return classification.build_labels(backbone, vocabulary, settings, generator)
     if only not in (None, settings.answering):
         raise FedpeftError(
             f"answering is {settings.answering!r}, and this backbone answers by {only} alone: set training.answering "

@@ -1,8 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Answering by classification: a head tells the answers of the site's training data apart.
+"""Answering by a head, which tells answers apart, or says of each label whether it applies.
 
 The head does not leave the site's disk unless the job federates it. An answer is chosen by its number, which is a class
-or a place in the pool; answers with labels and ranked answers share that.
+or a place in the pool; ranked answers share that. An image may have any number of labels; data with labels are answered
+so, whatever `training.answering` says of questions.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fedpeft.answering.answering import Answering, Scored
-from fedpeft.answering.batches import Batch
+from fedpeft.answering.answering import UNKNOWN, Answering, Batch, Scored, reduced
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
+from fedpeft.methods import trainable
 from fedpeft.methods.first_values import Constant, FirstValues, Normal
 
 INITIAL_STD = 0.02
@@ -61,24 +62,13 @@ def accepted(vocabulary: AnswerVocabulary, examples: Sequence[Example]) -> Tenso
 
 
 def best_first(texts: Sequence[str], probabilities: Tensor, most: int) -> list[Scored]:
-    """Return the texts with the highest probabilities, of equal ones the first of them.
-
-    Args:
-        texts: N.
-        probabilities: of each, (N,).
-        most: texts that are returned.
-    """
+    """Return the texts with the highest probabilities, of equal ones the first of them."""
     order = probabilities.argsort(descending=True, stable=True)[:most].tolist()
     return [Scored(texts[number], probabilities[number].item()) for number in order]
 
 
 class Choosing(Answering):
-    """A way of answering that scores every answer of the vocabulary.
-
-    Args:
-        backbone, head: see `Answering`.
-        vocabulary: the N answers.
-    """
+    """A way of answering that scores every answer of the vocabulary."""
 
     def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
         super().__init__(backbone, head)
@@ -107,13 +97,7 @@ class Choosing(Answering):
 
 
 class Classification(Choosing):
-    """Features (B, d) and a head to logits (B, C) over the answers; cross-entropy.
-
-    Args:
-        backbone: of the site.
-        head: from features to logits.
-        vocabulary: the C answers.
-    """
+    """Features (B, d) and a head to logits (B, C) over the answers; cross-entropy."""
 
     metrics = (ACCURACY, BALANCED_ACCURACY, MACRO_F1)
 
@@ -150,3 +134,68 @@ def build(
     """Build the head that `training.head` names."""
     head = build_head(settings.head, backbone.hidden_size, len(vocabulary), generator)
     return Classification(backbone, head, vocabulary)
+
+
+class Multilabel(Answering):
+    """Features (B, d) and a head to logits (B, L), one for each label."""
+
+    metrics, labelled = (MACRO_F1,), True
+
+    def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
+        super().__init__(backbone, head)
+        self.vocabulary = vocabulary
+
+    def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
+        """Make target 1 where a label applies, 0 where it does not, -1 where nobody knows, (B, L)."""
+        target = torch.zeros(len(examples), len(self.vocabulary), dtype=torch.long)
+        for row, example in enumerate(examples):
+            target[row, [self.vocabulary.index(label) for label in example.labels or ()]] = 1
+            target[row, [self.vocabulary.index(label) for label in example.unknown_labels]] = UNKNOWN
+        return Batch(
+            inputs=self.backbone.collate(list(images), [example.question for example in examples]),
+            target=target,
+            accepted=None,
+            closed=torch.zeros(len(examples), dtype=torch.bool),
+        )
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the logits (B, L)."""
+        return self.head(self.backbone(**inputs))
+
+    def pooled(self, inputs: dict[str, Tensor]) -> Tensor:
+        """See `Answering`: the features that the head reads."""
+        return self.backbone(**inputs)
+
+    def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+        """Return the binary cross-entropy; an image without any known label is left out."""
+        known = target != UNKNOWN
+        each = nn.functional.binary_cross_entropy_with_logits(
+            logits, target.clamp_min(0).to(logits.dtype), reduction="none"
+        )
+        samples = (each * known).sum(-1) / known.sum(-1).clamp_min(1)
+        return reduced(samples[known.any(-1)] if reduction == "mean" else samples, reduction)
+
+    def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
+        """See `Answering`: of labels that apply or not each for itself, known or not."""
+        return trainable.kl_of_labels(logits, teacher)
+
+    def probabilities(self, batch: Batch) -> Tensor:
+        """Return the probability of each label (B, L)."""
+        return self(batch.inputs).sigmoid()
+
+    def answers(self, batch: Batch, most: int) -> list[list[Scored]]:
+        """See `Answering`: all labels."""
+        count = len(self.vocabulary)
+        return [best_first(self.vocabulary.answers, row, count) for row in self.probabilities(batch).cpu()]
+
+    def unanswerable(self, examples: Sequence[Example]) -> int:
+        """Return 0: every label has an output."""
+        return 0
+
+
+def build_labels(
+    backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
+) -> Multilabel:
+    """Build the head that `training.head` names."""
+    head = build_head(settings.head, backbone.hidden_size, len(vocabulary), generator)
+    return Multilabel(backbone, head, vocabulary)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpeft.answering.answering import Answering, Scored, reduced, token_logits, token_losses
-from fedpeft.answering.batches import Batch
+from fedpeft.answering.answering import Answering, Batch, Scored, reduced, token_logits, token_losses
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.backbone import NO_TOKEN, Backbone, question_of, targets
 from fedpeft.backbones.writing import Writer
@@ -25,13 +24,7 @@ from fedpeft.methods import trainable
 
 
 class Generation(Answering):
-    """A backbone that writes.
-
-    Args:
-        backbone: of the site.
-        writer: the backbone with its output layer.
-        longest: tokens of an answer at most.
-    """
+    """A backbone that writes."""
 
     def __init__(self, backbone: Backbone, writer: Writer, longest: int) -> None:
         super().__init__(backbone, nn.Module())
@@ -89,11 +82,7 @@ class Generation(Answering):
 def build(
     backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
 ) -> Generation:
-    """Build the output layer of a backbone that can write.
-
-    Raises:
-        FedpeftError: it cannot.
-    """
+    """Build the output layer of a backbone that can write."""
     make: Callable[[], Writer] | None = getattr(backbone, "writer", None)
     if make is None:
         raise FedpeftError(

@@ -15,8 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedpeft.answering.answering import reduced, token_logits, token_losses
-from fedpeft.answering.batches import Batch
+from fedpeft.answering.answering import Batch, reduced, token_logits, token_losses
 from fedpeft.answering.classification import Choosing, accepted
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, NO_TOKEN, STATES, Backbone, Decoder, question_of, targets
@@ -114,11 +113,7 @@ class Ranking(Choosing):
 def build(
     backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
 ) -> Ranking:
-    """Make the site's answers the pool.
-
-    Raises:
-        FedpeftError: the backbone has no decoder.
-    """
+    """Make the site's answers the pool."""
     if not hasattr(backbone, "answer_tokens"):
         raise FedpeftError(
             "answering is 'ranking', and this backbone has no decoder to rank answers with: set training.answering to "

@@ -158,12 +158,7 @@ class TrainingSettings:
         return self.images_mib
 
     def epochs_in(self, round: int, *, first: int = 1) -> int:
-        """Return the passes over the training split in a round, counted from 1.
-
-        Args:
-            round: the round.
-            first: the site's first round. If it joins later than round 1, it catches up with the others in it, alone.
-        """
+        """Return the passes over the training split in a round, counted from 1."""
         if round == first:
             return self.epochs_before(round + 1)
         return self.local_epochs

@@ -30,16 +30,7 @@ UNLISTED = "their answers are not in the list (data.answers), test questions wit
 
 
 def shared_answers(settings: DataSettings, of_sites: Mapping[str, Any], *, federated: bool) -> tuple[str, ...] | None:
-    """Return the answers of all sites of a job, sorted; None where every site has those of its own data.
-
-    Args:
-        settings: the section `data` of one site.
-        of_sites: `data.sites` of the job.
-        federated: whether the head is averaged over the sites (`method.head`).
-
-    Raises:
-        FedpeftError: the job gives sites different lists, or none although its head is federated.
-    """
+    """Return the answers of all sites of a job, sorted; None where every site has those of its own data."""
     if not federated:
         if settings.answers:
             raise FedpeftError(
@@ -79,13 +70,6 @@ def with_answers(data: SiteData, answers: Collection[str]) -> SiteData:
     """Return a site's data without the training rows whose answer is not in a list; they are counted in `left_out`.
 
     Validation and test rows stay: such a question counts as wrong. Images with any number of labels stay as well.
-
-    Args:
-        data: of the site.
-        answers: normalized.
-
-    Raises:
-        DataError: no training row is left.
     """
     if data.labels:
         return data
@@ -98,15 +82,7 @@ def with_answers(data: SiteData, answers: Collection[str]) -> SiteData:
 
 
 def vocabulary_of(data: SiteData, answers: tuple[str, ...] | None) -> AnswerVocabulary:
-    """Return the classes of a site's head: its answers, or its labels.
-
-    Args:
-        data: of the site, as `with_answers` returned them.
-        answers: of all sites; None: those of its own training data.
-
-    Raises:
-        DataError: its training data have an answer that is not among those of all sites, or other labels.
-    """
+    """Return the classes of a site's head: its labels, `answers` of all sites, or those of its own training data."""
     if data.labels:
         if answers not in (None, data.labels):
             raise DataError(

@@ -95,11 +95,7 @@ def is_missing(cell: object, *, or_none: bool = False) -> bool:
 
 
 def closed_by_type(answer_type: str) -> bool:
-    """Return True for a publisher's `CLOSED`, False for `OPEN`, in any case and with blanks around it (`"CLOSED "`).
-
-    Raises:
-        DataError: it is neither.
-    """
+    """Return True for a publisher's `CLOSED`, False for `OPEN`, in any case and with blanks around it (`"CLOSED "`)."""
     kind = answer_type.strip().upper() if isinstance(answer_type, str) else answer_type
     if kind not in ("OPEN", "CLOSED"):
         raise DataError(f"answer_type is {answer_type!r}, neither OPEN nor CLOSED")

@@ -40,27 +40,13 @@ from fedpeft.data.folders import files_below, is_hidden, is_image
 from fedpeft.data.images import open_image
 from fedpeft.data.medmnist import SETS, SIZES, SPLITS, stored_arrays
 from fedpeft.data.partition import SPELLINGS
-from fedpeft.data.ultra_med_vqa import SHARES, Subject, ask
+from fedpeft.data.ultra_med_vqa import SHARES, Subject, ask, numbers
 
 EXPECTED = """
     SOURCE/<class>/*.png            one folder of images for each class, or
     SOURCE/<set>/<class>/*.png      several such sets, or
     <name>.npz                      a file of MedMNIST, or a folder of them"""
 _SHOWN = 8
-_OF_MEDMNIST = {
-    "pathmnist": ("colon-pathology", "histopathology", "colon", "tissue"),
-    "chestmnist": ("chest-x-ray", "x-ray", "lung", "disease"),
-    "pneumoniamnist": ("chest-x-ray", "x-ray", "lung", "disease"),
-    "dermamnist": ("dermatoscope", "dermatoscopy", "skin", "disease"),
-    "octmnist": ("retinal-oct", "optical coherence tomography", "eye", "disease"),
-    "retinamnist": ("fundus-camera", "fundus photography", "eye", "grade"),
-    "breastmnist": ("ultrasound", "ultrasound", "breast", "disease"),
-    "bloodmnist": ("blood-microscope", "microscopy", "blood", "other"),
-    "tissuemnist": ("kidney-microscope", "microscopy", "kidney", "tissue"),
-    "organamnist": ("abdominal-ct", "ct", "", "anatomy"),
-    "organcmnist": ("abdominal-ct", "ct", "", "anatomy"),
-    "organsmnist": ("abdominal-ct", "ct", "", "anatomy"),
-}
 
 
 class Item(NamedTuple):
@@ -82,15 +68,7 @@ class Source(NamedTuple):
 
 
 def sources(path: Path, *, modality: str = "", anatomy: str = "", classes_are: str = "disease") -> list[Source]:
-    """Return the sets at a path.
-
-    Args:
-        path: a file of MedMNIST, or a folder as above.
-        modality, anatomy, classes_are: see `Subject`, for folders of classes.
-
-    Raises:
-        DataError: it is none of these; the message shows what is expected and what is there.
-    """
+    """Return the sets at a path."""
     if path.suffix == ".npz" and path.is_file():
         return [_medmnist(path)]
     if not path.is_dir():
@@ -152,7 +130,6 @@ def _medmnist(file: Path) -> Source:
     kind = next((kind for kind in SETS if any(file.stem == f"{kind.name}{size}" for size in SIZES)), None)
     if kind is None:
         raise DataError(f"{file} is none of MedMNIST's files, so its classes have no names; use class folders.")
-    site, modality, anatomy, classes_are = _OF_MEDMNIST[kind.name]
     classes = (*kind.classes, "no finding") if kind.labelled else kind.classes
     items = []
     for split in SPLITS:
@@ -161,7 +138,7 @@ def _medmnist(file: Path) -> Source:
             numbers = np.flatnonzero(row) if kind.labelled else row
             names = tuple(kind.classes[int(index)] for index in numbers) or ("no finding",)
             items.append(Item(f"images/{kind.name}/{split}-{number}.png", names, partial(_save, image)))
-    return Source(site, kind.name, Subject(modality, anatomy, classes, classes_are), items)
+    return Source(kind.site, kind.name, Subject(kind.modality, kind.anatomy, classes, kind.classes_are), items)
 
 
 def _save(image: np.ndarray, target: Path) -> None:
@@ -169,22 +146,10 @@ def _save(image: np.ndarray, target: Path) -> None:
 
 
 _HEADER = ("image", "question", "answer", "answer_type", "question_type", "split")
-_ROUNDS, _MIN = 200, 0.25
 
 
 def build(parts: Sequence[Source], out: Path, *, seed: int = 0, test_fraction: float = 0.2) -> None:
-    """Write the sites' folders and the page of statistics.
-
-    Args:
-        parts: the sets; those of one site go into one folder.
-        out: a folder that does not exist yet.
-        seed: of types, wordings and splits.
-        test_fraction: share of the images in the test split.
-
-    Raises:
-        DataError: `out` exists, the seed is negative, a set has fewer than two images, the fraction is not between 0
-            and 1, or an image cannot be read.
-    """
+    """Write the sites' folders and the page of statistics."""
     if out.exists():
         raise DataError(f"{out} exists; name a folder that does not, or remove it.")
     if seed < 0:
@@ -204,34 +169,6 @@ def build(parts: Sequence[Source], out: Path, *, seed: int = 0, test_fraction: f
                 writer.writeheader()
                 writer.writerows(of_site)
         (draft / "statistics.md").write_text(statistics(parts, rows, seed=seed), encoding="utf-8")
-
-
-def numbers(sets: Sequence[tuple[Subject, int]]) -> np.ndarray:
-    """Return how many questions of each type a set gets, (sets, 6): one for each image.
-
-    Rows and columns are scaled in turn to the images of the sets and to the published shares (iterative proportional
-    fitting), rows last; remainders go to the largest fractions. No set loses a type to that: in each pass it
-    keeps `_MIN` of what it would have alone, in the published shares of the types that can be asked about it.
-
-    Args:
-        sets: what is known of the images of each set, and how many there are.
-    """
-    kinds = tuple(SHARES)
-    allowed = np.array([[kind in subject.types for kind in kinds] for subject, _ in sets], dtype=float)
-    images = np.array([count for _, count in sets], dtype=float)
-    shares = np.array([SHARES[kind] for kind in kinds]) * allowed.any(axis=0)
-    alone = allowed * shares
-    alone *= (images / alone.sum(axis=1))[:, None]
-    fit = alone
-    for _ in range(_ROUNDS):
-        columns = fit.sum(axis=0)
-        scale = np.divide(shares / shares.sum() * images.sum(), columns, out=np.zeros_like(columns), where=columns > 0)
-        fit = np.maximum(fit * scale, _MIN * alone)
-        fit *= (images / fit.sum(axis=1))[:, None]
-    whole = np.floor(fit).astype(int)
-    for row, exact, total in zip(whole, fit, images.astype(int), strict=True):
-        row[np.argsort(row - exact, kind="stable")[: total - row.sum()]] += 1
-    return whole
 
 
 def _written(

@@ -21,8 +21,8 @@ from pathlib import Path
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.answers import clean_text
-from fedpeft.data.folders import Glance, Recognized, dataset_folder, files_below, tree
-from fedpeft.data.labelled_images import TAKES, class_example, class_folders, site_of
+from fedpeft.data.folders import Listing, Recognized, dataset_folder, files_below, tree
+from fedpeft.data.loaders import TAKES, class_example, class_folders, site_of
 from fedpeft.data.partition import SPELLINGS, named_like_splits
 from fedpeft.data.registry import DATASETS, DataSet
 from fedpeft.data.schema import Example, SiteData
@@ -35,11 +35,7 @@ TRAIN, VALIDATION, TEST = "train", "validation", "test"
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load a site's own folder, or its part of it.
-
-    Raises:
-        DataError: missing folder, a folder without images, or an empty split.
-    """
+    """Load a site's own folder, or its part of it."""
     root = dataset_folder(settings, (settings.site or "class_folders",))
     parts: dict[str, list[Example]] = {TRAIN: [], VALIDATION: [], TEST: []}
     names = class_folders(root)
@@ -76,7 +72,7 @@ def load(settings: DataSettings) -> SiteData:
     return replace(loaded, own_ids=True)
 
 
-def recognized(seen: Glance) -> bool:
+def recognized(seen: Listing) -> bool:
     """Return whether a folder holds class folders, and not several folders of such, nor another data set's folder.
 
     Of folders in folders those outside are the classes where no name inside occurs twice; otherwise each of them has
@@ -127,7 +123,7 @@ def _patients(examples: Iterable[Example]) -> Iterator[str]:
         )
 
 
-def _below(seen: Glance) -> Iterator[Glance]:
+def _below(seen: Listing) -> Iterator[Listing]:
     for inner in seen.folders.values():
         yield inner
         yield from _below(inner)

@@ -36,17 +36,7 @@ _BARE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
 
 
 def check_frame(pydicom: Any, file: Path, number: int, header: Any) -> None:
-    """Refuse a frame of compressed pixels that does not decode to the size of the header.
-
-    Args:
-        pydicom: the module.
-        file: the file.
-        number: of the frame, counted from 0.
-        header: with Rows, Columns, SamplesPerPixel, BitsAllocated, NumberOfFrames.
-
-    Raises:
-        UnreadableImage: the frame decodes to more or less, as far as that can be seen without decoding.
-    """
+    """Refuse a frame of compressed pixels that does not decode to the size of the header."""
     with file.open("rb") as opened:
         tables = ["ExtendedOffsetTable", "ExtendedOffsetTableLengths"]
         offsets = pydicom.dcmread(opened, stop_before_pixels=True, specific_tags=tables)
@@ -138,10 +128,6 @@ def dicom_pixels(file: Path, frame: int | None, window: Window | None, *, pixels
         frame: counted from 0; None: there is one alone.
         window: for gray values of more than 8 bits; None: that of the file.
         pixels: False: check what the header says alone, and return a blank frame.
-
-    Raises:
-        DataError: pydicom is not installed.
-        UnreadableImage: the file is none, has no such frame, no window, or pixels of a kind that is not read.
     """
     pydicom = _pydicom()
     try:

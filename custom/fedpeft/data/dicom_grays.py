@@ -75,16 +75,7 @@ class Table:
 
 
 def check_bits(header: Any, file: Path, *, shifted: bool) -> None:
-    """Refuse bits of a pixel that cannot be told apart.
-
-    Args:
-        header: of the file.
-        file: for errors.
-        shifted: whether a pixel may have unused bits below those stored.
-
-    Raises:
-        UnreadableImage: they lie outside those allocated, or elsewhere than where compressed pixels have them.
-    """
+    """Refuse bits of a pixel that cannot be told apart."""
     allocated, stored, high = header.BitsAllocated, header.BitsStored, _high_bit(header)
     if not (0 < stored <= high + 1 <= allocated) or (high + 1 > stored and not shifted):
         why = f"says that {stored} of {allocated} bits end at bit {high}"
@@ -107,9 +98,6 @@ def grays_of(header: Any, frame: int, window: Window | None, file: Path) -> Show
         frame: counted from 0.
         window: for values of more than 8 bits, in the place of the file's own window or table.
         file: for errors.
-
-    Raises:
-        UnreadableImage: more than 8 bits have no window, or the file says something that is not understood.
     """
     shape = str(header.get("PresentationLUTShape") or "IDENTITY").strip().upper()
     if shape not in ("IDENTITY", "INVERSE") or "PresentationLUTSequence" in header:
@@ -123,11 +111,7 @@ def grays_of(header: Any, frame: int, window: Window | None, file: Path) -> Show
 
 
 def colors_of_palette(header: Any, file: Path) -> Shown:
-    """Return what makes colors (H, W, 3), uint8, of the stored values (H, W) of an image with a palette.
-
-    Raises:
-        UnreadableImage: its tables are missing, in segments, transparent, or broken.
-    """
+    """Return what makes colors (H, W, 3), uint8, of the stored values (H, W) of an image with a palette."""
     if "AlphaPaletteColorLookupTableData" in header or not all(f"{name}Data" in header for name in PALETTES.values()):
         raise UnreadableImage.of(
             file, "has a palette in segments, with transparency, or incomplete", "save it as 8-bit RGB"

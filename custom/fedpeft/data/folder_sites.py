@@ -16,7 +16,7 @@ from typing import Any
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.settings import build
-from fedpeft.data.folders import Glance, glance
+from fedpeft.data.folders import Listing, list_folder
 from fedpeft.data.partition import SPELLINGS, named_like_splits
 from fedpeft.data.registry import DATASETS, load, require_known
 from fedpeft.data.schema import SiteData
@@ -60,12 +60,9 @@ def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSit
     Args:
         folder: of which nothing is known.
         chosen: settings of all sites that are not to be found out; with `dataset` the folder is one of that data set.
-
-    Raises:
-        DataError: it is in no known layout, or something of it cannot be read.
     """
     chosen = dict(chosen or {})
-    whole = glance(folder)
+    whole = list_folder(folder)
     if "dataset" in chosen:
         require_known(chosen["dataset"])
         return _with_split(_one(whole, chosen["dataset"], chosen))
@@ -96,7 +93,7 @@ def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSit
     return _with_split(found)
 
 
-def unknown_layout(seen: Glance) -> str:
+def unknown_layout(seen: Listing) -> str:
     """Return a message with the layouts of a site's own data, and what a folder holds instead."""
     known = [(name, data_set) for name, data_set in DATASETS.usable() if data_set.recognized]
     own = "\n".join(f"{name}:\n{data_set.layout}" for name, data_set in known if not data_set.origin)
@@ -107,7 +104,7 @@ def unknown_layout(seen: Glance) -> str:
     )
 
 
-def _layouts(seen: Glance) -> tuple[str, ...]:
+def _layouts(seen: Listing) -> tuple[str, ...]:
     """Return the published data sets that lie in a folder, or else the layout of a site's own data."""
     found = [name for name, data_set in DATASETS.usable() if data_set.recognized and data_set.recognized(seen)]
     if not found or DATASETS.get(found[0]).origin is None:
@@ -115,21 +112,17 @@ def _layouts(seen: Glance) -> tuple[str, ...]:
     return tuple(name for name in found if DATASETS.get(name).origin)
 
 
-def _unwrapped(seen: Glance) -> Glance:
+def _unwrapped(seen: Listing) -> Listing:
     """Return the folder in which data lie that are in a folder alone, as archives unpack."""
     while len(seen.folders) == 1 and not _layouts(seen):
         (seen,) = seen.folders.values()
     return seen
 
 
-def _layout_of_classes(seen: Glance, parts: Sequence[tuple[str, str, Glance]]) -> str:
+def _layout_of_classes(seen: Listing, parts: Sequence[tuple[str, str, Listing]]) -> str:
     """Return the data set of other sites whose folders are classes, if this one holds some of these; empty: none.
 
     A folder with a single class is in no known layout: alone it could be anything.
-
-    Args:
-        seen: the folder.
-        parts: name, data set and folder of the other sites.
     """
     for layout in dict.fromkeys(name for _, name, _ in parts if DATASETS.get(name).as_sites):
         known = {name for _, other, part in parts if other == layout for name in _classes(part)}
@@ -138,13 +131,13 @@ def _layout_of_classes(seen: Glance, parts: Sequence[tuple[str, str, Glance]]) -
     return ""
 
 
-def _classes(seen: Glance) -> set[str]:
+def _classes(seen: Listing) -> set[str]:
     """Return the names of the folders with images, without those of splits around them."""
     folders = [[name for name in path.split("/")[1:-1] if name.lower() not in SPELLINGS] for path in seen.images]
     return {names[0] if names else "" for names in folders}
 
 
-def _one(seen: Glance, name: str, chosen: Mapping[str, Any]) -> FolderSites:
+def _one(seen: Listing, name: str, chosen: Mapping[str, Any]) -> FolderSites:
     """Return the sites of one data set: its own, or clients that share it, or a single one."""
     data_set, title = DATASETS.get(name), _title(name)
     common = {"dataset": name, "root": str(seen.root), **chosen}
@@ -167,7 +160,7 @@ def _one(seen: Glance, name: str, chosen: Mapping[str, Any]) -> FolderSites:
     return FolderSites(kind=title, common=common, of_sites={site: {}}, notes=(ALONE,))
 
 
-def _several(parts: Sequence[tuple[str, str, Glance]], chosen: Mapping[str, Any]) -> FolderSites:
+def _several(parts: Sequence[tuple[str, str, Listing]], chosen: Mapping[str, Any]) -> FolderSites:
     """Return a site for each of several: what it is to be called, the data set, and where that lies."""
     of_sites: dict[str, dict[str, Any]] = {}
     for folder, name, seen in parts:
@@ -189,7 +182,7 @@ def _several(parts: Sequence[tuple[str, str, Glance]], chosen: Mapping[str, Any]
     return FolderSites(kind=kind, common=common, of_sites=of_sites, notes=notes)
 
 
-def _taken_for(parts: Sequence[tuple[str, str, Glance]]) -> Iterator[str]:
+def _taken_for(parts: Sequence[tuple[str, str, Listing]]) -> Iterator[str]:
     """Yield a sentence for each data set whose folders could have been taken for something else."""
     for data_set, name in [(DATASETS.get(name), name) for name in dict.fromkeys(name for _, name, _ in parts)]:
         inside = {inner for _, layout, seen in parts if layout == name for inner in seen.folders} - set(SPELLINGS)
@@ -250,11 +243,7 @@ def _load_site(found: FolderSites, site: str) -> SiteData:
 
 
 def _with_data(common: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
-    """Return those sites of a data set that have data, and a note on the others.
-
-    Raises:
-        DataError: none has.
-    """
+    """Return those sites of a data set that have data, and a note on the others."""
     sites: dict[str, dict[str, Any]] = {}
     errors: dict[str, DataError] = {}
     for name in names:

@@ -1,14 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Find a data set's folder under FEDPEFT_DATA, and files in it at any depth that the archives unpack to.
 
-What lies in a folder, at a glance: names down to a few levels, and of the many images of a folder the first.
+A `Listing` says what lies in a folder: names down to a few levels, and of the many images of a folder the first.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
@@ -34,15 +34,7 @@ _DEPTH = 4
 
 
 def dataset_folder(settings: DataSettings, known_as: tuple[str, ...]) -> Path:
-    """Return the data set's folder: `settings.root`, else the first of its known names under FEDPEFT_DATA that exists.
-
-    Args:
-        settings: with or without `root`.
-        known_as: names of the folder; errors recommend the first.
-
-    Raises:
-        DataError: there is no such folder; the message names the variable and the remedy.
-    """
+    """Return a data set's folder: `settings.root`, else the first of its known names that FEDPEFT_DATA has."""
     if settings.root is not None:
         root = Path(settings.root)
         if not root.is_dir():
@@ -74,9 +66,6 @@ def find(root: Path, name: str, *, folder: bool = False) -> Path:
 
     The owners' archives unpack with or without a folder of their own, at times twice nested, and one of them writes
     `QA_Pairs` where the next writes `QA_pairs`. The shallowest match counts.
-
-    Raises:
-        DataError: there is none, or two at the same depth.
     """
     matches = _search(root, name, folder=folder)
     if not matches:
@@ -93,11 +82,7 @@ def contains(root: Path, name: str, *, folder: bool = False) -> bool:
 
 
 def images_below(folder: Path) -> dict[str, Path]:
-    """Return all image files below a folder by name without extension, for publishers that list ids.
-
-    Raises:
-        DataError: there is no image, or two have the same name.
-    """
+    """Return all image files below a folder by name without extension, for publishers that list ids."""
     images: dict[str, Path] = {}
     for path in filter(is_image, files_below(folder)):
         name = clean_text(path.stem)
@@ -113,10 +98,7 @@ def files_below(folder: Path) -> list[Path]:
     """Return all files below a folder, at any depth, in the order of their paths.
 
     Links are followed, also those to folders, but not back into a folder that they or `folder` lie in. Hidden files and
-    folders are left out, and what macOS adds to archives.
-
-    Raises:
-        DataError: a folder cannot be read, there are more than `MAX_FOLDERS`, or an image is a link to nothing.
+    folders are left out, and what macOS adds to archives. An image that is a link to nothing is an error.
     """
     files: list[Path] = []
     waiting = [(str(folder), _places(folder))]
@@ -159,11 +141,7 @@ def is_hidden(name: str) -> bool:
 
 
 def inside(root: Path, name: str, *, where: str) -> str:
-    """Return the name of an image that a row gives, relative to the data's folder and with slashes.
-
-    Raises:
-        DataError: it is the path of a file elsewhere; the message names the row (`where`).
-    """
+    """Return the name of an image that a row gives, relative to the data's folder and with slashes."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or (path.parts[:1] and path.parts[0].endswith(":")):
         shown = shortened(str(path), max_start=300, max_end=60)
@@ -177,11 +155,7 @@ def is_image(file: Path) -> bool:
 
 
 def image_file(folder: Path, name: str, *, where: str) -> Path:
-    """Return the path of an image that a row names, which must exist.
-
-    Raises:
-        DataError: it does not exist; the message names the row (`where`) and the file.
-    """
+    """Return the path of an image that a row names, which must exist."""
     path = folder / name
     if not os.path.isfile(path) and (path := _in_other_form(folder, name) or path) == folder / name:
         raise missing_image(path, where=where)
@@ -192,6 +166,14 @@ def missing_image(path: Path, *, where: str) -> DataError:
     """Return the error for an image that is named but missing."""
     name = shortened(str(path), max_start=300, max_end=60)
     return DataError(f"The image {name}, named in {where}, is missing; restore the file or remove the row.")
+
+
+def listed_image(known: Mapping[str, Path], folder: Path, name: str, *, where: str) -> Path:
+    """Return the image that a row names by its id, with or without .jpg, of those that `images_below` found."""
+    name = name.removesuffix(".jpg")
+    if name not in known:
+        raise missing_image(folder / f"{name}.jpg", where=where)
+    return known[name]
 
 
 def _in_other_form(folder: Path, name: str) -> Path | None:
@@ -238,7 +220,7 @@ _SHOWN, _SHOWN_INSIDE = 8, 3
 
 
 @dataclass(frozen=True)
-class Glance:
+class Listing:
     """Names in a folder.
 
     Args:
@@ -256,7 +238,7 @@ class Glance:
         return all(any(fnmatchcase(name, pattern.lower()) for name in self._lower) for pattern in patterns)
 
     @cached_property
-    def folders(self) -> dict[str, Glance]:
+    def folders(self) -> dict[str, Listing]:
         """What lies in each folder directly in this one, by name."""
         inside: dict[str, tuple[list[str], list[str]]] = {
             name[1:-1]: ([], []) for name in self.names if name.count("/") == 2 and name.endswith("/")
@@ -266,7 +248,7 @@ class Glance:
                 top, slash, rest = path[1:].partition("/")
                 if slash and rest:
                     inside[top][place].append(f"/{rest}")
-        return {top: Glance(self.root / top, tuple(names), tuple(images)) for top, (names, images) in inside.items()}
+        return {top: Listing(self.root / top, tuple(names), tuple(images)) for top, (names, images) in inside.items()}
 
     def described(self) -> str:
         """Return the first names as text: "manifest.csv, scans/ (1.png, 2.png, ...)"."""
@@ -284,15 +266,11 @@ class Glance:
         return tuple(map(str.lower, self.names))
 
 
-Recognized = Callable[[Glance], bool]
+Recognized = Callable[[Listing], bool]
 
 
-def glance(root: Path) -> Glance:
-    """Look at a folder; hidden files and what macOS adds are left out, and folders inside that cannot be read.
-
-    Raises:
-        DataError: it is no folder, or cannot be read.
-    """
+def list_folder(root: Path) -> Listing:
+    """Look at a folder; hidden files and what macOS adds are left out, and folders inside that cannot be read."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; correct the path.")
     try:
@@ -311,10 +289,10 @@ def glance(root: Path) -> Glance:
             images += shown
             folders += [name[:-1] for name in own if name.endswith("/")]
         level = folders
-    return Glance(root.resolve(), tuple(names), tuple(images))
+    return Listing(root.resolve(), tuple(names), tuple(images))
 
 
-def holds(*alternatives: str | tuple[str, ...]) -> Recognized:
+def matches(*alternatives: str | tuple[str, ...]) -> Recognized:
     """Return a function that recognizes a folder by its files.
 
     Args:
@@ -323,7 +301,7 @@ def holds(*alternatives: str | tuple[str, ...]) -> Recognized:
     """
     wanted = [(each,) if isinstance(each, str) else each for each in alternatives]
 
-    def recognized(seen: Glance) -> bool:
+    def recognized(seen: Listing) -> bool:
         return any(
             seen.has(*patterns) and not any(inner.has(*patterns) for inner in seen.folders.values())
             for patterns in wanted

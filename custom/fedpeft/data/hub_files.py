@@ -55,12 +55,7 @@ class Shard(NamedTuple):
 
 
 def shards(root: Path) -> list[Shard]:
-    """Return the files with rows below a folder, in the order of their paths.
-
-    Raises:
-        SeveralSetsError: there are files of two kinds, or of several configurations.
-        DataError: there are none, or some of a split are not there, or in a form that is not read.
-    """
+    """Return the files with rows below a folder, in the order of their paths."""
     below = files_below(root)
     parquet = [path for path in below if _is_parquet(path)]
     states = [path for path in below if path.name == "state.json"]
@@ -157,11 +152,7 @@ def _class_names(feature: Any) -> list[str]:
 
 
 def rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield the values of some columns, row by row.
-
-    Raises:
-        DataError: the file is broken, or unpacks to more than a data set has.
-    """
+    """Yield the values of some columns, row by row."""
     chosen = list(dict.fromkeys(columns))
     largest = _largest_column(file, chosen) if _is_parquet(file) else 0
     size = max(1, min(_BATCH, _MAX_IN_BATCH // max(1, largest)))
@@ -179,11 +170,7 @@ def rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
 
 
 def image_bytes(file: Path, column: str, row: int) -> bytes:
-    """Return the encoded image of one row.
-
-    Raises:
-        DataError: the file is gone or broken.
-    """
+    """Return the encoded image of one row."""
     try:
         if not _is_parquet(file):
             return _content(_arrow(file).column(column)[row].as_py())
@@ -220,11 +207,7 @@ def _content(cell: Any) -> bytes:
 
 
 def _split_of(file: Path, root: Path) -> tuple[str, Path]:
-    """Return the split that a Parquet file's name, or its folder's, has, and the folder of the configuration.
-
-    Raises:
-        DataError: the name has words of two splits.
-    """
+    """Return the split that a Parquet file's name, or its folder's, has, and the folder of the configuration."""
     if shard := _SHARD.fullmatch(file.stem):
         return shard[1].lower(), file.parent
     if split := _split_in(file.stem, file):
@@ -298,11 +281,7 @@ def _check_rows(file: Path, count: int) -> None:
 
 
 def _largest_column(file: Path, chosen: Sequence[str]) -> int:
-    """Return the bytes that the largest of some columns unpacks to in one row group.
-
-    Raises:
-        DataError: more than `MAX_UNPACKED`.
-    """
+    """Return the bytes that the largest of some columns unpacks to in one row group."""
     metadata, schema = _parquet(file).metadata, _parquet(file).schema
     leaves = [number for number in range(metadata.num_columns) if schema.column(number).path.split(".")[0] in chosen]
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))

@@ -25,10 +25,11 @@ from typing import Any
 
 from fedpeft.core.errors import DataError
 from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, normalize
-from fedpeft.data.folders import Glance, dataset_folder, image_file, inside, tree
+from fedpeft.data.folders import Listing, dataset_folder, image_file, inside, tree
 from fedpeft.data.hub_files import SeveralSetsError, Shard, columns_of, encoded, image_bytes, rows, shards
 from fedpeft.data.images import EncodedImage
-from fedpeft.data.partition import SPELLINGS, arrange, pooled, published
+from fedpeft.data.loaders import refuse_paper
+from fedpeft.data.partition import SPELLINGS, Splits, arrange, pooled, published
 from fedpeft.data.records import BadRows, Row, reading
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import Example, SiteData, added
@@ -41,13 +42,8 @@ _OTHER_SPLIT = "its split is none of train, validation and test"
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load the data of such a folder as one site.
-
-    Raises:
-        DataError: pyarrow is not installed; missing folder, column or image; a broken file; or an empty split.
-    """
-    if settings.split == "paper":
-        raise DataError("split='paper' has no meaning for a hugging_face folder; choose published or image_disjoint.")
+    """Load the data of such a folder as one site."""
+    refuse_paper(settings, "a hugging_face folder")
     root = dataset_folder(settings, (settings.site or "hugging_face",))
     files = shards(root)
     parts: dict[str, list[Example]] = {"train": [], "validation": [], "test": [], "": []}
@@ -60,32 +56,34 @@ def load(settings: DataSettings) -> SiteData:
                 parts[split].append(example)
             else:
                 left_out[_INCOMPLETE if example is None else _OTHER_SPLIT] += 1
-    train, validation, test, rest = parts.values()
-    divided = bool(train and test and not rest)
-    if not divided and left_out[_OTHER_SPLIT]:
+    if not _divided(parts) and left_out[_OTHER_SPLIT]:
         others = sorted({shard.split for shard in files} - SPELLINGS.keys() - {""})
         named = f" ({', '.join(others):.200})" if others else ""
         raise DataError(
             f"{root} has no train or no test split, and rows of splits with other names{named}: call them train, "
             f"validation and test."
         )
-    stays = divided and settings.split == "published"
-    notes = published([(split if stays else None, e) for split, examples in parts.items() for e in examples])
-    if divided:
-        splits = arrange(settings, train=train, validation=validation or None, test=test)
-    else:
-        splits = pooled([*train, *validation, *test, *rest], settings)
-        notes += ["The folder has no train or no test split; all of it is split by image."]
+    splits, notes = _arranged(settings, parts)
     site = settings.site or root.resolve().name
     source = f"the site's own data ({site}), real data as its Hugging Face folder lists them"
-    return SiteData(
-        site,
-        *splits,
-        source,
-        left_out=added(left_out.items()),
-        notes=tuple(notes),
-        own_ids=any(isinstance(image, Path) for image in images.values()),  # others have a digest of the file
-    )
+    own_ids = any(isinstance(image, Path) for image in images.values())  # others have a digest of the file
+    return SiteData(site, *splits, source, left_out=added(left_out.items()), notes=tuple(notes), own_ids=own_ids)
+
+
+def _divided(parts: Mapping[str, list[Example]]) -> bool:
+    """Return whether the folder divides its rows into splits."""
+    return bool(parts["train"] and parts["test"] and not parts[""])
+
+
+def _arranged(settings: DataSettings, parts: Mapping[str, list[Example]]) -> tuple[Splits, list[str]]:
+    """Return the site's splits, and a sentence each on what is unusual in the folder's."""
+    stays = _divided(parts) and settings.split == "published"
+    notes = published([(split if stays else None, e) for split, examples in parts.items() for e in examples])
+    if _divided(parts):
+        validation = parts["validation"] or None
+        return arrange(settings, train=parts["train"], validation=validation, test=parts["test"]), notes
+    notes.append("The folder has no train or no test split; all of it is split by image.")
+    return pooled([example for examples in parts.values() for example in examples], settings), notes
 
 
 def _examples(
@@ -167,7 +165,7 @@ def _example(row: Row, image: Path | EncodedImage, digest: str, texts: dict[str,
     )
 
 
-def recognized(seen: Glance) -> bool:
+def recognized(seen: Listing) -> bool:
     """Return whether the rows of one data set lie in a folder, and not those of several."""
     if not seen.has("*.parquet") and not seen.has("*/state.json"):
         return False

@@ -102,12 +102,7 @@ def open_image(image: ImageSource) -> Image.Image:
 
 
 class Header(NamedTuple):
-    """What the header of an image file says.
-
-    Args:
-        width, height: as it is shown.
-        turned: whether a photograph is turned for that.
-    """
+    """What the header of an image file says: its size as it is shown, and whether a photograph is turned for that."""
 
     width: int
     height: int
@@ -117,12 +112,7 @@ class Header(NamedTuple):
 def check_header(image: ImageSource, *, inside_tables: bool = False) -> Header | None:
     """Refuse a file of which its header alone says that `open_image` will; that its pixels are sound stays open.
 
-    Args:
-        image: see `open_image`.
-        inside_tables: read files inside tables for it; otherwise None is returned for them.
-
-    Raises:
-        UnreadableImage: as `open_image`.
+    Files inside tables are read for it only with `inside_tables`; otherwise None is returned for them.
     """
     if isinstance(image, ChosenImage):
         from fedpeft.data.chosen_image import check_chosen
@@ -158,17 +148,7 @@ def with_file(image: Path | str | EncodedImage, use: Callable[[Image.Image, str]
 
 
 def checked(opened: Image.Image, name: str, *, one_frame: bool = True, deep: bool = False) -> Header:
-    """Check the form of a file, and return what its header says.
-
-    Args:
-        opened: the file.
-        name: for errors.
-        one_frame: refuse several.
-        deep: more than 8 bits per channel are allowed.
-
-    Raises:
-        UnreadableImage: see `open_image`.
-    """
+    """Check the form of a file, and return what its header says."""
     if opened.width * opened.height > MAX_PIXELS:
         raise _too_large(name)
     if one_frame and opened.format not in ONE_PICTURE and (frames := getattr(opened, "n_frames", 1)) > 1:

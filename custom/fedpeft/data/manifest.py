@@ -31,11 +31,11 @@ from typing import NamedTuple
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
-from fedpeft.data.answers import MAYBE_MISSING, closed_by_answer, closed_by_type, is_missing, normalize
+from fedpeft.data.answers import MAYBE_MISSING, is_missing
 from fedpeft.data.chosen_image import image_of
-from fedpeft.data.folders import dataset_folder, holds, inside, tree
+from fedpeft.data.folders import dataset_folder, inside, matches, tree
 from fedpeft.data.images import ChosenImage
-from fedpeft.data.labelled_images import class_example, label_example
+from fedpeft.data.loaders import class_example, label_example, question_example, refuse_paper
 from fedpeft.data.partition import SPELLINGS, Placed, Splits, across_splits, arrange, check_units, cleaned, pooled
 from fedpeft.data.records import SEPARATORS, BadRows, Row, csv_rows, header, jsonl_rows, of_rows, read_text, reading
 from fedpeft.data.registry import DataSet
@@ -65,16 +65,7 @@ class Table(NamedTuple):
 
 
 def table(root: Path, known: Iterable[str]) -> Table:
-    """Read the table of a folder.
-
-    Args:
-        root: the folder.
-        known: names of columns.
-
-    Raises:
-        DataError: there is no folder or no table, there are two, no row of it can be read, or two of its columns have
-            the same name.
-    """
+    """Read the table of a folder."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; name the one that holds the table, or its {' or '.join(FILES)}.")
     files = sorted(file for file in root.iterdir() if file.name.lower() in FILES and file.is_file())
@@ -151,13 +142,8 @@ class Kind(NamedTuple):
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Load a site's own folder.
-
-    Raises:
-        DataError: missing folder, manifest, column or image, a value that is not allowed, or an empty split.
-    """
-    if settings.split == "paper":
-        raise DataError("split='paper' has no meaning for a manifest; choose published or image_disjoint.")
+    """Load a site's own folder."""
+    refuse_paper(settings, "a manifest")
     root = dataset_folder(settings, (settings.site, ".") if settings.site else (".",))
     read = table(root, (_IMAGE, *_OPTIONAL, *(key for kind in KINDS for key in kind.keys)))
     rows, bad = read.rows, read.bad
@@ -191,11 +177,7 @@ def _splits(settings: DataSettings, rows: list[Placed]) -> Splits:
 
 
 def _kind(rows: list[Row], columns: list[str]) -> Kind:
-    """Return what a table is about.
-
-    Raises:
-        DataError: it has columns of two kinds, or lacks one that its kind needs.
-    """
+    """Return what a table is about."""
     there = {name for row in rows for name in row.values}
     has = ", ".join(map(repr, columns))
     kinds = [kind for kind in KINDS if there.intersection(kind.keys)] or [KINDS[0]]
@@ -266,17 +248,15 @@ def optional(row: Row, key: str) -> str:
 
 
 def _question(row: Row, file: Path | ChosenImage, name: str) -> Example:
-    answer = normalize(row.values["answer"])
-    answer_type = optional(row, "answer_type")
-    return Example(
-        image=file,
-        question=row.text("question"),
-        answer=answer,
-        closed=closed_by_type(answer_type) if answer_type else closed_by_answer(answer),
+    example = question_example(
+        row,
+        file,
+        [row.values["answer"]],
         image_id=name,
+        answer_type=optional(row, "answer_type") or None,
         question_type=optional(row, "question_type"),
-        group=optional(row, "patient"),
     )
+    return replace(example, group=optional(row, "patient"))
 
 
 def _class(row: Row, file: Path | ChosenImage, name: str) -> Example:
@@ -315,7 +295,7 @@ def _labels(settings: DataSettings, examples: list[Example]) -> tuple[str, ...]:
 DATASET = DataSet(
     load=load,
     takes=frozenset({"window"}),
-    recognized=holds("/manifest.csv", "/manifest.jsonl"),
+    recognized=matches("/manifest.csv", "/manifest.jsonl"),
     layout=tree(__doc__),
     folders=("{site}", "."),
 )

@@ -19,9 +19,9 @@ import numpy as np
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
-from fedpeft.data.folders import dataset_folder, holds, tree
-from fedpeft.data.labelled_images import TAKES, class_example, label_example, site_of
-from fedpeft.data.registry import DataSet, Origin
+from fedpeft.data.folders import dataset_folder, matches, tree
+from fedpeft.data.loaders import TAKES, class_example, label_example, site_of
+from fedpeft.data.registry import DataSet, Origin, packaged
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
@@ -36,115 +36,29 @@ SPLITS = ("train", "val", "test")
 
 
 class MedMnist(NamedTuple):
-    """One of the sets: its file's name, its classes in the order of their numbers, and whether these are labels."""
+    """One of the sets: its file's name and its classes in the order of their numbers.
+
+    Args:
+        site, modality, anatomy, classes_are: where Ultra-MedVQA has it, see `ultra_med_vqa.Subject`.
+        labelled: whether an image has any number of the classes.
+    """
 
     name: str
     classes: tuple[str, ...]
+    site: str
+    modality: str
+    anatomy: str
+    classes_are: str
     labelled: bool = False
 
 
-_ORGANS = (
-    "bladder",
-    "left femur",
-    "right femur",
-    "heart",
-    "left kidney",
-    "right kidney",
-    "liver",
-    "left lung",
-    "right lung",
-    "pancreas",
-    "spleen",
-)
-SETS = (
-    MedMnist(
-        "pathmnist",
-        (
-            "adipose",
-            "background",
-            "debris",
-            "lymphocytes",
-            "mucus",
-            "smooth muscle",
-            "normal colon mucosa",
-            "cancer-associated stroma",
-            "colorectal adenocarcinoma epithelium",
-        ),
-    ),
-    MedMnist(
-        "chestmnist",
-        (
-            "atelectasis",
-            "cardiomegaly",
-            "effusion",
-            "infiltration",
-            "mass",
-            "nodule",
-            "pneumonia",
-            "pneumothorax",
-            "consolidation",
-            "edema",
-            "emphysema",
-            "fibrosis",
-            "pleural thickening",
-            "hernia",
-        ),
-        labelled=True,
-    ),
-    MedMnist(
-        "dermamnist",
-        (
-            "actinic keratosis",
-            "basal cell carcinoma",
-            "benign keratosis",
-            "dermatofibroma",
-            "melanoma",
-            "melanocytic nevus",
-            "vascular lesion",
-        ),
-    ),
-    MedMnist("octmnist", ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal")),
-    MedMnist("pneumoniamnist", ("normal", "pneumonia")),
-    MedMnist("retinamnist", ("grade 0", "grade 1", "grade 2", "grade 3", "grade 4")),
-    MedMnist("breastmnist", ("malignant", "normal or benign")),
-    MedMnist(
-        "bloodmnist",
-        (
-            "basophil",
-            "eosinophil",
-            "erythroblast",
-            "immature granulocyte",
-            "lymphocyte",
-            "monocyte",
-            "neutrophil",
-            "platelet",
-        ),
-    ),
-    MedMnist(
-        "tissuemnist",
-        (
-            "collecting duct or connecting tubule",
-            "distal convoluted tubule",
-            "glomerular endothelial cells",
-            "interstitial endothelial cells",
-            "leukocytes",
-            "podocytes",
-            "proximal tubule segments",
-            "thick ascending limb",
-        ),
-    ),
-    MedMnist("organamnist", _ORGANS),
-    MedMnist("organcmnist", _ORGANS),
-    MedMnist("organsmnist", _ORGANS),
+SETS = tuple(
+    MedMnist(name, **{**known, "classes": tuple(known["classes"])}) for name, known in packaged("medmnist").items()
 )
 
 
 def load(kind: MedMnist, settings: DataSettings) -> SiteData:
-    """Load one of the sets, or one site's part of it.
-
-    Raises:
-        DataError: missing folder or file, a file of another form, or an empty split.
-    """
+    """Load one of the sets, or one site's part of it."""
     root = dataset_folder(settings, FOLDERS)
     file = next((path for size in SIZES if (path := root / f"{kind.name}{size}.npz").is_file()), None)
     if file is None:
@@ -162,11 +76,7 @@ def load(kind: MedMnist, settings: DataSettings) -> SiteData:
 
 
 def stored_arrays(file: Path, split: str, kind: MedMnist) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (n, H, W, 3) and the labels (n, 1), or (n, L), of a split.
-
-    Raises:
-        DataError: they are not there, or of another form.
-    """
+    """Return the images (n, H, W, 3) and the labels (n, 1), or (n, L), of a split."""
     try:
         with np.load(file, allow_pickle=False) as stored:
             images, labels = stored[f"{split}_images"], stored[f"{split}_labels"]
@@ -202,18 +112,14 @@ def _examples(kind: MedMnist, split: str, images: np.ndarray, labels: np.ndarray
     ]
 
 
-def _classes(kind: MedMnist) -> tuple[str, ...]:
-    return kind.classes
-
-
 def _data_set(kind: MedMnist) -> DataSet:
     return DataSet(
         load=partial(load, kind),
-        answers=partial(_classes, kind),
+        answers=lambda: kind.classes,
         takes=TAKES,
         metric=MACRO_F1 if kind.labelled else BALANCED_ACCURACY,
         origin=ORIGIN,
-        recognized=holds(*(f"/{kind.name}{size}.npz" for size in SIZES)),
+        recognized=matches(*(f"/{kind.name}{size}.npz" for size in SIZES)),
         layout=tree(__doc__),
         folders=FOLDERS,
     )

@@ -4,7 +4,7 @@
     CXR1_1_IM-0001-3001.png, ..., ecgen-radiology/1.xml, ...                  as the National Library of Medicine has it
     images/images_normalized/1_IM-0001-3001.dcm.png, ..., indiana_reports.csv, indiana_projections.csv     as on Kaggle
 
-A sample is a frontal view with the findings of its report and the 15 labels (`chest_labels`) of the report's major MeSH
+A sample is a frontal view with the findings of its report and the 15 labels (`CHEST_LABELS`) of the report's major MeSH
 terms, which both layouts have; the terms that a program extracted ("automatic") are in one of them only and are not
 used. Words that were removed for privacy stay as XXXX. Lateral views, images without file, images of a report without
 findings or without indexing, and images without report are left out and counted, each once; so is a report without
@@ -45,9 +45,9 @@ from xml.parsers import expat
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import MACRO_F1
-from fedpeft.data import chest_labels
-from fedpeft.data.folders import contains, dataset_folder, find, holds, images_below, tree
-from fedpeft.data.labelled_images import TAKES, label_example, site_of
+from fedpeft.data import chest_x_rays
+from fedpeft.data.folders import contains, dataset_folder, find, images_below, matches, tree
+from fedpeft.data.loaders import TAKES, label_example, site_of
 from fedpeft.data.records import csv_rows, text_bytes
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
@@ -58,11 +58,7 @@ MAX_LEVELS = 50
 
 
 def xml_root(path: Path) -> Element:
-    """Return the root element of a file.
-
-    Raises:
-        DataError: it is missing, larger than 1 MiB, no XML, nested deeper than 50 elements, or has a document type.
-    """
+    """Return the root element of a file."""
     builder, level = TreeBuilder(), 0
 
     def start(name: str, attributes: dict[str, str]) -> None:
@@ -123,11 +119,7 @@ class Report:
 
 
 def reports_below(root: Path) -> tuple[dict[str, Report], tuple[str, ...]]:
-    """Return the reports by their number, and notes for `SiteData`.
-
-    Raises:
-        DataError: there are no reports, or those of both layouts, or a file is not as its publisher wrote it.
-    """
+    """Return the reports by their number, and notes for `SiteData`."""
     tables, files = contains(root, KAGGLE), contains(root, NLM, folder=True)
     if tables and files:
         raise DataError(f"{root} holds both {KAGGLE!r} and {NLM!r}; keep the reports of one of them.")
@@ -217,17 +209,8 @@ def _view(caption: str) -> str:
 FOLDERS = ("open_i", "Open-I", "openi", "NLMCXR", "chest-xrays-indiana-university")
 
 
-def answers() -> tuple[str, ...]:
-    """Return the 15 labels."""
-    return chest_labels.LABELS
-
-
 def load(settings: DataSettings) -> SiteData:
-    """Load the data set, or one site's part of it.
-
-    Raises:
-        DataError: missing folder or reports, a file that is not as its publisher wrote it, or an empty split.
-    """
+    """Load the data set, or one site's part of it."""
     root = dataset_folder(settings, FOLDERS)
     reports, notes = reports_below(root)
     files = _files(root)
@@ -235,7 +218,7 @@ def load(settings: DataSettings) -> SiteData:
     left_out: Counter[str] = Counter()
     named: set[str] = set()
     for uid, report in reports.items():
-        labels = chest_labels.of_mesh(report.terms)
+        labels = chest_x_rays.of_mesh(report.terms)
         left_out["a report names no image"] += not report.views
         for name in report.views:
             if name in named:
@@ -257,7 +240,7 @@ def load(settings: DataSettings) -> SiteData:
         "open-i",
         "Open-I (Demner-Fushman et al., JAMIA 2016), real data, split by report",
         train=tuple(examples.values()),
-        labels=answers(),
+        labels=chest_x_rays.CHEST_LABELS,
         left_out=left_out.items(),
         notes=notes,
     )
@@ -284,18 +267,17 @@ def _why_not(report: Report, name: str, labels: tuple[str, ...] | None, files: d
     return "" if report.findings.strip() else "its report has no findings"
 
 
-ORIGIN = Origin(
-    title="Open-I",
-    address="openi.nlm.nih.gov, kaggle.com/raddar/chest-xrays-indiana-university",
-    terms="CC BY-NC-ND 4.0",
-)
 DATASET = DataSet(
     load=load,
-    answers=answers,
+    answers=lambda: chest_x_rays.CHEST_LABELS,
     takes=TAKES,
     metric=MACRO_F1,
-    origin=ORIGIN,
-    recognized=holds(("*/indiana_reports.csv", "*/indiana_projections.csv"), "*/ecgen-radiology/"),
+    origin=Origin(
+        title="Open-I",
+        address="openi.nlm.nih.gov, kaggle.com/raddar/chest-xrays-indiana-university",
+        terms="CC BY-NC-ND 4.0",
+    ),
+    recognized=matches(("*/indiana_reports.csv", "*/indiana_projections.csv"), "*/ecgen-radiology/"),
     layout=tree(__doc__),
     folders=FOLDERS,
 )

@@ -2,7 +2,7 @@
 """The embedded benchmark federation: procedural medical visual questions for five named sites, or any other name.
 
 Every site has its own scanner (gray values, noise), findings, wordings, mix of question types and answers; all share
-the clinical words of `phantom_questions`, whose meaning the tiny backbone has to learn. Nothing was measured on
+the clinical words of `phantom_scene`, whose meaning the tiny backbone has to learn. Nothing was measured on
 anybody.
 
 Procedural questions at eight sites with one modality each, as OmniMedVQA is used: sites differ in their pictures.
@@ -20,27 +20,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedpeft.core.errors import DataError
-from fedpeft.data.phantom_questions import (
+from fedpeft.data.phantom_scene import (
     CLINICAL,
     CLOSED_TYPES,
+    GRAY,
+    KINDS,
+    MODALITIES,
     NOTHING,
     PAIRS,
     PLACES,
     PLAIN,
     QUESTION_TYPES,
-    Language,
-    ask,
-    dialect,
-)
-from fedpeft.data.phantom_scene import (
-    GRAY,
-    KINDS,
-    MODALITIES,
     REGIONS,
     SCALES,
+    Language,
     Scale,
     Scene,
+    ask,
     colored,
+    dialect,
     draw_look,
     draw_scene,
     render,
@@ -90,12 +88,7 @@ _SWAPS = ("11000", "00110", "10001", "10011", "11100", "01011", "01010")
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Make one site's questions; the same seed, site and sizes give the same bytes.
-
-    Args:
-        settings: `site` (None: slake), `seed`, `dialects`, `label_skew`, and `train_size`, `validation_size`,
-            `test_size` (None: 300, 60, 150).
-    """
+    """Make one site's questions; the same seed, site and sizes give the same bytes."""
     site = settings.site or SITES[0]
     profile = site_profile(site)
     weights = skewed(profile.type_weights, settings.label_skew)
@@ -192,11 +185,7 @@ def site_languages(site: str, dialects: int) -> tuple[Language, ...]:
 
 
 def answer_words(style: int) -> dict[str, str]:
-    """Return a site's word for every answer concept: label spaces differ in names as well as in members.
-
-    Args:
-        style: 0 to 4.
-    """
+    """Return a site's word for every answer concept: label spaces differ in names as well as in members."""
     words = {"yes": "yes", "no": "no", NOTHING: ("normal", "no abnormality", "unremarkable")[style % 3]}
     words |= dict(zip(KINDS, _FINDING_ANSWERS[style % 2], strict=True))
     form = ("{0} {1}", "{1} {0}", "{0} {1} quadrant", "{1} {0} field", "{0}-{1}")[style]
@@ -287,21 +276,13 @@ _WEIGHTS = {
 
 
 def load_modalities(settings: DataSettings) -> SiteData:
-    """Make the questions of one modality; the settings are those of `phantom`, without `label_skew`.
-
-    Raises:
-        DataError: the site is none of SITES.
-    """
+    """Make the questions of one modality; the settings are those of `phantom`, without `label_skew`."""
     site = settings.site or DEFAULT_MODALITY
     return site_questions(site, modality_profile(site), settings)
 
 
 def modality_profile(site: str) -> Profile:
-    """Return the profile of a modality.
-
-    Raises:
-        DataError: it is none of SITES.
-    """
+    """Return the profile of a modality."""
     if site not in MODALITY_SITES:
         raise DataError(
             f"site={site!r} is not a modality of phantom_modalities; choose one of {', '.join(MODALITY_SITES)}."

@@ -35,12 +35,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpeft.data.labelled_images import class_example, label_example, site_of
+from fedpeft.data.loaders import class_example, label_example, site_of
 from fedpeft.data.phantom import LANGUAGES
-from fedpeft.data.phantom_questions import CLINICAL, PLACES
 from fedpeft.data.phantom_scene import (
+    CLINICAL,
     KINDS,
     MODALITIES,
+    PLACES,
     QUADRANTS,
     REGIONS,
     Color,
@@ -120,12 +121,7 @@ Draw = Callable[[np.random.Generator], Scene]
 
 
 def load_objects(settings: DataSettings, *, classes: dict[str, Draw]) -> SiteData:
-    """Make the images of one site, or its part of a data set that is shared out; all classes are equally likely.
-
-    Args:
-        settings: `site`, `seed`, `partition`, and `train_size`, `validation_size`, `test_size` (None: 210, 30, 90).
-        classes: name -> how a scene of the class is drawn.
-    """
+    """Make the images of one site, or its part of a data set that is shared out; all classes are equally likely."""
     names, name = sorted(classes), collection(settings)
     drawn = generator(settings.seed, name).integers(len(names), size=number_of_images(settings))
     kinds = [names[i] for i in drawn]
@@ -233,12 +229,7 @@ DEFAULT_CENTER = next(iter(CENTERS))
 
 
 def load_skin(settings: DataSettings) -> SiteData:
-    """Make the images of one center, or a site's part of those of the first center.
-
-    Args:
-        settings: `site` (None: bcn), `seed`, `partition`, and `train_size`, `validation_size`, `test_size` (None: 210,
-            30, 90).
-    """
+    """Make the images of one center, or a site's part of those of the first center."""
     center = CENTERS.get(settings.site or DEFAULT_CENTER, CENTERS[DEFAULT_CENTER])
     name = collection(settings)
     rng = generator(settings.seed, name)
@@ -330,12 +321,7 @@ _NAMED, _DENIED = 0.6, 2
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Make the images of one site, or its part of a data set that is shared out.
-
-    Args:
-        settings: `site` (None: phantom-chest), `seed`, `partition`, and `train_size`, `validation_size`, `test_size`
-            (None: 210, 30, 90), nearly, since patients are not divided.
-    """
+    """Make the images of one site, or its part of a data set that is shared out."""
     scenes, examples = _drawn(settings.seed, collection(settings), number_of_images(settings))
 
     def draw(number: int, rng: np.random.Generator) -> np.ndarray:

@@ -42,27 +42,14 @@ def images_of(data: SiteData) -> dict[str, Any]:
 
 
 def unreadable(images: Mapping[str, Any], look: Callable[[Any], object] = open_image) -> dict[str, UnreadableImage]:
-    """Return what is wrong with the images that cannot be read, by id, in the order of `images`.
-
-    Args:
-        images: by id.
-        look: opens an image, or its header, and raises `UnreadableImage`.
-    """
+    """Return what is wrong with the images that cannot be read, by id, in the order of `images`."""
     with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as threads:
         found = zip(images, threads.map(lambda image: _problem(image, look), images.values()), strict=True)
         return {image_id: problem for image_id, problem in found if problem}
 
 
 def readable(data: SiteData, share: float) -> SiteData:
-    """Return a site's data without the images that cannot be read.
-
-    Args:
-        data: of the site.
-        share: of its images that may be unreadable; 0: none, and only headers are looked at.
-
-    Raises:
-        DataError: more of them are, or a split is empty without them; the message names some.
-    """
+    """Return a site's data without the images that cannot be read."""
     images = images_of(data)
     turned: list[bool] = []
 
@@ -80,17 +67,7 @@ def readable(data: SiteData, share: float) -> SiteData:
 
 
 def without_problems(data: SiteData, problems: Mapping[str, UnreadableImage], *, of: int, share: float) -> SiteData:
-    """Return a site's data without images that cannot be read, where they are no more than a share.
-
-    Args:
-        data: of the site.
-        problems: of its images, by id.
-        of: how many images were looked at.
-        share: that may be left out.
-
-    Raises:
-        DataError: there are more, or a split is empty without them; the message names some.
-    """
+    """Return a site's data without images that cannot be read, where they are no more than a share."""
     if not problems:
         return data
     if len(problems) > share * of:
@@ -100,14 +77,7 @@ def without_problems(data: SiteData, problems: Mapping[str, UnreadableImage], *,
 
 
 def refusal(site: str, problems: Iterable[UnreadableImage], *, of: int, share: float = 0.0) -> DataError:
-    """Return the error for data with too many images that cannot be read.
-
-    Args:
-        site: its name.
-        problems: of its images.
-        of: how many images were looked at.
-        share: that may be unreadable.
-    """
+    """Return the error for data with too many images that cannot be read."""
     problems = tuple(problems)
     allowed = f"more than unreadable={share:g} allows" if share else "and unreadable=0 allows none"
     remedies = "; ".join(dict.fromkeys(problem.remedy for problem in problems))
@@ -142,17 +112,7 @@ REMEDY = "crop or pad it, or choose another backbone.name"
 
 
 def fitting(data: SiteData, settings: BackboneSettings, share: float, *, download: bool = True) -> SiteData:
-    """Return a site's data without the images that its backbone cannot take.
-
-    Args:
-        data: of the site.
-        settings: of the backbone.
-        share: of its images that may be left out; see `fedpeft.data.readable`.
-        download: whether the image processor may be fetched.
-
-    Raises:
-        DataError: more of them are, or a split is empty without them; the message names some.
-    """
+    """Return a site's data without the images that its backbone cannot take."""
     images = images_of(data)
     if not images or BACKBONES.get(settings.name).any_size:
         return data
@@ -162,13 +122,7 @@ def fitting(data: SiteData, settings: BackboneSettings, share: float, *, downloa
 
 
 def misfits(images: Mapping[str, Any], backbone: Backbone, name: str) -> dict[str, UnreadableImage]:
-    """Return what is wrong with the images that a backbone cannot take, by id.
-
-    Args:
-        images: by id; files inside tables are read.
-        backbone: with its preparation of images; weights are not needed.
-        name: of the backbone, for the sentence.
-    """
+    """Return what is wrong with the images that a backbone cannot take, by id."""
     by_size: dict[Size, list[str]] = defaultdict(list)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
         for image_id, size in zip(images, threads.map(_size, images.values()), strict=True):
@@ -180,12 +134,7 @@ def misfits(images: Mapping[str, Any], backbone: Backbone, name: str) -> dict[st
 
 
 def refused_sizes(sizes: Iterable[Size], taken: Callable[[Size], bool]) -> list[Size]:
-    """Return the sizes that are not taken, of which the most extreme ones are tried first.
-
-    Args:
-        sizes: different ones.
-        taken: tries one.
-    """
+    """Return the sizes that are not taken, of which the most extreme ones are tried first."""
     sizes, refused = list(sizes), dict[Size, None]()
     for extreme in (lambda size: -max(size) / min(size), min):
         in_a_row = 0

@@ -49,11 +49,7 @@ class Row:
         return "" if value is None else str(value).strip()
 
     def text(self, key: str) -> str:
-        """Return a field that must be text and not empty, without blanks at its ends.
-
-        Raises:
-            DataError: it is empty or not text.
-        """
+        """Return a field that must be text and not empty, without blanks at its ends."""
         value = self.values[key]
         if not isinstance(value, str) or not value.strip():
             raise DataError(f"{self.where}: {key!r} is empty or not text; correct that row.")
@@ -61,11 +57,7 @@ class Row:
 
 
 class BadRows:
-    """Gathers what is wrong with single rows of a file, so that one error names all of them.
-
-    Args:
-        file: the table.
-    """
+    """Gathers what is wrong with single rows of a file, so that one error names all of them."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -83,14 +75,7 @@ class BadRows:
                 self._first.append(error)
 
     def check(self, of: int) -> None:
-        """Refuse the file where a row was bad.
-
-        Args:
-            of: rows that it has.
-
-        Raises:
-            DataError: of the only bad row, or with the first of several, a line each, and their number.
-        """
+        """Refuse the file where a row was bad."""
         if self.count == 1:
             raise self._first[0]
         if self.count:
@@ -100,13 +85,7 @@ class BadRows:
 
 
 def of_rows(rows: Sequence[Row], read: Callable[[Row], T], bad: BadRows) -> list[T]:
-    """Return what `read` makes of each row, without those that it refuses, which are gathered.
-
-    Args:
-        rows: of one file.
-        read: raises `DataError` for a bad row.
-        bad: gathers them.
-    """
+    """Return what `read` makes of each row, without those that it refuses, which are gathered."""
     made: list[T] = []
     for row in rows:
         with bad.gathering():
@@ -141,12 +120,7 @@ def json_rows(path: Path, keys: Iterable[str]) -> list[Row]:
 
 
 def jsonl_rows(path: Path, bad: BadRows) -> list[Row]:
-    """Read a file with one JSON object per line; blank lines are skipped.
-
-    Args:
-        path: the file.
-        bad: gathers the lines that cannot be read.
-    """
+    """Read a file with one JSON object per line; blank lines are skipped."""
     rows = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
@@ -248,15 +222,7 @@ def _parsed(text: str) -> Any:
 
 
 def text_bytes(path: Path, most: int = -1) -> bytes:
-    """Return the bytes of a file.
-
-    Args:
-        path: the file.
-        most: that it may have; -1: any number.
-
-    Raises:
-        DataError: it is missing, cannot be read, or is larger.
-    """
+    """Return the bytes of a file that has at most so many; -1: any number."""
     try:
         with path.open("rb") as file:
             data = file.read(most + 1 if most >= 0 else -1)
@@ -270,11 +236,7 @@ def text_bytes(path: Path, most: int = -1) -> bytes:
 
 
 def read_text(path: Path, most: int = -1) -> str:
-    """Return the text of a file, which must be UTF-8; see `text_bytes`.
-
-    Raises:
-        DataError: it cannot be read as such.
-    """
+    """Return the text of a file, which must be UTF-8; see `text_bytes`."""
     data = text_bytes(path, most).removeprefix(codecs.BOM_UTF8)
     if (zero := data.find(b"\0")) >= 0 and not data.startswith(UTF_16):
         raise DataError(f"{path} holds a zero byte in line {_line(data, zero)}, which no text does; save it as UTF-8.")
@@ -324,11 +286,7 @@ SUFFIXES = (".csv.gz", ".csv")
 
 
 def table(root: Path, name: str) -> Path:
-    """Return the file of a table, `NAME.csv.gz` or `NAME.csv`; of both the packed one, which the owner publishes.
-
-    Raises:
-        DataError: neither is there.
-    """
+    """Return the file of a table, `NAME.csv.gz` or `NAME.csv`; of both the packed one, which the owner publishes."""
     for suffix in SUFFIXES:
         if (path := root / f"{name}{suffix}").is_file():
             return path
@@ -336,11 +294,7 @@ def table(root: Path, name: str) -> Path:
 
 
 def column_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield the number of every row, the header being 1, and its values in two or more columns.
-
-    Raises:
-        DataError: the file cannot be read or unpacked, is no CSV table or too large, or lacks a column.
-    """
+    """Yield the number of every row, the header being 1, and its values in two or more columns."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             yield from _rows(path, csv.reader(_lines(path, stream), strict=True), columns)

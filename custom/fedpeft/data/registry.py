@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.registry import Registry
@@ -76,6 +78,11 @@ DATASETS: Registry[DataSet] = Registry("data set", "fedpeft.datasets", DataSet)
 register, names = DATASETS.register, DATASETS.names
 
 
+def packaged(name: str) -> Any:
+    """Return what a JSON file beside the loaders holds: names of classes, lists of answers, wordings of questions."""
+    return json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
+
+
 def require_known(name: object) -> None:
     """Refuse a data set's name that is not registered; the error lists the known names."""
     if not isinstance(name, str) or name not in names():
@@ -103,9 +110,9 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
         DataError: the data are missing, incomplete or empty; the message names the file and the remedy, and where the
             folder is in another layout, the expected one and what is there.
     """
+    from fedpeft.data.partition import NOT_DRAWN, drawn
     from fedpeft.data.readable import readable
     from fedpeft.data.schema import EXCLUDED
-    from fedpeft.data.sharing import NOT_DRAWN, drawn
 
     data_set = DATASETS.get(settings.dataset)
     try:
@@ -132,13 +139,13 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
 
 def _with_layout(error: DataError, data_set: DataSet, settings: DataSettings) -> DataError:
     """Return an error to which the expected files are added, where the data's folder is in another layout."""
-    from fedpeft.data.folders import dataset_folder, glance
+    from fedpeft.data.folders import dataset_folder, list_folder
 
     names = tuple(name.format(site=settings.site or ".") for name in data_set.folders)
     if data_set.recognized is None or not names:
         return error
     try:
-        seen = glance(dataset_folder(settings, names))
+        seen = list_folder(dataset_folder(settings, names))
     except DataError:  # there is no folder, as the error says
         return error
     if data_set.recognized(seen):

@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What a site should know of its own data before it trains: what was left out, what is unusual, what does not vary.
 
+No sentence shows a text, an answer or a label.
+
 What a model that has learned nothing would reach on a site's test split, to tell a flat curve from a good one.
 
 Questions, reports and answers of a site that are longer than its backbone reads or writes: their rest is cut.
@@ -85,11 +87,7 @@ _OF_ANSWERS: _Baselines = {ACCURACY: _accuracy, BALANCED_ACCURACY: _balanced_acc
 
 
 def remarks(data: SiteData) -> Iterator[str]:
-    """Yield a sentence on each of these, for people at the site; nothing of it is sent.
-
-    Args:
-        data: of the site.
-    """
+    """Yield a sentence on each of these, for people at the site; nothing of it is sent."""
     for why, count in data.left_out:
         yield f"{count:,} left out: {why}."
     yield from data.notes
@@ -97,12 +95,7 @@ def remarks(data: SiteData) -> Iterator[str]:
 
 
 def unread_questions(data: SiteData, backbone: str) -> Iterator[str]:
-    """Yield a sentence where the data ask more than one question and the backbone reads none of them.
-
-    Args:
-        data: of the site.
-        backbone: a registered name.
-    """
+    """Yield a sentence where the data ask more than one question and the backbone reads none of them."""
     asked = {example.question for examples in data.splits().values() for example in examples if not data.labels}
     if len(asked) > 1 and not BACKBONES.get(backbone).reads_questions:
         yield (
@@ -112,11 +105,7 @@ def unread_questions(data: SiteData, backbone: str) -> Iterator[str]:
 
 
 def without_variety(data: SiteData) -> Iterator[str]:
-    """Yield a sentence for each way in which a site has nothing to learn from, or nothing to be measured by.
-
-    Args:
-        data: of the site; no sentence names an answer or a label.
-    """
+    """Yield a sentence for each way in which a site has nothing to learn from, or nothing to be measured by."""
     if not data.labels:
         if data.answers_in_training == 1:
             yield "Training has one answer alone: the site trains, and its figure is that of the baseline."
@@ -133,17 +122,7 @@ def without_variety(data: SiteData) -> Iterator[str]:
 def cut_texts_of(
     data: SiteData, settings: BackboneSettings, *, answers: bool = False, download: bool = False
 ) -> Iterator[str]:
-    """Yield what `cut_texts` does, before the weights of a backbone are loaded.
-
-    Args:
-        data: of the site.
-        settings: of the backbone.
-        answers: whether answers are written or ranked word by word.
-        download: whether the tokenizer may be fetched.
-
-    Raises:
-        FedpeftError: the tokenizer is missing, unreachable or damaged, or a setting does not fit.
-    """
+    """Yield what `cut_texts` does, before the weights of a backbone are loaded."""
     if not BACKBONES.get(settings.name).reads_questions:
         return
     if backbone := backbones.prepared(settings, download=download):
@@ -151,13 +130,7 @@ def cut_texts_of(
 
 
 def cut_texts(data: SiteData, backbone: Backbone, *, answers: bool = False) -> Iterator[str]:
-    """Yield a sentence where texts are longer than a backbone reads, or answers than it reads or writes.
-
-    Args:
-        data: of the site; no sentence shows a text.
-        backbone: with its tokenizer; weights are not needed.
-        answers: whether answers are written or ranked word by word.
-    """
+    """Yield a sentence where texts are longer than a backbone reads, or answers than it reads or writes."""
     examples = [example for split in data.splits().values() for example in split]
     yield from cut_questions((example.question for example in examples), backbone)
     if answers and not data.labels and (count := getattr(backbone, "answer_lengths", None)):
@@ -175,12 +148,7 @@ def cut_texts(data: SiteData, backbone: Backbone, *, answers: bool = False) -> I
 
 
 def cut_questions(questions: Iterable[str], backbone: Backbone) -> Iterator[str]:
-    """Yield a sentence where questions, or texts in their place, are longer than a backbone reads.
-
-    Args:
-        questions: of all examples; none is shown.
-        backbone: see `cut_texts`.
-    """
+    """Yield a sentence where questions, or texts in their place, are longer than a backbone reads."""
     texts = Counter(filter(None, questions))
     if not texts or not (count := getattr(backbone, "text_tokens", None)):
         return

@@ -166,11 +166,7 @@ class SiteData:
         return self.without(dropped, EXCLUDED)
 
     def without(self, image_ids: Container[str], why: str, *notes: str) -> SiteData:
-        """Return the site's data without some images, with the reason and the number of samples in `left_out`.
-
-        Raises:
-            DataError: a split becomes empty.
-        """
+        """Return the site's data without some images, with the reason and the number of samples in `left_out`."""
         kept: dict[str, Any] = {
             name: tuple(e for e in examples if e.image_id not in image_ids) for name, examples in self.splits().items()
         }

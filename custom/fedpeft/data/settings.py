@@ -50,11 +50,7 @@ class Window:
 
 
 def window_of(settings: Mapping[str, Any]) -> Window | None:
-    """Return the window of the settings; None: there is none.
-
-    Raises:
-        DataError: it is neither a center and a width nor two percentiles.
-    """
+    """Return the window of the settings; None: there is none."""
     if not settings:
         return None
     if isinstance(settings, Mapping) and set(settings) == {"center", "width"}:
@@ -288,11 +284,7 @@ class DataSettings:
 
 
 def listed_answers(answers: Any) -> tuple[str, ...]:
-    """Return a list of answers in their normal form.
-
-    Raises:
-        DataError: it is no list of texts, one of them is empty or there twice, or there are too many.
-    """
+    """Return a list of answers in their normal form."""
     if not isinstance(answers, tuple | list) or not all(isinstance(a, str) and a.strip() for a in answers):
         raise DataError("answers must be a list of texts that are not empty.", setting="answers")
     normal = tuple(map(normalize, answers))

@@ -10,12 +10,16 @@ Questions for images of which a class is known, in the six types of Ultra-MedVQA
 The paper has a chat model rephrase each question. Here each type has several wordings, and a generator chooses among
 them. What "other biological attributes" are the paper does not say: here the kind of a cell, or whether an image is
 normal. How often a question is closed it does not say either: here `CLOSED_SHARE` of those about the class.
+
+Procedural: each of nine sites has images of one kind with classes, drawn here, and questions of the same types, shares
+and wordings.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,78 +28,32 @@ from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data import manifest, medmnist
 from fedpeft.data.folders import tree
-from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import SiteData
+from fedpeft.data.phantom import SIZES
+from fedpeft.data.phantom_scene import (
+    GRAY,
+    KINDS,
+    QUADRANTS,
+    REGIONS,
+    SCALES,
+    Scene,
+    colored,
+    draw_findings,
+    draw_look,
+    render,
+)
+from fedpeft.data.registry import DataSet, packaged
+from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
-SHARES = {
-    "modality recognition": 0.10,
-    "anatomy identification": 0.20,
-    "disease diagnosis": 0.39,
-    "disease grading": 0.01,
-    "tissue identification": 0.20,
-    "other biological attributes": 0.10,
-}
+_WORDINGS = packaged("ultra_med_vqa")
+SHARES: dict[str, float] = _WORDINGS["shares"]
 MODALITY, ANATOMY, DISEASE, GRADING, TISSUE, OTHER = SHARES
 OF_CLASSES = {"disease": DISEASE, "grade": GRADING, "tissue": TISSUE, "anatomy": ANATOMY, "other": OTHER}
 NORMAL = ("normal", "no finding", "healthy")
 CLOSED_SHARE = 0.25
 
-OPEN = {
-    MODALITY: (
-        "What is the modality of the image?",
-        "Which imaging modality was used here?",
-        "How was this image acquired?",
-        "With which imaging technique was this picture made?",
-        "What kind of image is this?",
-    ),
-    ANATOMY: (
-        "Which part of the body is shown?",
-        "What anatomy does the image show?",
-        "Which organ or region is in the picture?",
-        "What region of the body was imaged?",
-        "Which anatomical structure is seen here?",
-    ),
-    DISEASE: (
-        "What is the specific diagnosis{in_anatomy} in this image?",
-        "Which disease{in_anatomy} does the image show?",
-        "What finding{in_anatomy} is present?",
-        "What is the most likely diagnosis{in_anatomy}?",
-        "Which condition{in_anatomy} is seen here?",
-    ),
-    GRADING: (
-        "What is the grade of the disease{in_anatomy}?",
-        "How severe is the disease{in_anatomy} in this image?",
-        "Which grade does this image{in_anatomy} have?",
-        "To which stage does the finding{in_anatomy} belong?",
-    ),
-    TISSUE: (
-        "What is the tissue in the picture?",
-        "Which tissue{in_anatomy} is shown?",
-        "What type of tissue{in_anatomy} does the image show?",
-        "Which tissue or structure{in_anatomy} is seen here?",
-        "To which tissue{in_anatomy} does this sample belong?",
-    ),
-    OTHER: (
-        "What kind of cell is shown?",
-        "Which cell type is in the image?",
-        "What is the type of this cell?",
-        "To which type does the cell in the picture belong?",
-    ),
-}
-CLOSED = {
-    ANATOMY: ("Does the image show the {name}?", "Is the {name} seen here?", "Is this an image of the {name}?"),
-    DISEASE: ("Is there {name} in this image?", "Does the image show {name}?", "Is {name} present{in_anatomy}?"),
-    GRADING: ("Is the grade of the disease {name}?", "Does this image have {name}?", "Is this {name}?"),
-    TISSUE: ("Is the tissue {name}?", "Does the image show {name}?", "Is {name} seen here?"),
-    OTHER: ("Does the picture show {name}?", "Is the cell of the type {name}?", "Is this {name}?"),
-}
-IS_NORMAL = (
-    "Is this image normal or abnormal?",
-    "Does the image{in_anatomy} look normal or abnormal?",
-    "Normal or abnormal: which is this image?",
-    "Is what is seen{in_anatomy} normal or abnormal?",
-)
+OPEN, CLOSED = _WORDINGS["open"], _WORDINGS["closed"]
+IS_NORMAL: list[str] = _WORDINGS["normal_or_abnormal"]
 
 
 class Subject(NamedTuple):
@@ -135,14 +93,7 @@ class Question(NamedTuple):
 
 
 def ask(kind: str, subject: Subject, names: Sequence[str], rng: np.random.Generator) -> Question:
-    """Return a question of a type about one image.
-
-    Args:
-        kind: one of the subject's types.
-        subject: what is known of the set.
-        names: the image's classes, at least one.
-        rng: chooses wording, and whether the question is closed.
-    """
+    """Return a question of a type about one image."""
     of_class = OF_CLASSES[subject.classes_are]
     if kind == MODALITY:
         return Question(_worded(OPEN[kind], subject, rng), subject.modality, closed=False)
@@ -166,12 +117,36 @@ def _worded(wordings: Sequence[str], subject: Subject, rng: np.random.Generator,
     return wordings[int(rng.integers(len(wordings)))].format(name=name, in_anatomy=in_anatomy)
 
 
-def load(settings: DataSettings) -> SiteData:
-    """Load one site's questions.
+_ROUNDS, _MIN = 200, 0.25
 
-    Raises:
-        DataError: as for a manifest, or the manifest has no questions.
+
+def numbers(sets: Sequence[tuple[Subject, int]]) -> np.ndarray:
+    """Return how many questions of each type a set gets, (sets, 6): one for each image.
+
+    Rows and columns are scaled in turn to the images of the sets and to the published shares (iterative proportional
+    fitting), rows last; remainders go to the largest fractions. No set loses a type to that: in each pass it
+    keeps `_MIN` of what it would have alone, in the published shares of the types that can be asked about it.
     """
+    kinds = tuple(SHARES)
+    allowed = np.array([[kind in subject.types for kind in kinds] for subject, _ in sets], dtype=float)
+    images = np.array([count for _, count in sets], dtype=float)
+    shares = np.array([SHARES[kind] for kind in kinds]) * allowed.any(axis=0)
+    alone = allowed * shares
+    alone *= (images / alone.sum(axis=1))[:, None]
+    fit = alone
+    for _ in range(_ROUNDS):
+        columns = fit.sum(axis=0)
+        scale = np.divide(shares / shares.sum() * images.sum(), columns, out=np.zeros_like(columns), where=columns > 0)
+        fit = np.maximum(fit * scale, _MIN * alone)
+        fit *= (images / fit.sum(axis=1))[:, None]
+    whole = np.floor(fit).astype(int)
+    for row, exact, total in zip(whole, fit, images.astype(int), strict=True):
+        row[np.argsort(row - exact, kind="stable")[: total - row.sum()]] += 1
+    return whole
+
+
+def load(settings: DataSettings) -> SiteData:
+    """Load one site's questions."""
     data = manifest.load(settings)
     if data.metric != ACCURACY:
         raise DataError(
@@ -184,3 +159,106 @@ def load(settings: DataSettings) -> SiteData:
 DATASET = DataSet(
     load=load, metric=ACCURACY, origin=medmnist.ORIGIN, layout=tree(__doc__), folders=manifest.DATASET.folders
 )
+
+
+GRADES = tuple(f"grade {number}" for number in range(QUADRANTS + 1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collection:
+    """The images of a site: their look (`phantom_scene`) and what is known of them.
+
+    A class shows as findings of its own kind; grades show as their number; a normal image has none.
+    """
+
+    look: str
+    subject: Subject
+
+
+_LESIONS = ("melanoma", "nevus", "keratosis", "carcinoma", "fibroma", "vascular lesion")
+_CHEST = ("no finding", "nodule", "effusion", "atelectasis", "pneumonia", "mass", "edema")
+_CELLS = ("basophil", "eosinophil", "erythroblast", "lymphocyte", "monocyte", "neutrophil", "platelet")
+_COLON = ("adipose", "debris", "lymphocytes", "mucus", "muscle", "stroma", "epithelium")
+_KIDNEY = ("glomerulus", "tubule", "duct", "interstitium", "vessel", "capsule")
+_ORGANS = ("liver", "spleen", "bladder", "pancreas", "kidney", "heart")
+SITES = {
+    "colon-pathology": Collection(look="histopathology", subject=Subject("histopathology", "colon", _COLON, "tissue")),
+    "chest-x-ray": Collection(look="xray", subject=Subject("x-ray", "lung", _CHEST, "disease")),
+    "dermatoscope": Collection(look="dermatoscopy", subject=Subject("dermatoscopy", "skin", _LESIONS, "disease")),
+    "retinal-oct": Collection(
+        look="oct",
+        subject=Subject(
+            "optical coherence tomography", "eye", ("normal", "drusen", "edema", "neovascularization"), "disease"
+        ),
+    ),
+    "fundus-camera": Collection(look="fundus", subject=Subject("fundus photography", "eye", GRADES, "grade")),
+    "ultrasound": Collection(
+        look="ultrasound", subject=Subject("ultrasound", "breast", ("normal", "benign", "malignant"), "disease")
+    ),
+    "blood-microscope": Collection(look="microscopy", subject=Subject("microscopy", "blood", _CELLS, "other")),
+    "kidney-microscope": Collection(look="microscopy", subject=Subject("microscopy", "kidney", _KIDNEY, "tissue")),
+    "abdominal-ct": Collection(look="ct", subject=Subject("ct", "", _ORGANS, "anatomy")),
+}
+_DEFAULT = next(iter(SITES))
+
+
+def load_procedural(settings: DataSettings) -> SiteData:
+    """Make the questions of one site, one about each image."""
+    site = settings.site or _DEFAULT
+    if site not in SITES:
+        raise DataError(f"site={site!r} is not a site of phantom_ultra; choose one of {', '.join(SITES)}.")
+    rng = np.random.default_rng([settings.seed, zlib.crc32(site.encode())])
+    train, validation, test = (
+        _drawn(site, f"{site}-{split}", size, rng) for split, size in settings.sizes(SIZES).items()
+    )
+    where = f"procedural images and questions from their classes ({site}, seed {settings.seed}); no image of any person"
+    return SiteData(site, train, validation, test, where)
+
+
+def all_answers() -> set[str]:
+    """Return every answer that a site can have."""
+    subjects = [collection.subject for collection in SITES.values()]
+    named = {word for one in subjects for word in (one.modality, one.anatomy, *one.classes) if word}
+    return named | {"yes", "no", "normal", "abnormal"}
+
+
+def _drawn(site: str, prefix: str, count: int, rng: np.random.Generator) -> tuple[Example, ...]:
+    """Draw a split: types of questions in the shares that `build_vqa` gives this site among all of the same size."""
+    own = SITES[site]
+    alike = [(one.subject, count) for one in SITES.values()]
+    of_types = numbers(alike)[list(SITES).index(site)] if count else np.zeros(len(SHARES), dtype=int)
+    examples = []
+    for number, kind in enumerate(rng.permutation(np.repeat(list(SHARES), of_types))):
+        name = own.subject.classes[rng.integers(len(own.subject.classes))]
+        image = render(_scene(site, name, rng), draw_look(own.look, rng, spread=0.5), rng)
+        image = colored(image, SCALES.get(own.look, GRAY))
+        image.flags.writeable = False
+        question = ask(str(kind), own.subject, [name], rng)
+        examples.append(
+            Example(
+                image=image,
+                question=question.text,
+                answer=question.answer,
+                closed=question.closed,
+                image_id=f"{prefix}-{number:04d}",
+                question_type=str(kind),
+            )
+        )
+    return tuple(examples)
+
+
+def _scene(site: str, name: str, rng: np.random.Generator) -> Scene:
+    """Draw what an image of a class shows."""
+    region = REGIONS[list(SITES).index(site) % len(REGIONS)]
+    classes = SITES[site].subject.classes
+    if SITES[site].subject.classes_are == "grade":
+        count, kinds = GRADES.index(name), [str(kind) for kind in rng.permutation(KINDS)]
+    else:
+        count = 0 if name in NORMAL else int(rng.integers(1, QUADRANTS))
+        kinds = [KINDS[classes.index(name)]] * QUADRANTS
+    findings = draw_findings(kinds[:count], rng)
+    return Scene(region=region, modality=SITES[site].look, findings=findings)
+
+
+TAKES = frozenset({"train_size", "validation_size", "test_size"})
+PROCEDURAL = DataSet(load=load_procedural, procedural=True, answers=all_answers, takes=TAKES)

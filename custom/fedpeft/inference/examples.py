@@ -16,7 +16,7 @@ from fedpeft.data.answers import AnswerVocabulary, clean_text, is_missing, norma
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.folders import files_below, inside, is_image
 from fedpeft.data.images import ChosenImage
-from fedpeft.data.labelled_images import label_example
+from fedpeft.data.loaders import label_example
 from fedpeft.data.manifest import FILES, KINDS, optional, table
 from fedpeft.data.records import Row, of_rows, reading
 from fedpeft.data.schema import Example, SiteData

@@ -18,8 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedpeft.answering.answering import Answering
-from fedpeft.answering.batches import Batch
+from fedpeft.answering.answering import Answering, Batch
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import replacing
 from fedpeft.data.images import open_image

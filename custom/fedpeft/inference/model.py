@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fedpeft.answering.answering import Scored
-from fedpeft.answering.batches import Batch, Batches
+from fedpeft.answering.answering import Batch, Batches, Scored
 from fedpeft.backbones import BACKBONES, BackboneSettings, skeleton
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build

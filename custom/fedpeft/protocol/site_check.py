@@ -17,9 +17,9 @@ from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.settings import MAX_BY, MIN_BY
 from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.answer_space import with_answers
+from fedpeft.data.partition import centralized
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import NATURAL
-from fedpeft.data.sharing import pooled
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.setting_limits import refused_settings
 from fedpeft.protocol.reply_policy import rounded_count
@@ -210,7 +210,7 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
 
     without = policy.exclude if policy else ()
     parts = [data.load(part, without=without) for part in job.pooled or (job.data,)]
-    loaded = pooled(job.site, parts) if job.pooled else parts[0]
+    loaded = centralized(job.site, parts) if job.pooled else parts[0]
     for answers in (policy.answers.get(job.data.dataset) if policy else None, job.answers):
         loaded = with_answers(loaded, answers) if answers else loaded
     loaded = fitting(loaded, job.backbone, job.data.unreadable, download=policy is None or policy.download)

@@ -24,7 +24,7 @@ import torch
 
 from fedpeft.alignment.client_pia import align_global, align_upload, finish_round, start_merged
 from fedpeft.alignment.settings import MIN_BY_AGREEMENT, PLACES, SHARES, PIASettings
-from fedpeft.answering.batches import Batch
+from fedpeft.answering.answering import Batch
 from fedpeft.core.keys import by_place
 from fedpeft.core.states import State
 from fedpeft.methods.trainable import Trainable

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedpeft.answering.batches import Batch
+from fedpeft.answering.answering import Batch
 from fedpeft.answering.training_settings import BEST, LINEAR, TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import LocalError

@@ -13,8 +13,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from fedpeft.answering.answering import Answering
-from fedpeft.answering.batches import Batch, Batches
+from fedpeft.answering.answering import Answering, Batch, Batches
 from fedpeft.answering.training_settings import ADAMW, LINEAR, SGD, TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import VALIDATION

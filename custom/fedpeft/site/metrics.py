@@ -8,8 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fedpeft.answering.answering import Answering
-from fedpeft.answering.batches import UNKNOWN, Batch
+from fedpeft.answering.answering import UNKNOWN, Answering, Batch
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 

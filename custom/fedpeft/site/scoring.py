@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from fedpeft.answering.answering import Answering
-from fedpeft.answering.batches import Batch
+from fedpeft.answering.answering import Answering, Batch
 from fedpeft.core.keys import layer_of, layers_of
 from fedpeft.core.states import State
 from fedpeft.importance import layer_budget, method_settings, score

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fedpeft.answering.batches import Batch, Batches
+from fedpeft.answering.answering import Batch, Batches
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.images import ImageSource, open_image

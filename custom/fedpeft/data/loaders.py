@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Images that have a class, or any number of labels, and no question: what their loaders share."""
+"""What loaders share: examples with a question, a class or labels, and one site's data made of published splits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,55 @@ import numpy as np
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
-from fedpeft.data.answers import clean_text, normalize
+from fedpeft.data.answers import clean_text, closed_by_answer, closed_by_type, normalize
 from fedpeft.data.folders import files_below, is_hidden, is_image
-from fedpeft.data.partition import arrange, pooled
-from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.partition import NOT_DRAWN, arrange, drawn, own_parts, pooled
+from fedpeft.data.records import Row, reading
+from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import NATURAL, DataSettings
-from fedpeft.data.sharing import NOT_DRAWN, drawn, own_parts
 
 TAKES = frozenset({"partition"})
+
+
+def refuse_paper(settings: DataSettings, what: str) -> None:
+    """Refuse the split of the papers where they have none."""
+    if settings.split == "paper":
+        raise DataError(f"split='paper' has no meaning for {what}; choose published or image_disjoint.")
+
+
+def question_example(
+    row: Row, image: Any, answers: Iterable[Any], *, image_id: str, answer_type: Any = None, question_type: str = ""
+) -> Example:
+    """Return the question of a row: the first answer is the one to learn, and all are accepted.
+
+    Args:
+        row: has the key `question`.
+        image, image_id, question_type: see `Example`.
+        answers: at least one.
+        answer_type: OPEN or CLOSED; None: closed is what is answered by yes or no.
+    """
+    with reading(row):
+        normal = tuple(dict.fromkeys(map(normalize, answers)))
+        closed = closed_by_answer(normal[0]) if answer_type is None else closed_by_type(answer_type)
+    return Example(
+        image, row.text("question"), normal[0], closed, image_id, question_type=question_type, alternatives=normal[1:]
+    )
+
+
+def site_of_questions(
+    settings: DataSettings,
+    default: str,
+    source: str,
+    *,
+    train: Sequence[Example],
+    test: Sequence[Example],
+    validation: Sequence[Example] | None = None,
+    left_out: Iterable[tuple[str, int]] = (),
+) -> SiteData:
+    """Return a site's questions, split as published or by image; arguments as for `site_of`."""
+    splits = arrange(settings, train=train, validation=validation, test=test)
+    source = f"{source}, {'split by image' if settings.split == 'image_disjoint' else 'published split'}"
+    return SiteData(settings.site or default, *splits, source, left_out=added(left_out))
 
 
 def class_example(image: Any, name: str, *, image_id: str, group: str = "") -> Example:
@@ -32,13 +73,7 @@ def class_example(image: Any, name: str, *, image_id: str, group: str = "") -> E
 def label_example(
     image: Any, labels: Iterable[str], *, image_id: str, group: str = "", text: str = "", unknown: Iterable[str] = ()
 ) -> Example:
-    """Return an image with its labels.
-
-    Args:
-        image, image_id, group: see `Example`.
-        labels, unknown: that apply, and of which nobody knows whether they do.
-        text: beside the image, for instance a report.
-    """
+    """Return an image with its labels; `unknown` are those of which nobody knows whether they apply (see `Example`)."""
     labels, unknown = tuple(labels), tuple(unknown)
     has, open_ = (tuple(sorted(map(normalize, names))) for names in (labels, unknown))
     return Example(
@@ -62,7 +97,7 @@ def _written(names: Iterable[str]) -> tuple[str, ...]:
 
 def site_of(
     settings: DataSettings,
-    usual: str,
+    default: str,
     source: str,
     *,
     train: Sequence[Example],
@@ -76,18 +111,14 @@ def site_of(
 
     Args:
         settings: of the site.
-        usual: its name where the settings have none.
+        default: its name where the settings have none.
         source: see `SiteData`.
         train, validation, test: as published; without `test` everything in `train` is split here, by image and group.
         labels: all of the data set, where images have labels.
         left_out: see `SiteData`; entries with a count of 0 are dropped.
         notes: see `SiteData`.
-
-    Raises:
-        DataError: the settings ask for another split than there is, or for a part that there is not.
     """
-    if settings.split == "paper":
-        raise DataError(f"split='paper' has no meaning for {settings.dataset}; choose published or image_disjoint.")
+    refuse_paper(settings, settings.dataset)
     whole = (train,) if test is None else (train, validation or (), test)
     used = drawn(settings, *whole)
     own = own_parts(settings, *used)
@@ -101,7 +132,7 @@ def site_of(
         splits = (_own_copies(splits[0]), _own_copies(splits[1]), _own_copies(splits[2]))
     known = tuple(sorted(map(normalize, labels)))
     return SiteData(
-        settings.site or usual,
+        settings.site or default,
         *splits,
         source,
         labels=known,
@@ -111,20 +142,12 @@ def site_of(
     )
 
 
-def class_folders(root: Path, *, without: Sequence[str] = ()) -> dict[str, list[Path]]:
-    """Return the image files of each folder below `root`, sorted.
-
-    Args:
-        root: holds one folder for each class.
-        without: folders that are none.
-
-    Raises:
-        DataError: there is no folder with an image.
-    """
+def class_folders(root: Path) -> dict[str, list[Path]]:
+    """Return the image files of each folder below `root`, sorted."""
     found = {
         folder.name: list(filter(is_image, files_below(folder)))
         for folder in sorted(root.iterdir())
-        if folder.is_dir() and folder.name not in without and not is_hidden(folder.name)
+        if folder.is_dir() and not is_hidden(folder.name)
     }
     found = {name: files for name, files in found.items() if files}
     if not found:

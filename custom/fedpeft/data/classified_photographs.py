@@ -1,0 +1,264 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Photographs with one class each: HAM10000 and Fed-ISIC2019 (skin), Caltech101 and Flowers102."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedpeft.core.errors import DataError
+from fedpeft.core.metrics import BALANCED_ACCURACY
+from fedpeft.data.folders import contains, dataset_folder, find, image_file, images_below, matches, missing_image, tree
+from fedpeft.data.loaders import TAKES, class_example, class_folders, site_of
+from fedpeft.data.records import Row, csv_rows
+from fedpeft.data.registry import DataSet, Origin, packaged
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import NATURAL, DataSettings
+
+HAM_FOLDERS = ("ham10000", "HAM10000")
+TABLES = tuple(f"HAM10000_metadata{suffix}" for suffix in ("", ".csv", ".tab", ".tsv"))  # Dataverse serves .tab
+HAM_CLASSES: dict[str, str] = packaged("class_names")["ham10000"]
+
+
+def load_ham10000(settings: DataSettings) -> SiteData:
+    """HAM10000 (Tschandl et al., Sci Data 2018): dermatoscopy of seven kinds of lesions, 10,015 images of 7,470.
+
+        HAM10000_images_part_1/, HAM10000_images_part_2/, HAM10000_metadata (or with .csv, .tab or .tsv)
+
+    The owners publish no split: lesions are split here, so that no lesion is in two splits or at two sites.
+    """
+    root = dataset_folder(settings, HAM_FOLDERS)
+    table = next((name for name in TABLES if contains(root, name)), TABLES[0])
+    files = images_below(root)
+    examples = []
+    for row in csv_rows(find(root, table), ("lesion_id", "image_id", "dx")):
+        name, kind = row.text("image_id"), row.text("dx")
+        if kind not in HAM_CLASSES:
+            raise DataError(
+                f"{row.where}: dx is {kind!r:.40}, it must be one of {', '.join(HAM_CLASSES)}; correct that row."
+            )
+        if name not in files:
+            raise missing_image(root / f"{name}.jpg", where=row.where)
+        lesion = f"lesion {row.text('lesion_id')}"
+        examples.append(class_example(files[name], HAM_CLASSES[kind], image_id=name, group=lesion))
+    named = {example.image_id for example in examples}
+    return site_of(
+        settings,
+        "ham10000",
+        "HAM10000 (Tschandl et al., Sci Data 2018), real data, split by lesion",
+        train=examples,
+        left_out=[("the table does not name the image", len(files.keys() - named))],
+    )
+
+
+HAM10000 = DataSet(
+    load=load_ham10000,
+    answers=lambda: tuple(HAM_CLASSES.values()),
+    takes=TAKES,
+    metric=BALANCED_ACCURACY,
+    origin=Origin(title="HAM10000", address="doi.org/10.7910/DVN/DBW86T", terms="CC BY-NC 4.0"),
+    recognized=matches(("*/HAM10000_metadata*", "*/HAM10000_images_part_1/")),
+    layout=tree(load_ham10000.__doc__),
+    folders=HAM_FOLDERS,
+)
+
+
+ISIC_FOLDERS = ("fed_isic2019", "Fed-ISIC2019", "fed_isic")
+TABLE, METADATA = "train_test_split", "ISIC_2019_Training_Metadata.csv"
+WHOLE = "fed-isic2019"
+CENTERS = ("bcn", "vidir-molemax", "vidir-modern", "rosendahl", "mskcc", "vienna-dias")
+ISIC_CLASSES = tuple(packaged("class_names")["fed_isic2019"])
+FOLDS = ("train", "test")
+
+
+def load_fed_isic2019(settings: DataSettings) -> SiteData:
+    """Fed-ISIC2019 (du Terrail et al., FLamby, NeurIPS 2022): dermatoscopy of eight kinds of lesions from six centers.
+
+        ISIC_2019_Training_Input_preprocessed/<image>.jpg, train_test_split      FLamby's table, without extension
+        ISIC_2019_Training_Metadata.csv                                          may be missing; says which lesion it is
+
+    A site's name is its center: bcn, vidir-molemax, vidir-modern, rosendahl, mskcc or vienna-dias; fed-isic2019 (or
+    None) has all of them. FLamby's split has some lesions on both sides: use `split="image_disjoint"` and the table of
+    lesions for whatever claims to generalize. An image that was not downloaded is left out and counted.
+    """
+    root = dataset_folder(settings, ISIC_FOLDERS)
+    site = settings.site or WHOLE
+    every = rows = csv_rows(find(root, TABLE), ("image", "target", "center", "fold"))
+    if settings.partition == NATURAL and site != WHOLE:
+        if site not in CENTERS:
+            known = ", ".join((WHOLE, *CENTERS))
+            raise DataError(f"site={site!r} is not a center of Fed-ISIC2019; choose one of {known}.")
+        rows = [row for row in rows if _number(row, "center", CENTERS) == CENTERS.index(site)]
+    files, lesions = images_below(root), _lesions(root)
+    there = [row for row in rows if row.text("image") in files]
+    parts: dict[str, list[Example]] = {fold: [] for fold in FOLDS}
+    for row in there:
+        if (fold := row.text("fold")) not in parts:
+            raise DataError(f"{row.where}: fold is {fold!r:.40}, neither train nor test; put FLamby's table there.")
+        parts[fold].append(_isic_example(row, files, lesions))
+    return site_of(
+        settings,
+        WHOLE,
+        f"Fed-ISIC2019 (FLamby), real data, {'all centers' if site == WHOLE else site}",
+        train=parts["train"],
+        test=parts["test"],
+        left_out=[
+            ("it is another center's", len(every) - len(rows)),
+            ("its image is not there", len(rows) - len(there)),
+        ],
+    )
+
+
+def _isic_example(row: Row, files: Mapping[str, Path], lesions: Mapping[str, str]) -> Example:
+    name = row.text("image")
+    target = ISIC_CLASSES[_number(row, "target", ISIC_CLASSES)]
+    return class_example(files[name], target, image_id=name, group=lesions.get(name, ""))
+
+
+def _number(row: Row, column: str, names: tuple[str, ...]) -> int:
+    text = row.text(column)
+    if not text.isdecimal() or int(text) >= len(names):
+        raise DataError(
+            f"{row.where}: {column} is {text!r:.40}, it must be from 0 to {len(names) - 1}; put FLamby's table there."
+        )
+    return int(text)
+
+
+def _lesions(root: Path) -> dict[str, str]:
+    """Return the lesion of each image, where the table is there and says it."""
+    if not contains(root, METADATA):
+        return {}
+    rows = csv_rows(find(root, METADATA), ("image", "lesion_id"))
+    return {row.text("image"): f"lesion {row.label('lesion_id')}" for row in rows if row.label("lesion_id")}
+
+
+FED_ISIC2019 = DataSet(
+    load=load_fed_isic2019,
+    answers=lambda: ISIC_CLASSES,
+    takes=TAKES,
+    metric=BALANCED_ACCURACY,
+    origin=Origin(
+        title="Fed-ISIC2019",
+        address="github.com/owkin/FLamby, from challenge.isic-archive.com/data",
+        terms="CC BY-NC 4.0",
+    ),
+    recognized=matches((f"*/{TABLE}", "*/ISIC_2019_Training_Input_preprocessed/")),
+    layout=tree(load_fed_isic2019.__doc__),
+    folders=ISIC_FOLDERS,
+    sites=CENTERS,
+    whole=WHOLE,
+)
+
+
+CALTECH_FOLDERS = ("caltech101", "caltech-101", "Caltech101")
+BACKGROUND = "BACKGROUND_Google"
+CALTECH_CLASSES: list[str] = packaged("class_names")["caltech101"]
+
+
+def load_caltech101(settings: DataSettings) -> SiteData:
+    """Caltech101 (Fei-Fei et al., 2004): photographs of 101 kinds of objects.
+
+        101_ObjectCategories/<class>/image_0001.jpg
+
+    The folder BACKGROUND_Google is no class and is left out. The owners publish no split: images are split here, in
+    the federated tuning of vision transformers 50:50 (`test_fraction=0.5`).
+    """
+    root = find(dataset_folder(settings, CALTECH_FOLDERS), "101_ObjectCategories", folder=True)
+    folders = class_folders(root)
+    background = folders.pop(BACKGROUND, [])
+    if unknown := [name for name in folders if name.lower() not in CALTECH_CLASSES]:
+        raise DataError(f"{root} holds the folder {unknown[0]!r:.80}, which is no class of Caltech101; remove it.")
+    examples = [
+        class_example(file, name.replace("_", " "), image_id=f"{name}/{file.stem}")
+        for name, files in folders.items()
+        for file in files
+    ]
+    return site_of(
+        settings,
+        "caltech101",
+        "Caltech101 (Fei-Fei et al., 2004), real data, split by image",
+        train=examples,
+        left_out=[(f"the folder {BACKGROUND} is no class", len(background))],
+    )
+
+
+CALTECH101 = DataSet(
+    load=load_caltech101,
+    answers=lambda: tuple(name.replace("_", " ") for name in CALTECH_CLASSES),
+    takes=TAKES,
+    metric=BALANCED_ACCURACY,
+    origin=Origin(title="Caltech101", address="data.caltech.edu/records/mzrjq-6wc02", terms="CC BY 4.0 in that record"),
+    recognized=matches("*/101_ObjectCategories/"),
+    layout=tree(load_caltech101.__doc__),
+    folders=CALTECH_FOLDERS,
+)
+
+
+FLOWERS_FOLDERS = ("flowers-102", "flowers102", "Flowers102")
+FLOWERS_CLASSES = 102
+
+
+def load_flowers102(settings: DataSettings) -> SiteData:
+    """Flowers102 (Nilsback and Zisserman, 2008): photographs of 102 kinds of flowers, with the owners' split.
+
+        jpg/image_00001.jpg, imagelabels.mat ('labels', counted from 1), setid.mat ('trnid', 'valid', 'tstid')
+
+    The owners' files have numbers and no names; a class is called by its number. `split="paper"`: the federated tuning
+    of vision transformers trains on 25 % and tests on 75 %, which are 'trnid' with 'valid' (2040 images) and 'tstid'
+    (6149).
+    """
+    root = dataset_folder(settings, FLOWERS_FOLDERS)
+    labels = _entry(find(root, "imagelabels.mat"), "labels")
+    split, folder = find(root, "setid.mat"), find(root, "jpg", folder=True)
+    if labels and not 1 <= min(labels) <= max(labels) <= FLOWERS_CLASSES:
+        raise DataError(
+            f"{root}/imagelabels.mat has a class that is not from 1 to {FLOWERS_CLASSES}; download it again."
+        )
+
+    def examples(entry: str) -> list[Example]:
+        return [_flower_example(number, labels, folder, where=str(split)) for number in _entry(split, entry)]
+
+    train, validation, test = examples("trnid"), examples("valid"), examples("tstid")
+    source = "Flowers102 (Nilsback and Zisserman, 2008), real data"
+    if settings.split == "paper":
+        whole, source = replace(settings, split="published"), f"{source}, train with validation against test"
+        return site_of(whole, "flowers102", source, train=[*train, *validation], test=test)
+    return site_of(settings, "flowers102", source, train=train, validation=validation, test=test)
+
+
+def _flower_example(number: int, labels: list[int], folder: Path, *, where: str) -> Example:
+    if not 1 <= number <= len(labels):
+        raise DataError(f"{where} names image {number}, imagelabels.mat has {len(labels)}; download both again.")
+    name = f"image_{number:05}"
+    file = image_file(folder, f"{name}.jpg", where=where)
+    return class_example(file, str(labels[number - 1]), image_id=name)
+
+
+def _entry(file: Path, name: str) -> list[int]:
+    """Return the whole numbers of one entry of a MATLAB file."""
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    try:
+        content: dict[str, Any] = loadmat(file, variable_names=[name])
+        return [int(value) for value in content[name].ravel()]
+    except (LookupError, OSError, TypeError, ValueError, NotImplementedError, MatReadError) as error:
+        raise DataError(f"{file} has no entry {name!r} with whole numbers; download it again.") from error
+
+
+FLOWERS102 = DataSet(
+    load=load_flowers102,
+    answers=lambda: tuple(str(number) for number in range(1, FLOWERS_CLASSES + 1)),
+    takes=TAKES,
+    metric=BALANCED_ACCURACY,
+    origin=Origin(
+        title="Flowers102",
+        address="robots.ox.ac.uk/~vgg/data/flowers/102",
+        terms="the owners name none; images of the web",
+    ),
+    recognized=matches(("*/imagelabels.mat", "*/setid.mat", "*/jpg/")),
+    layout=tree(load_flowers102.__doc__),
+    folders=FLOWERS_FOLDERS,
+)
