@@ -107,23 +107,26 @@ def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
         of_rounds = {name: tuple(values.get(name, ())) for name in ("figures", "sent", "pooled")}
         alignment = Alignment(**values.get("alignment", {}))
         outcome = Outcome(**{**values, **of_rounds, "alignment": alignment})
-        known = all(TITLES[outcome.metrics[site]] for sites in outcome.figures for site in sites)
-        fractions = [*outcome.pooled, *(value for sites in outcome.figures for value in sites.values())]
-        amounts = [outcome.seconds, outcome.cpu_seconds or 0, *(v for sites in outcome.sent for v in sites.values())]
-        counts = outcome.samples.values()
-        fine = (
-            all(0 <= value <= 1 for value in fractions)
-            and all(0 <= value < math.inf for value in amounts)
-            and all(isinstance(count, int) and count >= 0 for count in counts)
-            and outcome.seed == int(outcome.seed)
-            and alignment.counted
-            and all(map(one_line, (outcome.task, outcome.method)))
-        )
+        fine = alignment.counted and _are_figures(outcome)
     except (TypeError, KeyError, AttributeError) as error:
         raise FedpeftError(f"{origin} is not a run of a comparison ({error!r:.80}): remove the line.") from error
-    if not (fine and known and outcome.figures):
+    if not (fine and outcome.figures):
         raise FedpeftError(f"{origin} has a figure that is none, or no round: remove the line.")
     return outcome
+
+
+def _are_figures(outcome: Outcome) -> bool:
+    """Whether all numbers of a run are in their ranges, and its metrics and names can be printed."""
+    fractions = [*outcome.pooled, *(value for sites in outcome.figures for value in sites.values())]
+    amounts = [outcome.seconds, outcome.cpu_seconds or 0, *(v for sites in outcome.sent for v in sites.values())]
+    return (
+        all(0 <= value <= 1 for value in fractions)
+        and all(0 <= value < math.inf for value in amounts)
+        and all(isinstance(count, int) and count >= 0 for count in outcome.samples.values())
+        and outcome.seed == int(outcome.seed)
+        and all(map(one_line, (outcome.task, outcome.method)))
+        and all(TITLES[outcome.metrics[site]] for sites in outcome.figures for site in sites)
+    )
 
 
 def metrics_of(outcomes: Iterable[Outcome]) -> list[str]:

@@ -65,14 +65,22 @@ def shards(root: Path) -> list[Shard]:
         )
     if not parquet and not states:
         raise DataError(f"{root} is no folder of Hugging Face datasets; let root be the folder of one.")
-    if states:
-        saved = sorted({state.parent if state.parent == root else state.parent.parent for state in states})
-        if len(saved) > 1:
-            raise SeveralSetsError(
-                f"Both {saved[0]} and {saved[1]} hold saved data; let root be the folder of one of them."
-            )
-        _check_saved(path for path in below if path.name == _SAVED)
-        return [shard for state in states for shard in _saved(state)]
+    return _saved_shards(below, states, root) if states else _parquet_shards(below, parquet, root)
+
+
+def _saved_shards(below: Sequence[Path], states: Sequence[Path], root: Path) -> list[Shard]:
+    """The files of what `save_to_disk` wrote."""
+    saved = sorted({state.parent if state.parent == root else state.parent.parent for state in states})
+    if len(saved) > 1:
+        raise SeveralSetsError(
+            f"Both {saved[0]} and {saved[1]} hold saved data; let root be the folder of one of them."
+        )
+    _check_saved(path for path in below if path.name == _SAVED)
+    return [shard for state in states for shard in _saved(state)]
+
+
+def _parquet_shards(below: Sequence[Path], parquet: Sequence[Path], root: Path) -> list[Shard]:
+    """The Parquet files of one configuration."""
     named = [(path, *_split_of(path, root)) for path in parquet]
     homes = sorted({home for _, _, home in named})
     if len(homes) > 1:

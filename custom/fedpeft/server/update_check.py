@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -101,39 +101,56 @@ class UpdateCheck:
             site: update_length(state, start, stacked=self._stacked, own=self.own.get(site), kept=self._kept)
             for site, state in states.items()
         }
-        moved = sorted(length for length in lengths.values() if length > 0)
-        usual = moved[(len(moved) - 1) // 2] if moved else 0.0
-        when = ""
-        if self._kept and not unknown:
-            when = " in an earlier round" * (self.median > usual)
-            usual = self.median = max(usual, self.median)
+        usual, when = self._median_length(lengths.values(), remembered=self._kept and not unknown)
         learning = self._learning(samples, round)
-        typical = statistics.median_high(learning.values())
-        few, room, refused = len(states) < MIN_REPLIES, math.sqrt(self._factor), {}
+        typical, few = statistics.median_high(learning.values()), len(states) < MIN_REPLIES
+        refused = {}
         for site, length in lengths.items():
-            explained = room * learning[site] if self._normalizes and (few or self._bounded) else 0.0
-            if few and not self._bounded and not self._stacked:
-                explained += MOVED_NEURONS * _size_of(start, states[site])
-            longer = min(max(learning[site] / typical, 1.0), self._factor)
-            pace = max(room * longer * usual, learning[site] if self._bounded else explained)
+            size = _size_of(start, states[site]) if few and not self._bounded and not self._stacked else 0.0
+            explained, pace = self._room(learning[site], typical, usual, few=few, size=size)
             if unknown:
                 explained = pace = max(explained, INITIAL_SIZE)
             limit = max(self._factor * usual, explained)
+            reason = ""
             if length > limit:
                 reason = f"{self._factor:g} times the {usual:.3g} of the median site{when}"
                 if limit == explained:
                     reason = f"the {limit:.3g} that training in this job explains"
             elif length - pace > (1 - self.excess.get(site, 0.0)) * limit:
                 reason = f"the {pace:.3g} a round that are left to it after its earlier rounds"
-            else:
-                self._moves(site, length - pace, limit)
-                continue
-            self._moves(site, -pace, limit)
-            refused[site] = (
-                f"site {site} moved its adapter by {length:.3g} on average, which is more than {reason} "
-                f"(method.robust.update_factor): its update is refused."
-            )
+            self._moves(site, -pace if reason else length - pace, limit)
+            if reason:
+                refused[site] = (
+                    f"site {site} moved its adapter by {length:.3g} on average, which is more than {reason} "
+                    f"(method.robust.update_factor): its update is refused."
+                )
         return refused
+
+    def _median_length(self, lengths: Iterable[float], *, remembered: bool) -> tuple[float, str]:
+        """Return the median of the lengths above 0, or that of an earlier round where it is remembered and larger."""
+        moved = sorted(length for length in lengths if length > 0)
+        median = moved[(len(moved) - 1) // 2] if moved else 0.0
+        if not remembered:
+            return median, ""
+        when = " in an earlier round" * (self.median > median)
+        self.median = max(median, self.median)
+        return self.median, when
+
+    def _room(self, learning: float, typical: float, median: float, *, few: bool, size: float) -> tuple[float, float]:
+        """Return how far training explains that a site moves at once, and how far it may move in every round.
+
+        Args:
+            learning: sum of the learning rates of the site's steps.
+            typical: the median of these sums.
+            median: length of the updates.
+            few: whether there are too few replies for a median that one site cannot set.
+            size: of the adapter, where neurons may be moved as a whole.
+        """
+        room = math.sqrt(self._factor)
+        explained = room * learning if self._normalizes and (few or self._bounded) else 0.0
+        explained += MOVED_NEURONS * size
+        longer = min(max(learning / typical, 1.0), self._factor)
+        return explained, max(room * longer * median, learning if self._bounded else explained)
 
     def _moves(self, site: str, excess: float, limit: float) -> None:
         if limit:

@@ -168,14 +168,7 @@ class Learner:
         policy: SitePolicy | None = None,
         shared: SharedModels | None = None,
     ) -> Learner:
-        """Build a learner from a job's sections.
-
-        Args:
-            sections: `backbone`, `method`, `training`, `data` and `schedule`.
-            site: the site's name.
-            folder: the site's state folder.
-            policy: the site's own file; None in the simulator and in a notebook, where the job's settings apply.
-            shared: models of the other sites that take turns in this process.
+        """Build a learner from a job's sections `backbone`, `method`, `training`, `data` and `schedule`.
 
         Raises:
             FedpeftError: a setting is wrong, or the site does not allow it.
@@ -224,13 +217,8 @@ class Learner:
             layers: train and upload these transformer layers only; None: all.
             part: of the site in the mean that `received` is; 0: it had none.
         """
-        settings, received = self.training, self._numbers.received(received)
-        own = site_state.load_before(self.folder, round)
-        if own is not None and own.facts != self.facts:
-            raise LocalError(
-                f"the state of site {self.site} in {self.folder} belongs to other data, another backbone or another "
-                f"seed: remove that folder."
-            )
+        received = self._numbers.received(received)
+        own = self._own_state(round)
         torch.manual_seed(self._seed("train", round))
         first_head = self.model.drawn_head(self._seed("head", round)) if self.salt and own is None else None
         self.values.restore(own, received, first_head=first_head)
@@ -243,7 +231,7 @@ class Learner:
         started_private = self.trainable.private_state() if scores_change else {}
         self.trainable.train_only(layers)
         optimizer = self.optimizer()
-        if own is not None and settings.optimizer_state == "keep":
+        if own is not None and self.training.optimizer_state == "keep":
             restore_moments(optimizer, self.values.moments(own.optimizer))
         metrics: dict[str, float | None] = dict(self.fit(optimizer, round))
         figures, thresholds = self._evaluation.of_round()
@@ -254,40 +242,43 @@ class Learner:
         trained = self.trainable.state()
         upload, kept = integration.finish(trained)
         beside = self.model.beside(received)
-        head = {key: value.detach().cpu() for key, value in self.head.state_dict().items()}
         rounds = with_round(own.record.rounds if own and own.record else (), round, metrics | integration.figures)
         metrics[BELOW_CONSTANT] = below_constant(rounds, self.constant)
-        site_state.save(
-            self.folder,
-            site_state.SiteState(
-                round=round,
-                adapter=kept,
-                trained={} if equal(trained, kept) else trained,
-                beside=beside.state,
-                private=self.trainable.private_state(),
-                head=head,
-                optimizer=moments(optimizer),
-                changes=changes,
-                agreement=agreed,
-                facts=self.facts,
-                record=self._record.after(rounds, thresholds=thresholds, share=beside.share),
-                received=(received or self.values.first_in_common) if compares else {},
-                started=started if compares else {},
-            ),
-            best=best_round(rounds) if settings.keep == BEST else None,
+        state = site_state.SiteState(
+            round=round,
+            adapter=kept,
+            trained={} if equal(trained, kept) else trained,
+            beside=beside.state,
+            private=self.trainable.private_state(),
+            head={key: value.detach().cpu() for key, value in self.head.state_dict().items()},
+            optimizer=moments(optimizer),
+            changes=changes,
+            agreement=agreed,
+            facts=self.facts,
+            record=self._record.after(rounds, thresholds=thresholds, share=beside.share),
+            received=(received or self.values.first_in_common) if compares else {},
+            started=started if compares else {},
         )
+        site_state.save(self.folder, state, best=best_round(rounds) if self.training.keep == BEST else None)
+        return Update(state=self._to_send(upload, layers), samples=self.announced["train"], metrics=metrics)
+
+    def _own_state(self, round: int) -> site_state.SiteState | None:
+        """The site's state of the round before; None: it has none yet."""
+        own = site_state.load_before(self.folder, round)
+        if own is not None and own.facts != self.facts:
+            raise LocalError(
+                f"the state of site {self.site} in {self.folder} belongs to other data, another backbone or another "
+                f"seed: remove that folder."
+            )
+        return own
+
+    def _to_send(self, upload: State, layers: Sequence[int] | None) -> State:
+        """What leaves the site: the trained layers of the adapter, and the head where it is federated."""
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
-        sent = self._numbers.to_send(sent)
-        sent |= head_state(self.head.state_dict()) if self.method.federates_head else {}
-        return Update(state=sent, samples=self.announced["train"], metrics=metrics)
+        return self._numbers.to_send(sent) | (head_state(self.head.state_dict()) if self.method.federates_head else {})
 
     def score_layers(self, round: int, received: State) -> list[float]:
-        """Score each transformer layer of the global adapter on random training samples.
-
-        Args:
-            round: determines the samples.
-            received: the global adapter under wire keys; empty: the site's own, or its first one.
-        """
+        """Score each layer of the global adapter, or without one of the site's own, on random training samples."""
         own, received = site_state.load_before(self.folder, round), self._numbers.received(received)
         self.values.restore(own, received)
         self.trainable.set_companion(None)  # one of an earlier round may still be in the model
@@ -303,14 +294,8 @@ class Learner:
     def _score(self, round: int, own: site_state.SiteState | None) -> list[float]:
         seed, samples = self._score_samples(round)
         self.trainable.train_only(None)
-        return score_layers(
-            self.answering.eval(),
-            self.trainable.parameters(),
-            samples,
-            self.schedule,
-            seed=seed,
-            changes=own.changes if own else {},
-        )
+        parameters, changes = self.trainable.parameters(), own.changes if own else {}
+        return score_layers(self.answering.eval(), parameters, samples, self.schedule, seed=seed, changes=changes)
 
     def _changes(self, round: int, layers: Sequence[int] | None, started: State) -> dict[int, float]:
         """Score what the training of these layers has just changed; `started` is what it started from."""
@@ -401,23 +386,13 @@ class Learner:
     def integrate(
         self, round: int, own: State | None, received: State, agreement: float | None = None
     ) -> client_round.Integration:
-        """Load what the round starts from.
-
-        Args:
-            round: counted from 1.
-            own: the site's adapter of its last round, by key; None: it has none yet.
-            received: the global adapter, by key; empty: there is none.
-            agreement: of the site's training with that of the others (`fedpeft.site.client_round`).
-        """
+        """Load what the round starts from: the site's adapter of its last round, if any, and the global one, if any."""
+        samples = client_round.Samples(
+            probe=lambda: self.probe(round), validation=self.batches.validation, loss=self.loss
+        )
+        share, received = self._share(round, agreement), self.values.adapter(round, own, received)
         return client_round.start(
-            self.trainable,
-            own=own,
-            received=self.values.adapter(round, own, received),
-            settings=self.pia,
-            share=self._share(round, agreement),
-            samples=client_round.Samples(
-                probe=lambda: self.probe(round), validation=self.batches.validation, loss=self.loss
-            ),
+            self.trainable, own=own, received=received, settings=self.pia, share=share, samples=samples
         )
 
     def probe(self, round: int) -> list[Batch]:
