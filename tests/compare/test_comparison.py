@@ -145,7 +145,7 @@ def test_what_each_alignment_moved_stands_below_the_table():
     assert [note for note in table.notes if "places" in note] == lines
     shown = page(table, Picture(b""), runs)
     for line in lines:
-        assert all(line in text for text in (table.markdown(), table.latex(), shown))
+        assert all(line in text for text in (markdown(table), latex(table), shown))
 
 
 def test_the_balanced_accuracy_of_all_images_is_not_the_mean_of_the_sites():
