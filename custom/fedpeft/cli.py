@@ -153,7 +153,7 @@ def _add_runs(commands: Any) -> None:
     add_inspect(commands)
 
     verify = _add(commands, "verify", _verify, "check that a run completed and its files are intact; print its tables")
-    verify.add_argument("run", type=Path, help="folder with manifest.json, or what `nvflare job download` brought")
+    verify.add_argument("run", type=Path, help="folder with manifest.json, or one of `nvflare job download`")
 
     report = _add(commands, "report", _report, "write tables, pictures and page of a run")
     report.add_argument("run", type=Path, help="folder of a run, or workspace")

@@ -66,7 +66,7 @@ def test_the_export_command_writes_once_and_overwrites_nothing(sections, tmp_pat
     for arguments, sentence in (
         ([*trusted, "--round", "2"], "holds round 1 alone"),
         ([*trusted, "--site", "north"], "is of site slake"),
-        ([], "which whoever exported it chose: name with --backbone"),
+        ([], "chosen by its exporter: name with --backbone"),
     ):
         assert main(["predict", str(tmp_path / "out"), "--image", str(tmp_path), *arguments]) == 1
         assert sentence in capsys.readouterr().err

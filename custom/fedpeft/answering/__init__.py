@@ -38,7 +38,7 @@ class WayToAnswer:
             import path "package.module:object".
         reads: what it reads of a backbone, see `fedpeft.backbones.Pretrained.makes`.
         first_head: import path of the function from a key and a shape of its head to the first values
-            (`fedpeft.methods.first_values`); empty: nobody says more than their size.
+            (`fedpeft.methods.first_values`); empty: only their size is known.
     """
 
     home: Build | str

@@ -194,7 +194,7 @@ class Answering(nn.Module):
 
         Args:
             logits: as `forward` returns them; here of one choice, (B, C).
-            teacher: of what teaches, of the same shape.
+            teacher: logits of the teacher, of the same shape.
             target: of the batch, as for `loss`; that of one choice does not matter.
 
         Raises:

@@ -146,7 +146,7 @@ class Multilabel(Answering):
         self.vocabulary = vocabulary
 
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
-        """Make target 1 where a label applies, 0 where it does not, -1 where nobody knows, (B, L)."""
+        """Make target 1 where a label applies, 0 where it does not, -1 where it is unknown, (B, L)."""
         target = torch.zeros(len(examples), len(self.vocabulary), dtype=torch.long)
         for row, example in enumerate(examples):
             target[row, [self.vocabulary.index(label) for label in example.labels or ()]] = 1

@@ -40,7 +40,7 @@ class Backbone(Protocol):
     answer_tokens(answers)   `training.answering: ranking`, see `Decoder`
     answering                the one `training.answering` that it can do, where it makes no features: classification,
                              images with labels, and methods that need another one are refused with it
-    text_tokens(texts)       how many tokens each text is before it is cut to `text_length`, so that a site is told;
+    text_tokens(texts)       how many tokens each text is before it is cut to `text_length`, for the site's log;
                              `longest_text`: to which `backbone.text_length` may be raised; None: without a limit
     answer_lengths(answers)  how many tokens each answer is, with the one that ends it; `longest_answer`: those that are
                              read; None: without a limit
@@ -93,7 +93,7 @@ class Enterable(Backbone, Protocol):
     def entering(self, batch: dict[str, Tensor], layer: int) -> list[Tensor] | None:
         """Return the tokens of each of B samples as a layer reads them, (T_i, d) without padding.
 
-        None: the samples of this batch cannot be told apart, and it is computed as a whole.
+        None: the samples of this batch are not distinguishable, and it is computed as a whole.
         """
 
     def leaving(self, samples: Sequence[Tensor], batch: dict[str, Tensor], layer: int) -> Tensor:

@@ -51,7 +51,7 @@ class Run:
 
     @property
     def settings(self) -> str:
-        """A digest of everything that the result depends on, for runs of one method to be told apart."""
+        """A digest of everything that the result depends on, to distinguish runs of one method."""
         return hashlib.sha256(json.dumps(self.sections, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -142,7 +142,7 @@ def run_missing(folder: Path, runs: Sequence[Run], *, processes: int, finished: 
                 outcome = future.result()
             except BrokenProcessPool as error:
                 raise FedpeftError(
-                    f"the process of a run was ended from outside, perhaps for want of memory; lower --processes "
+                    f"the process of a run was ended from outside, perhaps because memory ran out; lower --processes "
                     f"(it is {processes}) and repeat the command, which goes on with the rest."
                 ) from error
             except Exception as error:  # one run, such as one without room on a GPU, must not end the others

@@ -27,17 +27,17 @@ class Outcome:
         method: name of the row that it belongs to.
         seed: of data, initial values and order.
         figures: for each round, site -> its metric on its test split, a fraction; a site may be missing.
-        sent: for each round, site -> bytes of the adapter that it sent; empty where nobody counted.
+        sent: for each round, site -> bytes of the adapter that it sent; empty where it was not counted.
         metrics: site -> what it is measured by (`fedpeft.core.metrics`).
         seconds: of the whole run, by the clock.
         procedural, tiny: of data and backbone.
         settings: that tell runs of one method from each other, a digest; empty for a finished run.
         recipe: the method of `app_configs/` that ran as it stands there; empty where settings were changed.
-        samples: site -> training samples; a site may be missing where nobody counted.
+        samples: site -> training samples; a site may be missing where they were not counted.
         pooled: for each round, the balanced accuracy on the test images of all sites together, a fraction; empty where
-            nobody counted them by class, as in a finished run, whose sites send no such counts.
-        cpu_seconds: of all threads and child processes, from the first round to the last; None where nobody measured,
-            or an accelerator did the work.
+            they were not counted by class, as in a finished run, whose sites send no such counts.
+        cpu_seconds: of all threads and child processes, from the first round to the last; None where it was not
+            measured, or an accelerator did the work.
         alignment: what became of the places that the server's alignment could have moved, in all rounds.
     """
 
@@ -81,7 +81,7 @@ class Outcome:
         return [Outcome.figure(self._only(number), metric) for number in range(len(self.figures))]
 
     def megabytes(self) -> list[float]:
-        """Return what a site had sent after each round, in MB, the mean of all; empty where nobody counted."""
+        """Return what a site had sent after each round, in MB, the mean of all; empty where it was not counted."""
         total, sums = 0.0, []
         for sites in self.sent:
             total += sum(sites.values()) / MB
@@ -89,7 +89,7 @@ class Outcome:
         return sums
 
     def megabytes_a_round(self) -> float | None:
-        """Return what a site that takes part sends in a round, in MB, the mean of all; None where nobody counted."""
+        """Return what a site that takes part sends in a round, in MB, the mean of all; None: it was not counted."""
         replies = [sent for sites in self.sent for sent in sites.values()]
         return sum(replies) / len(replies) / MB if replies else None
 

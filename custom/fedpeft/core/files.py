@@ -57,7 +57,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def unwritable(path: Path, error: Exception) -> LocalError:
-    """Return the error for a path that cannot be written, with what others may be told of it."""
+    """Return the error for a path that cannot be written, with what others may learn of it."""
     reason = getattr(error, "strerror", None) or error
     remedy = "make room on its disk" if is_full(error) else "let this user write there"
     return LocalError(f"{path} cannot be written ({reason}): {remedy}.", code=code_of(error))

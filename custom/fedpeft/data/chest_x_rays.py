@@ -42,7 +42,7 @@ _YES, _NO, _UNCERTAIN = 1.0, 0.0, -1.0
 
 
 def of_mesh(terms: Iterable[str]) -> tuple[str, ...] | None:
-    """Return the labels of terms such as `Opacity/lung/base/left` (Open-I); None: nobody indexed the report."""
+    """Return the labels of terms such as `Opacity/lung/base/left` (Open-I); None: the report is not indexed."""
     split = [[" ".join(part.lower().split()) for part in term.split("/")] for term in terms]
     split = [parts for parts in split if parts[0]]
     if not split or any(parts[0] == NOT_INDEXED for parts in split):
@@ -55,7 +55,7 @@ def of_mesh(terms: Iterable[str]) -> tuple[str, ...] | None:
 
 
 def of_chexpert(values: Sequence[str], uncertain: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the labels of a study of MIMIC-CXR, and those of which nobody knows whether they apply.
+    """Return the labels of a study of MIMIC-CXR, and those that may or may not apply.
 
     Args:
         values: of CheXpert's 14 labels in the order of `CHEXPERT`: 1.0 (yes), 0.0 (no), -1.0 (uncertain) or empty

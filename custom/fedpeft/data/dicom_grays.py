@@ -75,7 +75,7 @@ class Table:
 
 
 def check_bits(header: Any, file: Path, *, shifted: bool) -> None:
-    """Refuse bits of a pixel that cannot be told apart."""
+    """Refuse bits of a pixel that are not distinguishable."""
     allocated, stored, high = header.BitsAllocated, header.BitsStored, _high_bit(header)
     if not (0 < stored <= high + 1 <= allocated) or (high + 1 > stored and not shifted):
         why = f"says that {stored} of {allocated} bits end at bit {high}"

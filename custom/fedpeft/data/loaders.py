@@ -73,7 +73,7 @@ def class_example(image: Any, name: str, *, image_id: str, group: str = "") -> E
 def label_example(
     image: Any, labels: Iterable[str], *, image_id: str, group: str = "", text: str = "", unknown: Iterable[str] = ()
 ) -> Example:
-    """Return an image with its labels; `unknown` are those of which nobody knows whether they apply (see `Example`)."""
+    """Return an image with its labels; `unknown` are those that may or may not apply (see `Example`)."""
     labels, unknown = tuple(labels), tuple(unknown)
     has, open_ = (tuple(sorted(map(normalize, names))) for names in (labels, unknown))
     return Example(

@@ -110,7 +110,7 @@ class Report:
     Args:
         findings: that section; may be empty.
         terms: its major MeSH terms with their qualifiers.
-        views: by image, "Frontal", "Lateral" or, where nobody says it, "unknown".
+        views: by image, "Frontal", "Lateral" or, where it is not given, "unknown".
     """
 
     findings: str
@@ -176,7 +176,7 @@ def _of_nlm(root: Path) -> tuple[dict[str, Report], tuple[str, ...]]:
 
 
 def _with_first(report: Report) -> Report:
-    """Take the first of the images whose view nobody says for the frontal one, where no other is."""
+    """Take the first of the images whose view is not given for the frontal one, where no other is."""
     unknown = [name for name, view in report.views.items() if view == UNKNOWN]
     if not unknown or FRONTAL in report.views.values():
         return report

@@ -5,9 +5,9 @@ Splits: no unit is in two of those that are made here. Sites that share a data s
 each computes the same part and the same shares from the whole table and the seed, and keeps its own share.
 
 Rows of a site's own table: one that repeats another would count twice. The one that stays is that of the test split,
-else of validation, so that nothing is trained on that is also measured. Of rows that give one question about one image
-different answers, or one image different labels beside whatever report, nobody here knows which is right: all are left
-out. An image in two splits stays, as the table says so, and is noted.
+else of validation, so that nothing is trained on that is also measured. Rows that give one question about one image
+different answers, or one image different labels whatever its report, are all left out: nothing shows which is right.
+An image in two splits stays, as the table says so, and is noted.
 """
 
 from __future__ import annotations

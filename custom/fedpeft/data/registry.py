@@ -23,7 +23,7 @@ READ_THEM = "read the owners' terms"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where a published data set is had.
+    """The source of a published data set.
 
     Args:
         title: as tables call it.
@@ -48,7 +48,7 @@ class DataSet:
         takes: those of `train_size`, `validation_size`, `test_size`, `dialects`, `label_skew`, `partition`, `columns`,
             `window` and `uncertain` that it reads; others are refused.
         metric: by which its sites are measured (`fedpeft.core.metrics`); empty: what lies at a site decides.
-        origin: where it is had, and under which terms; None: it is a site's own, or computed.
+        origin: its source and terms; None: it is a site's own, or computed.
         recognized: whether a folder is in its layout (`fedpeft.data.folders`); None: it has none of its own.
         layout: the expected files, as messages show them.
         folders: names of its folder under FEDPEFT_DATA; `{site}` stands for the name of the site.

@@ -37,7 +37,7 @@ class Example:
         question_type: the publisher's category, empty where there is none.
         alternatives: further answers that the publisher accepts as right, normalized.
         labels: what is in the image, of `SiteData.labels`; None: this is a question with an answer.
-        unknown_labels: labels of which nobody knows whether they apply; neither trained nor measured.
+        unknown_labels: labels that may or may not apply; neither trained nor measured.
         group: what never has images in two splits or at two sites, such as a patient; empty: the image alone.
         written: class and labels as their author wrote them, where that differs from the normal form.
     """

@@ -105,7 +105,7 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
     settings = build(BackboneSettings, own, section="backbone")
     if backbone is None and settings.source not in (None, usual_source(settings.name)):
         raise FedpeftError(
-            f"{folder} names {settings.source!r:.200} as its backbone, which whoever exported it chose: name with "
+            f"{folder} names {settings.source!r:.200} as its backbone, chosen by its exporter: name with "
             f"--backbone a folder or hub name that you trust, this one or your own copy of it."
         )
     record = _with(record, own)

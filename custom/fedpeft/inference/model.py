@@ -53,7 +53,7 @@ class Prediction:
 
     @property
     def right(self) -> bool | None:
-        """Whether the first answer is accepted, or the labels are the example's; None: nobody knows."""
+        """Whether the first answer is accepted, or the labels are the example's; None: unknown."""
         if not self.known:
             return None
         if self.applies is not None:

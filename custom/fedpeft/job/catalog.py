@@ -140,7 +140,7 @@ class PaperTask:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """Where its data are had."""
+        """The source of its data."""
         found = (DATASETS.get(name).origin for name in self.datasets)
         return tuple(dict.fromkeys(origin for origin in found if origin))
 

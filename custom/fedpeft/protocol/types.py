@@ -40,7 +40,7 @@ class Hello(_Message):
 
     Args:
         version: the server's fedpeft version.
-        initial: whether the site shall send the adapter that it starts from.
+        initial: whether the site sends the adapter that it starts from.
         lineage: name of this job and of those that resume it; a site's state lies under it.
         finished: rounds that are finished already, in a job that is resumed.
     """

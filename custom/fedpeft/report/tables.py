@@ -62,7 +62,7 @@ DISTANCE = "Distance: mean of a site's neurons from those of the reference at th
 
 
 def sent(history: History) -> Table | None:
-    """Return what the sites sent, in MB: a row for every round; None where nobody counted.
+    """Return what the sites sent, in MB: a row for every round; None where it was not counted.
 
     The last columns are the sum over the sites, and that over all rounds so far.
     """
@@ -84,7 +84,7 @@ def sent(history: History) -> Table | None:
             )
         )
     marks = "MB: a million bytes of adapters, without FLARE's own messages and what the server sends to the sites"
-    marks += "" if counted else f"; {FEWER} without what sites sent in rounds where nobody counted"
+    marks += "" if counted else f"; {FEWER} without what sites sent in rounds where it was not counted"
     return Table(
         title="Sent by the sites (MB)",
         columns=("round", *lines, "all sites", "so far"),

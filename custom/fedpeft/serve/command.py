@@ -37,8 +37,8 @@ def _serve(arguments: argparse.Namespace) -> None:
     with Server(WorkspacePages(arguments.workspace), host=arguments.host, port=arguments.port) as server:
         if not server.local:
             print(
-                f"fedpeft: warning: {arguments.host} can be reached from other machines, and whoever reaches it reads "
-                f"all these runs without a password or encryption.",
+                f"fedpeft: warning: {arguments.host} can be reached from other machines, and anyone who can connect "
+                f"reads all these runs without a password or encryption.",
                 file=sys.stderr,
             )
         print(f"runs of  {arguments.workspace}\nopen     {server.url}\nCtrl-C ends this", flush=True)

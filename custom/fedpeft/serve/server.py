@@ -119,7 +119,7 @@ class Server(ThreadingHTTPServer):
             return False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that goes away is nothing to report."""
+        """Ignore a connection that the browser has closed."""
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -73,7 +73,7 @@ def sender(
     able = {site: own for site, own in announced.items() if deepest is None or all_layers(own[0], deepest)}
     if not able:
         raise FedpeftError(
-            f"no site that takes part has all {deepest} layers of {SETTING}, so that nobody has the first values of "
+            f"no site that takes part has all {deepest} layers of {SETTING}, so that no site has the first values of "
             f"some: wait until one that does is connected, or set {SETTING} to the layers of the deepest backbone."
             + "".join(f" {problem.rstrip('.')}." for problem in (problems or {}).values()),
             setting=SETTING,

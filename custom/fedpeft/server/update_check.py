@@ -32,7 +32,7 @@ class UpdateCheck:
     hardly moving, half of them could lower it. So it is never below what training explains whatever others reply: the
     learning rates of the site's steps, added up, times the root of `update_factor`. Honest sites with AdamW move by
     0.15 to 0.7 of that sum. Where a step has no such bound, or sites move neurons, fewer than `MIN_REPLIES` replies
-    refuse nobody who moved by less than twice the size of the adapter.
+    refuse no site that moved by less than twice the size of the adapter.
 
     Over the rounds a site may move by the root of `update_factor` times the median, or by the sum of learning rates.
     What it moves beyond that adds up, to one limit at most.
@@ -43,7 +43,7 @@ class UpdateCheck:
     much any more; so the median there is the largest one of the run so far.
 
     Args:
-        method: its `robust.update_factor` is used; 0 refuses nobody, and so does a secure sum, which hides the updates.
+        method: its `robust.update_factor` is used; 0 refuses no site; nor does a secure sum, which hides updates.
         training: says how far a site can train in a round.
         schedule: says when sites join.
         own, median, excess: of a run that is resumed, as below.
@@ -160,7 +160,7 @@ class UpdateCheck:
         """By site, the sum of the learning rates of its steps in a round.
 
         Of three sites and more, none counts with more than `update_factor` times the samples of the median one, so that
-        nobody raises its limit by announcing many.
+        no site raises its limit by announcing many.
         """
         most = self._factor * statistics.median_high(samples.values()) if len(samples) > 2 else math.inf
         return {

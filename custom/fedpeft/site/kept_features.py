@@ -92,7 +92,7 @@ class KeptFeatures:
             return self._backbone.leaving(moved, batch, self._layer).float()
 
     def _entered(self, batch: dict[str, Tensor]) -> list[Tensor] | None:
-        """Return each sample's tokens at the first trained layer; None where they cannot be told apart."""
+        """Return each sample's tokens at the first trained layer; None where they are not distinguishable."""
         names = sample_names(batch)
         missing = [row for row, name in enumerate(names) if name not in self._samples]
         computed: dict[bytes, Tensor] = {}

@@ -190,7 +190,7 @@ def best_threshold(probabilities: Tensor, target: Tensor) -> Tensor:
 
     Args:
         probabilities: of the label, (n,).
-        target: 1 where it applies, 0 where it does not, -1 where nobody knows (n,).
+        target: 1 where it applies, 0 where it does not, -1 where it is unknown (n,).
     """
     known = target != UNKNOWN
     order = probabilities[known].argsort(descending=True, stable=True)

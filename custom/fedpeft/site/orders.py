@@ -88,8 +88,8 @@ def check_received(
 
 def _unfit(what: str) -> FedpeftError:
     return FedpeftError(
-        f"the global adapter from the server {what}: install the same fedpeft version everywhere, and ask whoever runs "
-        f"the server.",
+        f"the global adapter from the server {what}: install the same fedpeft version everywhere, and ask "
+        f"the server's administrator.",
         code=REFUSED,
     )
 
@@ -216,7 +216,7 @@ def _read(file: Path) -> dict:
 def refused(what: str) -> FedpeftError:
     """The error for an order that the job's settings do not provide for."""
     return FedpeftError(
-        f"the server asks {what}, which is not what this job does: ask whoever runs the server.", code=REFUSED
+        f"the server asks {what}, which is not what this job does: ask the server's administrator.", code=REFUSED
     )
 
 
