@@ -34,10 +34,17 @@ class StaleJobs(FLComponent):
         """Finish stale jobs before the first job is started, when none can be running.
 
         Raises:
-            UnsafeComponentError: another server works with these jobs; FLARE's server ends by it.
+            UnsafeComponentError: another server works with these jobs, or their folder is not known; it ends FLARE's
+                server.
         """
         if event_type == EventType.SYSTEM_BOOTSTRAP:
-            self._take(Path(fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER).uri_root))
+            store = fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
+            if not (folder := getattr(store, "uri_root", None)):
+                raise UnsafeComponentError(
+                    f"job_manager is a {type(store).__name__}, which names no folder of jobs to lock: use "
+                    f"fedpeft.flare.job_store.JobStore in resources.json, or leave out stale_jobs there."
+                )
+            self._take(Path(folder))
             self._finish(fl_ctx)
 
     def _take(self, jobs: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedpeft.core.errors import LocalError
 from fedpeft.core.files import write_json
-from fedpeft.core.metrics import VALIDATION
+from fedpeft.core.metrics import BELOW_CONSTANT, VALIDATION
 
 ACCURACY_DECIMALS = 2  # whole percent
 LOSS_DIGITS = 3
@@ -38,6 +38,7 @@ def released_metrics(
     """Round accuracies to whole percent and losses to three digits; withheld values become None.
 
     If one group is too small, all groups are withheld: it could be computed from the others and the overall accuracy.
+    So is `below_constant`, as the best constant answer may be the small group's, and the server can find how often.
 
     Args:
         measured: fractions and losses by name; None: not measured.
@@ -45,7 +46,8 @@ def released_metrics(
         least: the smallest group whose fraction may leave.
         enough_validation: whether the validation split has as many samples as the site requires.
     """
-    withheld = set(questions) if any(0 < count < least for count in questions.values()) else set()
+    small = any(0 < count < least for count in questions.values())
+    withheld = {*questions, BELOW_CONSTANT} if small else set()
     withheld |= set() if enough_validation else {VALIDATION}
     fractions = {OVERALL, VALIDATION, *questions}
     return {
