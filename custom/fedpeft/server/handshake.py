@@ -32,9 +32,9 @@ NO_MAJORITY = " No kind is that of more than half of the sites, so that none of 
 
 
 def majority(values: Iterable[Hashable]) -> Hashable | None:
-    """Return the value that more than half have, None if there is none."""
+    """Return the value that more than half have; None: there is none, or no value."""
     counts = Counter(values)
-    value, count = counts.most_common(1)[0]
+    value, count = next(iter(counts.most_common(1)), (None, 0))
     return value if 2 * count > counts.total() else None
 
 
@@ -155,8 +155,10 @@ def agree(
 ) -> tuple[dict[str, Introduction], dict[str, str]]:
     """Split the sites into those with the same kind of adapter, and the reasons why others cannot take part.
 
-    The kind of adapter of more than half of the sites is used; if there is none, no site takes part. Where sites may
-    differ in widths, each must have that of its own settings.
+    The kind of adapter of more than half of the sites is used. If there is none, those count alone whose widths or
+    ranks are what the job's settings give. If more than half of these do not agree either, no site takes part: which
+    backbone is the right one, the server does not know. Where sites may differ in widths, each must have that of its
+    own settings.
 
     Args:
         introductions: by site, each checked on its own.
@@ -194,6 +196,11 @@ def agree(
         return {}, problems
     kinds = {site: _kind(introduction, method) for site, introduction in compared.items()}
     common = majority(kinds.values())
+    if common is None:  # the job's settings, which the server knows, contradict some
+        wrong = refused_widths(_schemas(compared), method)
+        if common := majority(kind for site, kind in kinds.items() if site not in wrong):
+            problems |= wrong
+            kinds = {site: kind for site, kind in kinds.items() if site not in wrong}
     for site, kind in kinds.items():
         if kind != common:
             other = next(one for one, own in kinds.items() if own == common or (common is None and own != kind))
