@@ -150,9 +150,14 @@ GROUPS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "parquet": ("Parquet and Arrow files of a stranger (a process for each)", hostile_files.parquet_rows),
     "xml": ("Open-I's reports, of a stranger (a process for each)", hostile_files.xml_rows),
     "safetensors": ("An adapter's file, of a stranger (a process for each)", hostile_files.tensor_rows),
-    "folders": ("Run folders, ledgers and visitors of the live page (on this machine)", hostile_folders.rows),
+    "images": ("DICOM and PNG of a stranger (a process for each)", hostile_files.image_rows),
+    "folders": ("Run folders, exports, ledgers and visitors of the live page (on this machine)", hostile_folders.rows),
     "orders": ("A server whose orders the job does not provide for (in this process)", hostile_servers.order_rows),
     "participants": ("Sites and servers that lie, over mutual TLS (a consortium)", hostile_participants.rows),
+    "majorities": (
+        "Sites that the others cannot outvote, or whose adapter all start from, over mutual TLS (a consortium)",
+        hostile_participants.majority_rows,
+    ),
     "machines": ("Machines where something is wrong, over mutual TLS (a consortium)", hostile_machines.rows),
 }
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Files that a stranger made, read as a site reads them: Parquet and Arrow tables, reports in XML, and safetensors.
+"""Files that a stranger made, read as a site reads them: Parquet and Arrow tables, XML, DICOM, PNG, and safetensors.
 
 Each is written and then read in a process of its own, which may take 4 GB: a copy of one that has imported everything.
 The largest memory is that of the reading process, with what was imported; the seconds are those of the processor.
@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -212,6 +213,86 @@ XML: dict[str, str] = {
 REPORTS = 12  # of which the first is the stranger's
 
 
+def _rle(segment: bytes, *, segments: int = 1) -> bytes:
+    """A frame of DICOM's RLE whose segments are all the same."""
+    starts = [64 + number * len(segment) for number in range(segments)]
+    return struct.pack("<16I", segments, *starts, *[0] * (15 - segments)) + segment * segments
+
+
+def _dicom(*, frame: bytes = b"", syntax: str = "ExplicitVRLittleEndian", depth: int = 0, **values: Any) -> bytes:
+    """8x8 gray values, or one compressed frame; and a sequence in a sequence, so deep."""
+    import pydicom
+
+    made = pydicom.Dataset()
+    made.file_meta = pydicom.dataset.FileMetaDataset()
+    made.file_meta.TransferSyntaxUID = getattr(pydicom.uid, syntax)
+    made.file_meta.MediaStorageSOPClassUID = made.SOPClassUID = pydicom.uid.CTImageStorage
+    made.file_meta.MediaStorageSOPInstanceUID = made.SOPInstanceUID = "1.2.3"
+    made.Rows = made.Columns = 8
+    made.SamplesPerPixel, made.PhotometricInterpretation, made.PixelRepresentation = 1, "MONOCHROME2", 0
+    made.BitsAllocated, made.BitsStored, made.HighBit = 8, 8, 7
+    made.PixelData = pydicom.encaps.encapsulate([frame]) if frame else bytes(range(64))
+    for name, value in values.items():
+        setattr(made, name, value)
+    content = io.BytesIO()
+    made.save_as(content, enforce_file_format=True)
+    # sequences and items of undefined length, of which nothing has to end
+    sequence = struct.pack("<HH2sHI", 0x0008, 0x1140, b"SQ", 0, 2**32 - 1) + struct.pack(
+        "<HHI", 0xFFFE, 0xE000, 2**32 - 1
+    )
+    head, mark, rest = content.getvalue().partition(struct.pack("<HH", 0x0028, 0x0002))
+    return head + sequence * depth + mark + rest
+
+
+def _jpeg(side: int) -> bytes:
+    content = io.BytesIO()
+    Image.new("L", (side, side)).save(content, "jpeg")
+    return content.getvalue()
+
+
+def _png_of_chunks(count: int, size: int = 0) -> bytes:
+    """A PNG with so many more chunks behind its pixels."""
+    begin, mark, end = (sound := _png()).rpartition(sound[-12:])
+    body = b"teSt" + bytes(size)
+    return begin + (struct.pack(">I", size) + body + struct.pack(">I", zlib.crc32(body))) * count + mark + end
+
+
+IMAGES: dict[str, Callable[[], bytes]] = {
+    "DICOM, nothing wrong": _dicom,
+    "DICOM of 8x8 pixels whose RLE makes 512 MB": lambda: _dicom(
+        frame=_rle(b"\x81\x00" * 4_000_000), syntax="RLELossless"
+    ),
+    "DICOM with three segments of RLE for one": lambda: _dicom(
+        frame=_rle(b"\x81\x00", segments=3), syntax="RLELossless"
+    ),
+    "DICOM of 8x8 pixels whose JPEG has 9000x9000": lambda: _dicom(frame=_jpeg(9000), syntax="JPEGBaseline8Bit"),
+    "DICOM that says 60,000x60,000 pixels": lambda: _dicom(Rows=60_000, Columns=60_000),
+    "DICOM that says 10**9 frames": lambda: _dicom(NumberOfFrames=10**9),
+    "DICOM with 100,000 sequences in sequences": lambda: _dicom(depth=100_000),
+    "PNG of 300,000 chunks": lambda: _png_of_chunks(300_000),
+    "PNG of 1000 chunks": lambda: _png_of_chunks(1000),
+    "PNG that says 2**31 - 1 pixels a side": lambda: (
+        _png()[:16] + struct.pack(">II", 2**31 - 1, 2**31 - 1) + _png()[24:]
+    ),
+}
+
+
+def image_rows() -> Iterator[Row]:
+    """Images of a stranger, listed in a manifest."""
+    for name, make in IMAGES.items():
+
+        def write(folder: Path, name: str = name, content: bytes = make()) -> None:
+            first = "0.dcm" if name.startswith("DICOM") else "0.png"
+            (folder / first).write_bytes(content)
+            lines = ["image,question,answer,split", f"{first},why,yes,train"]
+            for number in range(1, REPORTS):
+                (folder / f"{number}.png").write_bytes(_png(number))
+                lines.append(f"{number}.png,why,{('yes', 'no')[number % 2]},{'train' if number < 8 else 'test'}")
+            (folder / "manifest.csv").write_text("\n".join(lines) + "\n")
+
+        yield name, *_read("manifest", write)
+
+
 def _tensors(header: bytes | dict, values: bytes = b"", length: int | None = None) -> Callable[[Path], None]:
     """An adapter whose weights have this header."""
 
@@ -320,7 +401,7 @@ def _read(dataset: str, write: Callable[[Path], None]) -> tuple[str, str]:
         return "no end", f"more than {SECONDS} s, of a file of {size / 1e6:.1f} MB"
     if said["code"]:
         return f"the process ended with {said['code']}", "the training process"
-    what = " ".join(said["what"].replace(scratch, "…").split())[:400]
+    what = " ".join(said["what"].replace(scratch, "…").replace(folder.name, "north").split())[:400]
     return what, f"{said['peak']:.1f} GB, {said['seconds']:.1f} s, of a file of {size / 1e6:.1f} MB"
 
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Run folders that a stranger made, read by every command that reads one; visitors of the live page; broken ledgers.
+"""Run folders and exports of a stranger, read by every command that reads one; visitors of the live page; ledgers.
 
 Each command is a process of its own. What was lost names commands that end in a traceback, by a signal or not at all,
 and control characters that reach the terminal.
@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from measured import ROOT
+from measured import ROOT, sections
 
+from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.core.errors import FedpeftError
+from fedpeft.inference.export import export
+from fedpeft.inference.kept_model import find
 from fedpeft.protocol.release import enter
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
@@ -28,6 +34,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from histories import complete
 from mutations import TERMINAL, text
 from serving import serving
+from trained_sites import table, trained
 
 VERBS = (("status",), ("verify",), ("report", "--out"))
 CODES = set("\x1b\x07\r\u202e\u200b\x9b")
@@ -98,15 +105,41 @@ def run_rows() -> Iterator[Row]:
                 json.dumps({"job": "j", "status": "completed", "rounds": 2, "files": {}, "sites": {"a": {}, "b": {}}})
             )
             change(folder)
-            ends = [(verb, *_ended(verb, *more, scratch=scratch)) for verb, *more in VERBS]
+            ends = [
+                (v, *_ended(v, str(folder), *more, *[f"{scratch}/out"] * len(more), scratch=scratch))
+                for v, *more in VERBS
+            ]
+            ends.append(("serve", *_served(Path(scratch))))
         said = "; ".join(f"{verb}: {what}" for verb, what, _ in ends)
         yield name, said, ", ".join(f"{verb}: {lost}" for verb, _, lost in ends if lost) or "nothing"
 
 
-def _ended(verb: str, *more: str, scratch: str) -> tuple[str, str]:
+def _served(folder: Path) -> tuple[str, str]:
+    """What the live page of a folder of runs shows of the one in it, and what was lost by it."""
+    command = [sys.executable, "-m", "fedpeft.cli", "serve", str(folder), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
+        assert server.stdout
+        try:
+            server.stdout.readline()
+            address = server.stdout.readline().decode().split()[-1].rstrip("/")
+            with urllib.request.urlopen(address, timeout=SECONDS) as answer:
+                found = re.search(r"/run/[0-9a-f]{16}", answer.read().decode())
+            with urllib.request.urlopen(address + (found[0] if found else "/"), timeout=SECONDS) as answer:
+                page = answer.read().decode()
+        except OSError as error:  # no answer in time, or one that is no page
+            return "no page", f"{type(error).__name__}: {error}"
+        finally:
+            server.terminate()
+            printed, error = (stream.decode(errors="replace") for stream in server.communicate())
+    if "Traceback" in error:
+        return "a page", "a traceback in its log"
+    lost = "a terminal would obey it" if CODES & set(printed + error) else ""
+    return "a page" if "cannot be read" not in page else "a page that says that the run cannot be read", lost
+
+
+def _ended(*words: str, scratch: str) -> tuple[str, str]:
     """What a command said at its end, and what was lost by it."""
-    out = [str(Path(scratch) / "out")] if more else []
-    command = [sys.executable, "-m", "fedpeft.cli", verb, str(Path(scratch) / "run"), *more, *out]
+    command = [sys.executable, "-m", "fedpeft.cli", *words]
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -116,6 +149,60 @@ def _ended(verb: str, *more: str, scratch: str) -> tuple[str, str]:
     if "Traceback" in error or done.returncode not in (0, 1):
         return what, f"exit code {done.returncode}"
     return what, "a terminal would obey it" if CODES & set(printed + error) else ""
+
+
+def _record(**values: Any) -> Change:
+    def change(folder: Path) -> None:
+        made = json.loads((folder / "model.json").read_text())
+        made["record"] |= values
+        (folder / "model.json").write_text(json.dumps(made))
+
+    return change
+
+
+def _answers_with_codes(folder: Path) -> None:
+    answers = json.loads((folder / "answers.json").read_text())
+    (folder / "answers.json").write_text(json.dumps([f"{answer}\n{TERMINAL}" for answer in answers]))
+
+
+def _instead(name: str, make: Change) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        make(folder / name)
+
+    return change
+
+
+EXPORTS: dict[str, Change] = {
+    "nothing wrong": lambda folder: None,
+    "ESC bytes in the site's name": _record(site=f"site {TERMINAL}"),
+    "ESC bytes in the answers": _answers_with_codes,
+    "ESC bytes in the name of the backbone's source": _record(source=TERMINAL),
+    "a named pipe as the head": _instead("head.safetensors", os.mkfifo),
+    "a link to /dev/zero as the adapter": _instead(
+        "adapter_model.safetensors", lambda file: file.symlink_to("/dev/zero")
+    ),
+    "JSON of 100,000 lists in lists as the record": lambda folder: (folder / "model.json").write_text("[" * 10**5),
+}
+
+
+def export_rows() -> Iterator[Row]:
+    """Exports of a model, of a stranger, with which `fedpeft predict` answers."""
+    with tempfile.TemporaryDirectory() as scratch:
+        tables = table(Path(scratch) / "table", "classes")
+        chosen = sections(["training.rounds=1", "method.aggregation=fedavg"]) | {
+            "data": {"dataset": "manifest", "root": str(tables)}
+        }
+        site, _ = trained(chosen, Path(scratch) / "sites", sites=("slake",))["slake"]
+        export(find(site, site=None), Path(scratch) / "sound")
+        for name, change in EXPORTS.items():
+            folder = shutil.copytree(Path(scratch) / "sound", Path(scratch) / "out")
+            change(folder)
+            image = str(tables / "test-0.png")
+            more = ("--image", image, "--backbone", str(TINY_FOLDER))
+            what, lost = _ended("predict", str(folder), *more, scratch=scratch)
+            shutil.rmtree(folder)
+            yield f"an export with {name}", f"predict: {what}", lost or "nothing"
 
 
 def ledger_rows() -> Iterator[Row]:
@@ -171,5 +258,6 @@ def _answers(address: Any) -> bool:
 def rows() -> Iterator[Row]:
     """All of them."""
     yield from run_rows()
+    yield from export_rows()
     yield from visitor_rows()
     yield from ledger_rows()

@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site that lies in the handshake, a server that lies in its orders, and one without checks, over mutual TLS."""
+"""Sites that lie in handshake or updates, a server that lies in its orders, and one without checks, over mutual TLS."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,46 @@ def rows() -> Iterator[Row]:
     with running_consortium() as consortium:
         for part in PARTS:
             yield from part(consortium)
+
+
+OTHERS = ("vqa-med-2019", "vqa-med-2020")
+HONEST, LIARS = (GOOD, OTHERS[0]), (HOSTILE, OTHERS[1])
+SCHEDULED = ("schedule.solver=exact", "schedule.budget=4", "schedule.score_samples=8")
+FIRST = {  # sites, the liar first, and what else is set where one site's first adapter goes to all
+    "1 of 3 sites": ((LIARS[0], *HONEST), SCHEDULED),
+    "1 of 2 sites": ((LIARS[0], HONEST[0]), SCHEDULED),
+    "1 of 2 sites, method.matched_layers": ((LIARS[0], HONEST[0]), ("method.matched_layers=12",)),
+}
+REPLYING = {"1 of 2": (HONEST[0], LIARS[0]), "2 of 3": (HONEST[0], *LIARS), "2 of 4": (*HONEST, *LIARS)}
+
+
+def majority_rows() -> Iterator[Row]:
+    """Sites that lie where the others cannot outvote them, or whose adapter all sites start from."""
+    with running_consortium((*HONEST, *LIARS)) as consortium:
+        for site in LIARS:
+            (consortium.kits / site / "local" / "privacy.json").unlink()
+            consortium.restart(consortium.kits / site, **_lying(consortium))
+        consortium.wait_for_sites()
+        for who, (sites, chosen) in FIRST.items():
+            for name in lying_processes.STARTS:
+                yield _with_lies(consortium, f"{who}: as the start of all, {name}", sites, *chosen, hello=name)
+        sites = (*LIARS, HONEST[0])
+        name = next(reversed([one for one in lying_processes.STARTS if "and their digest" in one]))
+        yield _with_lies(consortium, f"2 of 3 sites: as the start of all, {name}", sites, *SCHEDULED, hello=name)
+        for who, sites in REPLYING.items():
+            for name in lying_processes.UPDATES:
+                yield _with_lies(consortium, f"{who} sites, in every round: {name}", sites, train=name)
+        for who in ("1 of 2", "2 of 4"):
+            for name in lying_processes.FORMS:
+                yield _with_lies(consortium, f"{who} sites, in the handshake: {name}", REPLYING[who], hello=name)
+
+
+def _with_lies(consortium: Consortium, name: str, sites: Sequence[str], *overrides: str, **lies: str) -> Row:
+    _lying(consortium, **lies)
+    found = consortium.ended(consortium.submit(f"federation.sites=[{', '.join(sites)}]", *overrides))
+    started = found.get("start", {})
+    said = "".join(f"{one} " for one in started.get("differing", {}).values())
+    return outcome(name, found, before=said, sites=sites)
 
 
 def _lying(consortium: Consortium, **lies: Any) -> dict[str, str]:

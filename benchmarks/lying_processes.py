@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""In the process of a job at a hostile site or server: a handshake or an order that says something else.
+"""In the process of a job at a hostile site or server: a handshake, an update or an order that says something else.
 
-A file has them: `hello`, the lie of the handshake, `rounds`, those of the orders by round, `target`, the site that a
-hostile server asks, and `other`, the name of another job's state there.
+A file has them: `hello`, the lie of the handshake, `train`, that of every update, `rounds`, those of the orders by
+round, `target`, the site that a hostile server asks, and `other`, the name of another job's state there.
 """
 
 from __future__ import annotations
@@ -57,6 +57,67 @@ HELLOS: dict[str, Lie] = {
     "no field at all": lambda sent: sent["DXO"]["meta"].pop("fedpeft"),
     "an empty reply": lambda sent: sent.clear(),
 }
+
+
+def _start(value: float, *, announced: bool) -> Lie:
+    """The same number in all values of the adapter that it starts from, which its digest may say or not."""
+
+    def changed(sent: Any) -> None:
+        import torch
+
+        from fedpeft.core.states import digest
+
+        fields, state = sent["DXO"]["meta"]["fedpeft"], sent["DXO"]["data"]
+        sent["DXO"]["data"] = {key: torch.full_like(tensor, value) for key, tensor in state.items()}
+        if announced:
+            fields["start_digest"] = digest(
+                {k: torch.full(tuple(shape), value) for k, shape in fields["schema"].items()}
+            )
+
+    return changed
+
+
+def _schema(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Lie:
+    def changed(sent: Any) -> None:
+        fields = sent["DXO"]["meta"]["fedpeft"]
+        fields["schema"] = change(dict(fields["schema"]))
+
+    return changed
+
+
+def _twice_as_wide(schema: dict[str, Any]) -> dict[str, Any]:
+    neurons = next(shape[0] for key, shape in schema.items() if key.endswith("down.weight"))
+    return {key: [2 * size if size == neurons else size for size in shape] for key, shape in schema.items()}
+
+
+def _less_deep(schema: dict[str, Any]) -> dict[str, Any]:
+    deepest = max(int(key.split(".")[1]) for key in schema)
+    return {key: shape for key, shape in schema.items() if int(key.split(".")[1]) < deepest}
+
+
+STARTS: dict[str, Lie] = {
+    "all values 0.3": _start(0.3, announced=False),
+    "all values 0.02": _start(0.02, announced=False),
+    "all values 0.3, and their digest": _start(0.3, announced=True),
+    "all values 0.02, and their digest": _start(0.02, announced=True),
+    "the digest of another adapter": _fields(start_digest="0" * 64),
+}
+FORMS: dict[str, Lie] = {
+    "twice as many neurons": _schema(_twice_as_wide),
+    "a layer less, as of another backbone": _schema(_less_deep),
+}
+AT_SITES = HELLOS | STARTS | FORMS
+
+
+def _near(start: dict[str, Any], sent: dict[str, Any], part: float) -> dict[str, Any]:
+    return {key: start[key] + part * (tensor - start[key]) for key, tensor in sent.items()}
+
+
+# from the adapter that the server sent and that of the reply
+UPDATES: dict[str, Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]] = {
+    "its update times 1e-6": lambda start, sent: _near(start, sent, 1e-6),
+    "the adapter that the server sent": lambda start, sent: start,
+}
 GREETINGS: dict[str, Lie] = {
     "the state of another job": lambda sent: _fields(lineage=_lies()["other"])(sent),
     "a path as the name of the state": _fields(lineage="../../local"),
@@ -88,9 +149,11 @@ def lie() -> None:
     execute, broadcast = SiteExecutor.execute, FederationController.broadcast
 
     def executed(self: Any, task_name: str, *args: Any) -> Any:
-        reply = execute(self, task_name, *args)
-        if task_name == "hello" and _lies()["hello"] in HELLOS:
-            HELLOS[_lies()["hello"]](reply)
+        reply, lies = execute(self, task_name, *args), _lies()
+        if task_name == "hello" and lies["hello"] in AT_SITES:
+            AT_SITES[lies["hello"]](reply)
+        if task_name == "train" and lies.get("train") and args[0]["DXO"]["data"]:
+            reply["DXO"]["data"] = UPDATES[lies["train"]](args[0]["DXO"]["data"], reply["DXO"]["data"])
         return reply
 
     def sent(self: Any, task: Any, fl_ctx: Any, targets: Any = None, **options: Any) -> None:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A consortium over mutual TLS on this machine, for attacks: a server and two sites, in processes of their own."""
+"""A consortium over mutual TLS on this machine, for attacks: a server and its sites, in processes of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,12 @@ Row = tuple[str, str, str]
 
 
 class Consortium:
-    """A server and two sites with start-up kits in a folder."""
+    """A server and sites with start-up kits in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sites: Sequence[str] = kits.SITES) -> None:
         folder.mkdir()
-        self.folder, self.port, self.used = folder, kits.free_port(), set()
-        self.kits = kits.provision(folder, port=self.port, policy=POLICY, patience=5)
+        self.folder, self.port, self.used, self.sites = folder, kits.free_port(), set(), sites
+        self.kits = kits.provision(folder, port=self.port, sites=sites, policy=POLICY, patience=5)
 
     def start(self, *folders: Path, **environment: str) -> None:
         """Start participants, and the lead's session once the server answers."""
@@ -82,8 +82,8 @@ class Consortium:
         return comes(lambda: "Successfully registered" in (kit / "console.txt").read_text())
 
     def wait_for_sites(self) -> None:
-        """Until both are connected."""
-        kits.wait_until(lambda: kits.connected(self) == {GOOD, HOSTILE}, seconds=300)
+        """Until all are connected."""
+        kits.wait_until(lambda: kits.connected(self) == set(self.sites), seconds=300)
 
     def submit(self, *overrides: str, change: Callable[[Path], Any] = str) -> str:
         """Submit the small job."""
@@ -129,13 +129,13 @@ class Consortium:
 
 
 @contextmanager
-def running_consortium() -> Iterator[Consortium]:
+def running_consortium(sites: Sequence[str] = kits.SITES) -> Iterator[Consortium]:
     """A consortium whose sites are connected."""
     with tempfile.TemporaryDirectory(prefix="machines-") as scratch:
         os.chmod(scratch, 0o755)  # another user comes as far as the kits
-        consortium = Consortium(Path(scratch) / "first")
+        consortium = Consortium(Path(scratch) / "first", sites)
         try:
-            consortium.start(*(consortium.kits / name for name in ("server", GOOD, HOSTILE)))
+            consortium.start(*(consortium.kits / name for name in ("server", *sites)))
             consortium.wait_for_sites()
             yield consortium
         finally:
@@ -149,13 +149,13 @@ def comes(what: Callable[[], Any], seconds: float = SECONDS) -> bool:
     return False
 
 
-def outcome(name: str, end: dict[str, Any], *, before: str = "") -> Row:
+def outcome(name: str, end: dict[str, Any], *, before: str = "", sites: Sequence[str] = kits.SITES) -> Row:
     """What the manifest says of the sites or of the job's end, and the replies that its rounds lack."""
     said = [f"{site}: {entry['problem']}" for site, entry in end.get("sites", {}).items() if "problem" in entry]
     said += [f"round {fault['round']}: {fault['what']}" for fault in end.get("faults", [])]
     if end.get("status") != "completed":
         said.append(f"{end.get('reason', 'no manifest')}")
-    away = [site for entry in end["finished"] for site in (GOOD, HOSTILE) if site not in entry["sites"]]
+    away = [site for entry in end["finished"] for site in sites if site not in entry["sites"]]
     lost = f"{len(away)} replies of {' and '.join(dict.fromkeys(away))}" if away else "no reply"
     what = before + ("; ".join(dict.fromkeys(said)) or "nothing was noticed")
     return name, shown(what), f"{lost}; {len(end['finished'])} rounds, {end['status']}"

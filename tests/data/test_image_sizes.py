@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Images that a backbone cannot take are named before training, by the same verdict as the model's own."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from small_models import MODELS, blip2, qwen_vl
 from fedpeft.backbones import BACKBONES, BackboneSettings, build, prepared
 from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.cli import main
+from fedpeft.core.errors import LocalError
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.images import EncodedImage
 from fedpeft.data.readable import TAKEN, fitting, misfits, refused_sizes, takes
@@ -39,6 +42,18 @@ def test_an_odd_image_is_refused_where_the_model_would_end_in_an_error_and_nowhe
 def test_an_image_that_would_be_scaled_to_a_huge_one_is_refused_before_it_is(tmp_path):
     bare = prepared(BackboneSettings(name="transformers", source=str(MODELS["clip"](tmp_path))))
     assert not takes(bare, (2**20, 1))
+
+
+@pytest.mark.parametrize(
+    "raised", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError()]
+)
+def test_where_memory_runs_out_the_image_is_not_blamed(raised):
+    def collate(*_):
+        raise raised
+
+    with pytest.raises(LocalError, match="memory ran out when an image of 60 x 20 pixels") as refused:
+        takes(SimpleNamespace(image_size=32, collate=collate), (60, 20))
+    assert refused.value.code == "out-of-memory"
 
 
 def test_of_many_sizes_the_extreme_ones_are_tried_until_enough_are_taken():

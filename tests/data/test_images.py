@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 import struct
 import zlib
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from PIL import ExifTags, Image, PngImagePlugin
 from fedpeft.core.errors import UnreadableImage
 from fedpeft.data import DataError
 from fedpeft.data.chosen_image import image_of
-from fedpeft.data.images import Header, as_array, check_header, open_image
+from fedpeft.data.images import MAX_CHUNKS, Header, as_array, check_header, open_image
 from fedpeft.data.settings import Window
 
 
@@ -191,6 +192,20 @@ def test_what_stands_behind_the_end_of_a_png_is_not_its_orientation(tmp_path):
     path.write_bytes(content[:begin] + content[end:] + content[begin:end])
     assert (as_array(path) == PIXELS).all()
     assert not check_header(path).turned
+
+
+@pytest.mark.parametrize(("chunks", "usable"), [(1000, True), (MAX_CHUNKS + 1, False)])
+def test_a_png_of_more_chunks_than_any_has_is_not_gone_through(tmp_path, chunks, usable):
+    path = _photo(tmp_path / "photo.png", PIXELS, 1)
+    content = path.read_bytes()
+    begin, last = content.index(b"eXIf") - 4, content.index(b"IEND") - 4
+    end = begin + 12 + int.from_bytes(content[begin : begin + 4], "big")
+    empty = struct.pack(">I4sI", 0, b"teSt", zlib.crc32(b"teSt"))
+    path.write_bytes(content[:begin] + content[end:last] + chunks * empty + content[last:])
+    with (
+        nullcontext() if usable else pytest.raises(UnreadableImage, match="has more than 65,536 chunks; save it again")
+    ):
+        check_header(path)
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "webp", "jpg"])

@@ -270,7 +270,7 @@ def another_first_adapter_than_that_of_most_sites(here):
     first_adapter_of("0" * 64)
 
 
-@case("a first adapter that the method does not begin with, where no majority says which is right")
+@case("a first adapter that the method does not begin with")
 def a_first_adapter_that_the_method_does_not_begin_with(here):
     first_adapter_of("")
 

@@ -104,6 +104,14 @@ def test_a_run_that_cannot_be_stored_is_finished_all_the_same(server, monkeypatc
     assert status == RunStatus.FINISHED_ABNORMAL.value
 
 
+@pytest.mark.parametrize("store", [None, SimpleNamespace(get_jobs_by_status=list)])
+def test_a_server_whose_folder_of_jobs_is_unknown_does_not_start(server, store):
+    server.context.get_engine().get_component = {"job_manager": store}.get
+    fire_event_to_components(EventType.SYSTEM_BOOTSTRAP, [StaleJobs()], server.context)
+    with pytest.raises(RuntimeError, match="which names no folder of jobs to lock: use"):
+        component_security_check(server.context)
+
+
 def test_a_second_server_with_the_same_jobs_finishes_none_and_does_not_start(server):
     job = submitted(server)
     first, second = StaleJobs(), StaleJobs(patience=0)

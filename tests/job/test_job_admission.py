@@ -207,11 +207,25 @@ def test_what_no_job_has_is_refused(files, name, edit, reason):
     assert refused(lambda: admit_submission(packed(changed(files, name, edit)), "small")).reason == reason
 
 
-def test_a_plugin_that_sites_may_have_is_left_to_them(files):
-    for section, key in (("data", "dataset"), ("backbone", "name")):
-        name = {key: "of-a-site", "own": 1}
-        plugged = changed(files, CLIENT, lambda c, section=section, name=name: arguments(c)[section].update(name))
-        admit_submission(packed(plugged), "small")
+@pytest.mark.parametrize(
+    ("section", "own", "where"),
+    [
+        ("data", {"dataset": "of-a-site", "seed": 1}, ""),
+        ("data", {"dataset": "of-a-site", "own": 1}, "data.own"),
+        ("data", {"dataset": "of-a-site", "seed": "1"}, "data.seed"),
+        ("data", {"sites": {"slake": {"dataset": "of-a-site", "own": 1}}}, "data.own"),
+        ("backbone", {"name": "of-a-site", "text_length": 12}, ""),
+        ("backbone", {"name": "of-a-site", "own": 1}, "backbone.own"),
+        ("backbone", {"sites": {"slake": {"name": "of-a-site", "text_length": 4.5}}}, "backbone.text_length"),
+    ],
+)
+def test_of_a_plugin_that_sites_may_have_the_settings_are_checked_alone(files, section, own, where):
+    plugged = packed(changed(files, CLIENT, lambda c: arguments(c)[section].update(own)))
+    if where:
+        refusal = refused(lambda: admit_submission(plugged, "small"))
+        assert (refusal.reason, refusal.setting) == ("setting", where)
+    else:
+        admit_submission(plugged, "small")
 
 
 def test_what_others_are_told_names_the_setting_and_not_its_value(files):

@@ -75,6 +75,28 @@ def test_a_rank_is_that_of_the_settings():
     assert set(agreed(RANKED, {"a": factors(4), "b": factors(2**20), "c": factors(4)})) == {"b", "c"}
 
 
+@pytest.mark.parametrize(
+    ("kinds", "refused"),
+    [
+        ("as", "s"),
+        ("sa", "s"),
+        ("sasa", "ss"),
+        ("satsa", "sts"),
+        ("ab", "ab"),  # of two backbones the server cannot know which is the right one
+        ("abs", "abs"),
+        ("st", "st"),
+        ("ssa", "a"),  # the word of a majority counts
+    ],
+)
+def test_where_no_kind_has_a_majority_the_jobs_settings_decide(kinds, refused):
+    known = {"a": bottleneck(6), "b": bottleneck(8, stream=128), "s": bottleneck(48), "t": bottleneck(5)}
+    problems = agreed(MethodSettings(), {f"{kind}{number}": known[kind] for number, kind in enumerate(kinds)})
+    assert sorted(site[0] for site in problems) == sorted(refused)
+    decided = refused not in (kinds, "a")
+    assert all(("announces" in said) == decided for said in problems.values()), problems
+    assert all(("none of them takes part" in said) == (refused == kinds) for said in problems.values())
+
+
 def test_a_shape_beyond_any_tensor_is_none():
     with pytest.raises(FedpeftError, match="which is no shape"):
         agreed(WIDE, {**HONEST, "b": {DOWN: [2**31] * 3, UP: [2**31] * 3}})

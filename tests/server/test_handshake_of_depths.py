@@ -10,6 +10,7 @@ import torch
 import fedpeft
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.layer_matching import matched
+from fedpeft.core.states import digest
 from fedpeft.methods.method import TuningMethod
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.types import Introduction
@@ -177,6 +178,15 @@ def test_a_head_that_goes_to_all_sites_begins_as_its_way_to_answer_declares(answ
     sender = first_adapter.Sender("a", "", {})
     with pytest.raises(FedpeftError, match=r"0.3 in head.0.weight") if refused else nullcontext():
         first_adapter.check(HEAD, sender, announced, METHOD, answering=answering)
+
+
+@pytest.mark.parametrize(("std", "refused"), [(0.0, True), (0.2, True), (0.02, False)])
+def test_a_majority_does_not_make_a_start_that_the_method_has_not(std, refused):
+    own = schema(range(4), stream=64, neurons=4)
+    state = {key: std * torch.randn(shape, generator=torch.Generator().manual_seed(0)) for key, shape in own.items()}
+    sender = first_adapter.Sender("a", digest(state), {})
+    with pytest.raises(FedpeftError, match="site a sent a first adapter with") if refused else nullcontext():
+        first_adapter.check(state, sender, introduction(4, schema=own), METHOD, answering="classification")
 
 
 @pytest.mark.parametrize(("value", "refused"), [(0.3, False), (999.0, False), (1001.0, True)])

@@ -112,9 +112,9 @@ def started(*kits: Path, true: Sequence[str] = ()) -> Iterator[None]:
         end(int(file.read_text()) for kit in kits for file in kit.glob("*pid.fl"))
 
 
-def start(kit: Path, *, true: bool = False) -> None:
-    """Start a participant as its readme says."""
-    environment = TRUE_ENVIRONMENT if true else ENVIRONMENT
+def start(kit: Path, *, true: bool = False, **more: str) -> None:
+    """Start a participant as its readme says, with more variables in its environment."""
+    environment = (TRUE_ENVIRONMENT if true else ENVIRONMENT) | more
     with (kit / "console.txt").open("w") as console:
         script = kit / "startup" / "start.sh"
         for name in ("random", "types", "statistics"):  # no script in the current folder may be imported

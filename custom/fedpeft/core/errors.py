@@ -28,6 +28,13 @@ class FedpeftError(ValueError):
         return "setting-refused"
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, which torch says on a CPU in the words of a `RuntimeError`."""
+    # by its name, so that torch need not be imported for its own class
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
 class LocalError(FedpeftError):
     """A problem with what a site has on its disk."""
 

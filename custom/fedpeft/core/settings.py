@@ -43,6 +43,27 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
         values: the JSON object; None means that FLARE handed over none.
         section: where the object stands in the job, e.g. `training`; errors begin with it.
     """
+    values = check_types(cls, values, section=section, source=source)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = hints_of(cls)
+    try:
+        return cls(**{name: _as_declared(value, hints[name]) for name, value in values.items()})
+    except FedpeftError as error:
+        if error.setting.startswith(f"{section}."):  # of a nested section, which names the whole path
+            raise
+        where = f"{section}.{error.setting}" if error.setting else section
+        raise type(error)(f"{section}: {error}", setting=where) from error
+    except TypeError as error:
+        missing = [n for n, f in fields.items() if n not in values and _required(f)]
+        if not missing:  # a value of a type that the class's own checks did not expect
+            raise FedpeftError(f"{section} has a wrong value ({error}): correct {source}.", setting=section) from error
+        raise FedpeftError(
+            f"{section} lacks {', '.join(missing)}: add it to {source}.", setting=f"{section}.{missing[0]}"
+        ) from error
+
+
+def check_types(cls: type, values: Mapping[str, Any] | None, *, section: str, source: str = JOB) -> Mapping[str, Any]:
+    """Return the JSON object of a dataclass; refuse unknown names, None and wrong types; see `build`."""
     if values is None:
         raise _undefined(section, source)
     if not isinstance(values, Mapping):
@@ -62,20 +83,7 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
             raise FedpeftError(
                 f"{where} is {value!r:.200}, it must be {expected(hints[name])}: correct {source}.", setting=where
             )
-    try:
-        return cls(**{name: _as_declared(value, hints[name]) for name, value in values.items()})
-    except FedpeftError as error:
-        if error.setting.startswith(f"{section}."):  # of a nested section, which names the whole path
-            raise
-        where = f"{section}.{error.setting}" if error.setting else section
-        raise type(error)(f"{section}: {error}", setting=where) from error
-    except TypeError as error:
-        missing = [n for n, f in fields.items() if n not in values and _required(f)]
-        if not missing:  # a value of a type that the class's own checks did not expect
-            raise FedpeftError(f"{section} has a wrong value ({error}): correct {source}.", setting=section) from error
-        raise FedpeftError(
-            f"{section} lacks {', '.join(missing)}: add it to {source}.", setting=f"{section}.{missing[0]}"
-        ) from error
+    return values
 
 
 def nested(cls: type[T], value: T | Mapping[str, Any], *, section: str) -> T:

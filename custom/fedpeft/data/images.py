@@ -32,6 +32,7 @@ MAX_PIXELS = 89_478_485  # Pillow warns from here on, and refuses twice as many
 ONE_PICTURE = ("MPO",)  # a camera's photograph with smaller copies of it
 TURNED, ASIDE = range(2, 9), range(5, 9)  # orientations in EXIF: any but upright, and on one side
 MAX_EXIF = 1 << 20  # bytes that are read for the orientation, whatever length a file says
+MAX_CHUNKS = 1 << 16  # of a PNG: 8 KiB each, as they often are, make half a gigabyte
 PNG_BEGIN, PNG_CHUNK, PNG_CHECK = b"\x89PNG\r\n\x1a\n", struct.Struct(">I4s"), 4  # bytes
 SOUND_COPY = "replace the file by a sound copy"
 # what Pillow's readers raise for files that are not what they begin as
@@ -161,7 +162,7 @@ def checked(opened: Image.Image, name: str, *, one_frame: bool = True, deep: boo
         why = f"has more than 8 bits per channel (mode {opened.mode})"
         raise UnreadableImage.of(name, why, EIGHT_BITS)
     if opened.format == "PNG" and not {"exif", "Raw profile type exif"} & set(opened.info):
-        opened.info["exif"] = _exif_behind_pixels(opened)  # for which Pillow would decode all of it
+        opened.info["exif"] = _exif_behind_pixels(opened, name)  # for which Pillow would decode all of it
     orientation = _orientation(opened)
     aside = orientation in ASIDE and opened.format != "TIFF"  # of which Pillow gives the size as it is shown
     return Header(*(opened.size[::-1] if aside else opened.size), turned=orientation in TURNED)
@@ -192,7 +193,7 @@ def _orientation(image: Image.Image) -> object:
         return None
 
 
-def _exif_behind_pixels(opened: Image.Image) -> bytes:
+def _exif_behind_pixels(opened: Image.Image, name: str) -> bytes:
     """Return the EXIF that a PNG has behind its pixels, which are passed over; empty: it has none."""
     assert isinstance(opened, ImageFile.ImageFile)
     file = opened.fp
@@ -200,14 +201,16 @@ def _exif_behind_pixels(opened: Image.Image) -> bytes:
     place = file.tell()
     try:
         file.seek(len(PNG_BEGIN))
-        while len(head := file.read(PNG_CHUNK.size)) == PNG_CHUNK.size:
+        for _ in range(MAX_CHUNKS):
+            if len(head := file.read(PNG_CHUNK.size)) < PNG_CHUNK.size:
+                return b""
             length, kind = PNG_CHUNK.unpack(head)
             if kind == b"eXIf":
                 return file.read(min(length, MAX_EXIF))
             if kind == b"IEND":
-                break
+                return b""
             file.seek(length + PNG_CHECK, os.SEEK_CUR)
-        return b""
+        raise UnreadableImage.of(name, f"has more than {MAX_CHUNKS:,} chunks", "save it again")
     finally:
         file.seek(place)
 

@@ -26,8 +26,8 @@ from PIL import Image
 
 from fedpeft import backbones
 from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings
-from fedpeft.core.errors import DataError, UnreadableImage
-from fedpeft.data.images import check_header, open_image
+from fedpeft.core.errors import DataError, LocalError, UnreadableImage, is_out_of_memory
+from fedpeft.data.images import MAX_PIXELS, check_header, open_image
 from fedpeft.data.schema import SiteData
 
 LEFT_OUT = "its image cannot be read"
@@ -148,12 +148,22 @@ def refused_sizes(sizes: Iterable[Size], taken: Callable[[Size], bool]) -> list[
 
 
 def takes(backbone: Backbone, size: Size) -> bool:
-    """Return whether a backbone makes a batch of an image of a size, and a usual one."""
+    """Return whether a backbone makes a batch of an image of a size, and a usual one.
+
+    Raises:
+        LocalError: memory ran out, and the size is not the cause: scaled to the backbone's, an image may still be huge.
+    """
     side = backbone.image_size or USUAL_SIDE
     usual = np.zeros((side, side, 3), np.uint8)
     try:
         batch = backbone.collate([Image.new("RGB", size), usual], ["a question"] * 2)
-    except REFUSED:
+    except REFUSED as error:
+        if is_out_of_memory(error) and max(size) * side**2 <= MAX_PIXELS * min(size):  # it does not become huge
+            raise LocalError(
+                f"memory ran out when an image of {size[0]} x {size[1]} pixels was tried with the backbone: end other "
+                f"programs, or run this where more memory is free.",
+                code="out-of-memory",
+            ) from error
         return False
     return all(0 not in tensor.shape for tensor in batch.values())
 

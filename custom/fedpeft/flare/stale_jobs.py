@@ -29,10 +29,17 @@ class StaleJobs(FLComponent):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Finish stale jobs before the first job is started, when none can be running.
 
-        If another server works with these jobs, the error ends FLARE's server.
+        Another server that works with these jobs, or an unknown folder of jobs, ends FLARE's server with an
+        UnsafeComponentError.
         """
         if event_type == EventType.SYSTEM_BOOTSTRAP:
-            self._take(Path(fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER).uri_root))
+            store = fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER)
+            if not (folder := getattr(store, "uri_root", None)):
+                raise UnsafeComponentError(
+                    f"job_manager is a {type(store).__name__}, which names no folder of jobs to lock: use "
+                    f"fedpeft.flare.job_store.JobStore in resources.json, or leave out stale_jobs there."
+                )
+            self._take(Path(folder))
             self._finish(fl_ctx)
 
     def _take(self, jobs: Path) -> None:

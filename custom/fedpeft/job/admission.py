@@ -15,7 +15,7 @@ from typing import Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
-from fedpeft.core.settings import about, build
+from fedpeft.core.settings import about, build, check_types
 from fedpeft.job.composing import (
     AGGREGATOR,
     ARGUMENTS,
@@ -144,10 +144,10 @@ def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) ->
 
 
 def _check_own(kind: type, section: str, values: Mapping[str, Any], key: str, registry: Registry) -> None:
-    """Check what one site gets; a plugin, which may be installed there alone, is left to the site."""
+    """Check what one site gets; of a plugin, which may be installed there alone, names and types of settings."""
     name = values.get(key)
-    if not isinstance(name, str) or (name in registry.names() and not registry.is_plugin(name)):
-        build(kind, values, section=section)
+    known = not isinstance(name, str) or (name in registry.names() and not registry.is_plugin(name))
+    (build if known else check_types)(kind, values, section=section)
 
 
 def _check_sites(sites: Iterable[str], deployed: Iterable[str]) -> None:

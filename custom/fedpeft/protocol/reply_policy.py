@@ -24,7 +24,7 @@ import fedpeft
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import replacing, write_json
 from fedpeft.core.keys import HEAD
-from fedpeft.core.metrics import VALIDATION
+from fedpeft.core.metrics import BELOW_CONSTANT, VALIDATION
 from fedpeft.core.states import State, digest
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.protocol.fields import MAX_ATTEMPTS, is_known
@@ -266,9 +266,10 @@ def released_metrics(
     """Round accuracies to whole percent and losses to three digits; withheld values become None.
 
     If one group has fewer questions than `min_questions`, all groups are withheld: it could be computed from the others
-    and the overall accuracy.
+    and the overall accuracy. So is `below_constant`, as the best constant answer may be the small group's.
     """
-    withheld = set(questions) if any(0 < count < min_questions for count in questions.values()) else set()
+    small = any(0 < count < min_questions for count in questions.values())
+    withheld = {*questions, BELOW_CONSTANT} if small else set()
     withheld |= set() if enough_validation else {VALIDATION}
     fractions = {OVERALL, VALIDATION, *questions}
     return {

@@ -2,8 +2,8 @@
 """Whether all sites start from the adapter of one of them, whose that is, and whether it is the right one.
 
 Where all sites can compute that adapter, each announces its digest, and that of most sites counts: the server takes the
-adapter from one of these, and looks whether it has that digest. Where there is no such majority, as between two sites
-that differ or with `initialization: own`, the adapter must be one that the method can begin with.
+adapter from one of these, and looks whether it has that digest. With or without such a majority, which could agree on a
+lie, the adapter must be one that the method can begin with.
 """
 
 from __future__ import annotations
@@ -103,10 +103,8 @@ def check(state: State, sender: Sender, announced: Introduction, method: MethodS
     """
     site = sender.site
     check_tensors(state, site=site, schema=announced.schema, dtype=announced.dtype)
-    if sender.digest:
-        if digest(state) != sender.digest:
-            raise FedpeftError(f"site {site} sent another first adapter than it and most sites announced: {RESTART}.")
-        return
+    if sender.digest and digest(state) != sender.digest:
+        raise FedpeftError(f"site {site} sent another first adapter than it and most sites announced: {RESTART}.")
     settings = method.settings_of(site)
     declared = {key: _first_values(key, tuple(t.shape), method, settings, answering) for key, t in state.items()}
     if wrong := misfit(state, declared):

@@ -31,9 +31,9 @@ NO_MAJORITY = " No kind is that of more than half of the sites, so that none of 
 
 
 def majority(values: Iterable[Hashable]) -> Hashable | None:
-    """Return the value that more than half have, None if there is none."""
+    """Return the value that more than half have; None: there is none, or no value."""
     counts = Counter(values)
-    value, count = counts.most_common(1)[0]
+    value, count = next(iter(counts.most_common(1)), (None, 0))
     return value if 2 * count > counts.total() else None
 
 
@@ -154,33 +154,18 @@ def agree(
 ) -> tuple[dict[str, Introduction], dict[str, str]]:
     """Split the sites into those with the same kind of adapter, and the reasons why others cannot take part.
 
-    The kind of adapter of more than half of the sites is used; if there is none, no site takes part. Where sites may
-    differ in widths, each must have that of its own settings.
+    The kind of adapter of more than half of the sites is used. If there is none, those count alone whose widths or
+    ranks are what the job's settings give. If more than half of these do not agree either, no site takes part: which
+    backbone is the right one, the server does not know. Where sites may differ in widths, each must have that of its
+    own settings.
 
     Args:
         introductions: by site, each checked on its own.
         version: the server's.
         method: whether adapters are exchanged, and whether sites may differ in widths or in layers.
     """
-    problems = {
-        site: f"site {site} runs fedpeft {introduction.version}, the server {version}: install the same version "
-        f"everywhere."
-        for site, introduction in introductions.items()
-        if introduction.version != version
-    }
-    if method.secure_sum:
-        problems |= {
-            site: f"site {site} sent no key for the secure sum: install the same fedpeft version everywhere."
-            for site, introduction in introductions.items()
-            if not introduction.sum_key and site not in problems
-        }
-    problems |= {
-        site: f"site {site} {'lacks' if method.federates_head else 'announces'} a head, and the job's method.head is "
-        f"{method.head!r}: install the same fedpeft version everywhere."
-        for site, introduction in introductions.items()
-        if site not in problems and method.exchanges
-        if any(key.startswith(HEAD) for key in introduction.schema) != method.federates_head
-    }
+    alone = {site: _own_problem(site, own, version=version, method=method) for site, own in introductions.items()}
+    problems = {site: problem for site, problem in alone.items() if problem}
     able = {site: introduction for site, introduction in introductions.items() if site not in problems}
     if not able or not method.exchanges:
         return able, problems
@@ -189,19 +174,46 @@ def agree(
     if method.site_settings:
         problems |= refused_widths(_schemas(compared), method)
         compared = {site: introduction for site, introduction in compared.items() if site not in problems}
-    if not compared:
-        return {}, problems
+    problems |= _unlike_most(compared, method)
+    if method.site_settings:
+        alike = {site: introduction for site, introduction in compared.items() if site not in problems}
+        problems |= unlike_equals(_schemas(alike), method)
+    return {site: introduction for site, introduction in able.items() if site not in problems}, problems
+
+
+def _own_problem(site: str, introduction: Introduction, *, version: str, method: MethodSettings) -> str:
+    """Why a site cannot take part whatever the others are; empty: it can."""
+    if introduction.version != version:
+        return (
+            f"site {site} runs fedpeft {introduction.version}, the server {version}: install the same version "
+            f"everywhere."
+        )
+    if method.secure_sum and not introduction.sum_key:
+        return f"site {site} sent no key for the secure sum: install the same fedpeft version everywhere."
+    has_head = any(key.startswith(HEAD) for key in introduction.schema)
+    if method.exchanges and has_head != method.federates_head:
+        return (
+            f"site {site} {'lacks' if method.federates_head else 'announces'} a head, and the job's method.head is "
+            f"{method.head!r}: install the same fedpeft version everywhere."
+        )
+    return ""
+
+
+def _unlike_most(compared: Mapping[str, Introduction], method: MethodSettings) -> dict[str, str]:
+    """Return, by site, why its adapter is not of the kind that counts; see `agree`."""
     kinds = {site: _kind(introduction, method) for site, introduction in compared.items()}
-    common = majority(kinds.values())
+    common, problems = majority(kinds.values()), {}
+    if common is None:  # the job's settings, which the server knows, contradict some
+        wrong = refused_widths(_schemas(compared), method)
+        common = majority(kind for site, kind in kinds.items() if site not in wrong)
+        if common is not None:
+            problems = wrong
     for site, kind in kinds.items():
-        if kind != common:
+        if kind != common and site not in problems:
             other = next(one for one, own in kinds.items() if own == common or (common is None and own != kind))
             problems[site] = _difference(other, compared[other], site, compared[site], method)
             problems[site] += NO_MAJORITY * (common is None)
-    if method.site_settings:
-        alike = {site: introduction for site, introduction in compared.items() if kinds[site] == common}
-        problems |= unlike_equals(_schemas(alike), method)
-    return {site: introduction for site, introduction in able.items() if site not in problems}, problems
+    return problems
 
 
 def _compared(

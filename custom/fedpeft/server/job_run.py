@@ -110,8 +110,6 @@ class JobRun:
         before = self._checkpoint()
         self._lineage = before.lineage if before else checkpoint.new_lineage(self._name, self._place.submitter)
         prune(self._place.lineages, self._lineage)
-        if job.method.site_settings:
-            self._importing.join()  # the method's code says which widths the sites may announce
         introductions = self._handshake(recorder, before)
         state = self._rounds(recorder, introductions, before)
         export_head(recorder.folder / HEAD, state)
@@ -153,6 +151,7 @@ class JobRun:
         finished = before.round if before else 0
         self._host.limit_replies(handshake.INTRODUCTION)
         able, problems = self._introduce(federation.sites, finished)
+        self._importing.join()  # the method's code says which widths the sites may announce, and what they begin with
         introductions, others = handshake.agree(able, version=fedpeft.__version__, method=method)
         problems |= others
         check_enough("the handshake", introductions, federation.needed, problems)
@@ -200,10 +199,7 @@ class JobRun:
         """The site whose first adapter all sites get, now that its size is announced."""
         announced = {site: (i.schema, i.start_digest) for site, i in introductions.items()}
         joins = self._job.schedule.joins
-        sender = first_adapter.sender(announced, self._job.method, joins=joins, problems=problems)
-        if not sender.digest:
-            self._importing.join()  # the method's code says what it can begin with
-        return sender
+        return first_adapter.sender(announced, self._job.method, joins=joins, problems=problems)
 
     def _introduce(
         self,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fedpeft.core.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError, is_out_of_memory
 from fedpeft.core.files import DISK_FULL, is_full
 from fedpeft.job.setting_names import declared_part
 from fedpeft.protocol.fields import CODES, SETTING_MARK, is_known
@@ -81,10 +81,6 @@ def _tensors(blob: bytes) -> dict[str, Any]:
         raise BadFrame(f"tensors that are not safetensors: {error}") from error
 
 
-NO_MEMORY = "can't allocate memory"  # in the RuntimeError that torch raises on a CPU
-MEMORY = ("MemoryError", "OutOfMemoryError")  # names, so that torch need not be imported for its own class
-
-
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """Why a request of the server could not be answered.
@@ -114,10 +110,9 @@ class Failure:
             setting = declared_part(error.setting) if SETTING_MARK in CODES[error.code] else ""
             return cls(detail=str(error), code=error.code, setting=setting)
         name = type(error).__name__
-        memory = name in MEMORY or NO_MEMORY in str(error)
         return cls(
             detail=f"{name}: {error}",
-            code=DISK_FULL if is_full(error) else "out-of-memory" if memory else "training-failed",
+            code=DISK_FULL if is_full(error) else "out-of-memory" if is_out_of_memory(error) else "training-failed",
             traceback="".join(traceback.format_exception(error)),
             retryable=True,
         )
