@@ -18,7 +18,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.flare.policy import default_scope
 from fedpeft.run.simulate import simulate
-from fedpeft.site.connection import WorkerProcess
+from fedpeft.site.connection import Lost, WorkerProcess
 from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.simulator
@@ -71,34 +71,53 @@ def test_it_gives_the_bytes_of_the_loop_in_one_process(kind, run, sections, tmp_
 
 @pytest.fixture
 def kill(monkeypatch):
-    """Function: let a site's training process be killed as often as given when it has got the order of a round."""
-    send, left = WorkerProcess.send, {}
+    """Function: let a site's training process be killed as often as given, by site, request and moment: when it has got
+    the request, or when it has answered and nobody has read that."""
+    send, receive, left, sent = WorkerProcess.send, WorkerProcess.receive, {}, {}
 
-    def killing(process, header, tensors=None):
+    def due(process, moment):
+        key = (*sent[process], moment)
+        left[key] = left.get(key, 0) - 1
+        return left[key] >= 0
+
+    def sending(process, header, tensors=None):
+        sent[process] = header.get("site"), header["do"], header.get("round", 0)
         send(process, header, tensors)
-        key = header.get("site"), header.get("round")
-        if header["do"] == "train" and left.get(key):
-            left[key] -= 1
+        if due(process, "sent"):
             process.kill()
 
-    monkeypatch.setattr(WorkerProcess, "send", killing)
+    def receiving(process, *callbacks):
+        answer = receive(process, *callbacks)
+        if due(process, "answered"):
+            process.end()
+            raise Lost("was killed before its answer was read")
+        return answer
+
+    monkeypatch.setattr(WorkerProcess, "send", sending)
+    monkeypatch.setattr(WorkerProcess, "receive", receiving)
     return left.update
 
 
-@pytest.mark.parametrize("site", SITES)
-def test_a_process_that_is_killed_is_started_again_and_changes_nothing(site, run, kill, sections, tmp_path):
-    chosen = sections(*JOB, "federation.quorum=2")
-    kill({(site, 2): 1})
+MOMENTS = {
+    "introduction": ("slake", "introduce", 0, "sent"),
+    "order": ("vqa-rad", "train", 2, "sent"),
+    "answer": ("vqa-med-2019", "train", 2, "answered"),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_process_that_is_killed_is_started_again_and_changes_nothing(moment, run, kill, sections, tmp_path):
+    chosen, killed = sections(*JOB, "federation.quorum=2"), MOMENTS[moment]
+    kill({killed: 1})
     results = run(chosen)
     *_, last = federate({s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in SITES})
     assert same(results / "global.safetensors", last.state)
-    (fault,) = json.loads((results / "manifest.json").read_text())["faults"]
-    assert (fault["site"], fault["round"]) == (site, 2)
-    assert "begun 2 times" in fault["what"]
+    faults = json.loads((results / "manifest.json").read_text())["faults"]
+    assert [(one["site"], one["round"]) for one in faults] == [(killed[0], 2)] * (killed[1] == "train")
 
 
 def test_a_site_whose_process_is_killed_twice_misses_the_round(run, kill, sections):
-    kill({("slake", 1): 2})
+    kill({("slake", "train", 1, "sent"): 2})
     results = run(sections(*JOB, "federation.quorum=2"))
     history = json.loads((results / "history.json").read_text())
     assert [sorted(one["sites"]) for one in history["rounds"]] == [sorted(SITES[1:]), sorted(SITES)]

@@ -180,7 +180,7 @@ def _run_pool(
     from fedpeft.run.pool import run_pool
 
     name, server, of_sites = job
-    for participant in ("server", *sites):  # what a run left that ended before its first round
+    for participant in {"server", *sites}.difference(STAYS):  # what a run left that ended before its first round
         shutil.rmtree(workspace / participant, ignore_errors=True)
     with contextlib.suppress(FedpeftError), _ended_by_signal():
         run_pool(name, server, of_sites, sites=sites, workspace=workspace, state=_state(workspace), processes=processes)
