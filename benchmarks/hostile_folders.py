@@ -145,7 +145,8 @@ def _ended(*words: str, scratch: str) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         return "no end", f"it hangs for more than {SECONDS} s"
     printed, error = (stream.decode(errors="replace") for stream in (done.stdout, done.stderr))
-    what = " ".join(error.replace(scratch, "…").split())[:200] if done.returncode else "read"
+    shown = error.replace(scratch, "…").replace(str(ROOT), "…")
+    what = " ".join(shown.split())[:200] if done.returncode else "read"
     if "Traceback" in error or done.returncode not in (0, 1):
         return what, f"exit code {done.returncode}"
     return what, "a terminal would obey it" if CODES & set(printed + error) else ""

@@ -28,7 +28,7 @@ def test_a_small_group_takes_the_other_with_it(questions, expected):
 @pytest.mark.parametrize(("closed", "expected"), [(10, 1.0), (9, None), (0, 1.0)])
 def test_what_tells_of_a_small_groups_commonest_answer_goes_with_it(closed, expected):
     measured = {"overall": 0.612, "below_constant": 1.0}
-    released = released_metrics(measured, {"open": 90, "closed": closed}, least=10)
+    released = released_metrics(measured, {"open": 90, "closed": closed}, min_questions=10)
     assert released == {"overall": 0.61, "below_constant": expected}
 
 
