@@ -11,7 +11,8 @@ from fedpeft.site.learner import Learner
 from fedpeft.site.site_model import SharedModels
 from fedpeft.site.training_process import MAX_HELD_BYTES, Learners
 
-SITES = ("slake", "vqa-rad", "vqa-med-2019")
+SITES = ("slake", "vqa-rad")
+THREE = "federation.sites=[slake, vqa-rad, vqa-med-2019]"
 SMALL = (
     f"federation.sites=[{', '.join(SITES)}]",
     "training.rounds=2",
@@ -19,17 +20,17 @@ SMALL = (
     "training.learning_rate=0.3",
     "data.train_size=4",
     "data.validation_size=2",
-    "data.test_size=4",
+    "data.test_size=2",
 )
 SETTINGS = {"fourierft": ["method.settings.fourierft.n_frequency=64"]}
 OTHERS = {
     "scheduled": ["schedule.solver=nsga2", "schedule.score_samples=4", "schedule.budget=1"],
     "scored with the reply": ["schedule.solver=own", "schedule.scoring=with_reply", "schedule.score_samples=4"],
     "joins": ["schedule.joins={vqa-rad: 2}"],
-    "some clients": ["schedule.clients_per_round=2"],
+    "some clients": ["schedule.clients_per_round=1"],
     "two branches": ["method.pia.integration=frozen_global"],
     "agreement": ["method.pia.share=agreement", "method.pia.accept=true"],
-    "secure sum": ["method.aggregation=fedavg", "method.secure_sum=true"],
+    "secure sum": [THREE, "method.aggregation=fedavg", "method.secure_sum=true"],
     "features": ["method.settings.houlsby.layers=[1]", "training.features_mib=10"],
     "federated head": ["method.head=federated"],
     "own start": ["method.initialization=own"],
@@ -39,7 +40,8 @@ OTHERS = {
 
 
 def learners(chosen, folder, shared=None):
-    return {s: Learner.from_sections(chosen, site=s, folder=folder / s, shared=shared) for s in SITES}
+    sites = chosen["federation"]["sites"]
+    return {s: Learner.from_sections(chosen, site=s, folder=folder / s, shared=shared) for s in sites}
 
 
 def equal(first, second):
@@ -57,6 +59,8 @@ def check(chosen, tmp_path):
             assert equal(result.updates[site].state, update.state)
     for site in SITES:
         expected, kept = (site_state.load_before(tmp_path / name / site, 3) for name in ("alone", "together"))
+        if expected is None:  # it was not drawn
+            continue
         for part in ("adapter", "private", "head", "optimizer"):
             assert equal(getattr(expected, part), getattr(kept, part)), (site, part)
     return together
