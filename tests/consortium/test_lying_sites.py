@@ -26,14 +26,9 @@ LIES = {  # what it says, settings, and why it takes no part; empty: it does, an
 }
 
 
-@pytest.fixture(scope="session")
-def true_sites():
-    return (LIAR,)
-
-
 @pytest.fixture(scope="module")
 def lies(federation, tmp_path_factory):
-    """The file of what the liar says, as its process of a job reads it."""
+    """The file of what the liar says, as its process of a job reads it; afterwards the site is an honest one again."""
     folder, kit = tmp_path_factory.mktemp("lies"), federation.kits / LIAR
     sys.path.insert(0, str(BENCHMARKS))
     try:
@@ -41,15 +36,25 @@ def lies(federation, tmp_path_factory):
     finally:
         sys.path.remove(str(BENCHMARKS))
     (folder / "sitecustomize.py").write_text(CUSTOM)
-    (kit / "local" / "privacy.json").unlink()
+    paths = os.pathsep.join([str(folder), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
+    filters = kit / "local" / "privacy.json"
+    before = filters.read_text()
+    filters.unlink()
+    try:
+        restart(federation, kit, true=True, PYTHONPATH=paths, **{LIES: str(folder / "lies.json")})
+        yield folder / "lies.json"
+    finally:
+        filters.write_text(before)
+        restart(federation, kit)
+
+
+def restart(federation, kit, **more):
     end(int(file.read_text()) for file in kit.glob("*pid.fl"))
     for file in kit.glob("*pid.fl"):
         file.unlink()
-    paths = os.pathsep.join([str(folder), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
-    start(kit, true=True, PYTHONPATH=paths, **{LIES: str(folder / "lies.json")})
+    start(kit, **more)
     wait_until(lambda: "Successfully registered" in (kit / "console.txt").read_text())
     wait_until(lambda: connected(federation) == set(SITES))
-    return folder / "lies.json"
 
 
 @pytest.mark.parametrize("case", LIES)
