@@ -36,6 +36,8 @@ class TrainingSettings:
         warmup: fraction of all steps over which the learning rate rises linearly.
         decay: of the learning rate after that: `linear` to 0 at the end of the last round, or `none`.
         optimizer: `adamw`, or `sgd` without momentum.
+        proximal_mu: FedProx: every step holds the exchanged tensors near the global ones that the round began with, as
+            `mu/2 |w - w_global|^2` beside the loss would; the paper tries 0.001 to 1. 0: it does not.
         optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round.
         answering: how a site answers a question (`fedpeft.answering.names()`): `classification` over the answers
             of its training data, `ranking` of them by the log-probability that a decoder gives them, or `generation`,
@@ -86,6 +88,7 @@ class TrainingSettings:
     warmup: float = field(default=0.1, metadata=within(0))
     decay: str = LINEAR
     optimizer: str = ADAMW
+    proximal_mu: float = field(default=0.0, metadata=within(0, max_by="most_proximal_mu"))
     optimizer_state: str = "keep"
     answering: str = "classification"
     candidates: int = field(default=128, metadata=within(0, MAX_SAMPLES))

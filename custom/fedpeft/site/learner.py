@@ -19,7 +19,7 @@ from fedpeft.answering.answering import Batch
 from fedpeft.answering.training_settings import BEST, LINEAR, TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import LocalError
-from fedpeft.core.keys import belongs, layers_of
+from fedpeft.core.keys import HEAD, belongs, layers_of
 from fedpeft.core.layer_matching import LayerNumbers
 from fedpeft.core.metrics import BALANCED_ACCURACY, BELOW_CONSTANT
 from fedpeft.core.seeds import derive
@@ -47,6 +47,7 @@ from fedpeft.site.loop import (
     train_epochs,
 )
 from fedpeft.site.metrics import Measure, Measured
+from fedpeft.site.proximal import held_near
 from fedpeft.site.round_values import RoundValues, head_state, without_head
 from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
 from fedpeft.site.site_batches import SiteBatches
@@ -233,7 +234,9 @@ class Learner:
         optimizer = self.optimizer()
         if own is not None and self.training.optimizer_state == "keep":
             restore_moments(optimizer, self.values.moments(own.optimizer))
-        metrics: dict[str, float | None] = dict(self.fit(optimizer, round))
+        near = integration.near | (head_state(self.head.state_dict()) if self.method.federates_head else {})
+        with held_near(self._parameters(), optimizer, near, settings.proximal_mu):
+            metrics: dict[str, float | None] = dict(self.fit(optimizer, round))
         figures, thresholds = self._evaluation.of_round()
         metrics |= figures
         changes = dict(own.changes) if own else {}
@@ -435,6 +438,10 @@ class Learner:
                 micro_batch=settings.micro_batch,
                 on_step=self.on_step,
             )
+
+    def _parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Everything that could be trained, by key."""
+        return {**self.trainable.parameters(), **{f"{HEAD}{name}": p for name, p in self.head.named_parameters()}}
 
     def _seed(self, purpose: str, round: int) -> int:
         """The seed of one purpose in a round's training."""
