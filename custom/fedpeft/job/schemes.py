@@ -3,22 +3,50 @@
 
 from __future__ import annotations
 
+from fedpeft.answering.personalizations import NONE
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.settings import MethodSettings
 
 
 def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
-    """Refuse FedProx where nothing global has the shape and the meaning of what a site trains.
+    """Refuse FedProx and personalization where nothing global has the shape and the meaning of what a site trains.
 
     Raises:
         FedpeftError: names both settings, and what to use.
     """
-    if not training.proximal_mu or (method.exchanges and not method.rule.stacks):
+    if training.proximal_mu:
+        _check_global(method, "proximal_mu", "holds what is trained near the global adapter")
+    if training.personalization == NONE:
         return
-    why = "adds its factors to the frozen weights" if method.rule.stacks else "makes no global adapter"
-    raise FedpeftError(
-        f"training.proximal_mu holds what is trained near the global adapter, and "
-        f"method.aggregation={method.aggregation!r} {why}: use 'fedavg' or 'pia', or leave training.proximal_mu out.",
-        setting="training.proximal_mu",
+    chosen = f"is {training.personalization!r} and compares a site's own adapter with the global one"
+    _check_global(method, "personalization", chosen)
+    if not method.rule.averages:
+        raise _refused(method, "personalization", chosen, "makes new factors in every round")
+    if method.aligns and method.pia.client:
+        raise FedpeftError(
+            f"training.personalization is {training.personalization!r}, and with client PIA a site keeps its own "
+            f"adapter already: set method.pia.client to false, or leave training.personalization out.",
+            setting="training.personalization",
+        )
+    if not method.method.exchanges:
+        raise FedpeftError(
+            f"training.personalization is {training.personalization!r}, and method.name={method.name!r} exchanges no "
+            f"adapter: use another method, or leave training.personalization out.",
+            setting="training.personalization",
+        )
+
+
+def _check_global(method: MethodSettings, setting: str, does: str) -> None:
+    if not method.exchanges:
+        raise _refused(method, setting, does, "makes no global adapter")
+    if method.rule.stacks:
+        raise _refused(method, setting, does, "adds its factors to the frozen weights")
+
+
+def _refused(method: MethodSettings, setting: str, does: str, why: str) -> FedpeftError:
+    return FedpeftError(
+        f"training.{setting} {does}, and method.aggregation={method.aggregation!r} {why}: use 'fedavg' or 'pia', or "
+        f"leave training.{setting} out.",
+        setting=f"training.{setting}",
     )
