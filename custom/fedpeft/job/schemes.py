@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+from fedpeft.alignment.settings import PIASettings
 from fedpeft.answering.personalizations import NONE
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
@@ -23,7 +26,7 @@ def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
     _check_global(method, "personalization", chosen)
     if not method.rule.averages:
         raise _refused(method, "personalization", chosen, "makes new factors in every round")
-    if method.aligns and method.pia.client:
+    if method.aligns and cast(PIASettings, method.pia).client:
         raise FedpeftError(
             f"training.personalization is {training.personalization!r}, and with client PIA a site keeps its own "
             f"adapter already: set method.pia.client to false, or leave training.personalization out.",

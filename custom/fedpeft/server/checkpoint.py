@@ -171,7 +171,7 @@ def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
     if facts["job"] != job:
         raise FedpeftError(f"the checkpoint {rounds[-1]} is one of the job {facts['job']}, not of {job}.")
     try:
-        parts = {name: _tensors(rounds[-1] / file) for name, file in PARTS.items()}
+        parts: dict[str, Any] = {name: _tensors(rounds[-1] / file) for name, file in PARTS.items()}
         return Checkpoint(state=load_file(check_regular(rounds[-1] / ADAPTER)), **parts, **facts)
     except (OSError, SafetensorError, TypeError) as error:
         raise FedpeftError(_unreadable(rounds[-1], error)) from error
