@@ -159,6 +159,7 @@ def test_fedalas_shares_leave_1_and_stay_between_0_and_1(learners):
         ({"name": "lora", "aggregation": "stack"}, "'stack' adds its factors to the frozen weights"),
         ({"name": "lora", "aggregation": "svd"}, "'svd' makes new factors in every round"),
         ({"aggregation": "pia"}, "set method.pia.client to false"),
+        ({"name": "feddat_houlsby"}, "keeps tensors of the site's own already: use 'houlsby'"),
         ({"name": "classifier", "head": "federated"}, "exchanges no adapter"),
     ],
 )

@@ -26,16 +26,17 @@ def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
     _check_global(method, "personalization", chosen)
     if not method.rule.averages:
         raise _refused(method, "personalization", chosen, "makes new factors in every round")
+    reason = ""
     if method.aligns and cast(PIASettings, method.pia).client:
+        reason = "with client PIA a site keeps its own adapter already: set method.pia.client to false"
+    elif method.method.base:
+        reason = f"method.name={method.name!r} keeps tensors of the site's own already: use {method.method.base!r}"
+    elif not method.method.exchanges:
+        reason = f"method.name={method.name!r} exchanges no adapter: use another method"
+    if reason:
         raise FedpeftError(
-            f"training.personalization is {training.personalization!r}, and with client PIA a site keeps its own "
-            f"adapter already: set method.pia.client to false, or leave training.personalization out.",
-            setting="training.personalization",
-        )
-    if not method.method.exchanges:
-        raise FedpeftError(
-            f"training.personalization is {training.personalization!r}, and method.name={method.name!r} exchanges no "
-            f"adapter: use another method, or leave training.personalization out.",
+            f"training.personalization is {training.personalization!r}, and {reason}, or leave "
+            f"training.personalization out.",
             setting="training.personalization",
         )
 
