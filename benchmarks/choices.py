@@ -26,12 +26,10 @@ import learning
 import parallel
 import study
 from measured import WIDTH, machine
-from peers import PEERS
 from result_table import ResultTable
 from rich.console import Console
 
 from fedpeft.compare.table import paired, signed
-from fedpeft.site.learner import Learner
 
 RESULTS = Path(__file__).parent / "results" / "choices.jsonl"
 SEEDS = (100, 101, 102)
@@ -45,40 +43,25 @@ class Value:
     Args:
         method: a row of the study.
         overrides: settings that differ from the row's.
-        attribute: of the row's class of learners in `peers.py`, and its value; None: as the study has it.
         rounds: of one epoch.
         worlds: pairs of words that are swapped.
     """
 
     method: str
     overrides: tuple[str, ...] = ()
-    attribute: tuple[str, float] | None = None
     rounds: int = study.SHORT
     worlds: tuple[int, ...] = study.WORLDS
 
     @property
-    def learner(self) -> type[Learner]:
-        """The class of learners with this value."""
-        kind = PEERS.get(self.method, Learner)
-        return type(kind.__name__, (kind,), dict([self.attribute])) if self.attribute else kind
-
-    @property
     def key(self) -> str:
         """What tells its runs from others in the file of the results."""
-        changed = [*self.overrides, *([f"{self.attribute[0]}={self.attribute[1]:g}"] if self.attribute else [])]
-        return " ".join([self.method, *changed])
+        return " ".join([self.method, *self.overrides])
 
 
 def _set(method: str, setting: str, values: Sequence[str], default: str, **others: Any) -> dict[str, Value]:
     """Values of a setting; that which the study's row has anyway is not set."""
     overrides = {value: () if value == default else (f"{setting}={value}",) for value in values}
     return {value: Value(method, overrides[value], **others) for value in values}
-
-
-def _learned_with(method: str, attribute: str, values: Sequence[float]) -> dict[str, Value]:
-    """Values of an attribute of the peers' learners; that which the study's row has anyway is not set."""
-    default = getattr(PEERS[method], attribute)
-    return {f"{v:g}": Value(method, attribute=None if v == default else (attribute, v)) for v in values}
 
 
 RATES = ("5e-3", "3e-3", "8e-3", "1.2e-2")
@@ -94,9 +77,9 @@ QUESTIONS: dict[str, tuple[str, dict[str, Value]]] = {  # what it asks, and its 
         f"Decay of the learning rate, FedAvg, {study.LONG} rounds",
         _set(FEDAVG, "training.decay", ("linear", "none"), "linear", **LONG),
     ),
-    "mu": ("mu of FedProx", _learned_with("fedprox", "strength", (0.01, 0.001, 0.1, 1))),
-    "lambda": ("lambda of Ditto", _learned_with("ditto", "strength", (0.1, 0.01, 0.5, 2))),
-    "ala": ("Rate of FedALA's weights", _learned_with("fedala", "rate", (1, 10, 100))),
+    "mu": ("mu of FedProx", _set("fedprox", "training.proximal_mu", ("0.01", "0.001", "0.1", "1"), "0.01")),
+    "lambda": ("lambda of Ditto", _set("ditto", "training.ditto_lambda", ("0.1", "0.01", "0.5", "2"), "0.1")),
+    "ala": ("Rate of FedALA's weights", _set("fedala", "training.ala_rate", ("1", "10", "100"), "1")),
 }
 
 
@@ -131,8 +114,7 @@ def run(one: Run) -> dict[str, Any]:
     """The line of a run."""
     default = study.Run(one.dialects, one.value.method, one.seed, one.value.rounds).overrides
     settings = learning.settings_of(one.value.method)
-    overrides = [*default, *one.value.overrides]
-    result = learning.run_with(settings, one.value.method, one.seed, overrides, learner=one.value.learner)
+    result = learning.run_with(settings, one.value.method, one.seed, [*default, *one.value.overrides])
     return {**study.compact(result), "value": one.value.key, "dialects": one.dialects}
 
 

@@ -34,7 +34,6 @@ import json_lines
 import parallel
 import study
 import torch
-from peers import PEERS
 from result_table import ResultTable
 from rich.console import Console
 
@@ -75,7 +74,9 @@ METHODS: dict[str, list[str]] = {
     "fedavg, keeping 20 % of the own": [*PIA, *UNMOVED, "method.pia.server=false", "method.pia.share=0.8"],
     "fedavg, keeping by agreement": [*PIA, *UNMOVED, "method.pia.server=false", "method.pia.share=agreement"],
     "ours": [*PIA, "method.pia.integration=merge", "method.pia.share=agreement", "method.pia.accept=true"],
-    **{name: ["method.aggregation=fedavg"] for name in PEERS},
+    "fedprox": ["method.aggregation=fedavg", "training.proximal_mu=0.01"],
+    "ditto": ["method.aggregation=fedavg", "training.personalization=ditto", "training.ditto_lambda=0.1"],
+    "fedala": ["method.aggregation=fedavg", "training.personalization=fedala", "training.ala_rate=1"],
     "full": ["method.name=full", "method.aggregation=fedavg"],
     "pooled": ALONE,
 }
@@ -131,22 +132,12 @@ def run_from_registry(method: str, seed: int, overrides: Sequence[str]) -> dict[
     return {**result, "rounds": study.overall(result["rounds"])}
 
 
-def run_with(
-    settings: Sequence[str],
-    method: str,
-    seed: int,
-    overrides: Sequence[str],
-    *,
-    learner: type[Learner] | None = None,
-) -> dict[str, Any]:
+def run_with(settings: Sequence[str], method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
     """`run`, of these settings of the job.
 
     Where one site holds the data of all (`data.pool`), the test splits of all sites are one set of questions, and the
     accuracy is the share of them that are answered correctly. The splits of the embedded sites are equally large, so
     this is the mean over the same five splits as in the other rows; the one head tells apart the answers of all sites.
-
-    Args:
-        learner: class of the sites' learners; None: that of the method.
 
     Raises:
         SystemExit: several sites would hold pooled data each.
@@ -155,12 +146,10 @@ def run_with(
     sections = compose(ROOT / "app_configs", JOB, [*chosen, *overrides])
     if sections["data"].get("pool") and len(sections["federation"]["sites"]) > 1:
         raise SystemExit(f"{method!r} pools the data of all sites at one: leave federation.sites out of --set")
-    return run_sections(sections, method, seed, learner=learner)
+    return run_sections(sections, method, seed)
 
 
-def run_sections(
-    sections: Mapping[str, Any], method: str, seed: int, *, learner: type[Learner] | None = None
-) -> dict[str, Any]:
+def run_sections(sections: Mapping[str, Any], method: str, seed: int) -> dict[str, Any]:
     """`run_with`, of a job's sections as they are."""
     began = time.process_time()
     sent = refused = 0
@@ -168,8 +157,7 @@ def run_sections(
     layers: list[dict[str, list[int]]] = []
     with tempfile.TemporaryDirectory() as folder:
         sites = sections["federation"]["sites"]
-        kind = learner or PEERS.get(method, Learner)
-        learners = {s: kind.from_sections(sections, site=s, folder=Path(folder) / s) for s in sites}
+        learners = {s: Learner.from_sections(sections, site=s, folder=Path(folder) / s) for s in sites}
         if method == "pooled":
             rounds = pooled(learners, seed)
         else:

@@ -28,8 +28,8 @@ def test_the_first_value_of_a_question_is_that_of_the_study(choices, study):
     for title, values in choices.QUESTIONS.values():
         usual, *others = values.values()
         assert usual.method in study.METHODS, title
-        assert (usual.overrides, usual.attribute) == ((), None), title
-        assert all(value.overrides or value.attribute for value in others), title
+        assert usual.overrides == (), title
+        assert all(value.overrides for value in others), title
 
 
 def test_the_value_that_is_named_is_the_one_that_the_study_has(choices, benchmark):
@@ -37,9 +37,6 @@ def test_the_value_that_is_named_is_the_one_that_the_study_has(choices, benchmar
     for _, values in choices.QUESTIONS.values():
         name, usual = next(iter(values.items()))
         other = next(value for value in values.values() if value != usual)
-        if other.attribute:
-            assert getattr(usual.learner, other.attribute[0]) == float(name)
-            continue
         setting = other.overrides[0].partition("=")[0]
         root = learning.ROOT / "app_configs"
         settings = learning.settings_of(usual.method)
@@ -60,13 +57,6 @@ def test_every_value_is_run_once_for_each_seed_and_world(choices):
         for seed in choices.SEEDS
     }
     assert {run.key for run in runs} == wanted
-
-
-def test_a_learner_with_another_value_differs_in_that_alone(choices):
-    value = choices.QUESTIONS["mu"][1]["0.1"]
-    assert value.learner.strength == 0.1
-    assert value.learner.fit is choices.PEERS["fedprox"].fit
-    assert choices.PEERS["fedprox"].strength == 0.01
 
 
 def test_a_table_compares_with_the_first_value_over_the_seeds_that_all_values_have(choices):
@@ -92,7 +82,7 @@ def test_a_seed_that_the_study_reports_is_refused(choices, monkeypatch, capsys):
 def test_what_is_in_the_results_is_not_run_again(choices, monkeypatch, benchmark, tmp_path, capsys):
     started = []
 
-    def run_with(settings, method, seed, overrides, *, learner):
+    def run_with(settings, method, seed, overrides):
         started.append((method, seed))
         return {"method": method, "seed": seed, "rounds": [{"slake": {"overall": 0.5}}] * 12, "refused": 0}
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from harness import LAYERS, Harness, assigned, introduction, reply, scheduled, scores
+from harness import LAYERS, SCHEMA, Harness, assigned, introduction, reply, scheduled, scores
 from nvflare.apis.fl_constant import FLContextKey
 
 from fedpeft.core.errors import FedpeftError
@@ -15,6 +15,7 @@ from fedpeft.flare.folders import lineages_folder
 from fedpeft.server import checkpoint
 
 PIA = {"aggregation": "pia", "pia": {"gamma": 0.1}}
+YOGI = {"aggregation": "fedavg", "server_optimizer": "yogi"}
 WITH_REPLY = {"solver": "nsga2", "budget": 1, "scoring": "with_reply"}
 
 
@@ -42,12 +43,14 @@ def dies_in(number, train=drawn):
     return answer
 
 
-@pytest.mark.parametrize("method", [{"aggregation": "fedavg"}, PIA], ids=["fedavg", "pia"])
+@pytest.mark.parametrize("method", [{"aggregation": "fedavg"}, PIA, YOGI], ids=["fedavg", "pia", "yogi"])
 def test_a_resumed_job_ends_like_an_uninterrupted_one(run, tmp_path, method):
-    whole, manifest, history = run(train=drawn, method=method, rounds=4)
+    first = {key: torch.zeros(shape) for key, shape in SCHEMA.items()} if method is YOGI else {}
+    begins = lambda site: introduction(site, state=first if site == "slake" else {})  # noqa: E731
+    whole, manifest, history = run(begins, train=drawn, method=method, rounds=4)
     assert manifest["status"] == "completed", manifest.get("reason")
     with pytest.raises(SystemExit):
-        run(train=dies_in(3), method=method, rounds=4)
+        run(begins, train=dies_in(3), method=method, rounds=4)
     again, manifest, other = run(resumed, train=drawn, method=method, rounds=4, resume_from="latest")
     assert manifest["status"] == "completed", manifest.get("reason")
     assert manifest["resumed"] == {"after_round": 2, "sites_with_other_state": {}}

@@ -123,6 +123,7 @@ REFUSED = [
     ("a rate that forgets", {"training": {"learning_rate": 1.0}}, {}, "training.learning_rate"),
     ("the same of the head", {"training": {"head_learning_rate": 1.0}}, {}, "training.head_learning_rate"),
     ("a decay that forgets", {"training": {"weight_decay": 1.0}}, {}, "training.weight_decay"),
+    ("a pull that forgets", {"training": {"proximal_mu": 2.0}}, {}, "training.proximal_mu"),
     ("threads", {"training": {"threads": 1000}}, {}, "training.threads"),
     ("processes", {"training": {"workers": 1000}}, {}, "training.workers"),
     ("memory for features", {"training": {"features_mib": 10**6}}, {}, "training.features_mib"),

@@ -36,6 +36,13 @@ KINDS = {
     ],
     "stacked": ["method.name=lora", "method.aggregation=stack"],
     "joins": [*HALVES, "schedule.joins={vqa-rad: 2}"],
+    "ditto": [
+        "method.pia.client=false",
+        "method.server_optimizer=yogi",
+        "training.proximal_mu=0.1",
+        "training.personalization=ditto",
+    ],
+    "fedala": ["method.aggregation=fedavg", "training.personalization=fedala", "training.ala_rate=1e5"],
     "prompts": ["method.name=vpt", "method.aggregation=fedavg"],
 }
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedpeft.answering import ANSWERING
+from fedpeft.answering.personalizations import NONE as NO_PERSONALIZATION
+from fedpeft.answering.personalizations import PERSONALIZATIONS
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import VALIDATION
 from fedpeft.core.settings import MAX_ROUNDS, check_ranges, one_of, within
@@ -36,6 +38,13 @@ class TrainingSettings:
         warmup: fraction of all steps over which the learning rate rises linearly.
         decay: of the learning rate after that: `linear` to 0 at the end of the last round, or `none`.
         optimizer: `adamw`, or `sgd` without momentum.
+        proximal_mu: FedProx: every step holds the exchanged tensors near the global ones that the round began with, as
+            `mu/2 |w - w_global|^2` beside the loss would; the paper tries 0.001 to 1. 0: it does not.
+        personalization: a model of the site's own, which is measured and kept there; the exchanged adapter is uploaded
+            as ever. `ditto`: a second model, held near the global one; a round takes twice the time. `fedala`: every
+            number of the adapter starts from a share of the global one that is learned on the site's data. `none`.
+        ditto_lambda: how strongly Ditto holds the site's own model near the global one, as `proximal_mu` does.
+        ala_rate: of FedALA's shares.
         optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round.
         answering: how a site answers a question (`fedpeft.answering.names()`): `classification` over the answers
             of its training data, `ranking` of them by the log-probability that a decoder gives them, or `generation`,
@@ -86,6 +95,10 @@ class TrainingSettings:
     warmup: float = field(default=0.1, metadata=within(0))
     decay: str = LINEAR
     optimizer: str = ADAMW
+    proximal_mu: float = field(default=0.0, metadata=within(0, max_by="most_proximal_mu"))
+    personalization: str = NO_PERSONALIZATION
+    ditto_lambda: float = field(default=0.1, metadata=within(0))
+    ala_rate: float = field(default=1.0, metadata=within(0))
     optimizer_state: str = "keep"
     answering: str = "classification"
     candidates: int = field(default=128, metadata=within(0, MAX_SAMPLES))
@@ -125,6 +138,7 @@ class TrainingSettings:
                 )
         one_of("decay", self.decay, (LINEAR, "none"))
         one_of("optimizer", self.optimizer, (ADAMW, SGD))
+        one_of("personalization", self.personalization, PERSONALIZATIONS)
         one_of("optimizer_state", self.optimizer_state, ("keep", "reset"))
         one_of("answering", self.answering, ANSWERING.names())
         one_of("head", self.head, ("linear", "mlp"))

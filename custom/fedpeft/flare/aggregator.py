@@ -29,7 +29,7 @@ class PIAAggregator(ModelAggregator):
         self._previous: State | None = None
 
     def start_from(self, state: State) -> None:
-        """Set the global adapter before the first round; layers that no site trains keep its values."""
+        """Set the global adapter that a round starts from; layers that no site trains keep its values."""
         self._previous = state
 
     def accept_model(self, model: FLModel) -> None:
@@ -37,10 +37,10 @@ class PIAAggregator(ModelAggregator):
         self._received[model.meta["client_name"]] = (model.params, model.meta["samples"])
 
     def aggregate_model(self) -> FLModel:
-        """Return the new global adapter, with the alignment report by site in `meta["report"]`."""
+        """Return the aggregated adapter, with the alignment report by site in `meta["report"]`."""
         method = build(MethodSettings, self._method, section="method")
-        self._previous, report = aggregate(self._received, method, previous=self._previous)
-        return FLModel(params_type=ParamsType.FULL, params=self._previous, meta={REPORT: report})
+        merged, report = aggregate(self._received, method, previous=self._previous)
+        return FLModel(params_type=ParamsType.FULL, params=merged, meta={REPORT: report})
 
     def reset_stats(self) -> None:
         """Remove the replies of the round; the global adapter is kept for layers that no site trains next."""

@@ -31,7 +31,6 @@ from fedpeft.job.federation import RunTracking
 from fedpeft.job.settings import ServerJob
 from fedpeft.protocol.fields import Limit
 from fedpeft.protocol.types import HELLO, SCORE, TASKS, TRAIN, Order, Reply, TrainReply
-from fedpeft.server.aggregation import check_global
 from fedpeft.server.job_run import JobRun, ServerPlace
 from fedpeft.server.rounds import Read
 from fedpeft.site import fork_server
@@ -144,15 +143,18 @@ class FederationController(ModelController):
             self._aggregator.start_from(state)
 
     def integrate(self, replies: Mapping[str, TrainReply]) -> tuple[State, dict[str, Any]]:
-        """Let the aggregator make the new global adapter, and the persistor store it."""
+        """Let the aggregator make one adapter of the replies."""
         self._aggregator.reset_stats()
         for site, reply in replies.items():
             model = FLModel(params=reply.state, meta={"client_name": site, "samples": reply.samples})
             self._aggregator.accept_model(model)
         merged = self._aggregator.aggregate_model()
-        check_global(merged.params)
-        self.save_model(FLModel(params=merged.params))
         return merged.params, merged.meta[REPORT]
+
+    def keep(self, state: State) -> None:
+        """Let the persistor store the global adapter of a round, and the aggregator go on from it."""
+        self._aggregator.start_from(state)
+        self.save_model(FLModel(params=state))
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Note the declared kind of a reply before FLARE drops it."""

@@ -24,6 +24,7 @@ from fedpeft.job.federation import (
     site_backbone,
     site_data,
 )
+from fedpeft.job.schemes import check_schemes
 from fedpeft.job.site_policy import MIN_MEMBERS, SitePolicy, check_plugins
 from fedpeft.methods.settings import MethodSettings, check_backbones
 from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
@@ -47,6 +48,7 @@ class CommonSettings(NamedTuple):
         training = build(TrainingSettings, sections.get("training"), section="training")
         schedule = schedule_of(sections.get("schedule", {}), method.method)
         method.check_schedule(active=schedule.active, joins=schedule.joins)
+        check_schemes(method, training)
         return cls(method, training, schedule)
 
 

@@ -147,6 +147,7 @@ class SitePolicy:
         most_text_length: tokens that a job may set as `backbone.text_length`.
         most_learning_rate: a larger one lets the last few samples decide what leaves.
         most_weight_decay: a larger one lets the last few samples decide what leaves.
+        most_proximal_mu: a larger one lets the last few samples decide what leaves.
         most_samples: samples in each split of data that are drawn by program.
         methods: what a job may choose as `method.name`; `full` sends the whole backbone.
         most_trained_parameters: parameters beside the head that a job may train here; ViLT-B/32 has 112 million.
@@ -216,6 +217,7 @@ class SitePolicy:
     most_text_length: int = field(default=512, metadata=NOT_NEGATIVE)
     most_learning_rate: float = field(default=0.1, metadata=NOT_NEGATIVE)
     most_weight_decay: float = field(default=0.1, metadata=NOT_NEGATIVE)
+    most_proximal_mu: float = field(default=1.0, metadata=NOT_NEGATIVE)
     most_samples: int = field(default=10_000, metadata=NOT_NEGATIVE)
     methods: tuple[str, ...] = field(default_factory=default_methods)
     most_trained_parameters: int = field(default=20_000_000, metadata=NOT_NEGATIVE)

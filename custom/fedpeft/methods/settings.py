@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from fedpeft import methods
-from fedpeft.alignment.settings import PIASettings, RobustSettings
+from fedpeft.alignment.settings import FEDAVG, PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.layer_matching import SETTING
 from fedpeft.core.settings import BY_SITE, about, check_ranges, nested, one_of, suggestion, within
 from fedpeft.methods.aggregations import AGGREGATIONS, DEFAULTS, Aggregation, admitted, chosen
+from fedpeft.methods.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 from fedpeft.methods.setting_limits import MAX_LAYERS
 
 SITE_SETTINGS = "site_settings"
 PRIVATE, FEDERATED = "private", "federated"
+MAX_SERVER_RATE = 1000
 PROBE_SAMPLES = within(1, 1_000_000, max_by="most_probe_samples", min_by="least_probe_samples")
 
 
@@ -50,6 +52,13 @@ class MethodSettings:
         secure_sum: the sites mask what they send, so that the server learns the weighted mean of all sites and no
             single adapter; every site must answer in every round. Needs an aggregation that only adds up: `fedavg`, or
             `pia` with `aligned_at: site` or `server: false`.
+        server_optimizer: what the server makes of the change of the global adapter over a round, after alignment and
+            the check of updates: `none` (it is taken as it is), or a step of `momentum` (FedAvgM), `adagrad`, `adam` or
+            `yogi` (FedOpt). It needs tensors that mean the same in every round: not `svd` or `stack`.
+        server_learning_rate: of that step; None: 1 for `momentum`, 0.01 for the others.
+        server_momentum: b1 of that step, from 0 to below 1.
+        server_decay: b2, of the mean of squared changes, from 0 to below 1; `momentum` has none.
+        server_tau: added to the root of that mean; the larger, the less a number's own size of change counts.
     """
 
     name: str = "houlsby"
@@ -63,6 +72,11 @@ class MethodSettings:
     matched_layers: int | None = None
     initialization: str = "shared"
     secure_sum: bool = False
+    server_optimizer: str = "none"
+    server_learning_rate: float | None = field(default=None, metadata=within(0, MAX_SERVER_RATE, exclusive=True))
+    server_momentum: float = field(default=0.9, metadata=within(0, 1))
+    server_decay: float = field(default=0.99, metadata=within(0, 1))
+    server_tau: float = field(default=1e-3, metadata=within(0, exclusive=True))
 
     def __post_init__(self) -> None:
         one_of("name", self.name, methods.names())
@@ -87,6 +101,7 @@ class MethodSettings:
         object.__setattr__(self, "pia", nested(PIASettings, pia, section="method.pia"))
         object.__setattr__(self, "robust", nested(RobustSettings, self.robust, section="method.robust"))
         self._check_method()
+        self._check_server_optimizer()
         if self.secure_sum:
             self._check_secure_sum()
         check_depths(self)
@@ -100,12 +115,17 @@ class MethodSettings:
         return self.rule.aligns
 
     @property
+    def server_rule(self) -> ServerOptimizer:
+        return SERVER_OPTIMIZERS[self.server_optimizer]
+
+    @property
     def method(self) -> methods.TuningMethod:
         return methods.get(self.name)
 
     def starts_from_one(self, *, scheduled: bool) -> bool:
         """Return whether one site's first adapter goes to all: the server must have tensors that no site may send."""
-        return self.exchanges and (scheduled or self.matched_layers is not None or self.secure_sum)
+        needed = scheduled or self.matched_layers is not None or self.secure_sum or self.server_rule.steps
+        return self.exchanges and needed
 
     def _pia_defaults(self) -> dict[str, str]:
         method = self.method
@@ -157,6 +177,30 @@ class MethodSettings:
         if pia.client and pia.integration != "merge" and not method.companion:
             raise FedpeftError(
                 f"name={name!r} has no second branch beside it: leave method.pia.integration out, or set it to 'merge'."
+            )
+
+    def _check_server_optimizer(self) -> None:
+        """Refuse a step along a change over the round that is not what the sites learned."""
+        one_of("server_optimizer", self.server_optimizer, SERVER_OPTIMIZERS)
+        for name in ("server_momentum", "server_decay"):
+            if getattr(self, name) == 1:
+                raise FedpeftError(f"{name} is 1, it must be below 1: nothing new would count.", setting=name)
+        if not self.server_rule.steps:
+            return
+        reason = ""
+        if not self.exchanges:
+            reason = "aggregation='none' makes no global adapter: use 'fedavg' or 'pia'"
+        elif not self.rule.averages:
+            reason = f"aggregation={self.aggregation!r} makes new factors in every round: use 'fedavg' or 'pia'"
+        elif self.aligns and self.pia.aligns_on_server and self.pia.reference != FEDAVG:
+            reason = f"pia.reference={self.pia.reference!r} may reorder the global neurons: use {FEDAVG!r}"
+        elif self.initialization == "own":
+            reason = "initialization='own' has no global adapter to step from: use 'shared'"
+        if reason:
+            raise FedpeftError(
+                f"server_optimizer={self.server_optimizer!r} steps along the change of the global adapter, and "
+                f"{reason}, or leave server_optimizer out.",
+                setting="server_optimizer",
             )
 
     def _check_secure_sum(self) -> None:
@@ -226,7 +270,8 @@ class MethodSettings:
         if not self.method.exchanges and not self.federates_head:
             return self.method.label
         rule = self.rule.label + (f" ({self.pia.label})" if self.aligns else "")
-        return f"{rule}, {self.method.label}" + ", federated head" * self.federates_head
+        steps = f", {self.server_rule.label}" * self.server_rule.steps
+        return f"{rule}, {self.method.label}{steps}" + ", federated head" * self.federates_head
 
     @property
     def federates_head(self) -> bool:

@@ -172,11 +172,14 @@ class PoolHost:
         self._aggregator.start_from(state)
 
     def integrate(self, replies: Mapping[str, TrainReply]) -> tuple[State, dict[str, Any]]:
-        """Make the new global adapter and store it."""
-        state, report = self._aggregator.integrate(replies)
+        """Aggregate the replies of a round."""
+        return self._aggregator.integrate(replies)
+
+    def keep(self, state: State) -> None:
+        """Store the global adapter of a round."""
+        self._aggregator.keep(state)
         with replacing(self._run / GLOBAL_ADAPTER) as draft:
             save_file({key: tensor.contiguous() for key, tensor in state.items()}, draft)
-        return state, report
 
     def info(self, message: str) -> None:
         """Print a line and write it to the log."""

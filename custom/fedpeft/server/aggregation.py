@@ -67,10 +67,13 @@ class Aggregator:
         self._previous = state or None
 
     def integrate(self, replies: Mapping[str, TrainReply]) -> tuple[State, dict[str, Any]]:
-        """Return the new global adapter and the report of its alignment."""
+        """Return the aggregated adapter and the report of its alignment."""
         sent = {site: (reply.state, reply.samples) for site, reply in replies.items()}
-        self._previous, report = aggregate(sent, self._method, previous=self._previous)
-        return self._previous, report
+        return aggregate(sent, self._method, previous=self._previous)
+
+    def keep(self, state: State) -> None:
+        """Set the global adapter of a round; layers that no site trains next keep its values."""
+        self._previous = state
 
 
 def parts_of(samples: Mapping[str, int], method: MethodSettings) -> dict[str, float]:

@@ -3,6 +3,7 @@
 
     <lineages>/<lineage>/round-00003/global.safetensors, checkpoint.json
     <lineages>/<lineage>/round-00003/own.safetensors    where sites keep a part of their own adapters: those they sent
+    <lineages>/<lineage>/round-00003/moments.safetensors    of the server's optimizer, where it has one
     <lineages>/<lineage>/set-aside/<when>-round-00004/  later rounds, set aside when a job resumed from an earlier one
 
 A folder under its final name is complete (`fedpeft.core.files`).
@@ -32,8 +33,9 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 
 ADAPTER, OWN, FACTS = "global.safetensors", "own.safetensors", "checkpoint.json"
+PARTS = {"own": OWN, "moments": "moments.safetensors"}  # fields of tensors by two names, and their files
 MAX_FACTS = 2**30  # bytes, with the history
-BETWEEN = "/"  # a site's name and a key, which has none
+BETWEEN = "/"  # the two names of a tensor, of which the second has none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,7 @@ class Checkpoint:
         settings: the sections that a resumed job must share.
         history: content of `history.json`.
         own, median, excess: of the check of updates, as in `UpdateCheck`.
+        moments: of the server's optimizer, as in `ServerSteps`.
     """
 
     job: str
@@ -63,6 +66,7 @@ class Checkpoint:
     own: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     median: float = 0.0
     excess: dict[str, float] = field(default_factory=dict)
+    moments: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
 
 
 def new_lineage(job: str, submitter: str) -> str:
@@ -94,12 +98,13 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     for other in sorted(folder.glob("round-*")):
         if other.name >= final.name:
             set_aside(other)
-    facts = {name: value for name, value in vars(checkpoint).items() if name not in ("state", "own")}
+    facts = {name: value for name, value in vars(checkpoint).items() if name not in ("state", *PARTS)}
     with replacing(final) as draft:
         draft.mkdir()
         save_file({key: tensor.contiguous() for key, tensor in checkpoint.state.items()}, draft / ADAPTER)
-        if checkpoint.own:
-            save_file(_flat_own(checkpoint.own), draft / OWN)
+        for name, file in PARTS.items():
+            if tensors := getattr(checkpoint, name):
+                save_file(_flat_tensors(tensors), draft / file)
         (draft / FACTS).write_text(json.dumps(facts))
     for old in sorted(folder.glob("round-*"))[:-keep]:
         drop(old)
@@ -166,7 +171,8 @@ def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
     if facts["job"] != job:
         raise FedpeftError(f"the checkpoint {rounds[-1]} is one of the job {facts['job']}, not of {job}.")
     try:
-        return Checkpoint(state=load_file(check_regular(rounds[-1] / ADAPTER)), own=_own(rounds[-1] / OWN), **facts)
+        parts: dict[str, Any] = {name: _tensors(rounds[-1] / file) for name, file in PARTS.items()}
+        return Checkpoint(state=load_file(check_regular(rounds[-1] / ADAPTER)), **parts, **facts)
     except (OSError, SafetensorError, TypeError) as error:
         raise FedpeftError(_unreadable(rounds[-1], error)) from error
 
@@ -191,16 +197,16 @@ def _facts(folder: Path) -> dict[str, Any]:
         raise FedpeftError(_unreadable(folder, error)) from error
 
 
-def _flat_own(own: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {f"{site}{BETWEEN}{key}": t.contiguous() for site, state in own.items() for key, t in state.items()}
+def _flat_tensors(named: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {f"{one}{BETWEEN}{other}": t.contiguous() for one, state in named.items() for other, t in state.items()}
 
 
-def _own(file: Path) -> dict[str, dict[str, torch.Tensor]]:
-    own: dict[str, dict[str, torch.Tensor]] = {}
+def _tensors(file: Path) -> dict[str, dict[str, torch.Tensor]]:
+    named: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in (load_file(file) if file.is_file() else {}).items():
-        site, _, key = name.rpartition(BETWEEN)
-        own.setdefault(site, {})[key] = tensor
-    return own
+        one, _, other = name.rpartition(BETWEEN)
+        named.setdefault(one, {})[other] = tensor
+    return named
 
 
 def _unreadable(folder: Path, error: Exception) -> str:

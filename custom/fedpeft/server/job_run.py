@@ -277,6 +277,7 @@ class JobRun:
                 own=rounds.check.own,
                 median=rounds.check.median,
                 excess=rounds.check.excess,
+                moments=rounds.steps.moments,
             )
             folder = self._lock_lineage(self._lineage)
             checkpoint.save(folder, finished, keep=self._job.federation.checkpoints)

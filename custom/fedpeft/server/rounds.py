@@ -29,10 +29,11 @@ from fedpeft.protocol.types import (
     TrainOrder,
     TrainReply,
 )
-from fedpeft.server.aggregation import parts_of
+from fedpeft.server.aggregation import check_global, parts_of
 from fedpeft.server.broadcast import DeltaBroadcast, StackedBroadcast
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.planner import Assignment, RoundPlanner
+from fedpeft.server.server_optimizer import ServerSteps
 from fedpeft.server.update_check import UpdateCheck
 
 R = TypeVar("R", bound=Reply)
@@ -60,13 +61,16 @@ class Sites(Protocol):
 
 
 class Integrator(Protocol):
-    """Makes the global adapter of the replies of a round, and stores it."""
+    """Aggregates the replies of a round, and stores the global adapter that the rounds make of it."""
 
     def start_from(self, state: State) -> None:
         """Set the global adapter before the first round."""
 
     def integrate(self, replies: Mapping[str, TrainReply]) -> tuple[State, dict[str, Any]]:
-        """Return the new global adapter and the report of its alignment."""
+        """Return the aggregated adapter and the report of its alignment."""
+
+    def keep(self, state: State) -> None:
+        """Store the global adapter of a round, which the next one goes on from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +133,7 @@ class Rounds:
         self._averaged = {site: entry["samples"] for site, entry in last.items()}
         past: dict[str, Any] = {"own": before.own, "median": before.median, "excess": before.excess} if before else {}
         self.check = UpdateCheck(self._method, self._training, self._schedule, **past)
+        self.steps = ServerSteps(self._method, before.moments if before else None)
         self._first = before.round + 1 if before else 1
 
     @property
@@ -160,6 +165,9 @@ class Rounds:
         if self._method.exchanges:
             state, report = self._integrator.integrate(accepted)
             self.check.accept({site: reply.state for site, reply in accepted.items()})
+            state = self.steps.step(self._global.state, state, {key for r in accepted.values() for key in r.state})
+            check_global(state)
+            self._integrator.keep(state)
             self._global.update(state)
         return Round(
             number=number,

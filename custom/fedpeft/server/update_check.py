@@ -13,6 +13,7 @@ from fedpeft.alignment.averaging import robust_row
 from fedpeft.alignment.factors import factor_places
 from fedpeft.alignment.low_rank import product_length
 from fedpeft.alignment.settings import MEDIAN, RobustSettings
+from fedpeft.answering.personalizations import PERSONALIZATIONS
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.states import State
 from fedpeft.methods.settings import MethodSettings
@@ -66,7 +67,9 @@ class UpdateCheck:
     ) -> None:
         hidden = not method.exchanges or method.secure_sum
         self._factor = 0.0 if hidden else method.robust.update_factor
-        self._kept = method.pia.max_kept if method.aligns else 0.0
+        self._kept = max(
+            method.pia.max_kept if method.aligns else 0.0, PERSONALIZATIONS[training.personalization].max_kept
+        )
         self._stacked = method.rule.stacks
         self._training, self._schedule = training, schedule or ScheduleSettings()
         self._rate = max(training.learning_rate, (method.federates_head and training.head_learning_rate) or 0.0)

@@ -136,12 +136,14 @@ class Integration(NamedTuple):
 
     Args:
         finish: from the trained adapter to what is sent and what is kept.
+        near: the global adapter with its neurons in the order of those that are trained; FedProx holds these near it.
         figures: for the site's own record: `global_share`, the share of the global adapter; `plans`, the places whose
             neurons alignment would move; `plans_taken`, those whose neurons were moved. Empty where nothing of the
             site's own is integrated.
     """
 
     finish: Finish
+    near: State
     figures: Mapping[str, float]
 
 
@@ -189,6 +191,7 @@ def start(
     if own is None or settings is None or not settings.client or share == 1:
         trainable.start(received, own)
         finish: Finish = _as_trained
+        integrated = received
     else:
         trainable.load(own)  # the probe must use the site's own adapter, not what an earlier round left in the model
         share, integrated, plans = _integrated(trainable, own, received, settings, share, samples)
@@ -196,13 +199,13 @@ def start(
         taken = len(moved_places(received, integrated))
         figures = {"global_share": share, "plans": plans, "plans_taken": taken}
     if settings is None or not settings.aligns_before_upload:
-        return Integration(finish, figures)
+        return Integration(finish, integrated, figures)
 
     def finish_aligned(trained: State) -> tuple[State, State]:
         upload, kept = finish(trained)
         return align_upload(upload, received, settings), kept
 
-    return Integration(finish_aligned, figures)
+    return Integration(finish_aligned, integrated, figures)
 
 
 def _combine(trainable: Trainable, own: State, integrated: State, settings: PIASettings, share: float) -> Finish:

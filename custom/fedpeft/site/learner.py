@@ -16,12 +16,14 @@ from typing import Any
 import torch
 
 from fedpeft.answering.answering import Batch
+from fedpeft.answering.personalizations import PERSONALIZATIONS
 from fedpeft.answering.training_settings import BEST, LINEAR, TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import LocalError
-from fedpeft.core.keys import belongs, layers_of
+from fedpeft.core.keys import HEAD, belongs, layers_of
 from fedpeft.core.layer_matching import LayerNumbers
 from fedpeft.core.metrics import BALANCED_ACCURACY, BELOW_CONSTANT
+from fedpeft.core.registry import imported
 from fedpeft.core.seeds import derive
 from fedpeft.core.states import State, digest, equal
 from fedpeft.data.answer_space import vocabulary_of
@@ -47,6 +49,7 @@ from fedpeft.site.loop import (
     train_epochs,
 )
 from fedpeft.site.metrics import Measure, Measured
+from fedpeft.site.proximal import held_near
 from fedpeft.site.round_values import RoundValues, head_state, without_head
 from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
 from fedpeft.site.site_batches import SiteBatches
@@ -147,6 +150,7 @@ class Learner:
         self.constant = baseline(site_data, least=least)
         self._evaluation = Evaluation(self.model, site_data, self.batches.of, least=least)
         self.values = RoundValues(site, self.model, method, folder)
+        self._personalization = imported(PERSONALIZATIONS[training.personalization].home)
         self._record = SiteRecord(
             site=site,
             data=site_data,
@@ -226,6 +230,8 @@ class Learner:
         compares = self.pia is not None and self.pia.follows_agreement
         agreed = next_agreement(own, received, round=round, part=part) if compares else None
         integration = self.integrate(round, own.adapter if own else None, received, agreed)
+        near = integration.near | (head_state(self.head.state_dict()) if self.method.federates_head else {})
+        personal = self._personalization(self, round=round, own=own, near=near, layers=layers)
         scores_change = compares_with_previous(self.schedule)
         started = self.trainable.state() if compares or scores_change else {}
         started_private = self.trainable.private_state() if scores_change else {}
@@ -233,26 +239,32 @@ class Learner:
         optimizer = self.optimizer()
         if own is not None and self.training.optimizer_state == "keep":
             restore_moments(optimizer, self.values.moments(own.optimizer))
-        metrics: dict[str, float | None] = dict(self.fit(optimizer, round))
-        figures, thresholds = self._evaluation.of_round()
-        metrics |= figures
+        with held_near(self.parameters(), optimizer, near, self.training.proximal_mu):
+            metrics: dict[str, float | None] = dict(self.fit(optimizer, round))
         changes = dict(own.changes) if own else {}
         if scores_change:
             changes |= self._changes(round, layers, started | started_private)
         trained = self.trainable.state()
         upload, kept = integration.finish(trained)
         beside = self.model.beside(received)
+        sent = self._to_send(upload, layers)
+        metrics |= personal.train()
+        measured = self.trainable.state()
+        figures, thresholds = self._evaluation.of_round()
+        metrics |= figures
         rounds = with_round(own.record.rounds if own and own.record else (), round, metrics | integration.figures)
         metrics[BELOW_CONSTANT] = below_constant(rounds, self.constant)
         state = site_state.SiteState(
             round=round,
             adapter=kept,
-            trained={} if equal(trained, kept) else trained,
+            trained={} if equal(measured, kept) else measured,
             beside=beside.state,
             private=self.trainable.private_state(),
             head={key: value.detach().cpu() for key, value in self.head.state_dict().items()},
             optimizer=moments(optimizer),
             changes=changes,
+            exchanged=personal.exchanged,
+            personal=personal.kept,
             agreement=agreed,
             facts=self.facts,
             record=self._record.after(rounds, thresholds=thresholds, share=beside.share),
@@ -260,7 +272,8 @@ class Learner:
             started=started if compares else {},
         )
         site_state.save(self.folder, state, best=best_round(rounds) if self.training.keep == BEST else None)
-        return Update(state=self._to_send(upload, layers), samples=self.announced["train"], metrics=metrics)
+        personal.restore(trained)
+        return Update(state=sent, samples=self.announced["train"], metrics=metrics)
 
     def _own_state(self, round: int) -> site_state.SiteState | None:
         """The site's state of the round before; None: it has none yet."""
@@ -435,6 +448,10 @@ class Learner:
                 micro_batch=settings.micro_batch,
                 on_step=self.on_step,
             )
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Everything that could be trained, by key."""
+        return {**self.trainable.parameters(), **{f"{HEAD}{name}": p for name, p in self.head.named_parameters()}}
 
     def _seed(self, purpose: str, round: int) -> int:
         """The seed of one purpose in a round's training."""

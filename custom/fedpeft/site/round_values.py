@@ -71,9 +71,12 @@ class RoundValues:
             LocalError: the state is of another method.
         """
         first = first_head or self.first_head
-        self._model.answering.head.load_state_dict(only_head(received) or (own.head if own else first))
+        head, private = (own.head, own.private) if own else (first, self._first_private)
+        if own and own.exchanged:
+            head, private = only_head(own.exchanged), without_head(own.exchanged)
+        self._model.answering.head.load_state_dict(only_head(received) or head)
         try:
-            self._model.trainable.load_private(own.private if own else self._first_private)
+            self._model.trainable.load_private(private)
         except FedpeftError as error:
             raise LocalError(
                 f"the state of site {self._site} in {self._folder} is not of this method ({error}): remove that folder."

@@ -26,6 +26,7 @@ from fedpeft.core.settings import about
 from fedpeft.core.states import State
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.job.catalog import without_head
+from fedpeft.job.schemes import check_schemes
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.products import FrozenProducts
 from fedpeft.methods.settings import MethodSettings
@@ -96,6 +97,7 @@ class SiteModel:
         self.training, self.vocabulary = training, vocabulary
         # in a notebook there is no job that was checked before
         method.check_schedule(active=schedule.active, joins=schedule.joins)
+        check_schemes(method, training)
         self.device = computing.device_of(training)
         self._labelled, self._own_head = labelled, not method.federates_head
         own_start = method.initialization == "own" or site in schedule.joins

@@ -117,7 +117,15 @@ def best_round(rounds: tuple[Figures, ...]) -> int | None:
 
 KEPT_ROUNDS = 4  # the three that the server can resume from by default, and an unfinished one
 _PARTS = ("adapter", "head", "optimizer")
-_OPTIONAL = ("private", "received", "started", "trained", "beside")  # written where there are such tensors
+_OPTIONAL = (
+    "private",
+    "received",
+    "started",
+    "trained",
+    "beside",
+    "exchanged",
+    "personal",
+)  # written where there are such tensors
 RECORD = "model.json"
 
 
@@ -135,6 +143,9 @@ class SiteState:
         trained: what the round trained, where the site keeps another adapter for the next round.
         beside: what was frozen beside the trained tensors in the model that was measured: the aligned global adapter,
             a received one, or the factors whose products the frozen weights hold.
+        exchanged: head and private tensors of the exchanged model, where a personal one was measured: `head`,
+            `private` and `trained` are then that one's.
+        personal: what a personalization needs in the next round (`fedpeft.site.personalization`).
         changes: by layer, the score of what its last training changed, where layers are scored by that.
         agreement: of the site's training with the others', up to the round before; None: nothing was compared.
         optimizer: AdamW's moments and step counts, by parameter name.
@@ -151,6 +162,8 @@ class SiteState:
     started: dict[str, torch.Tensor] = field(default_factory=dict)
     trained: dict[str, torch.Tensor] = field(default_factory=dict)
     beside: dict[str, torch.Tensor] = field(default_factory=dict)
+    exchanged: dict[str, torch.Tensor] = field(default_factory=dict)
+    personal: dict[str, torch.Tensor] = field(default_factory=dict)
     changes: dict[int, float] = field(default_factory=dict)
     agreement: float | None = None
     facts: dict[str, str | int] = field(default_factory=dict)

@@ -1,18 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a user would take instead of FedPIA against sites that differ, each on the adapters and in its few lines.
+"""Ditto and FedALA as learners with everything in memory, written from the papers before there were settings.
 
-    FedProx   mu/2 |w - w_global|^2 beside the loss                                Li et al. 2020
-    Ditto     a model of the site's own beside the global one, drawn towards it    Li et al. 2021
-    FedALA    starts from w + (w_global - w) * W, W learned on the site's data     Zhang et al. 2023
-
-They are learners for `fedpeft.federate`, with `method.aggregation=fedavg`; heads stay at the site, as everywhere here.
+They need `method.aggregation=fedavg`, one process for all rounds, and batches that are computed at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -25,33 +19,14 @@ from fedpeft.site.loop import moments, restore_moments
 ALA_SHARE, ALA_PASSES, ALA_SETTLED = 0.8, 10, 0.01
 
 
-@contextmanager
-def held_near(learner: Learner, optimizer: torch.optim.Optimizer, anchor: State, strength: float) -> Iterator[None]:
-    """Add `strength (w - anchor)` to the gradient of every step in this block."""
-    parameters = learner.trainable.parameters()
-    pairs = [(parameters[key], tensor) for key, tensor in anchor.items() if key in parameters]
+def pulled(learner: Learner, optimizer: torch.optim.Optimizer, anchor: State, strength: float):
+    """Add the gradient of `strength/2 |w - anchor|^2` to that of every step."""
+    pairs = [(p, anchor[key]) for key, p in learner.trainable.parameters().items()]
 
-    def pull(*_: Any) -> None:
-        for parameter, tensor in pairs:
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - tensor.to(parameter), alpha=strength)
+    def add(*_):
+        (strength / 2 * sum((one - near).square().sum() for one, near in pairs)).backward()
 
-    hook = optimizer.register_step_pre_hook(pull)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-class FedProx(Learner):
-    """Local training is held near the global adapter."""
-
-    strength = 0.01  # mu
-
-    def fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
-        anchor = {key: parameter.detach().clone() for key, parameter in self.trainable.parameters().items()}
-        with held_near(self, optimizer, anchor, self.strength):
-            return super().fit(optimizer, round)
+    return optimizer.register_step_pre_hook(add)
 
 
 class Ditto(Learner):
@@ -72,8 +47,9 @@ class Ditto(Learner):
         if self.training.optimizer_state == "keep":
             restore_moments(optimizer, kept)  # its rates are those of a new one: the schedule starts from the peak
         anchor = {key: tensor.clone() for key, tensor in (received or self.values.first).items()}
-        with held_near(self, optimizer, anchor, self.strength):
-            losses = self.fit(optimizer, round)
+        hook = pulled(self, optimizer, anchor, self.strength)
+        losses = self.fit(optimizer, round)
+        hook.remove()
         metrics = {**losses, **self.evaluate()}
         head = {key: value.clone() for key, value in self.head.state_dict().items()}
         self._personal = self.trainable.state(), head, moments(optimizer)
@@ -119,6 +95,3 @@ class FedALA(Learner):
         self._weights = weights
         self.trainable.load({key: own[key] + gaps[key] * weights[key] for key in own})
         return integration
-
-
-PEERS: dict[str, Callable[..., Learner]] = {"fedprox": FedProx, "ditto": Ditto, "fedala": FedALA}

@@ -1,0 +1,83 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""FedALA: every number of a site's adapter takes a share of the global one that is learned before training.
+
+    start = own + (global - own) W,    W <- clip(W - rate dloss/dstart (global - own), 0, 1)
+
+W, one number for each of the adapter, is learned on 80 % of the training samples: in its first round until the loss
+settles, later in one pass. It stays at the site. What is trained from there is measured and sent.
+
+Source: Zhang et al. 2023, FedALA, Algorithm 1, https://arxiv.org/abs/2212.01197.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedpeft.core.seeds import derive
+from fedpeft.core.states import State
+from fedpeft.site import computing
+from fedpeft.site.loop import parts_of
+from fedpeft.site.personalization import OfRound
+from fedpeft.site.round_values import without_head
+from fedpeft.site.site_state import SiteState
+
+if TYPE_CHECKING:
+    from fedpeft.site.learner import Learner
+
+SHARE, PASSES, SETTLED = 0.8, 10, 0.01
+
+
+class FedALA(OfRound):
+    """The start of a round; in a site's first one it is the global adapter."""
+
+    def __init__(
+        self, learner: Learner, *, round: int, own: SiteState | None, near: State, layers: Sequence[int] | None
+    ) -> None:
+        super().__init__(learner, round=round, own=own, near=near, layers=layers)
+        if own is None:
+            return
+        self._own, received = own.adapter, without_head(near)
+        self._gaps = {key: received[key] - tensor for key, tensor in self._own.items()}
+        self.kept = own.personal or {key: torch.ones_like(tensor) for key, tensor in self._own.items()}
+        learner.trainable.train_only(layers)
+        with computing.as_trained(learner.backbone, learner.training):
+            self._learn(passes=1 if own.personal else PASSES)
+        self._mix()
+
+    def _learn(self, *, passes: int) -> None:
+        """Learn the shares of the numbers that are trained in this round."""
+        learner, before = self.learner, float("inf")
+        seed = derive(learner.training.seed, "ala", learner.site, self.round)
+        samples = learner.batches.sample(int(SHARE * len(learner.data.train)), seed)
+        answering = learner.answering.eval()
+        size = learner.training.micro_batch or learner.training.batch_size
+        trained = {key: one for key, one in learner.trainable.parameters().items() if one.requires_grad}
+        for _ in range(passes):
+            total = 0.0
+            for batch in samples:
+                self._mix()
+                for parameter in trained.values():
+                    parameter.grad = None
+                for part in parts_of(batch, answering, size):
+                    loss = part.loss(part.forward())
+                    loss.backward()
+                    total += loss.item()
+                self._step({key: one.grad for key, one in trained.items()})
+            if abs(before - total) < SETTLED * total:
+                break
+            before = total
+        learner.answering.zero_grad(set_to_none=True)
+
+    def _step(self, gradients: dict[str, torch.Tensor | None]) -> None:
+        rate = self.learner.training.ala_rate
+        for key, gradient in gradients.items():
+            if gradient is not None and key in self._gaps:
+                step = rate * gradient.cpu() * self._gaps[key]
+                self.kept[key] = (self.kept[key] - step).clamp(0, 1)
+
+    def _mix(self) -> None:
+        mixed = {key: tensor + self._gaps[key] * self.kept[key] for key, tensor in self._own.items()}
+        self.learner.trainable.load(mixed)

@@ -1,0 +1,170 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Ditto and FedALA: as another implementation has them, from a site's disk, and FedAvg or alone at their ends."""
+
+import pytest
+import torch
+from peers import Ditto, FedALA
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.federate import federate
+from fedpeft.job.settings import CommonSettings
+from fedpeft.site import site_state
+from fedpeft.site.learner import Learner
+
+SITES = ("slake", "vqa-rad")
+RUN = (
+    f"federation.sites=[{','.join(SITES)}]",
+    "data.train_size=16",
+    "training.batch_size=4",
+    "training.rounds=3",
+    "training.local_epochs=1",
+    "training.learning_rate=5e-3",
+)
+FEDAVG, DITTO, ALA = "method.aggregation=fedavg", "training.personalization=ditto", "training.personalization=fedala"
+SERVER_PIA = ("method.aggregation=pia", "method.pia.client=false")
+SGD = ("training.optimizer=sgd", "training.learning_rate=1e-6", "training.decay=none", "training.warmup=0")
+EXACT = {"rtol": 0, "atol": 0}
+
+
+@pytest.fixture(scope="module")
+def learners(sections, tmp_path_factory):
+    """Function from settings, and a class of learners, to a learner of each site."""
+
+    def build(*settings, kind=Learner, folder=None):
+        folder = folder or tmp_path_factory.mktemp("sites")
+        job = sections(*RUN, *settings)
+        return {site: kind.from_sections(job, site=site, folder=folder / site) for site in SITES}
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def fedavg(learners):
+    """The rounds of FedAvg."""
+    return list(federate(learners(FEDAVG)))
+
+
+def measured(result, site):
+    """The figures of a round that both implementations have."""
+    return {k: v for k, v in result.updates[site].metrics.items() if k not in ("validation", "below_constant")}
+
+
+def kept(learner, round=3):
+    return site_state.load(learner.folder / f"round-{round:05d}")
+
+
+def with_values(kind, **values):
+    return type(kind.__name__, (kind,), values)
+
+
+def assert_same(rounds, others, **tolerance):
+    for one, other in zip(rounds, others, strict=True):
+        torch.testing.assert_close(one.state, other.state, **(tolerance or EXACT))
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ((DITTO,), Ditto),
+        ((DITTO, "training.optimizer_state=reset", "training.ditto_lambda=2"), with_values(Ditto, strength=2.0)),
+        ((ALA,), FedALA),
+        ((ALA, "training.ala_rate=1e4"), with_values(FedALA, rate=1e4)),
+    ],
+    ids=["ditto", "ditto, reset", "fedala", "fedala, other shares"],
+)
+def test_numbers_are_those_of_another_implementation(learners, settings, kind):
+    rounds = list(federate(learners(FEDAVG, *settings)))
+    others = list(federate(learners(FEDAVG, *settings[1:], "training.personalization=none", kind=kind)))
+    assert_same(rounds, others, rtol=0, atol=1e-7)
+    for one, other in zip(rounds, others, strict=True):
+        assert all(measured(one, site) == pytest.approx(measured(other, site), abs=1e-6) for site in SITES)
+
+
+@pytest.mark.parametrize("settings", [(DITTO,), (ALA, "training.ala_rate=1e4")], ids=["ditto", "fedala"])
+@pytest.mark.parametrize("method", [(FEDAVG,), SERVER_PIA, (FEDAVG, "schedule.budget=1")], ids=["", "pia", "layers"])
+def test_a_site_goes_on_from_its_disk(learners, tmp_path, settings, method):
+    """With alignment at the server and with scheduled layers as well; what was measured is what is kept."""
+    site = SITES[0]
+    layers = [0] if "schedule.budget=1" in method else None
+    one = learners(*method, *settings)[site]
+    ends = []
+    for fresh in (False, True):
+        received, folder = {}, tmp_path / str(fresh)
+        for number in (1, 2, 3):
+            if number == 1 or fresh:
+                one = learners(*method, *settings, folder=folder)[site]
+            update = one.train_round(number, received, layers)
+            received = {**one.first_state(), **{key: tensor + 0.01 for key, tensor in update.state.items()}}
+        ends.append((update, kept(one)))
+    (update, state), (other, again) = ends
+    torch.testing.assert_close(update.state, other.state, **EXACT)
+    torch.testing.assert_close(vars(state)["personal"], vars(again)["personal"], **EXACT)
+    assert update.metrics == other.metrics
+    one.model.restore(again)
+    assert one.evaluate()["overall"] == update.metrics["overall"]
+
+
+def test_dittos_global_adapter_is_fedavgs_and_another_model_is_measured(learners, fedavg):
+    built = learners(FEDAVG, DITTO)
+    rounds = list(federate(built))
+    assert_same(rounds, fedavg)
+    assert any(measured(rounds[-1], site) != measured(fedavg[-1], site) for site in SITES)
+    state = kept(built[SITES[0]])
+    assert state.exchanged.keys() == {f"head.{name}" for name in state.head}
+    assert any(not torch.equal(tensor, state.exchanged[f"head.{name}"]) for name, tensor in state.head.items())
+
+
+@pytest.mark.parametrize("moments", ["keep", "reset"])
+def test_dittos_own_model_without_a_pull_is_trained_alone(learners, moments):
+    settings = f"training.optimizer_state={moments}"
+    rounds = federate(learners(FEDAVG, DITTO, "training.ditto_lambda=0", settings))
+    alone = federate(learners("method.aggregation=none", settings))
+    for result, expected in zip(rounds, alone, strict=True):
+        assert all(measured(result, site) == measured(expected, site) for site in SITES)
+
+
+@pytest.mark.parametrize(("strength", "stays"), [(1e6, True), (0.0, False)])
+def test_dittos_own_model_is_drawn_to_the_global_adapter(learners, strength, stays):
+    learner = learners(FEDAVG, DITTO, f"training.ditto_lambda={strength}", *SGD)[SITES[0]]
+    first = learner.train_round(1, {}).state
+    received = {key: tensor + 0.1 for key, tensor in first.items()}
+    learner.train_round(2, received)
+    state = kept(learner, 2)
+    own = state.trained or state.adapter
+    distance = max((own[key] - received[key]).abs().max().item() for key in received)
+    assert distance < 1e-5 if stays else distance > 0.09
+
+
+def test_fedala_whose_shares_stay_1_is_fedavg(learners, fedavg):
+    built = learners(FEDAVG, ALA, "training.ala_rate=0")
+    assert_same(list(federate(built)), fedavg, rtol=0, atol=1e-4)  # own + (global - own) is rounded
+    assert all(bool((shares == 1).all()) for one in built.values() for shares in kept(one).personal.values())
+
+
+def test_fedalas_shares_leave_1_and_stay_between_0_and_1(learners):
+    built = learners(FEDAVG, ALA, "training.ala_rate=1e7")
+    list(federate(built))
+    for learner in built.values():
+        shares = torch.cat([tensor.flatten() for tensor in kept(learner).personal.values()])
+        assert shares.min() == 0
+        assert shares.max() == 1
+        assert 0 < (shares < 1).float().mean() < 1
+
+
+@pytest.mark.parametrize("scheme", ["ditto", "fedala"])
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ({"aggregation": "none"}, "'none' makes no global adapter"),
+        ({"name": "lora", "aggregation": "stack"}, "'stack' adds its factors to the frozen weights"),
+        ({"name": "lora", "aggregation": "svd"}, "'svd' makes new factors in every round"),
+        ({"aggregation": "pia"}, "set method.pia.client to false"),
+        ({"name": "feddat_houlsby"}, "keeps tensors of the site's own already: use 'houlsby'"),
+        ({"name": "classifier", "head": "federated"}, "exchanges no adapter"),
+    ],
+)
+def test_what_means_nothing_together_is_refused(scheme, method, reason):
+    sections = {"method": method, "training": {"rounds": 2, "personalization": scheme}}
+    with pytest.raises(FedpeftError, match=reason) as caught:
+        CommonSettings.from_sections(sections)
+    assert caught.value.setting == "training.personalization"
