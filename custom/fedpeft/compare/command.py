@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.job import JOB_HELP
 
 if TYPE_CHECKING:
+    from fedpeft.compare.experiment import Key, Run
     from fedpeft.compare.outcome import Outcome
     from fedpeft.report.tables import Table
 
@@ -91,11 +92,8 @@ def _short(chosen: argparse.Namespace) -> list[str]:
 
 
 def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], list[str]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from fedpeft.compare.experiment import earlier, plan, run_missing
+    from fedpeft.compare.experiment import earlier, plan
     from fedpeft.compare.runs import variants
-    from fedpeft.core.console import Console
     from fedpeft.job.composing import default_configs, name_of
 
     if len(chosen.what) > 1:
@@ -107,22 +105,35 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
         raise FedpeftError(f"--baseline {chosen.baseline!r} is none of {', '.join(names)}: name one of them.")
     task = name_of(Path(chosen.what[0]))
     runs = plan(chosen.configs or default_configs(), task, methods, range(chosen.seeds), chosen.set)
-    there = len(earlier(out, runs))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("runs", total=len(runs) - there)
-
-        def finished(one: Outcome) -> None:
-            figures = ", ".join(f"{one.figure(metric):.1f} %" for metric in dict.fromkeys(one.metrics.values()))
-            progress.console.print(
-                f"{one.method}, seed {one.seed}: {figures} ({one.seconds:.0f} s)", markup=False, highlight=False
-            )
-            progress.advance(bar)
-
-        failed = run_missing(out, runs, processes=chosen.processes, finished=finished)
+    failed = list(run_shown(out, runs, processes=chosen.processes, say=_figures).values())
     order = {run.key: number for number, run in enumerate(runs)}
     done = sorted(earlier(out, runs), key=lambda one: order[one.method, one.seed, one.settings])
     return done, failed
+
+
+def _figures(one: Outcome) -> str:
+    return ", ".join(f"{one.figure(metric):.1f} %" for metric in dict.fromkeys(one.metrics.values()))
+
+
+def run_shown(
+    out: Path, runs: Sequence[Run], *, processes: int, say: Callable[[Outcome], str], what: str = "runs"
+) -> dict[Key, str]:
+    """Run what a folder lacks below a progress bar, and say of each run what `say` returns; see `run_missing`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from fedpeft.compare.experiment import earlier, run_missing
+    from fedpeft.core.console import Console
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task(what, total=len(runs) - len(earlier(out, runs)))
+
+        def finished(one: Outcome) -> None:
+            said = f"{one.method}, seed {one.seed}: {say(one)} ({one.seconds:.0f} s)"
+            progress.console.print(said, markup=False, highlight=False)
+            progress.advance(bar)
+
+        return run_missing(out, runs, processes=processes, finished=finished)
 
 
 def _write(out: Path, table: Table, outcomes: Sequence[Outcome]) -> None:

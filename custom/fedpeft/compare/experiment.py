@@ -25,7 +25,7 @@ from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import parse_json, read_text
-from fedpeft.core.metrics import pooled_balanced_accuracy
+from fedpeft.core.metrics import VALIDATION, pooled_balanced_accuracy
 from fedpeft.core.processes import without_current_folder
 from fedpeft.job.composing import changed, check_used, unused
 from fedpeft.job.federation import NONE, SETTING
@@ -33,10 +33,11 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.report.wording import IDENTITY, Alignment
 
 if TYPE_CHECKING:
-    from fedpeft.site.learner import Learner
+    from fedpeft.site.learner import Learner, Update
 
 RUNS = "runs.jsonl"
 SEEDS = ("training.seed", "data.seed")
+Key = tuple[str, int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class Run:
         return hashlib.sha256(json.dumps(self.sections, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
-    def key(self) -> tuple[str, int, str]:
+    def key(self) -> Key:
         """What an earlier result must have in common with this run."""
         return self.method, self.seed, self.settings
 
@@ -116,7 +117,9 @@ def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
     return list(found.values())
 
 
-def run_missing(folder: Path, runs: Sequence[Run], *, processes: int, finished: Callable[[Outcome], None]) -> list[str]:
+def run_missing(
+    folder: Path, runs: Sequence[Run], *, processes: int, finished: Callable[[Outcome], None]
+) -> dict[Key, str]:
     """Run what the folder lacks; a line is written when a run ends.
 
     Args:
@@ -126,12 +129,12 @@ def run_missing(folder: Path, runs: Sequence[Run], *, processes: int, finished: 
         finished: called with each run that has ended.
 
     Returns:
-        a sentence for each run that failed.
+        a sentence for each run that failed, by its `Run.key`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done = {(one.method, one.seed, one.settings) for one in earlier(folder, runs)}
     missing = [run for run in runs if run.key not in done]
-    failed = []
+    failed: dict[Key, str] = {}
     with without_current_folder():  # the pool starts a process when it is made, and one with each of the first runs
         pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
         futures = {pool.submit(carry_out, run): number for number, run in enumerate(missing)}
@@ -147,7 +150,7 @@ def run_missing(folder: Path, runs: Sequence[Run], *, processes: int, finished: 
                 ) from error
             except Exception as error:  # one run, such as one without room on a GPU, must not end the others
                 reason = str(error) if isinstance(error, FedpeftError) else f"{type(error).__name__}: {error}"
-                failed.append(f"{run.method}, seed {run.seed}: {reason}")
+                failed[run.key] = f"{run.method}, seed {run.seed}: {reason}"
                 continue
             with (folder / RUNS).open("a") as lines:
                 lines.write(json.dumps(outcome.as_json()) + "\n")
@@ -164,11 +167,16 @@ def carry_out(run: Run) -> Outcome:
     from fedpeft.federate import federate
     from fedpeft.job.federation import site_data
     from fedpeft.site.learner import Learner
+    from fedpeft.site.site_model import SharedModels
 
     sites = run.sections["federation"]["sites"]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        learners = {site: Learner.from_sections(run.sections, site=site, folder=Path(folder) / site) for site in sites}
+        shared = SharedModels()  # the sites take turns
+        learners = {
+            site: Learner.from_sections(run.sections, site=site, folder=Path(folder) / site, shared=shared)
+            for site in sites
+        }
         on_cpu = all(learner.device.type == "cpu" for learner in learners.values())
         before = _cpu_seconds()  # without the imports, which only the first run of a process pays for
         rounds, pooled, alignment = [], [], Alignment()
@@ -181,10 +189,7 @@ def carry_out(run: Run) -> Outcome:
         task=run.task,
         method=run.method,
         seed=run.seed,
-        figures=tuple(
-            {site: value for site, one in updates.items() if (value := one.metrics["overall"]) is not None}
-            for updates in rounds
-        ),
+        figures=_by_site(rounds, "overall"),
         sent=tuple({site: float(sum(t.nbytes for t in one.state.values())) for site, one in u.items()} for u in rounds),
         metrics={site: learner.data.metric for site, learner in learners.items()},
         seconds=time.monotonic() - began,
@@ -196,6 +201,16 @@ def carry_out(run: Run) -> Outcome:
         pooled=tuple(value for value in pooled if value is not None),
         cpu_seconds=spent if on_cpu else None,
         alignment=alignment,
+        validation=_by_site(rounds, VALIDATION),
+        validated={site: len(learner.data.validation) for site, learner in learners.items()},
+    )
+
+
+def _by_site(rounds: Sequence[Mapping[str, Update]], metric: str) -> tuple[dict[str, float], ...]:
+    """Return for each round the sites' figures of one name, without those of sites that have none."""
+    return tuple(
+        {site: value for site, one in updates.items() if (value := one.metrics[metric]) is not None}
+        for updates in rounds
     )
 
 
