@@ -13,7 +13,7 @@ from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, earlier, run_missing
 from fedpeft.compare.grid import axis_of, points
 from fedpeft.compare.outcome import Outcome
-from fedpeft.compare.tune import RATE, Race, Step, rates, run_race, table_of
+from fedpeft.compare.tune import RATE, Search, Step, rates, run_steps, table_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.job.admission import admit_folder
@@ -31,10 +31,10 @@ def in_threads(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def race(*over, job=JOB, overrides=(), **changed):
+def search(*over, job=JOB, overrides=(), **changed):
     found = find_job(Path(job), CONFIGS)
     axes = [axis_of(text, option="--over") for text in over] or [rates(found.sections)]
-    return Race(job=found, axes=axes, points=points(axes), overrides=overrides, **changed)
+    return Search(job=found, axes=axes, points=points(axes), overrides=overrides, **changed)
 
 
 def reached(run, figure, samples=100):
@@ -91,14 +91,14 @@ def counted(monkeypatch, carried=peaked, ends_after=math.inf):
     ],
 )
 def test_a_third_goes_on_with_three_times_the_rounds(over, overrides, steps):
-    assert race(*over, overrides=overrides).steps() == steps
+    assert search(*over, overrides=overrides).steps() == steps
 
 
 def test_the_default_grid_lies_around_the_rate_that_the_backbone_declares():
     declared = BACKBONES.get("tiny-vilt").learning_rate
     values = rates(compose(CONFIGS, JOB)).values
     assert [value / declared for value in values] == pytest.approx([0.1, 0.3, 1, 3, 10])
-    assert race().points[f"learning_rate={declared:g}"].overrides == (f"{RATE}={declared}",)
+    assert search().points[f"learning_rate={declared:g}"].overrides == (f"{RATE}={declared}",)
 
 
 def own_job(folder, *, comments="# Written by `fedpeft new`.\n", inside="", shared=False):
@@ -174,7 +174,7 @@ def test_a_packaged_job_gets_a_folder_here(tmp_path):
 
 
 def step(rounds, samples=100, **figures):
-    runs = {name: race("training.batch_size=8,16,32").runs(f"batch_size={name[1:]}", rounds)[0] for name in figures}
+    runs = {name: search("training.batch_size=8,16,32").runs(f"batch_size={name[1:]}", rounds)[0] for name in figures}
     found = {run.method: [reached(run, figures[name], samples)] for name, run in runs.items()}
     return Step(rounds=rounds, outcomes=found, failed={})
 
@@ -189,7 +189,7 @@ def step(rounds, samples=100, **figures):
     ],
 )
 def test_a_best_value_at_the_end_of_the_grid_or_within_noise_is_said(figures, samples, note):
-    table = table_of(race("training.batch_size=8,16,32"), [step(5, samples, **figures)])
+    table = table_of(search("training.batch_size=8,16,32"), [step(5, samples, **figures)])
     assert any(one.startswith(note) for one in table.notes) if note else table.notes == ()
 
 
@@ -233,11 +233,11 @@ def test_a_search_without_validation_figures_ends(carried, message, monkeypatch,
 @pytest.mark.slow
 def test_a_search_on_the_tiny_job_finds_the_best_of_the_whole_grid(tmp_path):
     few = ["data.train_size=32", "data.validation_size=24", "data.test_size=4", "training.rounds=3"]
-    tried = race(
+    tried = search(
         f"{RATE}=5e-4,5e-3,2e-2",
         overrides=[*few, "federation.sites=[slake, vqa-rad]", "training.local_epochs=1", "method.probe_samples=8"],
     )
-    steps = run_race(tried, tmp_path, processes=1)
+    steps = run_steps(tried, tmp_path, processes=1)
     assert [step.rounds for step in steps] == [1, 3]
     every = [run for label in tried.points for run in tried.runs(label, 3)]
     run_missing(tmp_path, every, processes=1, finished=lambda one: None)

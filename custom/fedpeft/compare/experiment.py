@@ -8,6 +8,7 @@ All methods have the same data, the same steps and the same seeds. A run is a fe
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import tempfile
@@ -15,12 +16,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.alignment import PIASettings
+from fedpeft.compare.grid import Axis, check_free, points
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
@@ -42,18 +45,33 @@ Key = tuple[str, int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One method with one seed: the composed job, and the method's name where it runs as `app_configs/` has it."""
+    """One method with one seed.
+
+    Args:
+        task: name of the job.
+        method: name of the row.
+        seed: of the run.
+        sections: of the composed job.
+        recipe: the method's name where it runs as `app_configs/` has it, otherwise empty.
+        point: setting and value of a sweep (`Point.label`); empty: there is none.
+    """
 
     task: str
     method: str
     seed: int
     sections: Mapping[str, Any]
     recipe: str = ""
+    point: str = ""
 
     @property
     def settings(self) -> str:
         """A digest of everything that the result depends on, to distinguish runs of one method."""
         return hashlib.sha256(json.dumps(self.sections, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return ", ".join(filter(None, (self.method, self.point, f"seed {self.seed}")))
 
     @property
     def key(self) -> Key:
@@ -62,7 +80,12 @@ class Run:
 
 
 def plan(
-    configs: Path, task: str, methods: Sequence[Variant], seeds: Sequence[int], overrides: Sequence[str]
+    configs: Path,
+    task: str,
+    methods: Sequence[Variant],
+    seeds: Sequence[int],
+    overrides: Sequence[str],
+    sweep: Axis | None = None,
 ) -> list[Run]:
     """Compose all runs, so that what is wrong is found before the first one starts.
 
@@ -72,23 +95,27 @@ def plan(
         methods: the rows.
         seeds: each gives all methods the same data, initial values and order.
         overrides: settings of all methods, `section.name=value`.
+        sweep: a setting with whose every value each method runs.
     """
+    axes = [sweep] if sweep else []
     given = [*overrides, *(setting for method in methods for setting in method.settings)]
-    if chosen := [text for text in given if text.partition("=")[0].strip() in SEEDS]:
+    varied = [*given, *(axis.setting for axis in axes)]
+    if chosen := [text for text in varied if text.partition("=")[0].strip() in SEEDS]:
         raise FedpeftError(f"{chosen[0]!r}: the seeds of a comparison are those of --seeds; leave it out.")
+    check_free(axes, given)
     runs = []
-    for seed in seeds:
-        for method in methods:
-            own = [*(f"{name}={seed}" for name in SEEDS), *overrides]
-            sections = sections_of(configs, task, method, own)
-            check_used(method.settings, sections, job=f"row {method.name!r}")
-            if (tracker := sections["federation"].get("tracking", NONE)) != NONE:
-                raise FedpeftError(
-                    f"{SETTING} is {tracker!r}, and a comparison runs without FLARE's server, which sends figures: "
-                    f"leave it out."
-                )
-            recipe = "" if overrides or method.settings else method.method
-            runs.append(Run(task=task, method=method.name, seed=seed, sections=sections, recipe=recipe))
+    for seed, method, point in itertools.product(seeds, methods, points(axes).values()):
+        own = [*(f"{name}={seed}" for name in SEEDS), *overrides]
+        row = f"row {method.name!r}"
+        sections = point.sections(partial(_composed, configs, task, method, own), job=row)
+        check_used(method.settings, sections, job=row)
+        if (tracker := sections["federation"].get("tracking", NONE)) != NONE:
+            raise FedpeftError(
+                f"{SETTING} is {tracker!r}, and a comparison runs without FLARE's server, which sends figures: "
+                f"leave it out."
+            )
+        recipe = "" if overrides or method.settings or axes else method.method
+        runs.append(Run(task=task, method=method.name, seed=seed, sections=sections, recipe=recipe, point=point.label))
     tuned = {run.sections["method"].get("name", MethodSettings.name) for run in runs}
     for name in changed(overrides).get("method", {}).get("settings", {}):
         if all(name in unused(overrides, one) for one in tuned):
@@ -97,6 +124,12 @@ def plan(
                 f"add {name} to the methods."
             )
     return runs
+
+
+def _composed(
+    configs: Path, task: str, method: Variant, overrides: Sequence[str], more: Sequence[str]
+) -> dict[str, Any]:
+    return sections_of(configs, task, replace(method, settings=(*method.settings, *more)), overrides)
 
 
 def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
@@ -150,7 +183,7 @@ def run_missing(
                 ) from error
             except Exception as error:  # one run, such as one without room on a GPU, must not end the others
                 reason = str(error) if isinstance(error, FedpeftError) else f"{type(error).__name__}: {error}"
-                failed[run.key] = f"{run.method}, seed {run.seed}: {reason}"
+                failed[run.key] = f"{run.label}: {reason}"
                 continue
             with (folder / RUNS).open("a") as lines:
                 lines.write(json.dumps(outcome.as_json()) + "\n")

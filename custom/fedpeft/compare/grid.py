@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.settings import NATURAL, DataSettings
-from fedpeft.job.composing import check_used, composed
+from fedpeft.job.composing import check, check_used
 from fedpeft.job.yaml_values import parse
 from fedpeft.scheduling.settings import ALL
 
@@ -59,20 +59,19 @@ class Point:
         """The settings as a table names them, without their sections."""
         return ", ".join(f"{name.rpartition('.')[2]}={shown(value)}" for name, value in self.values)
 
-    def sections(self, base: Mapping[str, Any], overrides: Sequence[str] = (), *, job: str) -> dict[str, Any]:
+    def sections(self, compose: Callable[[Sequence[str]], dict[str, Any]], *, job: str) -> dict[str, Any]:
         """Return the checked sections of a job with these values.
 
         Args:
-            base: the job's sections.
-            overrides: further settings, which go before those of the grid.
+            compose: from further settings as `section.name=value` to the job's sections.
             job: its name, for messages.
         """
+        sections = compose(self.overrides)
+        check_used(self.overrides, sections, job=job)
         for name, value in self.values:
             if _is_count(name, value):
-                base = _with_sites(base, value)
-        sections = composed([base], [*overrides, *self.overrides])
-        check_used(self.overrides, sections, job=job)
-        for name, _ in self.values:
+                sections = _with_sites(sections, value)
+                check(sections)
             _check_read(name, sections, job)
         return sections
 
@@ -108,6 +107,13 @@ def points(axes: Sequence[Axis]) -> dict[str, Point]:
         )
     every = [Point(values=tuple(zip(names, values, strict=True))) for values in combinations]
     return {point.label: point for point in every}
+
+
+def check_free(axes: Iterable[Axis], given: Iterable[str]) -> None:
+    """Refuse settings, as `section.name=value`, that a grid sets too."""
+    names = {axis.setting for axis in axes}
+    if twice := [text for text in given if text.partition("=")[0].strip() in names]:
+        raise FedpeftError(f"{twice[0]!r:.80} sets what the grid varies: leave it out.")
 
 
 def shown(value: Any) -> str:

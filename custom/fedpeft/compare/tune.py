@@ -15,7 +15,7 @@ import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +70,10 @@ def tune(chosen: argparse.Namespace) -> None:
             raise FedpeftError(f"--{name} is {getattr(chosen, name)}, it must be at least 1.")
     job = find_job(chosen.job, chosen.configs)
     axes = [axis_of(text, option="--over") for text in chosen.over] or [rates(job.sections)]
-    race = Race(job=job, axes=axes, points=points(axes), seeds=chosen.seeds, overrides=chosen.set)
+    search = Search(job=job, axes=axes, points=points(axes), seeds=chosen.seeds, overrides=chosen.set)
     out = chosen.out or Path(OUT) / job.name
-    steps = run_race(race, out, processes=chosen.processes)
-    table = table_of(race, steps)
+    steps = run_steps(search, out, processes=chosen.processes)
+    table = table_of(search, steps)
     console = Console()
     console.print(*grids(table, console.width))
     for note in table.notes:
@@ -82,7 +82,7 @@ def tune(chosen: argparse.Namespace) -> None:
         with replacing(out / f"{NAME}.{kind}") as draft:
             draft.write_text(text, encoding="utf-8")
     print(f"table    {out / NAME}.md")
-    for sentence in write_settings(job, race.points[steps[-1].ranked[0]].overrides):
+    for sentence in write_settings(job, search.points[steps[-1].ranked[0]].overrides):
         print(sentence)
 
 
@@ -96,7 +96,7 @@ def rates(sections: Mapping[str, Any]) -> Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Race:
+class Search:
     """A job, the settings to try, and how often each runs."""
 
     job: FoundJob
@@ -106,9 +106,12 @@ class Race:
     overrides: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        from fedpeft.compare.grid import check_free
+
         for axis in self.axes:
             if axis.setting in FIXED:
                 raise FedpeftError(f"--over {axis.setting}: a search cannot choose it; leave it out.")
+        check_free(self.axes, self.overrides)
 
     def runs(self, label: str, rounds: int) -> list[Run]:
         """Compose the runs of a setting, one for each seed."""
@@ -118,7 +121,8 @@ class Race:
         own = [*self.overrides, f"{ROUNDS}={rounds}", "training.validate=true"]
         runs = []
         for seed in range(first, first + self.seeds):
-            sections = self.points[label].sections(self.job.sections, [*own, f"{SEED}={seed}"], job=name)
+            of_seed = [*own, f"{SEED}={seed}"]
+            sections = self.points[label].sections(partial(self._composed, of_seed), job=name)
             runs.append(Run(task=name, method=label, seed=seed, sections=sections))
         return runs
 
@@ -133,9 +137,12 @@ class Race:
 
     @cached_property
     def _whole(self) -> dict[str, Any]:
+        return self._composed(self.overrides, ())
+
+    def _composed(self, common: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
         from fedpeft.job.composing import composed
 
-        return composed([self.job.sections], self.overrides)
+        return composed([self.job.sections], [*common, *own])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,24 +163,24 @@ class Step:
         return sorted(self.outcomes, key=self.figure, reverse=True)
 
 
-def run_race(race: Race, out: Path, *, processes: int) -> list[Step]:
+def run_steps(search: Search, out: Path, *, processes: int) -> list[Step]:
     """Run all steps; runs that the folder has from before are read. In the last one settings run all rounds."""
     from fedpeft.compare.command import run_shown
     from fedpeft.compare.experiment import earlier
 
-    plan = race.steps()
-    for label in race.points:  # what is wrong is found before the first run starts
-        race.runs(label, plan[0][1])
+    plan = search.steps()
+    for label in search.points:  # what is wrong is found before the first run starts
+        search.runs(label, plan[0][1])
     steps: list[Step] = []
     for number, (count, rounds) in enumerate(plan, 1):
-        runs = [run for label in _in_race(race, steps, count) for run in race.runs(label, rounds)]
+        runs = [run for label in _going_on(search, steps, count) for run in search.runs(label, rounds)]
         failed = run_shown(out, runs, processes=processes, say=_said, what=f"step {number} of {len(plan)}")
         reasons = {label: reason for (label, *_), reason in failed.items()}
         outcomes: dict[str, list[Outcome]] = {run.method: [] for run in runs if run.method not in reasons}
         for one in earlier(out, runs):
             if not one.validated or math.isnan(one.validation_figure()):
                 raise FedpeftError(
-                    f"no site of {race.job.name} has a validation split, on which a search chooses: set "
+                    f"no site of {search.job.name} has a validation split, on which a search chooses: set "
                     f"data.validation_fraction."
                 )
             if one.method in outcomes:
@@ -184,52 +191,52 @@ def run_race(race: Race, out: Path, *, processes: int) -> list[Step]:
     return steps
 
 
-def _in_race(race: Race, steps: Sequence[Step], count: int) -> list[str]:
+def _going_on(search: Search, steps: Sequence[Step], count: int) -> list[str]:
     """Return the settings of the next step in the order of the grid."""
-    best = set(steps[-1].ranked[:count] if steps else race.points)
-    return [label for label in race.points if label in best]
+    best = set(steps[-1].ranked[:count] if steps else search.points)
+    return [label for label in search.points if label in best]
 
 
 def _said(one: Outcome) -> str:
     return f"{one.validation_figure():.1f} % on validation"
 
 
-def table_of(race: Race, steps: Sequence[Step]) -> Table:
+def table_of(search: Search, steps: Sequence[Step]) -> Table:
     """Return the table of a search: a row for each setting, a column for each step, and what to know below it."""
     from fedpeft.compare.grid import is_number, shown
     from fedpeft.report.tables import Table
     from fedpeft.report.wording import DASH
 
-    heads = [axis.setting for axis in race.axes] + [
+    heads = [axis.setting for axis in search.axes] + [
         f"after {step.rounds} round{'s' * (step.rounds > 1)} (%)" for step in steps
     ]
-    chosen = list(zip(*([value for _, value in point.values] for point in race.points.values()), strict=True))
+    chosen = list(zip(*([value for _, value in point.values] for point in search.points.values()), strict=True))
     numbers: list[tuple[Any, ...]] = [tuple(v if is_number(v) else shown(v) for v in values) for values in chosen]
     texts = [[shown(value) for value in values] for values in chosen]
     for step in steps:
         figures = {label: step.figure(label) for label in step.outcomes}
         of_step = {**dict.fromkeys(step.failed, FAILED), **{label: f"{one:.1f}" for label, one in figures.items()}}
-        texts.append([of_step.get(label, DASH) for label in race.points])
-        numbers.append(tuple(figures.get(label) for label in race.points))
-    best = list(race.points).index(steps[-1].ranked[0])
+        texts.append([of_step.get(label, DASH) for label in search.points])
+        numbers.append(tuple(figures.get(label) for label in search.points))
+    best = list(search.points).index(steps[-1].ranked[0])
     return Table(
-        title=f"{race.job.name}: mean of the sites on their validation splits",
+        title=f"{search.job.name}: mean of the sites on their validation splits",
         columns=tuple(heads),
         rows=tuple(zip(*texts, strict=True)),
         averages=0,
         best=frozenset((best, column) for column in range(len(heads))),
-        notes=tuple(_notes(race, steps)),
+        notes=tuple(_notes(search, steps)),
         values=tuple(zip(heads, numbers, strict=True)),
     )
 
 
-def _notes(race: Race, steps: Sequence[Step]) -> Iterator[str]:
+def _notes(search: Search, steps: Sequence[Step]) -> Iterator[str]:
     """Yield what the reader of a search should know: where its grid ends, what it cannot tell apart, what failed."""
     from fedpeft.compare.grid import shown
 
     last = steps[-1]
     best, *others = last.ranked
-    for axis, (name, value) in zip(race.axes, race.points[best].values, strict=True):
+    for axis, (name, value) in zip(search.axes, search.points[best].values, strict=True):
         if axis.numbers and value in (low := min(axis.values), max(axis.values)):
             end = "smallest" if value == low else "largest"
             yield f"{name}={shown(value)} is the {end} of the grid: name some beyond it as well, with --over."
