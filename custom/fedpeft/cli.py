@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import fedpeft
 from fedpeft.compare import command as compare
+from fedpeft.compare import tune
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import suggestion
 from fedpeft.core.text import cleaned_output, shortened
@@ -162,6 +163,8 @@ def _add_runs(commands: Any) -> None:
     serve.add(commands)
 
     compare.add(commands)
+
+    tune.add(commands)
 
     methods = _add(commands, "methods", _methods, "list what can be trained, and how many parameters in a backbone")
     methods.add_argument("--backbone", default="vilt", help="a name of `fedpeft backbones` (default vilt)")

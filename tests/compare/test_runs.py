@@ -300,6 +300,28 @@ def test_the_balanced_accuracy_of_all_sites_is_counted_on_the_images_of_all(meth
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("method", "kept"), [("fedpia_paper", 0), ("fedavg+f3ocus", 8)])
+def test_the_sites_of_a_run_share_one_backbone_and_reach_the_same(method, kept, monkeypatch):
+    made = {}
+
+    def noted(sections, *, site, shared, **others):
+        made[site] = from_sections(sections, site=site, shared=shared if shares else None, **others)
+        return made[site]
+
+    from_sections = Learner.from_sections
+    monkeypatch.setattr(Learner, "from_sections", noted)
+    (run,) = small(method, rounds=2)
+    run = replace(run, sections={**run.sections, "training": {**run.sections["training"], "features_mib": kept}})
+    found = {}
+    for shares in (True, False):
+        one = carry_out(run)
+        found[shares] = (one.figures, one.validation, one.sent, one.alignment)
+        assert len({id(learner.backbone) for learner in made.values()}) == (1 if shares else 2)
+    assert found[True] == found[False]
+    assert set(one.validated) == set(one.validation[-1]) == {"slake", "vqa-rad"}
+
+
+@pytest.mark.slow
 def test_an_experiment_goes_on_where_it_ended(tmp_path):
     runs = small("fedavg", "local", seeds=(0, 1))
     assert earlier(tmp_path, runs) == []
@@ -338,7 +360,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path):
     section = {**broken[0].sections, "backbone": {"name": "vilt", "source": str(tmp_path / "nowhere")}}
     runs = [replace(broken[0], sections=section), *fine]
     done = []
-    (sentence,) = run_missing(tmp_path, runs, processes=1, finished=done.append)
+    (sentence,) = run_missing(tmp_path, runs, processes=1, finished=done.append).values()
     assert sentence.startswith("fedavg, seed 0: ")
     assert [one.method for one in done] == ["local"]
 

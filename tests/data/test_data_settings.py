@@ -46,6 +46,7 @@ WRONG = [
     ("unknown metric", {"metric": "f1"}, "metric.*'f1'.*accuracy, balanced_accuracy, macro_f1"),
     ("no sample", {"samples": 0}, "samples=0 must be a whole number, 1 or more, or None"),
     ("samples are a share", {"samples": 0.5}, "samples=0.5 must be a whole number"),
+    *((f"train share {x}", {"train_share": x}, "train_share=.* above 0 and at most 1") for x in (0, 1.5, True, "0.5")),
     ("exclude is one text", {"exclude": "synpic1"}, "exclude='synpic1'"),
 ]
 

@@ -279,6 +279,17 @@ def test_of_every_data_set_a_part_can_be_used_and_the_rest_is_reported(tmp_path,
     assert NOT_DRAWN in dict(site.left_out)
 
 
+@pytest.mark.parametrize("name", WRITTEN)
+def test_of_every_data_set_a_share_of_training_can_be_used_and_the_rest_is_reported(tmp_path, name):
+    samples = WRITTEN[name](tmp_path)
+    client = {"site": SITES.get(name)}
+    whole = data.load(DataSettings(dataset=name, root=tmp_path, **CUTS, **client))
+    site = data.load(DataSettings(dataset=name, root=tmp_path, train_share=0.5, **CUTS, **client))
+    assert set(site.train) < set(whole.train) or len({example.unit for example in whole.train}) == 1
+    assert (site.validation, site.test) == (whole.validation, whole.test)
+    assert counted(site) == samples
+
+
 def test_sites_share_the_samples_that_are_used_and_those_of_mimic_have_findings(tmp_path):
     samples, shared = mimic_cxr_jpg(tmp_path), {**CUTS, **SHARED}
     both = [

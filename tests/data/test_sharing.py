@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """One data set shared out to sites: nothing twice, nothing lost, no patient at two sites, as uneven as alpha says."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpeft.core.errors import DataError
-from fedpeft.data.partition import drawn, own_parts
-from fedpeft.data.schema import Example
+from fedpeft.data.partition import NOT_IN_SHARE, drawn, own_parts, with_train_share
+from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
 LABELS = ("edema", "effusion", "mass", "nodule")
@@ -152,3 +153,22 @@ def test_a_part_of_a_data_set_cuts_no_patient_and_is_in_every_larger_part():
     assert ids[0] < ids[1] < ids[2] < ids[3] == ids[4]
     assert used(100, every) == parts[1] != used(100, every, seed=1)
     assert [e for e in every if e.image_id in ids[1]] == list(parts[1]), "in their order"
+
+
+def test_a_share_of_the_training_split_cuts_no_patient_leaves_the_others_whole_and_says_what_is_left_out():
+    every = images(300, 1, patients=60)
+    splits = (tuple(examples) for examples in (every, images(20, 2), images(30, 3)))
+    data = SiteData("one", *splits, source="made", labels=LABELS)
+    shares = (1e-6, 0.2, 0.5, 0.9, 1)
+    parts = [with_train_share(data, DataSettings(dataset="nih_cxr14", train_share=share)) for share in shares]
+    sizes = Counter(e.group for e in every)
+    for share, part in zip(shares[1:], parts[1:], strict=True):
+        assert 300 * share - max(sizes.values()) < len(part.train) <= 300 * share
+        assert all(count == sizes[group] for group, count in Counter(e.group for e in part.train).items())
+    assert len({e.group for e in parts[0].train}) == 1
+    ids = [{e.image_id for e in part.train} for part in parts]
+    assert ids[0] < ids[1] < ids[2] < ids[3] < ids[4]
+    assert all((part.validation, part.test) == (data.validation, data.test) for part in parts)
+    assert dict(parts[1].left_out)[NOT_IN_SHARE] == 300 - len(parts[1].train)
+    other = with_train_share(data, DataSettings(dataset="nih_cxr14", train_share=0.5, seed=1))
+    assert other.train != parts[2].train

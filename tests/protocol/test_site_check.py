@@ -195,6 +195,7 @@ REFUSED = [
         "data.partition",
     ),
     ("as many samples as the job says", {"data": {"dataset": "nih_cxr14", "samples": 900}}, {}, "data.samples"),
+    ("a share of the training split", {"data": {"dataset": "nih_cxr14", "train_share": 0.5}}, {}, "data.train_share"),
     (
         "as many samples as the job says, in a sum",
         {"method": SUMMED, "data": {"samples": 900}},
@@ -332,6 +333,7 @@ HARMLESS = {  # numbers that cost a site nothing, or that are checked elsewhere
     "data.parts": "a partition is refused",
     "data.alpha": "a partition is refused",
     "data.samples": "any number is refused",
+    "data.train_share": "any share is refused",
     "data.dialects": "questions that are drawn by program are asked in so many ways; none is added",
     "data.label_skew": "other types of question, and as many; its range is checked by the settings",
 }

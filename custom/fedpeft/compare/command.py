@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""`fedpeft compare`: finished runs, or an experiment that is run first."""
+"""`fedpeft compare`: finished runs, or an experiment that is run first, over methods or over values of a setting."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.job import JOB_HELP
 
 if TYPE_CHECKING:
+    from fedpeft.compare.experiment import Key, Run
+    from fedpeft.compare.grid import Axis
     from fedpeft.compare.outcome import Outcome
     from fedpeft.report.tables import Table
 
@@ -33,6 +35,11 @@ def add(commands: Any) -> None:
         metavar="'NAME: METHOD SETTING=VALUE'",
         help="a method with settings of its own, e.g. 'weights: fedpia method.pia.support=weights'",
     )
+    parser.add_argument(
+        "--sweep",
+        metavar="SECTION.NAME=A,B,C",
+        help="run each method (default: the job's own) with each value of a setting, for a figure against it",
+    )
     parser.add_argument("--seeds", type=int, default=3, help="seeds for each method, from 0 on (default 3)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="for all methods")
     parser.add_argument("--baseline", help="the method that the others are compared with (default: the first)")
@@ -45,26 +52,65 @@ def add(commands: Any) -> None:
 
 def compare(chosen: argparse.Namespace) -> None:
     """Carry out the command."""
-    from fedpeft.compare.table import compared, grids
-    from fedpeft.core.console import Console
-    from fedpeft.job.composing import name_of
+    from fedpeft.compare.page import page, picture, picture_file
+    from fedpeft.compare.table import compared
 
     for name in ("seeds", "last", "processes"):
         if getattr(chosen, name) < 1:
             raise FedpeftError(f"--{name} is {getattr(chosen, name)}, it must be at least 1.")
+    if chosen.sweep:
+        _sweep(chosen)
+        return
     experiment = bool(chosen.methods or chosen.variant)
-    out = chosen.out or (Path(OUT) / name_of(Path(chosen.what[0])) if experiment else Path(OUT))
+    out = chosen.out or (_out_of(chosen) if experiment else Path(OUT))
     outcomes, failed = _experiment(chosen, out) if experiment else (_finished(chosen), [])
     short = [] if experiment else _short(chosen)
     if not outcomes:
         raise FedpeftError(f"no run ended: {failed[0]}")
     table = compared(outcomes, baseline=chosen.baseline or outcomes[0].method, last=chosen.last)
     table = replace(table, notes=(*table.notes, *short))
+    shown = page(table, picture(outcomes), outcomes)
+    _finish(out, table, html=shown, svg=picture_file(outcomes), failed=failed)
+
+
+def _sweep(chosen: argparse.Namespace) -> None:
+    from fedpeft.compare import sweep
+    from fedpeft.compare.grid import axis_of
+
+    if chosen.baseline:
+        raise FedpeftError("--baseline: a sweep has no differences; leave it out.")
+    axis = axis_of(chosen.sweep, option="--sweep")
+    out = chosen.out or _out_of(chosen) / axis.setting
+    runs = _plan(chosen, axis)
+    outcomes, failed = _carried_out(chosen, out, runs)
+    if not outcomes:
+        raise FedpeftError(f"no run ended: {failed[0]}")
+    swept = sweep.sweep_of(axis, runs, outcomes, last=chosen.last)
+    drawing = sweep.picture(swept, framed=True)
+    _finish(out, sweep.table(swept), html=sweep.page(swept), svg=drawing, failed=failed)
+
+
+def _out_of(chosen: argparse.Namespace) -> Path:
+    from fedpeft.job.composing import name_of
+
+    return Path(OUT) / name_of(Path(chosen.what[0]))
+
+
+def _finish(out: Path, table: Table, *, html: str, svg: bytes, failed: Sequence[str]) -> None:
+    """Print and write a table, with its page and picture."""
+    from fedpeft.compare.table import csv_of, grids, latex, markdown
+    from fedpeft.core.console import Console
+    from fedpeft.core.files import replacing
+
     console = Console()
     console.print(*grids(table, console.width))
     for note in table.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
-    _write(out, table, outcomes)
+    out.mkdir(parents=True, exist_ok=True)
+    texts = {"md": markdown(table), "csv": csv_of(table), "tex": latex(table), "html": html}
+    for kind, content in ({kind: text.encode() for kind, text in texts.items()} | {"svg": svg}).items():
+        with replacing(out / f"{NAME}.{kind}") as draft:
+            draft.write_bytes(content)
     print(f"tables and picture  {out}\npage                {out / NAME}.html")
     if failed:
         raise FedpeftError(f"{len(failed)} runs failed, the others are kept; the first: {failed[0]}")
@@ -91,49 +137,56 @@ def _short(chosen: argparse.Namespace) -> list[str]:
 
 
 def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], list[str]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    return _carried_out(chosen, out, _plan(chosen))
 
-    from fedpeft.compare.experiment import earlier, plan, run_missing
-    from fedpeft.compare.runs import variants
-    from fedpeft.core.console import Console
+
+def _plan(chosen: argparse.Namespace, sweep: Axis | None = None) -> list[Run]:
+    from fedpeft.compare.experiment import plan
+    from fedpeft.compare.runs import variant_of, variants
     from fedpeft.job.composing import default_configs, name_of
 
     if len(chosen.what) > 1:
-        raise FedpeftError(f"{chosen.what[1]!r}: with --methods or --variant name one job.")
+        raise FedpeftError(f"{chosen.what[1]!r}: with --methods, --variant or --sweep name one job.")
+    configs, task = chosen.configs or default_configs(), name_of(Path(chosen.what[0]))
     texts = [text for text in (chosen.methods or "").split(",") if text.strip()]
-    methods = variants([*texts, *chosen.variant])
+    methods = variants([*texts, *chosen.variant]) or [variant_of(configs, task)]
     names = [one.name for one in methods]
     if chosen.baseline not in (None, *names):
         raise FedpeftError(f"--baseline {chosen.baseline!r} is none of {', '.join(names)}: name one of them.")
-    task = name_of(Path(chosen.what[0]))
-    runs = plan(chosen.configs or default_configs(), task, methods, range(chosen.seeds), chosen.set)
-    there = len(earlier(out, runs))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("runs", total=len(runs) - there)
+    return plan(configs, task, methods, range(chosen.seeds), chosen.set, sweep)
 
-        def finished(one: Outcome) -> None:
-            figures = ", ".join(f"{one.figure(metric):.1f} %" for metric in dict.fromkeys(one.metrics.values()))
-            progress.console.print(
-                f"{one.method}, seed {one.seed}: {figures} ({one.seconds:.0f} s)", markup=False, highlight=False
-            )
-            progress.advance(bar)
 
-        failed = run_missing(out, runs, processes=chosen.processes, finished=finished)
+def _carried_out(chosen: argparse.Namespace, out: Path, runs: Sequence[Run]) -> tuple[list[Outcome], list[str]]:
+    """Run what is missing; return the runs that ended in the plan's order, and a sentence for each that failed."""
+    from fedpeft.compare.experiment import earlier
+
+    failed = list(run_shown(out, runs, processes=chosen.processes, say=_figures).values())
     order = {run.key: number for number, run in enumerate(runs)}
     done = sorted(earlier(out, runs), key=lambda one: order[one.method, one.seed, one.settings])
     return done, failed
 
 
-def _write(out: Path, table: Table, outcomes: Sequence[Outcome]) -> None:
-    from fedpeft.compare.page import page, picture, picture_file
-    from fedpeft.compare.table import csv_of, latex, markdown
-    from fedpeft.core.files import replacing
+def _figures(one: Outcome) -> str:
+    return ", ".join(f"{one.figure(metric):.1f} %" for metric in dict.fromkeys(one.metrics.values()))
 
-    out.mkdir(parents=True, exist_ok=True)
-    shown = page(table, picture(outcomes), outcomes)
-    texts = {"md": markdown(table), "csv": csv_of(table), "tex": latex(table), "html": shown}
-    contents = {kind: text.encode() for kind, text in texts.items()} | {"svg": picture_file(outcomes)}
-    for kind, content in contents.items():
-        with replacing(out / f"{NAME}.{kind}") as draft:
-            draft.write_bytes(content)
+
+def run_shown(
+    out: Path, runs: Sequence[Run], *, processes: int, say: Callable[[Outcome], str], what: str = "runs"
+) -> dict[Key, str]:
+    """Run what a folder lacks below a progress bar, and say of each run what `say` returns; see `run_missing`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from fedpeft.compare.experiment import earlier, run_missing
+    from fedpeft.core.console import Console
+
+    labels = {run.key: run.label for run in runs}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task(what, total=len(runs) - len(earlier(out, runs)))
+
+        def finished(one: Outcome) -> None:
+            said = f"{labels[one.method, one.seed, one.settings]}: {say(one)} ({one.seconds:.0f} s)"
+            progress.console.print(said, markup=False, highlight=False)
+            progress.advance(bar)
+
+        return run_missing(out, runs, processes=processes, finished=finished)

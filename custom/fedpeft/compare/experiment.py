@@ -8,6 +8,7 @@ All methods have the same data, the same steps and the same seeds. A run is a fe
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import tempfile
@@ -15,17 +16,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.alignment import PIASettings
+from fedpeft.compare.grid import Axis, check_free, points
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import parse_json, read_text
-from fedpeft.core.metrics import pooled_balanced_accuracy
+from fedpeft.core.metrics import VALIDATION, pooled_balanced_accuracy
 from fedpeft.core.processes import without_current_folder
 from fedpeft.job.composing import changed, check_used, unused
 from fedpeft.job.federation import NONE, SETTING
@@ -33,21 +36,32 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.report.wording import IDENTITY, Alignment
 
 if TYPE_CHECKING:
-    from fedpeft.site.learner import Learner
+    from fedpeft.site.learner import Learner, Update
 
 RUNS = "runs.jsonl"
 SEEDS = ("training.seed", "data.seed")
+Key = tuple[str, int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One method with one seed: the composed job, and the method's name where it runs as `app_configs/` has it."""
+    """One method with one seed.
+
+    Args:
+        task: name of the job.
+        method: name of the row.
+        seed: of the run.
+        sections: of the composed job.
+        recipe: the method's name where it runs as `app_configs/` has it, otherwise empty.
+        point: setting and value of a sweep (`Point.label`); empty: there is none.
+    """
 
     task: str
     method: str
     seed: int
     sections: Mapping[str, Any]
     recipe: str = ""
+    point: str = ""
 
     @property
     def settings(self) -> str:
@@ -55,13 +69,23 @@ class Run:
         return hashlib.sha256(json.dumps(self.sections, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
-    def key(self) -> tuple[str, int, str]:
+    def label(self) -> str:
+        """What messages call it."""
+        return ", ".join(filter(None, (self.method, self.point, f"seed {self.seed}")))
+
+    @property
+    def key(self) -> Key:
         """What an earlier result must have in common with this run."""
         return self.method, self.seed, self.settings
 
 
 def plan(
-    configs: Path, task: str, methods: Sequence[Variant], seeds: Sequence[int], overrides: Sequence[str]
+    configs: Path,
+    task: str,
+    methods: Sequence[Variant],
+    seeds: Sequence[int],
+    overrides: Sequence[str],
+    sweep: Axis | None = None,
 ) -> list[Run]:
     """Compose all runs, so that what is wrong is found before the first one starts.
 
@@ -71,23 +95,27 @@ def plan(
         methods: the rows.
         seeds: each gives all methods the same data, initial values and order.
         overrides: settings of all methods, `section.name=value`.
+        sweep: a setting with whose every value each method runs.
     """
+    axes = [sweep] if sweep else []
     given = [*overrides, *(setting for method in methods for setting in method.settings)]
-    if chosen := [text for text in given if text.partition("=")[0].strip() in SEEDS]:
+    varied = [*given, *(axis.setting for axis in axes)]
+    if chosen := [text for text in varied if text.partition("=")[0].strip() in SEEDS]:
         raise FedpeftError(f"{chosen[0]!r}: the seeds of a comparison are those of --seeds; leave it out.")
+    check_free(axes, given)
     runs = []
-    for seed in seeds:
-        for method in methods:
-            own = [*(f"{name}={seed}" for name in SEEDS), *overrides]
-            sections = sections_of(configs, task, method, own)
-            check_used(method.settings, sections, job=f"row {method.name!r}")
-            if (tracker := sections["federation"].get("tracking", NONE)) != NONE:
-                raise FedpeftError(
-                    f"{SETTING} is {tracker!r}, and a comparison runs without FLARE's server, which sends figures: "
-                    f"leave it out."
-                )
-            recipe = "" if overrides or method.settings else method.method
-            runs.append(Run(task=task, method=method.name, seed=seed, sections=sections, recipe=recipe))
+    for seed, method, point in itertools.product(seeds, methods, points(axes).values()):
+        own = [*(f"{name}={seed}" for name in SEEDS), *overrides]
+        row = f"row {method.name!r}"
+        sections = point.sections(partial(_composed, configs, task, method, own), job=row)
+        check_used(method.settings, sections, job=row)
+        if (tracker := sections["federation"].get("tracking", NONE)) != NONE:
+            raise FedpeftError(
+                f"{SETTING} is {tracker!r}, and a comparison runs without FLARE's server, which sends figures: "
+                f"leave it out."
+            )
+        recipe = "" if overrides or method.settings or axes else method.method
+        runs.append(Run(task=task, method=method.name, seed=seed, sections=sections, recipe=recipe, point=point.label))
     tuned = {run.sections["method"].get("name", MethodSettings.name) for run in runs}
     for name in changed(overrides).get("method", {}).get("settings", {}):
         if all(name in unused(overrides, one) for one in tuned):
@@ -96,6 +124,12 @@ def plan(
                 f"add {name} to the methods."
             )
     return runs
+
+
+def _composed(
+    configs: Path, task: str, method: Variant, overrides: Sequence[str], more: Sequence[str]
+) -> dict[str, Any]:
+    return sections_of(configs, task, replace(method, settings=(*method.settings, *more)), overrides)
 
 
 def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
@@ -116,7 +150,9 @@ def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
     return list(found.values())
 
 
-def run_missing(folder: Path, runs: Sequence[Run], *, processes: int, finished: Callable[[Outcome], None]) -> list[str]:
+def run_missing(
+    folder: Path, runs: Sequence[Run], *, processes: int, finished: Callable[[Outcome], None]
+) -> dict[Key, str]:
     """Run what the folder lacks; a line is written when a run ends.
 
     Args:
@@ -126,12 +162,12 @@ def run_missing(folder: Path, runs: Sequence[Run], *, processes: int, finished: 
         finished: called with each run that has ended.
 
     Returns:
-        a sentence for each run that failed.
+        a sentence for each run that failed, by its `Run.key`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done = {(one.method, one.seed, one.settings) for one in earlier(folder, runs)}
     missing = [run for run in runs if run.key not in done]
-    failed = []
+    failed: dict[Key, str] = {}
     with without_current_folder():  # the pool starts a process when it is made, and one with each of the first runs
         pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
         futures = {pool.submit(carry_out, run): number for number, run in enumerate(missing)}
@@ -147,7 +183,7 @@ def run_missing(folder: Path, runs: Sequence[Run], *, processes: int, finished: 
                 ) from error
             except Exception as error:  # one run, such as one without room on a GPU, must not end the others
                 reason = str(error) if isinstance(error, FedpeftError) else f"{type(error).__name__}: {error}"
-                failed.append(f"{run.method}, seed {run.seed}: {reason}")
+                failed[run.key] = f"{run.label}: {reason}"
                 continue
             with (folder / RUNS).open("a") as lines:
                 lines.write(json.dumps(outcome.as_json()) + "\n")
@@ -164,11 +200,16 @@ def carry_out(run: Run) -> Outcome:
     from fedpeft.federate import federate
     from fedpeft.job.federation import site_data
     from fedpeft.site.learner import Learner
+    from fedpeft.site.site_model import SharedModels
 
     sites = run.sections["federation"]["sites"]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        learners = {site: Learner.from_sections(run.sections, site=site, folder=Path(folder) / site) for site in sites}
+        shared = SharedModels()  # the sites take turns
+        learners = {
+            site: Learner.from_sections(run.sections, site=site, folder=Path(folder) / site, shared=shared)
+            for site in sites
+        }
         on_cpu = all(learner.device.type == "cpu" for learner in learners.values())
         before = _cpu_seconds()  # without the imports, which only the first run of a process pays for
         rounds, pooled, alignment = [], [], Alignment()
@@ -181,10 +222,7 @@ def carry_out(run: Run) -> Outcome:
         task=run.task,
         method=run.method,
         seed=run.seed,
-        figures=tuple(
-            {site: value for site, one in updates.items() if (value := one.metrics["overall"]) is not None}
-            for updates in rounds
-        ),
+        figures=_by_site(rounds, "overall"),
         sent=tuple({site: float(sum(t.nbytes for t in one.state.values())) for site, one in u.items()} for u in rounds),
         metrics={site: learner.data.metric for site, learner in learners.items()},
         seconds=time.monotonic() - began,
@@ -196,6 +234,16 @@ def carry_out(run: Run) -> Outcome:
         pooled=tuple(value for value in pooled if value is not None),
         cpu_seconds=spent if on_cpu else None,
         alignment=alignment,
+        validation=_by_site(rounds, VALIDATION),
+        validated={site: len(learner.data.validation) for site, learner in learners.items()},
+    )
+
+
+def _by_site(rounds: Sequence[Mapping[str, Update]], metric: str) -> tuple[dict[str, float], ...]:
+    """Return for each round the sites' figures of one name, without those of sites that have none."""
+    return tuple(
+        {site: value for site, one in updates.items() if (value := one.metrics[metric]) is not None}
+        for updates in rounds
     )
 
 

@@ -39,6 +39,8 @@ class Outcome:
         cpu_seconds: of all threads and child processes, from the first round to the last; None where it was not
             measured, or an accelerator did the work.
         alignment: what became of the places that the server's alignment could have moved, in all rounds.
+        validation: for each round, site -> the same metric on its validation split; empty for a finished run.
+        validated: site -> validation samples.
     """
 
     task: str
@@ -56,6 +58,8 @@ class Outcome:
     pooled: tuple[float, ...] = ()
     cpu_seconds: float | None = None
     alignment: Alignment = field(default_factory=Alignment)
+    validation: tuple[Sites, ...] = ()
+    validated: Mapping[str, int] = field(default_factory=dict)
 
     def figure(self, metric: str, *, last: int = 1) -> float:
         """Return the mean over the sites with this metric and over the last rounds, in percent; NaN: there is none."""
@@ -70,6 +74,11 @@ class Outcome:
     def pooled_figure(self, *, last: int = 1) -> float:
         """Return the mean of `pooled` over the last rounds, in percent; NaN: there is none."""
         values = self.pooled[-last:]
+        return 100 * sum(values) / len(values) if values else math.nan
+
+    def validation_figure(self) -> float:
+        """Return the mean over the sites of the last round's figure on the validation split, in percent; NaN: none."""
+        values = list(self.validation[-1].values()) if self.validation else []
         return 100 * sum(values) / len(values) if values else math.nan
 
     def complete(self, *, last: int = 1) -> bool:
@@ -104,7 +113,7 @@ class Outcome:
 def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
     """Return the run of one line that an experiment wrote."""
     try:
-        of_rounds = {name: tuple(values.get(name, ())) for name in ("figures", "sent", "pooled")}
+        of_rounds = {name: tuple(values.get(name, ())) for name in ("figures", "sent", "pooled", "validation")}
         alignment = Alignment(**values.get("alignment", {}))
         outcome = Outcome(**{**values, **of_rounds, "alignment": alignment})
         fine = alignment.counted and _are_figures(outcome)
@@ -117,12 +126,14 @@ def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
 
 def _are_figures(outcome: Outcome) -> bool:
     """Whether all numbers of a run are in their ranges, and its metrics and names can be printed."""
-    fractions = [*outcome.pooled, *(value for sites in outcome.figures for value in sites.values())]
+    measured = (*outcome.figures, *outcome.validation)
+    fractions = [*outcome.pooled, *(value for sites in measured for value in sites.values())]
+    counts = [*outcome.samples.values(), *outcome.validated.values()]
     amounts = [outcome.seconds, outcome.cpu_seconds or 0, *(v for sites in outcome.sent for v in sites.values())]
     return (
         all(0 <= value <= 1 for value in fractions)
         and all(0 <= value < math.inf for value in amounts)
-        and all(isinstance(count, int) and count >= 0 for count in outcome.samples.values())
+        and all(isinstance(count, int) and count >= 0 for count in counts)
         and outcome.seed == int(outcome.seed)
         and all(map(one_line, (outcome.task, outcome.method)))
         and all(TITLES[outcome.metrics[site]] for sites in outcome.figures for site in sites)

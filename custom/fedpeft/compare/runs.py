@@ -79,6 +79,16 @@ def sections_of(configs: Path, task: str, variant: Variant, overrides: Sequence[
     return compose_parts(configs, [*kept[:first], *own, *kept[first:]], [*named, *overrides, *variant.settings])
 
 
+def variant_of(configs: Path, task: str) -> Variant:
+    """Return the method and the schedules of a job as its recipe names them."""
+    parts = [part.partition("/") for part in parts_of(configs, task)]
+    methods, schedules = ([name for folder, _, name in parts if folder == one] for one in (METHODS, SCHEDULES))
+    if not methods:
+        raise FedpeftError(f"the job {task} names no method of app_configs/{METHODS}: name some with --methods.")
+    name = "+".join([methods[-1], *schedules])
+    return Variant(name=name, method=name)
+
+
 def _variant(text: str) -> Variant:
     name, colon, rest = text.partition(":")
     words = (rest if colon else text).split()

@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, chain
 
 import numpy as np
@@ -202,21 +203,15 @@ DRAWS = 100
 _NUMBER = re.compile(r"(?<![0-9])0*([1-9][0-9]{0,4})$")
 NO_LABEL = ""
 NOT_DRAWN = "not among data.samples"
+NOT_IN_SHARE = "not in data.train_share"
 
 
 def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Example, ...]]:
-    """Return the examples that take part, split by split and in their order.
-
-    Units are taken in a random order until the next one would exceed `samples`, so a smaller number draws a part of
-    what a larger one draws.
-    """
+    """Return the examples that take part, split by split and in their order; see `_units`."""
     sizes = Counter(example.unit for examples in splits for example in examples)
     if settings.samples is None or sizes.total() <= settings.samples:
         return [tuple(examples) for examples in splits]
-    units = sorted(sizes)
-    order = [units[i] for i in np.random.default_rng(derive(settings.seed, "samples")).permutation(len(units))]
-    totals = accumulate(sizes[unit] for unit in order)
-    chosen = {unit for unit, total in zip(order, totals, strict=True) if total <= settings.samples}
+    chosen = _units(sizes, settings.samples, derive(settings.seed, "samples"))
     parts = [tuple(example for example in examples if example.unit in chosen) for examples in splits]
     if any(examples and not part for examples, part in zip(splits, parts, strict=True)):
         raise DataError(
@@ -225,6 +220,32 @@ def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Exam
             setting="samples",
         )
     return parts
+
+
+def with_train_share(data: SiteData, settings: DataSettings) -> SiteData:
+    """Return a site's data with a share of its training samples, of which it keeps one unit at least."""
+    sizes = Counter(example.unit for example in data.train)
+    chosen = _units(sizes, settings.train_share * sizes.total(), derive(settings.seed, "train_share"), least=1)
+    train = tuple(example for example in data.train if example.unit in chosen)
+    left_out = added(data.left_out, [(NOT_IN_SHARE, len(data.train) - len(train))])
+    return replace(data, train=train, left_out=left_out)
+
+
+def _units(sizes: Mapping[str, int], most: float, seed: int, *, least: int = 0) -> set[str]:
+    """Return units in a random order until the next one would exceed `most`: fewer are a part of more.
+
+    Args:
+        sizes: of each unit.
+        most: the sum of their sizes, at most.
+        seed: of the order.
+        least: units that are returned in any case.
+    """
+    units = sorted(sizes)
+    order = [units[i] for i in np.random.default_rng(seed).permutation(len(units))]
+    totals = accumulate(sizes[unit] for unit in order)
+    return {
+        unit for number, (unit, total) in enumerate(zip(order, totals, strict=True)) if total <= most or number < least
+    }
 
 
 def own_parts(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Example, ...]]:

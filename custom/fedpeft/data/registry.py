@@ -110,7 +110,7 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
         DataError: the data are missing, incomplete or empty; the message names the file and the remedy, and where the
             folder is in another layout, the expected one and what is there.
     """
-    from fedpeft.data.partition import NOT_DRAWN, drawn
+    from fedpeft.data.partition import NOT_DRAWN, drawn, with_train_share
     from fedpeft.data.readable import readable
     from fedpeft.data.schema import EXCLUDED
 
@@ -127,6 +127,8 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
         used = {example.image_id for split in drawn(settings, *data.splits().values()) for example in split}
         images = {example.image_id for split in data.splits().values() for example in split}
         data = data.without(images - used, NOT_DRAWN)
+    if settings.train_share < 1:
+        data = with_train_share(data, settings)
     if settings.metric:
         data = data.measured_by(settings.metric)
     data = readable(data, settings.unreadable)

@@ -119,6 +119,8 @@ class DataSettings:
         alpha: concentration of "dirichlet"; the smaller, the more the sites differ in their labels.
         samples: at most so many samples of the data set, drawn by `seed` before sites share them; of a patient or an
             image all or none. None: all.
+        train_share: share of a site's training samples, drawn by `seed` after all cuts; of a patient or an image all or
+            none, and a smaller share is a part of a larger one. Validation and test stay whole.
         metric: by which sites are measured: "accuracy", "balanced_accuracy" or "macro_f1"; empty: what their data
             declare. Labels have macro_f1 alone. Of questions it is the mean, over the answers that occur in the test
             split, of the F1 of one answer against all others; where several answers are right they count as one.
@@ -156,6 +158,7 @@ class DataSettings:
     parts: int = 1
     alpha: float = 0.5
     samples: int | None = None
+    train_share: float = 1.0
     metric: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
     window: Mapping[str, Any] = field(default_factory=dict)
@@ -192,6 +195,10 @@ class DataSettings:
         self._check_window()
         if self.samples is not None and (not _is_whole(self.samples) or self.samples < 1):
             raise DataError(f"samples={self.samples!r} must be a whole number, 1 or more, or None.", setting="samples")
+        if not _is_number(self.train_share) or not 0 < self.train_share <= 1:
+            raise DataError(
+                f"train_share={self.train_share!r:.80} must be above 0 and at most 1.", setting="train_share"
+            )
         if self.metric != "":
             one_of("metric", self.metric, TITLES)
         one_of("uncertain", self.uncertain, UNCERTAIN)

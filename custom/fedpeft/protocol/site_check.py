@@ -55,8 +55,9 @@ def _of_data(policy: SitePolicy, job: SiteJob) -> Refusals:
         yield "data.pool", "is set: a site trains on its own data, pooled data are for the simulator"
     if chosen.partition != NATURAL:
         yield "data.partition", "is set: a site trains on all of its own data, partitions are for the simulator"
-    if chosen.samples is not None:
-        yield "data.samples", "is set: a site trains on all of its own data, a part of them is for the simulator"
+    for name in ("samples", "train_share"):
+        if getattr(chosen, name) != getattr(DataSettings, name):
+            yield f"data.{name}", "is set: a site trains on all of its own data, a part of them is for the simulator"
     if chosen.columns and chosen.columns != policy.columns:
         yield "data.columns", "is set: only this site decides what is read as question and answer, columns names them"
     if chosen.window and chosen.window != policy.window:

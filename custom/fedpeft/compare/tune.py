@@ -1,0 +1,263 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""`fedpeft tune`: find a job's learning rate, or other settings, by its validation splits, and write them into it.
+
+Successive halving: all settings run for few rounds, the better third goes on with three times as many, until two have
+run all rounds. Each run has the learning rate's course of its own number of rounds.
+
+Source: Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.job import JOB_HELP
+
+if TYPE_CHECKING:
+    from fedpeft.compare.experiment import Run
+    from fedpeft.compare.grid import Axis, Point
+    from fedpeft.compare.outcome import Outcome
+    from fedpeft.job.rewriting import FoundJob
+    from fedpeft.report.tables import Table
+
+OUT, NAME = "tuning", "tuning"
+RATE, ROUNDS, SEED = "training.learning_rate", "training.rounds", "training.seed"
+FIXED = (ROUNDS, SEED, "data.seed", "federation.sites")
+FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of the rate that the backbone declares
+THIRD, LAST = 3, 2  # settings of which one goes on; settings that run all rounds
+TWO_SIDED = 1.96  # standard errors of a 95 % interval
+FAILED = "failed"
+
+
+def add(commands: Any) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("tune", help="find a job's learning rate on the validation splits, and write it there")
+    parser.add_argument("job", type=Path, help=JOB_HELP)
+    parser.add_argument(
+        "--over",
+        action="append",
+        default=[],
+        metavar="SECTION.NAME=A,B,C",
+        help="values to try, of several settings all combinations (default: learning rates around the backbone's)",
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each setting, from the job's seed on (default 1)")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="for the search alone")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at the same time")
+    parser.add_argument("--configs", type=Path, help="folder of the configuration (default: app_configs, or ours)")
+    parser.add_argument("--out", type=Path, help=f"folder of runs and tables (default: {OUT}/<job>)")
+    parser.set_defaults(command=tune)
+
+
+def tune(chosen: argparse.Namespace) -> None:
+    """Carry out the command."""
+    from fedpeft.compare.grid import axis_of, points
+    from fedpeft.compare.table import csv_of, grids, markdown
+    from fedpeft.core.console import Console
+    from fedpeft.core.files import replacing
+    from fedpeft.job.rewriting import find_job, write_settings
+
+    for name in ("seeds", "processes"):
+        if getattr(chosen, name) < 1:
+            raise FedpeftError(f"--{name} is {getattr(chosen, name)}, it must be at least 1.")
+    job = find_job(chosen.job, chosen.configs)
+    axes = [axis_of(text, option="--over") for text in chosen.over] or [rates(job.sections)]
+    search = Search(job=job, axes=axes, points=points(axes), seeds=chosen.seeds, overrides=chosen.set)
+    out = chosen.out or Path(OUT) / job.name
+    steps = run_steps(search, out, processes=chosen.processes)
+    table = table_of(search, steps)
+    console = Console()
+    console.print(*grids(table, console.width))
+    for note in table.notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    for kind, text in {"md": markdown(table), "csv": csv_of(table)}.items():
+        with replacing(out / f"{NAME}.{kind}") as draft:
+            draft.write_text(text, encoding="utf-8")
+    print(f"table    {out / NAME}.md")
+    for sentence in write_settings(job, search.points[steps[-1].ranked[0]].overrides):
+        print(sentence)
+
+
+def rates(sections: Mapping[str, Any]) -> Axis:
+    """Return the learning rates around the one that the job's backbone declares."""
+    from fedpeft.backbones import BACKBONES, BackboneSettings
+    from fedpeft.compare.grid import Axis
+
+    declared = BACKBONES.get(sections["backbone"].get("name", BackboneSettings.name)).learning_rate
+    return Axis(setting=RATE, values=tuple(float(f"{declared * factor:.3g}") for factor in FACTORS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """A job, the settings to try, and how often each runs."""
+
+    job: FoundJob
+    axes: Sequence[Axis]
+    points: Mapping[str, Point]  # by label
+    seeds: int = 1
+    overrides: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        from fedpeft.compare.grid import check_free
+
+        for axis in self.axes:
+            if axis.setting in FIXED:
+                raise FedpeftError(f"--over {axis.setting}: a search cannot choose it; leave it out.")
+        check_free(self.axes, self.overrides)
+
+    def runs(self, label: str, rounds: int) -> list[Run]:
+        """Compose the runs of a setting, one for each seed."""
+        from fedpeft.compare.experiment import Run
+
+        first, name = self._whole["training"].get("seed", 0), self.job.name
+        own = [*self.overrides, f"{ROUNDS}={rounds}", "training.validate=true"]
+        runs = []
+        for seed in range(first, first + self.seeds):
+            of_seed = [*own, f"{SEED}={seed}"]
+            sections = self.points[label].sections(partial(self._composed, of_seed), job=name)
+            runs.append(Run(task=name, method=label, seed=seed, sections=sections))
+        return runs
+
+    def steps(self) -> list[tuple[int, int]]:
+        """Return for each step how many settings run, and for how many rounds."""
+        counts, rounds = [len(self.points)], self._whole["training"]["rounds"]
+        while counts[-1] > LAST:
+            counts.append(max(LAST, math.ceil(counts[-1] / THIRD)))
+        lowest = max(self._whole["schedule"].get("joins", {}).values(), default=1)  # every site must have joined
+        shares = (THIRD**number for number in reversed(range(len(counts))))
+        return [(count, max(lowest, math.ceil(rounds / share))) for count, share in zip(counts, shares, strict=True)]
+
+    @cached_property
+    def _whole(self) -> dict[str, Any]:
+        return self._composed(self.overrides, ())
+
+    def _composed(self, common: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
+        from fedpeft.job.composing import composed
+
+        return composed([self.job.sections], [*common, *own])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What the settings of one step reached: the runs by setting, and why some failed."""
+
+    rounds: int
+    outcomes: Mapping[str, Sequence[Outcome]]
+    failed: Mapping[str, str]
+
+    def figure(self, label: str) -> float:
+        """Return the mean over seeds of the sites' mean on their validation splits, in percent."""
+        return statistics.fmean(one.validation_figure() for one in self.outcomes[label])
+
+    @property
+    def ranked(self) -> list[str]:
+        """The settings from the best on, equal ones in the order of the grid, without those that failed."""
+        return sorted(self.outcomes, key=self.figure, reverse=True)
+
+
+def run_steps(search: Search, out: Path, *, processes: int) -> list[Step]:
+    """Run all steps; runs that the folder has from before are read. In the last one settings run all rounds."""
+    from fedpeft.compare.command import run_shown
+    from fedpeft.compare.experiment import earlier
+
+    plan = search.steps()
+    for label in search.points:  # what is wrong is found before the first run starts
+        search.runs(label, plan[0][1])
+    steps: list[Step] = []
+    for number, (count, rounds) in enumerate(plan, 1):
+        runs = [run for label in _going_on(search, steps, count) for run in search.runs(label, rounds)]
+        failed = run_shown(out, runs, processes=processes, say=_said, what=f"step {number} of {len(plan)}")
+        reasons = {label: reason for (label, *_), reason in failed.items()}
+        outcomes: dict[str, list[Outcome]] = {run.method: [] for run in runs if run.method not in reasons}
+        for one in earlier(out, runs):
+            if not one.validated or math.isnan(one.validation_figure()):
+                raise FedpeftError(
+                    f"no site of {search.job.name} has a validation split, on which a search chooses: set "
+                    f"data.validation_fraction."
+                )
+            if one.method in outcomes:
+                outcomes[one.method].append(one)
+        if not outcomes:
+            raise FedpeftError(f"no setting ran through step {number}: {next(iter(reasons.values()))}")
+        steps.append(Step(rounds=rounds, outcomes=outcomes, failed=reasons))
+    return steps
+
+
+def _going_on(search: Search, steps: Sequence[Step], count: int) -> list[str]:
+    """Return the settings of the next step in the order of the grid."""
+    best = set(steps[-1].ranked[:count] if steps else search.points)
+    return [label for label in search.points if label in best]
+
+
+def _said(one: Outcome) -> str:
+    return f"{one.validation_figure():.1f} % on validation"
+
+
+def table_of(search: Search, steps: Sequence[Step]) -> Table:
+    """Return the table of a search: a row for each setting, a column for each step, and what to know below it."""
+    from fedpeft.compare.grid import is_number, shown
+    from fedpeft.report.tables import Table
+    from fedpeft.report.wording import DASH
+
+    heads = [axis.setting for axis in search.axes] + [
+        f"after {step.rounds} round{'s' * (step.rounds > 1)} (%)" for step in steps
+    ]
+    chosen = list(zip(*([value for _, value in point.values] for point in search.points.values()), strict=True))
+    numbers: list[tuple[Any, ...]] = [tuple(v if is_number(v) else shown(v) for v in values) for values in chosen]
+    texts = [[shown(value) for value in values] for values in chosen]
+    for step in steps:
+        figures = {label: step.figure(label) for label in step.outcomes}
+        of_step = {**dict.fromkeys(step.failed, FAILED), **{label: f"{one:.1f}" for label, one in figures.items()}}
+        texts.append([of_step.get(label, DASH) for label in search.points])
+        numbers.append(tuple(figures.get(label) for label in search.points))
+    best = list(search.points).index(steps[-1].ranked[0])
+    return Table(
+        title=f"{search.job.name}: mean of the sites on their validation splits",
+        columns=tuple(heads),
+        rows=tuple(zip(*texts, strict=True)),
+        averages=0,
+        best=frozenset((best, column) for column in range(len(heads))),
+        notes=tuple(_notes(search, steps)),
+        values=tuple(zip(heads, numbers, strict=True)),
+    )
+
+
+def _notes(search: Search, steps: Sequence[Step]) -> Iterator[str]:
+    """Yield what the reader of a search should know: where its grid ends, what it cannot tell apart, what failed."""
+    from fedpeft.compare.grid import shown
+
+    last = steps[-1]
+    best, *others = last.ranked
+    for axis, (name, value) in zip(search.axes, search.points[best].values, strict=True):
+        if axis.numbers and value in (low := min(axis.values), max(axis.values)):
+            end = "smallest" if value == low else "largest"
+            yield f"{name}={shown(value)} is the {end} of the grid: name some beyond it as well, with --over."
+    if others:
+        apart = last.figure(best) - last.figure(others[0])
+        if apart <= (noise := TWO_SIDED * math.hypot(_error(last.outcomes[best]), _error(last.outcomes[others[0]]))):
+            samples = sum(last.outcomes[best][0].validated.values())
+            yield (
+                f"{best} and {others[0]} are {apart:.1f} points apart, within the noise of {samples:,} validation "
+                f"samples ({noise:.1f}): either will do."
+            )
+    for label, reason in (pair for step in steps for pair in step.failed.items()):
+        yield f"{label} failed: {reason}"
+
+
+def _error(runs: Sequence[Outcome]) -> float:
+    """Return the standard error of a validation figure in percent, as of shares of right answers.
+
+    With K sites, a figure p_k on n_k samples each, it is sqrt(sum_k p_k (1 - p_k) / n_k) / K. Seeds do not lower it,
+    because they share the samples.
+    """
+    figures = runs[0].validation[-1]
+    variances = [p * (1 - p) / runs[0].validated[site] for site, p in figures.items()]
+    return 100 * math.sqrt(sum(variances)) / len(variances)
