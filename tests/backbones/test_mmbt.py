@@ -80,12 +80,16 @@ def test_they_are_computed_as_the_first_lines_of_its_file_say(folders):
         cells = grid.unflatten(2, (2, -1)).unflatten(4, (2, -1)).mean((3, 5)).flatten(2).transpose(1, 2)
         tokens = F.layer_norm(cells, (24,)) @ backbone.projection.T
         embedded = torch.cat((words[batch["input_ids"]], tokens), dim=1)
-        places = [[*range(int(row.sum())), *[0] * int((1 - row).sum()), *range(16, 20)] for row in batch["attention_mask"]]
+        places = [
+            [*range(int(row.sum())), *[0] * int((1 - row).sum()), *range(16, 20)] for row in batch["attention_mask"]
+        ]
         mask = F.pad(batch["attention_mask"], (0, 4), value=1)
         hidden = model(inputs_embeds=embedded, attention_mask=mask, position_ids=torch.tensor(places)).last_hidden_state
         length = batch["input_ids"].shape[1]
         texts = [row[: int(seen.sum())].mean(0) for row, seen in zip(hidden, batch["attention_mask"], strict=True)]
-        expected = torch.cat((torch.stack(texts), hidden[:, length:].mean(1), F.layer_norm(grid.mean((2, 3)), (24,))), 1)
+        expected = torch.cat(
+            (torch.stack(texts), hidden[:, length:].mean(1), F.layer_norm(grid.mean((2, 3)), (24,))), 1
+        )
         torch.testing.assert_close(backbone(**batch), expected, atol=1e-5, rtol=1e-4)
     scaled = backbone.projection.T @ backbone.projection
     scale = words.square().mean() * 32 / 24
@@ -157,10 +161,16 @@ def test_what_does_not_fit_is_one_sentence(text, image, settings, message, folde
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "mmbt", "image_source": "a"}, "'mmbt' has no weights of its own: give a folder or a hub name as source"),
+        (
+            {"name": "mmbt", "image_source": "a"},
+            "'mmbt' has no weights of its own: give a folder or a hub name as source",
+        ),
         ({"name": "mmbt", "source": "a"}, "'mmbt' has no weights of its own: .* as image_source"),
         ({"name": "mmbt-small", "image_source": " "}, "image_source is ' ': give a folder or a hub name"),
-        ({"name": "vilt", "image_source": "a"}, "image_source is 'a', and backbone 'vilt' has no image encoder of its own"),
+        (
+            {"name": "vilt", "image_source": "a"},
+            "image_source is 'a', and backbone 'vilt' has no image encoder of its own",
+        ),
     ],
 )
 def test_settings_of_sources_are_checked(settings, message):
@@ -190,7 +200,9 @@ def test_the_packages_of_the_index_are_read_without_a_network():
     backbone = build(BackboneSettings(name="mmbt-small")).eval()
     assert (backbone.num_layers, backbone.family, backbone.hidden_size) == (6, "bert", 2 * 384 + 1280)
     empty = skeleton("mmbt-small").model
-    assert {n: p.shape for n, p in empty.named_parameters()} == {n: p.shape for n, p in backbone.model.named_parameters()}
+    assert {n: p.shape for n, p in empty.named_parameters()} == {
+        n: p.shape for n, p in backbone.model.named_parameters()
+    }
     disk = np.zeros((224, 224, 3), dtype=np.uint8)
     rows, columns = np.ogrid[:224, :224]
     disk[(rows - 112) ** 2 + (columns - 112) ** 2 < 80**2] = (230, 120, 20)

@@ -113,8 +113,16 @@ def reports(tmp_path, monkeypatch):
     return folder
 
 
+TINY = ("--backbone", "tiny_vilt")
+
+
 def test_the_commands_say_it(reports, capsys):
     said = "3 of 12 texts are longer than backbone.text_length=40 tokens"
-    for command in (["data", "site"], ["new", "own", "--data", "site"], ["data", "jobs/own"], ["doctor", "jobs/own"]):
+    for command in (
+        ["data", "site"],
+        ["new", "own", "--data", "site", *TINY],
+        ["data", "jobs/own"],
+        ["doctor", "jobs/own"],
+    ):
         assert main(command) == 0
         assert said in capsys.readouterr().out

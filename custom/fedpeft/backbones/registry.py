@@ -189,7 +189,9 @@ class BackboneSettings:
     def _check_source(self, setting: str, usual: str) -> None:
         source = getattr(self, setting)
         if source is not None and (not isinstance(source, str) or not source.strip()):
-            raise FedpeftError(f"{setting} is {source!r}: give a folder or a hub name, or leave it out.", setting=setting)
+            raise FedpeftError(
+                f"{setting} is {source!r}: give a folder or a hub name, or leave it out.", setting=setting
+            )
         if source is None and not usual:
             raise FedpeftError(
                 f"backbone {self.name!r} has no weights of its own: give a folder or a hub name as {setting}.",
