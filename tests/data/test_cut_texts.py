@@ -113,14 +113,11 @@ def reports(tmp_path, monkeypatch):
     return folder
 
 
-TINY = ("--backbone", "tiny_vilt")
-
-
 def test_the_commands_say_it(reports, capsys):
     said = "3 of 12 texts are longer than backbone.text_length=40 tokens"
     for command in (
         ["data", "site"],
-        ["new", "own", "--data", "site", *TINY],
+        ["new", "own", "--data", "site", "--backbone", "tiny_vilt"],
         ["data", "jobs/own"],
         ["doctor", "jobs/own"],
     ):
