@@ -74,6 +74,24 @@ def test_a_small_model_of_the_kind_trains_as_its_part_says(part, tmp_path):
     assert math.isfinite(only.updates[learner.site].metrics["loss"])
 
 
+def test_what_a_frozen_image_encoder_made_is_kept_and_changes_no_bit(tmp_path):
+    states, calls = [], []
+    for number, keeps in enumerate((True, False)):
+        (folder := tmp_path / str(number)).mkdir()
+        learner = small_learner("mmbt_small", folder)
+        learner.training = replace(learner.training, local_epochs=2)
+        if not keeps:
+            learner.backbone.keep_encoded(0)
+        images = []
+        learner.backbone.images.encoder.register_forward_hook(lambda *_, images=images: images.append(1))
+        (only,) = federate({learner.site: learner})
+        states.append(only.updates[learner.site].state)
+        calls.append(len(images))
+    kept, computed = states
+    assert calls[0] <= 18 < calls[1] <= 24, "six images of each split, those of training twice"
+    assert all(torch.equal(tensor, computed[key]) for key, tensor in kept.items())
+
+
 @pytest.mark.parametrize("part", SMALL)
 def test_a_small_model_of_the_kind_is_scored_by_the_kernel_of_its_answers(part, tmp_path):
     learner = small_learner(part, tmp_path, F3OCUS, "pfeiffer")
