@@ -339,6 +339,7 @@ def _parts() -> str:
         name, source = backbone.pop("name"), backbone.pop("source", "")
         chosen = [*backbone.items(), *sections.get("training", {}).items()]
         values = ", ".join(f"`{key}` {str(value).lower()}" for key, value in chosen)
+        source = source or ("" if backbones.is_tiny(name) else backbones.usual_source(name))
         rows.append((f"`{file.stem}`", f"`{name}`", f"`{source}`" if source else "with the package", values))
     return markdown(("part", "backbone", "weights", "other settings"), rows)
 

@@ -33,7 +33,7 @@ import sys
 import fedpeft
 from fedpeft.cli import main
 print(fedpeft.__file__)
-sys.exit(main(["tasks"]) or main(["new", "own", "--data", sys.argv[1], "--out", "here"]))
+sys.exit(main(["tasks"]) or main(["new", "own", "--data", sys.argv[1], "--out", "here", "--backbone", "tiny_vit"]))
 """
 
 

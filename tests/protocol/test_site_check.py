@@ -72,6 +72,7 @@ def test_every_shipped_job_is_allowed_by_default(request):
             assert found == REFUSED_JOBS.get(folder.parents[2].name, [])
 
 
+MMBT = {"name": "mmbt", "source": "/srv/bert", "image_source": "/srv/resnet"}
 REFUSED = [
     ("an excluded image", {"data": {"exclude": ["synpic1"]}}, {}, "data.exclude"),
     ("the excluded images of the site", {"data": {"exclude": ["a"]}}, {"exclude": ("a",)}, "data.exclude"),
@@ -93,6 +94,7 @@ REFUSED = [
     ("a cut that is not allowed", {"data": {"split": "image_disjoint"}}, {"splits": ("published",)}, "data.split"),
     ("a backbone's folder", {"backbone": {"source": "/home/lead/backbone"}}, {}, "backbone.source"),
     ("a hub name", {"backbone": {"source": "evil/model"}}, {}, "backbone.source"),
+    ("an image encoder", {"backbone": MMBT}, {"sources": (MMBT["source"],)}, "backbone.image_source"),
     ("a backbone", {"backbone": {"name": "vilt"}}, {"backbones": ("tiny-vilt",)}, "backbone.name"),
     (
         "a folder for this site alone",
@@ -291,6 +293,8 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, request
     [
         ({"backbone": {"source": usual_source("tiny-vilt")}}, {}),
         ({"backbone": {"source": "/srv/vilt"}}, {"sources": ("/srv/vilt",)}),
+        ({"backbone": MMBT}, {"sources": (MMBT["source"], MMBT["image_source"])}),
+        ({"backbone": {"name": "mmbt-small"}}, {}),
         ({"backbone": {"name": "transformers", "source": "/srv/clip"}}, {"sources": ("/srv/clip",)}),
         ({"data": {"seed": 3}}, {"seed": 3}),
         ({"data": {"validation_fraction": 0.0}}, {"validation_fraction": 0.0}),
@@ -326,6 +330,7 @@ HARMLESS = {  # numbers that cost a site nothing, or that are checked elsewhere
     "training.micro_batch": "smaller than a batch",
     "training.patience": "ends a job earlier",
     "training.seed": "of random numbers",
+    "backbone.image_grid": "at most 256 tokens beside the question's, which the text encoder's positions bound",
     "data.seed": "the site's own holds",
     "data.validation_fraction": "the site's own holds",
     "data.test_fraction": "the site's own holds",

@@ -169,6 +169,24 @@ def distilbert(folder: Path) -> Path:
     return saved(hf.DistilBertModel(config), folder)
 
 
+def roberta(folder: Path) -> Path:
+    """RoBERTa, whose positions begin behind that of padding."""
+    tokenizer(classifying=True).save_pretrained(folder)
+    return saved(hf.RobertaModel(hf.RobertaConfig(**SIZE, **IDS, max_position_embeddings=64)), folder)
+
+
+def vit(folder: Path) -> Path:
+    """ViT, without pooler."""
+    return saved(hf.ViTModel(hf.ViTConfig(**SIZE, **IMAGE), add_pooling_layer=False), folder)
+
+
+def resnet(folder: Path) -> Path:
+    """ResNet, a convolutional network with batch norms."""
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 24], "depths": [1, 1], "layer_type": "basic"}
+    return saved(hf.ResNetModel(hf.ResNetConfig(**sizes)), folder)
+
+
 def dinov2(folder: Path) -> Path:
     """DINOv2."""
     ViTImageProcessorPil(size=SQUARE).save_pretrained(folder)

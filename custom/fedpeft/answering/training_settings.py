@@ -76,7 +76,7 @@ class TrainingSettings:
             way back needs is then held longer. Bit for bit the same.
         features_mib: main memory for what the first trained layer reads, computed once for each sample as long as
             nothing below changes: with a schedule that leaves the first layers out, or a method that trains none of
-            them. 0: compute it every time.
+            them. Of mmbt: for what its image encoder made of each image, whatever is trained. 0: compute it every time.
         threads: torch threads of a site's process; fixed, so that results do not depend on the machine's cores.
         workers: processes that decode images, 0 for none.
         images_mib: main memory for decoded images of files, which then are read once and not in every epoch; None: 64

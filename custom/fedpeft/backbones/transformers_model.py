@@ -157,12 +157,12 @@ def build(
 
     source = settings.source
     with reading(source, NAME):
-        config = _config(source, kinds)
+        config = config_of(source, kinds)
         if not weights:
-            model = _empty(config)
+            model = empty_model(config)
             return TransformersModel(model, ModelInputs.from_settings(model, settings), source)
         model, lacking = load_model(
-            AutoModel, source, what="model", skeleton=lambda: _empty(config), may_lack=POOLER, half=half
+            AutoModel, source, what="model", skeleton=lambda: empty_model(config), may_lack=POOLER, half=half
         )
         if lacking:  # its values would be random, and others at each site
             model.pooler = None
@@ -174,10 +174,10 @@ def build(
 
 def skeleton(source: str | None) -> TransformersModel:
     with reading(source, NAME):
-        return TransformersModel(_empty(_config(source)), None)
+        return TransformersModel(empty_model(config_of(source)), None)
 
 
-def _config(source: str, kinds: tuple[str, ...] = ()) -> Any:
+def config_of(source: str, kinds: tuple[str, ...] = ()) -> Any:
     from transformers import AutoConfig
 
     stored = read_config(source)
@@ -199,7 +199,7 @@ def _config(source: str, kinds: tuple[str, ...] = ()) -> Any:
     return config
 
 
-def _empty(config: Any) -> nn.Module:
+def empty_model(config: Any) -> nn.Module:
     from transformers import AutoModel
 
     with without_weights():

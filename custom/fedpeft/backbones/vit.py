@@ -49,7 +49,7 @@ class Scaling(NamedTuple):
     deviation: tuple[float, ...] = HALF
 
 
-def _scaling(source: str) -> Scaling:
+def scaling_of(source: str) -> Scaling:
     """Return by which mean and deviation of each color a source was trained."""
     stored = checkpoint.read_config(source, timm=True)
     if stored.get("model_type") in TIMM_KINDS:
@@ -168,7 +168,7 @@ def build(settings: BackboneSettings) -> Vit:
     """Load ViT-B/16, or another vision transformer, from a folder."""
     source = settings.source
     with checkpoint.reading(source, NAME):
-        model, scaling = _load(source), _scaling(source)
+        model, scaling = _load(source), scaling_of(source)
     size = settings.image_size or model.config.image_size
     checkpoint.check_image_size(size, model.config.patch_size, source)
     return Vit(model, size, scaling)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.answering import ANSWERING
-from fedpeft.backbones import BACKBONES, Backbone, skeleton, usual_source, weights
-from fedpeft.backbones.backbone import NotInCacheError, hub_reachable, source_folder
+from fedpeft.backbones import BACKBONES, Backbone, skeleton, weights
+from fedpeft.backbones.backbone import LITE0_FILE, NotInCacheError, hub_reachable, source_folder
 from fedpeft.backbones.checkpoint import check_config
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import read_json
@@ -39,8 +39,8 @@ def check_backbone(context: Context) -> Iterator[Finding]:
         return
     sections = context.job.sections
     of_sites = {site: context.at(site).backbone for site in context.sites}
-    chosen = dict.fromkeys((settings.name, settings.source) for settings in of_sites.values())
-    found = [files(name, source, download=context.downloads) for name, source in chosen]
+    chosen = dict.fromkeys((settings.name, settings.source, settings.image_source) for settings in of_sites.values())
+    found = [finding for one in chosen for finding in _of_sources(*one, download=context.downloads)]
     yield from found
     method = context.at(context.sites[0]).method
     if method.exchanges and several_backbones(sections["backbone"]) and all(f.verdict == PASS for f in found):
@@ -64,18 +64,28 @@ def compared(backbones: Mapping[str, Backbone], deepest: int | None, *, all_here
     return passed(f"{listed}.")
 
 
-def files(name: str, named: str | None, *, download: bool) -> Finding:
-    """Check the files of one backbone, in a folder or in the hub's cache."""
-    source, pretrained = named or usual_source(name), BACKBONES.get(name)
-    needed = FILES if pretrained.tokenizer else FILES[:-1]
+def _of_sources(name: str, source: str | None, image_source: str | None, *, download: bool) -> Iterator[Finding]:
+    yield files(name, source, download=download)
+    if BACKBONES.get(name).image_encoder:
+        yield files(name, image_source, download=download, image=True)
+
+
+def files(name: str, named: str | None, *, download: bool, image: bool = False) -> Finding:
+    """Check the files of one backbone, or of its image encoder, in a folder or in the hub's cache."""
+    pretrained = BACKBONES.get(name)
+    source = named or (pretrained.usual_image if image else pretrained.usual)
+    needed = FILES if pretrained.tokenizer and not image else FILES[:-1]
+    setting = "image_source" if image else "source"
     try:
-        found = source_folder(source, download=False)
+        found = source_folder(source, download=False, setting=setting)
     except NotInCacheError as error:
         if hub_reachable(download=download):
             return warned(f"{source} is not in the hub's cache, or only a part of it: the job begins with a download.")
         return failed(str(error))
     except LocalError as error:
         return failed(str(error))
+    if image and (Path(found) / LITE0_FILE).is_file():
+        return passed(f"{found}: EfficientNet-Lite0.")
     return folder(Path(found), needed, pickle=pretrained.pickle)
 
 

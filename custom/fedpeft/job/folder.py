@@ -89,8 +89,9 @@ def _check_method(job: SiteJob) -> None:
     from fedpeft.job.catalog import entry
 
     source = job.backbone.source
-    if source and Path(source).is_dir():
-        _check_path("backbone.source", source)
+    for setting in ("source", "image_source"):
+        if (named := getattr(job.backbone, setting)) and Path(named).is_dir():
+            _check_path(f"backbone.{setting}", named)
     chosen = DATASETS.get(job.data.dataset).metric == ACCURACY  # labels are answered in a way of their own
     backbone = backbones.skeleton(job.backbone.name, source)
     found = entry(backbone, job.method.name, _own(job), way=job.training.answering if chosen else "")

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedpeft.backbones import BACKBONES, BackboneSettings
+from fedpeft.backbones.backbone import WHEEL, has_wheels
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1, VALIDATION
 from fedpeft.core.settings import suggestion
@@ -28,7 +29,7 @@ TRAINING = {
     "warmup": 0.1,
     "seed": 0,
 }
-BACKBONE = "backbones"
+BACKBONE, PRETRAINED = "backbones", "mmbt_small"  # with weights of the extra `pretrained`
 HEADER = """\
 # Written by `fedpeft new` for the data in {folder!r}.
 # At a hospital its own file says where its data lie (roots in local/fedpeft.json): leave root out there.
@@ -88,7 +89,8 @@ def write_new(
 ) -> NewJob:
     """Write `app_configs/tasks/NAME.yml`, a line in `app_configs/jobs.yml` and `jobs/NAME`; after an error nothing.
 
-    Settings of `data` are in what was found; without a part for the backbone it is a tiny one of the package.
+    Settings of `data` are in what was found. Without a part for the backbone it is that of the installed weights, or a
+    tiny one of the package.
     """
     task, jobs, job = _places(name, out)
     parts = [_part(found, backbone), "methods/fedpia_agreement", "deployments/laptop"]
@@ -121,13 +123,15 @@ def write_new(
     task.write_text(HEADER.format(folder=str(folder.resolve())) + text, encoding="utf-8")
     jobs.write_text(listed, encoding="utf-8")
     write_job(job, name, whole)
-    source = backbone_of.get("source", "")
+    usual = declared.usual if declared.usual.startswith(WHEEL) else ""
+    source = backbone_of.get("source", usual)
     return NewJob(written=(task, jobs, job), backbone=named, source=source, tiny=declared.tiny)
 
 
 def _part(found: FolderSites, backbone: str) -> str:
     images = all(site.metric == BALANCED_ACCURACY for site in found.data)
-    return f"{BACKBONE}/{backbone or ('tiny_vit' if images else 'tiny_vilt')}"
+    default = PRETRAINED if has_wheels() else "tiny_vit" if images else "tiny_vilt"
+    return f"{BACKBONE}/{backbone or default}"
 
 
 def _places(name: str, out: Path) -> tuple[Path, Path, Path]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedpeft import answering, data, importance
 from fedpeft.alignment.settings import VALIDATION
-from fedpeft.backbones import usual_source
+from fedpeft.backbones import BACKBONES, usual_source
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.settings import MAX_BY, MIN_BY
 from fedpeft.data import DataSettings, SiteData
@@ -93,6 +93,9 @@ def _of_backbone(policy: SitePolicy, job: SiteJob) -> Refusals:
         yield "backbone.name", f"is {chosen.name!r}, backbones has {_all(policy.backbones)}"
     if chosen.source is not None and chosen.source not in (usual_source(chosen.name), *policy.sources):
         yield "backbone.source", f"is {chosen.source!r:.120}, which sources does not list"
+    usual_image = BACKBONES.get(chosen.name).usual_image
+    if chosen.image_source is not None and chosen.image_source not in (usual_image, *policy.sources):
+        yield "backbone.image_source", f"is {chosen.image_source!r:.120}, which sources does not list"
     tokens = chosen.text_length + len(chosen.prompt or "")  # a character is at most one token
     if chosen.prompt and tokens > policy.most_text_length:
         yield "backbone.prompt", f"makes {tokens} tokens at most, most_text_length is {policy.most_text_length}"

@@ -31,7 +31,7 @@ from fedpeft.methods.method import TuningMethod
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Trainable
 from fedpeft.site import quantized
-from fedpeft.site.kept_features import KeptFeatures
+from fedpeft.site.kept_features import MIB, KeptFeatures
 
 SETTING = "training.compile"
 LIMIT = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # torch 2.6
@@ -222,8 +222,11 @@ def as_trained(backbone: Backbone, settings: TrainingSettings, features: KeptFea
 def kept_features(
     backbone: Backbone, trainable: Trainable, settings: TrainingSettings, *, some_layers: bool
 ) -> KeptFeatures | None:
-    """Return where features are kept, or None without a budget for them; see `KeptFeatures`."""
+    """Return where features are kept; None without a budget for them, or where the backbone itself keeps them."""
     if not settings.features_mib:
+        return None
+    if keep := getattr(backbone, "keep_encoded", None):
+        keep(round(settings.features_mib * MIB))
         return None
     half = settings.precision == BFLOAT16
     return KeptFeatures(backbone, trainable, settings.features_mib, some_layers=some_layers, half=half)

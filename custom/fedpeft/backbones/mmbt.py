@@ -1,0 +1,306 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""MMBT (Kiela et al. 2019, arXiv:1909.02950): image features as tokens of a BERT, behind those of the question.
+
+    c_1, ..., c_n     means of the image encoder's features over the n cells of a square grid, each (d_image)
+    tokens            E[words], then s P norm(c_i); P: (d, d_image) orthogonal, s: root mean square of E
+    features          mean text token, mean image token, norm(mean of all features): 2 d + d_image
+
+`norm` subtracts a vector's mean and divides by its deviation. The image encoder and P are frozen and outside of
+`model`, the text encoder, in which methods train. P is drawn from a constant seed: it is the same at every site.
+Images are encoded one by one, so that their features do not depend on the batch, and can be kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedpeft.backbones import checkpoint
+from fedpeft.backbones.backbone import LITE0_FILE
+from fedpeft.backbones.images import Images, SquareImages
+from fedpeft.backbones.model_inputs import ModelInputs, image_processor
+from fedpeft.backbones.transformers_model import POOLER, config_of, empty_model
+from fedpeft.backbones.vit import scaling_of
+from fedpeft.core.errors import FedpeftError
+
+if TYPE_CHECKING:
+    from fedpeft.backbones.registry import BackboneSettings
+
+TEXT, IMAGE = "the text encoder", "the image encoder"
+PROJECTION_SEED = 1909
+READS = {"inputs_embeds", "attention_mask", "position_ids"}  # arguments of a BERT-like model
+LITE0_SIZE, LITE0_WIDTH = 224, 1280
+LITE0_COLORS = ((127 / 255,) * 3, (128 / 255,) * 3)
+MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+
+
+class ImageEncoder(nn.Module):
+    """A frozen image encoder, always in evaluation mode, with what it made of images as long as it fits into memory.
+
+    Args:
+        encoder: returns a grid (B, d, h, w), or tokens (B, T, d) of which the last are a square grid.
+        grid: cells along each side of the image.
+    """
+
+    def __init__(self, encoder: nn.Module, grid: int) -> None:
+        super().__init__()
+        self.encoder, self.grid = encoder.requires_grad_(False).eval(), grid
+        self._resizes = "interpolate_pos_encoding" in inspect.signature(type(encoder).forward).parameters
+        self._kept: dict[bytes, Tensor] = {}
+        self._limit = self.held = 0
+
+    def train(self, mode: bool = True) -> ImageEncoder:
+        """Stay in evaluation mode: the statistics of batch norms are those of pre-training."""
+        return super().train(False)
+
+    def keep(self, limit: int) -> None:
+        """Keep what is made of each image, in so many bytes of main memory; an image is known by its pixels."""
+        self._limit = limit
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the cells of images (B, 3, H, W), and behind them the mean of the whole grid: (B, n + 1, d)."""
+        return torch.stack([self._features(image) for image in pixels])
+
+    def _features(self, image: Tensor) -> Tensor:
+        if not self._limit:
+            return self._encoded(image)
+        name = hashlib.blake2b(image.cpu().contiguous().numpy().data, digest_size=16).digest()
+        if (kept := self._kept.get(name)) is not None:
+            return kept.to(image.device)
+        made = self._encoded(image)
+        if self.held + made.nbytes <= self._limit:
+            self._kept[name] = made.cpu()
+            self.held += made.nbytes
+        return made
+
+    @torch.no_grad()
+    def _encoded(self, image: Tensor) -> Tensor:
+        options = {"interpolate_pos_encoding": True} if self._resizes else {}
+        with torch.autocast(image.device.type, enabled=False):
+            made = self.encoder(image[None], **options)
+            grid = as_grid(made if isinstance(made, Tensor) else made["last_hidden_state"])
+            cells = F.adaptive_avg_pool2d(grid, self.grid).flatten(2)
+            return torch.cat((cells, grid.mean((2, 3))[..., None]), dim=2)[0].T.contiguous()
+
+
+def as_grid(features: Tensor) -> Tensor:
+    """Return features as (B, d, h, w); tokens (B, T, d) may begin with others than those of the grid."""
+    if features.dim() == 4:
+        return features
+    side = math.isqrt(features.shape[1])
+    return features[:, -side * side :].transpose(1, 2).unflatten(2, (side, side))
+
+
+class Lite0(nn.Module):
+    """EfficientNet-Lite0 without its classifier: (B, 3, 224, 224) -> (B, 1280, 7, 7)."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.model.extract_features(pixels)
+
+
+def norm(features: Tensor) -> Tensor:
+    return F.layer_norm(features, features.shape[-1:])
+
+
+class Mmbt(nn.Module):
+    """A text encoder, `model`, that reads an image as tokens; without inputs and image encoder in a skeleton.
+
+    Args:
+        model: BERT-like.
+        inputs: its tokenizer.
+        prepare: of images.
+        images: their encoder.
+        image_width: of its features.
+        grid: cells along each side.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: ModelInputs | None = None,
+        prepare: SquareImages | None = None,
+        images: ImageEncoder | None = None,
+        *,
+        image_width: int = 0,
+        grid: int = 1,
+    ) -> None:
+        super().__init__()
+        self.model, self.inputs, self.prepare, self.images = model, inputs, prepare, images
+        if getattr(model, "pooler", None) is not None:
+            model.pooler = None  # of the first token, which is not read
+        self.family: str = model.config.model_type
+        self.num_layers: int = model.config.num_hidden_layers
+        width: int = model.config.hidden_size
+        self.hidden_size = 2 * width + image_width if images else width
+        self.image_size = prepare.size if prepare else LITE0_SIZE
+        model.config.patch_size = self.image_size // grid  # of what a token shows
+        self._tokens = grid * grid
+        self._first_position = _first_position(model)
+        projection = projection_of(model, image_width) if images else torch.empty(0)
+        self.register_buffer("projection", projection, persistent=False)
+
+    def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
+        """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch."""
+        words = self.inputs((), questions)
+        return {"input_ids": words["input_ids"], "attention_mask": words["attention_mask"], **self.prepare(images)}
+
+    @property
+    def text_length(self) -> int:
+        return self.inputs.text_length
+
+    @property
+    def longest_text(self) -> int | None:
+        longest = self.inputs.longest_text
+        return longest and longest - self._first_position - self._tokens
+
+    def text_tokens(self, texts: Sequence[str]) -> list[int]:
+        return self.inputs.text_tokens(texts)
+
+    def save_inputs(self, folder: Path) -> None:
+        self.inputs.save(folder)
+        self.prepare.save(folder)
+
+    def keep_encoded(self, limit: int) -> None:
+        self.images.keep(limit)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor) -> Tensor:
+        """Return the features (B, 2 d + d_image)."""
+        cells = norm(self.images(pixel_values))  # (B, n + 1, d_image)
+        embed = self.model.get_input_embeddings()
+        tokens = torch.cat((embed(input_ids), cells[:, :-1] @ self.projection.T), dim=1)
+        shown = attention_mask.new_ones(len(tokens), self._tokens)
+        places = torch.arange(self.text_length, self.text_length + self._tokens, device=tokens.device)
+        words = (attention_mask.cumsum(1) - 1).clamp_min(0)
+        hidden = self.model(
+            inputs_embeds=tokens,
+            attention_mask=torch.cat((attention_mask, shown), dim=1),
+            position_ids=torch.cat((words, places.expand(len(tokens), -1)), dim=1) + self._first_position,
+        ).last_hidden_state
+        text, image = hidden.split((input_ids.shape[1], self._tokens), dim=1)
+        seen = attention_mask[..., None].to(text.dtype)
+        return torch.cat(((text * seen).sum(1) / seen.sum(1).clamp_min(1), image.mean(1), cells[:, -1]), dim=1)
+
+
+def _first_position(model: nn.Module) -> int:
+    """Return the first token's position: RoBERTa and its kin begin behind that of padding."""
+    embeddings = getattr(model, "embeddings", None)
+    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+    return 0 if padding is None else padding + 1
+
+
+def projection_of(model: nn.Module, image_width: int) -> Tensor:
+    """Return s P: (d, d_image), by which a normalized feature becomes as long as the embedding of a word."""
+    words = model.get_input_embeddings().weight
+    generator = torch.Generator().manual_seed(PROJECTION_SEED)
+    drawn = nn.init.orthogonal_(torch.empty(words.shape[1], image_width, device="cpu"), generator=generator)
+    if words.is_meta:
+        return drawn
+    scale = words.detach().float().square().mean().sqrt() * max(1, words.shape[1] / image_width) ** 0.5
+    return drawn * scale.cpu()
+
+
+def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
+    """Load both encoders from their folders; `settings.image_source` may have EfficientNet-Lite0's own file."""
+    source = settings.source
+    with checkpoint.reading(source, TEXT):
+        config = config_of(source)
+        model = empty_model(config)
+        if missing := sorted(READS - set(inspect.signature(type(model).forward).parameters)):
+            raise checkpoint.unusable(
+                f"{source} is a {type(model).__name__}, which does not read {missing[0]}: name a BERT-like text "
+                f"encoder as backbone.source."
+            )
+        if weights:
+            from transformers import AutoModel
+
+            model, _ = checkpoint.load_model(
+                AutoModel, source, what=TEXT, skeleton=lambda: empty_model(config), may_lack=POOLER
+            )
+        inputs = ModelInputs(model, source, text_length=settings.text_length)
+    folder = Path(settings.image_source)
+    lite0 = (folder / LITE0_FILE).is_file()
+    with checkpoint.reading(str(folder), IMAGE):
+        images, width, prepare = (_lite0 if lite0 else _of_transformers)(folder, settings, weights=weights)
+    encoder = ImageEncoder(images, settings.image_grid) if images else None
+    backbone = Mmbt(model, inputs, prepare, encoder, image_width=width, grid=settings.image_grid)
+    if (longest := backbone.longest_text) and settings.text_length > longest:
+        raise FedpeftError(
+            f"text_length is {settings.text_length}, and beside {settings.image_grid}^2 tokens of the image {source} "
+            f"reads at most {longest}: lower it, or backbone.image_grid.",
+            setting="backbone.text_length",
+        )
+    return backbone
+
+
+def _lite0(folder: Path, settings: BackboneSettings, *, weights: bool) -> tuple[nn.Module | None, int, SquareImages]:
+    """Load EfficientNet-Lite0, of whose pickle tensors alone are read."""
+    try:
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError as error:
+        raise checkpoint.unusable(
+            f"{folder} has the weights of EfficientNet-Lite0, and efficientnet-lite-pytorch, its code, is not "
+            f"installed: pip install 'flare-fedpeft[pretrained]'."
+        ) from error
+    if settings.image_size not in (None, LITE0_SIZE):
+        raise FedpeftError(
+            f"image_size is {settings.image_size}, and EfficientNet-Lite0 reads {LITE0_SIZE} pixels: leave it out.",
+            setting="backbone.image_size",
+        )
+    prepare = SquareImages(LITE0_SIZE, *LITE0_COLORS)
+    if not weights:
+        return None, LITE0_WIDTH, prepare
+    model = EfficientNet.from_name("efficientnet-lite0")
+    model.load_state_dict(torch.load(folder / LITE0_FILE, map_location="cpu", weights_only=True))
+    return Lite0(model), LITE0_WIDTH, prepare
+
+
+def _of_transformers(
+    folder: Path, settings: BackboneSettings, *, weights: bool
+) -> tuple[nn.Module | None, int, SquareImages]:
+    """Load an image encoder of transformers, or the image half of two towers."""
+    from transformers import AutoModel
+
+    source = str(folder)
+    config = config_of(source)
+    model = getattr(empty_model(config), "vision_model", None) or empty_model(config)
+    if "pixel_values" not in inspect.signature(type(model).forward).parameters:
+        raise checkpoint.unusable(
+            f"{source} is a {type(model).__name__}, which reads no images: name an image encoder as "
+            f"backbone.image_source."
+        )
+    own = model.config
+    size = settings.image_size or getattr(own, "image_size", None) or _processed_size(source)
+    sizes = getattr(own, "hidden_sizes", None)
+    width = sizes[-1] if sizes else own.hidden_size
+    prepare = SquareImages(size, *scaling_of(source))
+    if not weights:
+        return None, width, prepare
+    loaded, _ = checkpoint.load_model(
+        AutoModel, source, what=IMAGE, skeleton=lambda: empty_model(config), may_lack=POOLER
+    )
+    return getattr(loaded, "vision_model", loaded), width, prepare
+
+
+def _processed_size(source: str) -> int:
+    size = dict(image_processor(source).size)
+    return size.get("height") or size.get("shortest_edge") or LITE0_SIZE
+
+
+def skeleton(source: str | None = None) -> Mmbt:
+    """Return the text encoder without weights on torch's meta device, in whose layers methods train."""
+    from transformers import BertConfig
+
+    with checkpoint.reading(source or "", TEXT):
+        return Mmbt(empty_model(config_of(source) if source else BertConfig(**MINILM)))

