@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The commands `fedpeft predict`, `export` and `inspect`."""
+"""The commands `fedpeft predict`, `export`, `inspect` and `merge`."""
 
 from __future__ import annotations
 
@@ -255,3 +255,35 @@ def _check_inspect(arguments: argparse.Namespace) -> None:
     from fedpeft.inference.exported import check_own_place
 
     check_own_place(arguments.out, holds="the page shows the site's answers")
+
+
+def add_merge(commands: Any) -> None:
+    """Add the command to the command line."""
+    merge = commands.add_parser("merge", help="merge adapters that were trained apart, aligned, into a PEFT folder")
+    merge.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="PEFT folders: exports, or any others")
+    merge.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    merge.add_argument(
+        "--weights", metavar="W,W,...", help="of the folders, such as 300,100,100; in proportion (default: equal)"
+    )
+    merge.add_argument("--plain", action="store_true", help="average the tensors as they stand, without alignment")
+    merge.add_argument("--rank", type=int, metavar="R", help="of LoRA, at most this rank (default: all of the mean)")
+    merge.set_defaults(command=_merge)
+
+
+def _merge(arguments: argparse.Namespace) -> None:
+    from fedpeft.inference.merging import check_new, merged_of, read_all, write
+
+    check_new(arguments.out)
+    weights = _numbers(arguments.weights) if arguments.weights is not None else None
+    adapters = read_all(arguments.folders)
+    merged = merged_of(adapters, weights, plain=arguments.plain, rank=arguments.rank)
+    write(arguments.out, merged)
+    how = "as they stand" if arguments.plain else "aligned"
+    print(f"folder   {arguments.out}: {len(adapters)} adapters of method {adapters[0].tuning.name}, {how}")
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise FedpeftError(f"--weights is {text!r:.80}: give numbers with commas between them, 300,100.") from error
