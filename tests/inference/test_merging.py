@@ -3,11 +3,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from trained_sites import trained
 from transformers import ViltModel
 
 import fedpeft
@@ -15,6 +17,14 @@ from fedpeft import adapters
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
+from fedpeft.inference.examples import of_table
+from fedpeft.inference.export import export
+from fedpeft.inference.kept_model import find
+from fedpeft.inference.merge_check import check, examples_of
+from fedpeft.inference.merging import merged_of, read_all
+from fedpeft.inference.model import Predictor
+from fedpeft.report.wording import DASH
+from fedpeft.site.loop import mean_loss
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 INPUTS = {
@@ -176,7 +186,10 @@ def beside(folder):
         (pickled, "a pickle that can run code when it is read"),
         (foreign_tensor, "holds 'base_model.model.pooler.weight', which is no tensor of method houlsby"),
         (beside, "holds a second adapter that runs beside the first"),
-        (lambda f: changed(f, activation="gelu"), "has activation='swish' and .* 'gelu': these are different functions"),
+        (
+            lambda f: changed(f, activation="gelu"),
+            "has activation='swish' and .* 'gelu': these are different functions",
+        ),
         (lambda f: (f / CONFIG).write_text("[" * 100), "cannot be read"),
         (lambda f: (f / WEIGHTS).write_bytes(b"no"), "is not a readable safetensors file"),
         (shutil.rmtree, "is not a folder"),
@@ -239,3 +252,72 @@ def test_the_weights_are_shares_of_the_aligned_mean(tiny_source, tmp_path):
     for names in by_place(first).values():
         for key in names.values():
             assert torch.allclose(heavy[key].sort(dim=0).values, first[key].sort(dim=0).values, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def exports(sections, tables, tmp_path_factory):
+    """By method, exports of two sites that trained on one table, each from a start of its own, of unequal width."""
+    folder = tmp_path_factory.mktemp("exports")
+    made = {}
+    for name, sizes in (
+        ("houlsby", {"slake": "reduction_factor=4", "vqa-rad": "reduction_factor=2"}),
+        ("lora", {"slake": "r=4", "vqa-rad": "r=8"}),
+    ):
+        made[name] = []
+        for site, size in sizes.items():
+            chosen = sections(
+                f"method.name={name}",
+                "method.aggregation=none",
+                "method.initialization=own",
+                f"method.settings.{name}.{size}",
+            )
+            chosen = json.loads(json.dumps(chosen)) | {"data": {"dataset": "manifest", "root": str(tables["classes"])}}
+            kept, _ = trained(chosen, folder / name, sites=(site,))[site]
+            export(find(kept, site=None), folder / f"{name}-{site}")
+            made[name].append(folder / f"{name}-{site}")
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["houlsby", "lora"])
+def test_a_check_measures_every_export_and_writes_a_page(exports, tables, tiny_source, tmp_path, capsys, name):
+    folders, data = exports[name], tables["classes"]
+    arguments = ["merge", *map(str, folders), "--out", str(tmp_path / "m"), "--backbone", tiny_source]
+    assert main([*arguments, "--check", str(data)]) == 0
+    printed = capsys.readouterr().out
+    html = (tmp_path / "m" / "check.html").read_text()
+    adapters_read = read_all(folders)
+    checked = check(adapters_read, merged_of(adapters_read), data, backbone=tiny_source)
+    for folder, row in zip(folders, checked.table.rows, strict=False):
+        predictor = Predictor(find(folder, site=None, backbone=tiny_source))
+        wanted = of_table(data, predictor.record)
+        measure = predictor.measure(wanted.unseen)
+        list(predictor.predictions(wanted.examples, wanted.known, most=1, measure=measure))
+        assert row[:2] == (folder.name, f"{100 * measure.figures()['overall']:.1f}")
+        assert row[2] == DASH  # their widths differ
+        assert folder.name in printed
+        assert folder.name in html
+    assert checked.table.rows[-1][0] == "mean"
+    assert f"{checked.barriers()['merged on the way']:.3f} merged on the way" in printed
+    assert "<svg" not in html
+    assert "data:image/svg+xml" in html
+    assert (
+        main([*arguments[:-4], "--out", str(tmp_path / "n"), "--check", str(tmp_path), "--backbone", tiny_source]) == 1
+    )
+
+
+@pytest.mark.slow
+def test_the_line_ends_at_both_adapters(exports, tables, tiny_source):
+    for folders in exports.values():
+        one, other = read_all(folders)
+        kepts = [find(folder, site=None, backbone=tiny_source) for folder in folders]
+        examples = examples_of(tables["classes"], kepts[0])
+        losses = check([one, other], merged_of([one, other]), tables["classes"], backbone=tiny_source).lines
+        ends = losses["merged on the way"]
+        predictor = Predictor(kepts[0])
+        batches = list(predictor.batches(examples))
+        assert ends[0] == pytest.approx(mean_loss(predictor.model.answering.eval(), batches), rel=1e-4)
+        again = check(
+            [one, replace(one, name=f"{one.name}/")], merged_of([one, other]), tables["classes"], backbone=tiny_source
+        )
+        assert again.barriers() == pytest.approx({"as they come": 0, "merged on the way": 0}, abs=1e-5)

@@ -267,6 +267,15 @@ def add_merge(commands: Any) -> None:
     )
     merge.add_argument("--plain", action="store_true", help="average the tensors as they stand, without alignment")
     merge.add_argument("--rank", type=int, metavar="R", help="of LoRA, at most this rank (default: all of the mean)")
+    merge.add_argument(
+        "--check",
+        type=Path,
+        metavar="DIR",
+        help="labelled data: measure each export, the plain mean and the merged one",
+    )
+    merge.add_argument(
+        "--backbone", metavar="PATH", help="for --check: folder or hub name, where the backbone is not the default one"
+    )
     merge.set_defaults(command=_merge)
 
 
@@ -275,11 +284,25 @@ def _merge(arguments: argparse.Namespace) -> None:
 
     check_new(arguments.out)
     weights = _numbers(arguments.weights) if arguments.weights is not None else None
+    if arguments.backbone is not None and arguments.check is None:
+        raise FedpeftError("--backbone belongs to --check, which alone needs a model: leave it out.")
     adapters = read_all(arguments.folders)
     merged = merged_of(adapters, weights, plain=arguments.plain, rank=arguments.rank)
-    write(arguments.out, merged)
+    pages = {}
+    if arguments.check is not None:
+        from fedpeft.core.console import Console
+        from fedpeft.inference.merge_check import PAGE, check, page, report_lines
+
+        checked = check(adapters, merged, arguments.check, weights=weights, backbone=arguments.backbone)
+        pages[PAGE] = page(checked, arguments.out.name, f"{len(adapters)} adapters on {arguments.check.name}")
+        console = Console()
+        for line in report_lines(checked):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    write(arguments.out, merged, pages=pages)
     how = "as they stand" if arguments.plain else "aligned"
     print(f"folder   {arguments.out}: {len(adapters)} adapters of method {adapters[0].tuning.name}, {how}")
+    for name in pages:
+        print(f"page     {arguments.out / name}")
 
 
 def _numbers(text: str) -> list[float]:
