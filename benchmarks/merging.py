@@ -5,7 +5,7 @@
     python benchmarks/merging.py --table               # the tables of what is there, without a run
 
 The five sites of the embedded federation train alone, each from a start of its own, as in the case `tuned_before`
-before its first exchange, with 200 questions and six epochs. Then their adapters are merged once. Two figures, both
+before its first exchange, with 100 questions and six epochs. Then their adapters are merged once. Two figures, both
 mean accuracies of the sites' test questions: with the head that each site trained with its own adapter, and with a head
 that it trains anew on the frozen merged model. PEFT's `ties` and `dare` keep half of the numbers (density 0.5); they
 and `linear` need one rank.
@@ -17,13 +17,15 @@ import argparse
 import copy
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import json_lines
 import torch
-from measured import ROOT, machine, show
+from measured import ROOT, machine
+from result_table import ResultTable
+from rich.console import Console
 from torch import nn
 
 import fedpeft
@@ -43,7 +45,7 @@ from fedpeft.site.learner import Learner
 
 RESULTS = Path(__file__).parent / "results" / "merging.jsonl"
 FAMILY = "vilt"
-SMALL = ["training.first_epochs=6", "data.train_size=200"]  # minutes for five seeds
+SMALL = ["training.first_epochs=6", "data.train_size=100"]  # minutes for five seeds
 LORA = ["method.name=lora", "method.aggregation=svd"]
 UNEQUAL = "LoRA of ranks 4 and 8"
 KINDS = {
@@ -79,7 +81,10 @@ def run(kind: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
         merged = merged_folders(folders, folder, sections["backbone"], lora=lora, one_rank=kind != UNEQUAL)
         ways |= {way: dict.fromkeys(learners, out) for way, out in merged.items()}
         measured = {way: [accuracies(learners[s], f, seed) for s, f in of.items()] for way, of in ways.items()}
-    figures = {way: [100 * statistics.fmean(one) for one in zip(*rows, strict=True)] for way, rows in measured.items()}
+    figures = {
+        way: [round(100 * statistics.fmean(one), 2) for one in zip(*rows, strict=True)]
+        for way, rows in measured.items()
+    }
     return {"kind": kind, "seed": seed, "overrides": list(overrides), "figures": figures}
 
 
@@ -185,7 +190,7 @@ def train_head(head: nn.Module, train: Features, seed: int) -> None:
         optimizer.step()
 
 
-def print_tables(results: Sequence[Mapping[str, Any]]) -> None:
+def tables(results: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
     """A table for each kind: both figures, and the paired difference of each way from the plain mean or PEFT's svd."""
     for kind in KINDS:
         mine = sorted((one for one in results if one["kind"] == kind), key=lambda one: one["seed"])
@@ -194,17 +199,16 @@ def print_tables(results: Sequence[Mapping[str, Any]]) -> None:
         base = PLAIN if PLAIN in mine[0]["figures"] else "PEFT svd"
         rows = []
         for way in mine[0]["figures"]:
-            old, new = ([one["figures"][way][which] for one in mine] for which in (0, 1))
-            gaps = [one["figures"][way][1] - one["figures"][base][1] for one in mine]
-            differs = "" if way == base else signed(gaps)
-            rows.append((way, f"{statistics.fmean(old):.1f}", f"{statistics.fmean(new):.1f}", differs))
-        seeds = ", ".join(str(one["seed"]) for one in mine)
-        show(
-            kind,
-            ("adapter", "old heads %", "new heads %", f"new heads, minus {base}"),
-            rows,
-            f"Seeds {seeds}: mean accuracy of five sites; the last column with 95 % intervals over the seeds.",
-        )
+            figures = [[one["figures"][way][which] for one in mine] for which in (0, 1)]
+            gaps = [
+                [value - one["figures"][base][which] for value, one in zip(figures[which], mine, strict=True)]
+                for which in (0, 1)
+            ]
+            differ = [("" if way == base else signed(gap)) for gap in gaps]
+            means = [f"{statistics.fmean(one):.1f}" for one in figures]
+            rows.append((way, means[0], differ[0], means[1], differ[1]))
+        heads = ("adapter", "site's head %", f"minus {base}", "new head %", f"minus {base}")
+        yield ResultTable(f"{kind}, seeds {', '.join(str(one['seed']) for one in mine)}", heads, rows)
 
 
 def main() -> None:
@@ -225,7 +229,8 @@ def main() -> None:
                 results.append(run(kind, seed, chosen.set))
                 json_lines.append(chosen.out, results[-1])
                 print(f"{kind}, seed {seed}: {results[-1]['figures']}", flush=True)
-    print_tables(results)
+    for table in tables(results):
+        Console(width=120).print(table.table())
 
 
 if __name__ == "__main__":
