@@ -4,9 +4,9 @@
     python benchmarks/publish.py            # names the pages and pictures that are not those of the results
     python benchmarks/publish.py --write    # writes tables and pictures
 
-The results come from `learning.py --study`, `choices.py`, `cases.py`, `real_images.py`, `rates.py` and `learning.py
---methods all`. A table stands between `<!-- results: NAME -->` and `<!-- end -->`; where its results are missing, a
-line says so. A picture's file says which results it was drawn from.
+The results come from `learning.py --study`, `choices.py`, `cases.py`, `real_images.py`, `rates.py`, `merging.py` and
+`learning.py --methods all`. A table stands between `<!-- results: NAME -->` and `<!-- end -->`; where its results are
+missing, a line says so. A picture's file says which results it was drawn from.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import choices
 import every_method
 import json_lines
 import learning
+import merging
 import rates
 import real_images
 import study
@@ -32,7 +33,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (Path("docs/benchmarks.md"), Path("docs/benchmarks_appendix.md"))
+PAGES = (Path("docs/benchmarks.md"), Path("docs/benchmarks_appendix.md"), Path("docs/merging.md"))
 MARKED = re.compile(r"<!-- results: (?P<name>.*?) -->.*?<!-- end -->", re.DOTALL)
 NONE = "(no results yet)"
 DPI = 200
@@ -56,6 +57,7 @@ def tables() -> dict[str, str]:
         "cases": "\n\n".join(table.section() for table in cases.tables(cases.read())) or NONE,
         "methods": learning.report(compared, every_method.BASELINES, variants=True).markdown() if compared else NONE,
         "choices": "\n\n".join(table.section() for table in choices.tables(json_lines.read(choices.RESULTS))) or NONE,
+        "merging": "\n\n".join(one.section() for one in merging.tables(json_lines.read(merging.RESULTS))) or NONE,
         "rates": rates.table(tried).section() if tried else NONE,
     }
 

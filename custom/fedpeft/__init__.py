@@ -17,8 +17,8 @@ __version__ = "0.1.0"
 os.environ["USE_HUB_KERNELS"] = "0"  # transformers reads it when it is imported
 wrapt.register_post_import_hook("fedpeft.methods.peft_types:register_all", "peft")
 
-# torch and PEFT cost seconds: only a program that loads an adapter imports them
-_HOME = {"load_adapter": "methods.adapters"}
+# torch and PEFT cost seconds: only a program that uses an adapter imports them
+_HOME = {"load_adapter": "methods.adapters", "merge": "inference.merging"}
 
 __all__ = list(_HOME)
 

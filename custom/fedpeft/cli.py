@@ -17,7 +17,7 @@ from fedpeft.compare import tune
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import suggestion
 from fedpeft.core.text import cleaned_output, shortened
-from fedpeft.inference.commands import add_export, add_inspect, add_predict
+from fedpeft.inference.commands import add_export, add_inspect, add_merge, add_predict
 from fedpeft.job import JOB_HELP
 from fedpeft.serve import command as serve
 
@@ -152,6 +152,7 @@ def _add_runs(commands: Any) -> None:
     add_predict(commands)
     add_export(commands)
     add_inspect(commands)
+    add_merge(commands)
 
     verify = _add(commands, "verify", _verify, "check that a run completed and its files are intact; print its tables")
     verify.add_argument("run", type=Path, help="folder with manifest.json, or one of `nvflare job download`")

@@ -39,6 +39,7 @@ def test_what_has_no_results_yet_says_so(publish, monkeypatch, tmp_path):
         (publish.study, "RESULTS"),
         (publish.choices, "RESULTS"),
         (publish.real_images, "RESULTS"),
+        (publish.merging, "RESULTS"),
         (publish.every_method, "RESULTS"),
         (publish.every_method, "RATES"),
     ):

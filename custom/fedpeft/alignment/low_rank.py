@@ -33,7 +33,9 @@ from fedpeft.alignment.permutation import Figures, report_of
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
-from fedpeft.core.states import State, computable
+from fedpeft.core.states import State, common_dtype, computable
+
+ROUNDING = 1e-6  # of the largest singular value: what float32 factors leave uncertain
 
 
 def integrate_products(
@@ -101,6 +103,51 @@ def stack_products(
     settings, robust = settings or PIASettings(), robust or RobustSettings()
     round = Round(states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust)
     return _combined(round, lora_pairs, _stacked)
+
+
+def merge_products(
+    states: Sequence[State],
+    weights: Sequence[float],
+    *,
+    rank: int | None = None,
+    sites: Sequence[str] | None = None,
+) -> dict[str, Tensor]:
+    """Return factors of the weighted mean of products, without error: of the rank that this mean has at each place.
+
+    A LoRA adapter computes its product alone, and `(B G^-1) (G A)` is the same product for every invertible G, not only
+    for orders. So the products are averaged, which are unique, and no rank directions are matched. Ranks may differ.
+
+    Args:
+        states: with LoRA's `layer.<l>.<slot>.A` (r, n) and `.B` (m, r), all by one scale.
+        weights: of the states; only their proportions matter.
+        rank: cut each mean to its best approximation of this rank; None: keep it all.
+        sites: names for errors; default `states[0]`, ...
+
+    Example:
+        >>> import torch
+        >>> one = {"layer.0.query.A": torch.eye(2)[:1], "layer.0.query.B": torch.eye(2)[:, :1]}
+        >>> other = {"layer.0.query.A": torch.eye(2)[1:], "layer.0.query.B": torch.eye(2)[:, 1:]}
+        >>> merged = merge_products([one, other], [1, 3])
+        >>> (merged["layer.0.query.B"] @ merged["layer.0.query.A"]).round(decimals=4)
+        tensor([[0.2500, 0.0000],
+                [0.0000, 0.7500]])
+    """
+    merged, _ = _combined(
+        Round(states=states, counts=weights, sites=sites),
+        lora_pairs,
+        lambda terms, shares, pair, _: _whole_mean(terms, shares, pair, rank),
+    )
+    return merged
+
+
+def _whole_mean(states: Sequence[State], weights: Sequence[float], pair: Pair, rank: int | None) -> dict[str, Tensor]:
+    (up_key,) = pair.ups
+    dtype = common_dtype(state[key] for state in states for key in (pair.down, up_key))
+    down, up = mean_product([s[pair.down] for s in states], [s[up_key] for s in states], weights)
+    down, up = truncated(down, up, min(rank or down.shape[0], down.shape[0]))
+    singular = up.norm(dim=0).square()  # both factors have the square root of them
+    kept = max(1, int((singular > ROUNDING * singular.max()).sum()))
+    return {pair.down: down[:kept].to(dtype).contiguous(), up_key: up[:, :kept].to(dtype).contiguous()}
 
 
 def _combined(

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The commands `fedpeft predict`, `export` and `inspect`."""
+"""The commands `fedpeft predict`, `export`, `inspect` and `merge`."""
 
 from __future__ import annotations
 
@@ -255,3 +255,58 @@ def _check_inspect(arguments: argparse.Namespace) -> None:
     from fedpeft.inference.exported import check_own_place
 
     check_own_place(arguments.out, holds="the page shows the site's answers")
+
+
+def add_merge(commands: Any) -> None:
+    """Add the command to the command line."""
+    merge = commands.add_parser("merge", help="merge adapters that were trained apart, aligned, into a PEFT folder")
+    merge.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="PEFT folders: exports, or any others")
+    merge.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    merge.add_argument(
+        "--weights", metavar="W,W,...", help="of the folders, such as 300,100,100; in proportion (default: equal)"
+    )
+    merge.add_argument("--plain", action="store_true", help="average the tensors as they stand, without alignment")
+    merge.add_argument("--rank", type=int, metavar="R", help="of LoRA, at most this rank (default: all of the mean)")
+    merge.add_argument(
+        "--check",
+        type=Path,
+        metavar="DIR",
+        help="labelled data: measure each export, the plain mean and the merged one",
+    )
+    merge.add_argument(
+        "--backbone", metavar="PATH", help="for --check: folder or hub name, where the backbone is not the default one"
+    )
+    merge.set_defaults(command=_merge)
+
+
+def _merge(arguments: argparse.Namespace) -> None:
+    from fedpeft.inference.merging import check_new, merged_of, read_all, write
+
+    check_new(arguments.out)
+    weights = _numbers(arguments.weights) if arguments.weights is not None else None
+    if arguments.backbone is not None and arguments.check is None:
+        raise FedpeftError("--backbone belongs to --check, which alone needs a model: leave it out.")
+    adapters = read_all(arguments.folders)
+    merged = merged_of(adapters, weights, plain=arguments.plain, rank=arguments.rank)
+    pages = {}
+    if arguments.check is not None:
+        from fedpeft.core.console import Console
+        from fedpeft.inference.merge_check import PAGE, check, page, report_lines
+
+        checked = check(adapters, merged, arguments.check, weights=weights, backbone=arguments.backbone)
+        pages[PAGE] = page(checked, arguments.out.name, f"{len(adapters)} adapters on {arguments.check.name}")
+        console = Console()
+        for line in report_lines(checked):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    write(arguments.out, merged, pages=pages)
+    how = "as they stand" if arguments.plain else "aligned"
+    print(f"folder   {arguments.out}: {len(adapters)} adapters of method {adapters[0].tuning.name}, {how}")
+    for name in pages:
+        print(f"page     {arguments.out / name}")
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise FedpeftError(f"--weights is {text!r:.80}: give numbers with commas between them, 300,100.") from error

@@ -8,6 +8,7 @@ Models; Liu et al. 2024, DoRA: Weight-Decomposed Low-Rank Adaptation.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -48,6 +49,10 @@ def of_part(settings: Mapping[str, Any]) -> float | None:
 
 DEFAULTS = {"target_modules": ["query", "value"], "r": RANK}
 START_STD = "start_std"
+SIZES = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
+# settings whose tensors are the products of LoRA alone; PEFT has others, for variants that compute more
+PLAIN = SIZES | {"lora_dropout", "init_lora_weights", "layers_to_transform", "layers_pattern", "fan_in_fan_out", "bias"}
+PLAIN_STARTS = (True, False, "gaussian")  # PEFT's other starts change the frozen weights
 
 
 class LoraTuning(SlotTuning):
@@ -59,6 +64,7 @@ class LoraTuning(SlotTuning):
 
     name = "lora"
     min_values: Mapping[str, int] = {**SlotTuning.min_values, "r": 1, "rank_pattern": 1}
+    may_differ = SlotTuning.may_differ | SIZES | {"lora_dropout", "init_lora_weights", "layers_to_transform"}
 
     def matches(self, config: Any) -> bool:
         return type(config) is LoraConfig and not config.use_dora
@@ -212,6 +218,26 @@ class LoraTuning(SlotTuning):
     def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
         rank = max(tensor.shape[0] for key, tensor in state.items() if key.endswith(".A"))
         return {"r": rank, "lora_alpha": rank * of_lora(settings), "use_rslora": False}
+
+    def scale(self, config: LoraConfig, path: str, width: int) -> float:
+        alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), path), config.lora_alpha)
+        return alpha / (math.sqrt(width) if config.use_rslora else width)
+
+    def check_merge(self, config: LoraConfig) -> None:
+        plain = type(config)()
+        for field in dataclasses.fields(config):
+            known = field.name in PLAIN or field.name in self.may_differ
+            if not known and getattr(config, field.name) != getattr(plain, field.name):
+                raise FedpeftError(f"it has PEFT's setting {field.name}, with which it computes more than B A")
+        if config.init_lora_weights not in PLAIN_STARTS:
+            raise FedpeftError(
+                f"it has init_lora_weights={config.init_lora_weights!r:.80}, which changed the weights of its own model"
+            )
+
+    def merged_settings(self, config: LoraConfig, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        rank = max(tensor.shape[0] for key, tensor in state.items() if key.endswith(".A"))
+        sizes: dict[str, Any] = {"r": rank, "lora_alpha": rank, "use_rslora": False}
+        return {**sizes, "rank_pattern": {}, "alpha_pattern": {}, "init_lora_weights": True}
 
     def peft_name(self, tensor: str) -> str:
         return f"lora_{tensor}.weight"

@@ -100,6 +100,7 @@ class SlotTuning(Tuning, ABC):
     """The code of a method that is a PEFT tuner; `config_cls` is its PEFT configuration.
 
     `min_values`: the smallest whole number that PEFT can build with, by setting, where PEFT itself would fail on less.
+    `may_differ`: the settings in which adapters may differ that `fedpeft merge` takes together.
     Some tuners can do more; who needs that of another one refuses it, or is not called by what the method declares:
 
     shapes(config, family, num_layers, hidden_size)   key -> shape of an adapter, without a model
@@ -110,6 +111,7 @@ class SlotTuning(Tuning, ABC):
 
     name: str  # of its registration; of fedpeft's own tuners also the PEFT type in lower case
     min_values: Mapping[str, int] = {"layers_to_transform": 0}
+    may_differ: frozenset[str] = frozenset({*_PEFTS_OWN, "task_type", "inference_mode", "target_modules", "init_seed"})
 
     def __init__(self, config_cls: type[PeftConfig]) -> None:
         self.config_cls = config_cls
@@ -192,6 +194,17 @@ class SlotTuning(Tuning, ABC):
         The server holds a site's announcement against this. `stream` is d, the width that the adapter reads in a layer.
         """
         return None
+
+    def scale(self, config: PeftConfig, path: str, width: int) -> float:
+        """Return the factor by which the last matrix of an adapter counts in a module, of this width or rank."""
+        return 1.0
+
+    def check_merge(self, config: PeftConfig) -> None:
+        """Refuse a configuration with which the tensors alone do not say what the adapter computes."""
+
+    def merged_settings(self, config: PeftConfig, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Return what replaces the settings of an adapter whose widths or ranks are now those of a state."""
+        return self.state_settings(state, {})
 
     def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what replaces a job's settings where the tensors decide: sites of unequal width or rank."""

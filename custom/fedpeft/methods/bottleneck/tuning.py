@@ -23,6 +23,8 @@ from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_la
 class BottleneckTuning(SlotTuning):
     """A kind of bottleneck adapter, defined by its configuration class."""
 
+    may_differ = SlotTuning.may_differ | {"layers", "reduction_factor", "layer_widths"}
+
     def __init__(self, config_cls: type[BottleneckConfig]) -> None:
         super().__init__(config_cls)
         self.name = config_cls.method

@@ -1,0 +1,271 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Measure adapters, their plain mean and their merged form on labelled data, each with the heads of their exports.
+
+The loss along the line between two adapters shows why alignment helps: as they come it rises in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import rich.table
+import torch
+from matplotlib.figure import Figure
+from rich import box
+
+from fedpeft.alignment.client_pia import align_global
+from fedpeft.alignment.low_rank import merge_products
+from fedpeft.alignment.settings import PIASettings
+from fedpeft.core.console import cell
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import read_json
+from fedpeft.core.metrics import TITLES
+from fedpeft.core.states import State
+from fedpeft.core.text import one_line
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.folder_sites import sites_in
+from fedpeft.data.manifest import FILES
+from fedpeft.data.schema import Example
+from fedpeft.inference.examples import of_table, window_at
+from fedpeft.inference.exported import is_exported
+from fedpeft.inference.kept_model import KeptModel, find
+from fedpeft.inference.merging import Adapter, Merged, merged_of, peft_tensors
+from fedpeft.inference.model import Predictor
+from fedpeft.methods import METHODS
+from fedpeft.methods.adapters import own_key, tuning_of
+from fedpeft.report.page_parts import Picture, figure, laid_out, page_of, section
+from fedpeft.report.palette import LIGHT, drawn, line_style, svg
+from fedpeft.report.tables import Table
+from fedpeft.report.wording import caution, percent
+from fedpeft.site import computing
+from fedpeft.site.loop import mean_loss
+from fedpeft.site.metrics import Measured
+from fedpeft.site.site_state import RECORD
+
+POINTS = tuple(k / 8 for k in range(9))
+MAX_QUESTIONS = 96  # of the line
+AS_THEY_COME, ALIGNED = "as they come", "merged on the way"
+PAGE = "check.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What was measured.
+
+    Args:
+        table: a row for each export: its own adapter, the plain mean, the merged one.
+        lines: way -> losses at `POINTS` between the first two exports, with the first one's head.
+        between: the names of these two.
+        note: what the figures do not say.
+        remarks: folders that were not measured, a sentence each.
+    """
+
+    table: Table
+    lines: Mapping[str, Sequence[float]]
+    between: tuple[str, str]
+    note: str
+    remarks: tuple[str, ...] = ()
+
+    def barriers(self) -> dict[str, float]:
+        """Return how far each line rises above the straight one between its ends."""
+        return {way: barrier(losses) for way, losses in self.lines.items()}
+
+
+def check(
+    adapters: Sequence[Adapter],
+    merged: Merged,
+    data: Path,
+    *,
+    weights: Sequence[float] | None = None,
+    backbone: str | None = None,
+) -> Checked:
+    """Measure adapters before and after they are merged.
+
+    Args:
+        adapters: that were merged; those of an exported folder are measured, with its head.
+        merged: of them.
+        data: a table as `fedpeft predict --manifest` reads it, or a folder in a layout of the data registry.
+        weights: of the plain mean.
+        backbone: folder or hub name of the exports' backbone, where it is not the default one.
+    """
+    exports = [one for one in adapters if is_exported(Path(one.name))]
+    without = [one for one in adapters if not is_exported(Path(one.name))]
+    if not exports:
+        raise FedpeftError("--check needs a head, and no folder is of fedpeft export: name at least one that is.")
+    plain = _plain(adapters, weights)
+    kepts = [find(Path(one.name), site=None, backbone=backbone) for one in exports]
+    rows: list[tuple[str, ...]] = []
+    values: list[list[float | None]] = []
+    for kept, one in zip(kepts, exports, strict=True):
+        examples = examples_of(data, kept)
+        forms = (_alone(one), plain, merged)
+        values.append([None if form is None else _measured(_with(kept, form), examples) for form in forms])
+        rows.append((one_line(Path(one.name).name, max_length=40), *map(percent, values[-1])))
+    if len(rows) > 1:
+        rows.append(("mean", *map(percent, map(_mean, zip(*values, strict=True)))))
+    record = kepts[0].record
+    lines = _lines(exports[0], exports[1], kepts[0], examples_of(data, kepts[0])) if len(exports) > 1 else {}
+    names = [one_line(Path(one.name).name, max_length=40) for one in exports]
+    return Checked(
+        table=Table(
+            title=f"{TITLES[record.metric]} (%) with each folder's own head",
+            columns=("head of", "own adapter", "plain mean", "merged"),
+            rows=tuple(rows),
+            averages=int(len(rows) > 1),
+        ),
+        lines=lines,
+        between=(names[0], names[min(1, len(names) - 1)]),
+        note=caution(procedural=record.procedural, tiny=record.tiny),
+        remarks=tuple(f"skipped  {one.name}: it is no export, and has no head" for one in without),
+    )
+
+
+def examples_of(data: Path, kept: KeptModel) -> tuple[Example, ...]:
+    """Return the labelled examples of a folder or table, whose answers a model must know some of."""
+    if data.is_file() or any((data / name).is_file() for name in FILES):
+        wanted = of_table(data, kept.record, window=window_at(kept))
+        examples = tuple(one for one, known in zip(wanted.examples, wanted.known, strict=True) if known)
+    else:
+        splits = (split for site in sites_in(data).data for split in site.splits().values())
+        examples = tuple(one for split in splits for one in split)
+    record, vocabulary = kept.record, AnswerVocabulary(kept.record.answers)
+    if record.labelled:
+        known = set(record.answers)
+        fits = [one for one in examples if one.labels is not None and known.issuperset(one.labels)]
+    else:
+        fits = [one for one in examples if one.labels is None and bool(one.question) is record.asks]
+        fits = fits if any(vocabulary.accepted(one) for one in fits) else []
+    if not fits:
+        raise FedpeftError(f"{data} holds no example with an answer of the model in {kept.folder}: name other data.")
+    return tuple(fits)
+
+
+def barrier(losses: Sequence[float]) -> float:
+    """Return how far a line of losses at `POINTS` rises above the straight one between its ends."""
+    ends = [(1 - t) * losses[0] + t * losses[-1] for t in POINTS]
+    return max(loss - end for loss, end in zip(losses, ends, strict=True))
+
+
+def report_lines(checked: Checked) -> Iterator[Any]:
+    """Yield what the terminal shows: the table, and lines below it."""
+    shown = rich.table.Table(title=checked.table.title, title_justify="left", box=box.SIMPLE_HEAD)
+    for number, head in enumerate(checked.table.columns):
+        shown.add_column(head, justify="right" if number else "left")
+    for row in checked.table.rows:
+        shown.add_row(*map(cell, row))
+    yield shown
+    for way, height in checked.barriers().items():
+        yield f"barrier  {height:.3f} {way}, from {checked.between[0]} to {checked.between[1]}"
+    yield from (f"note     {checked.note}",) * bool(checked.note)
+    yield from checked.remarks
+
+
+def page(checked: Checked, title: str, command: str) -> str:
+    """Return a page with the table and the picture."""
+    a, b = checked.between
+    parts = [section("Accuracy", laid_out(checked.table))]
+    if checked.lines:
+        heights = "; ".join(f"{way} {height:.3f}" for way, height in checked.barriers().items())
+        shown = Picture(svg(drawn(lambda: _figure(checked)), title), caption=f"Barrier: {heights}.")
+        described = f"Curves of the loss from the adapter of {a} to that of {b}. Barrier: {heights}."
+        parts.append(section(f"Loss from {a} to {b}, with the head of {a}", figure(shown, described)))
+    return page_of(f"{title}: merged adapters", title, command, sections=parts, warnings=filter(None, (checked.note,)))
+
+
+def _figure(checked: Checked) -> Figure:
+    figure = Figure(figsize=(7.2, 2.7), facecolor=LIGHT.paper, layout="constrained")
+    axes = figure.subplots()
+    for number, (way, losses) in enumerate(checked.lines.items()):
+        axes.plot(POINTS, losses, label=way, **line_style(number, len(checked.lines)))
+    axes.set_xticks([0, 0.5, 1], [checked.between[0], "half", checked.between[1]])
+    axes.set_ylabel("loss")
+    axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
+    axes.legend(frameon=False, fontsize=7.5)
+    return figure
+
+
+def _plain(adapters: Sequence[Adapter], weights: Sequence[float] | None) -> Merged | None:
+    shapes = [{key: tensor.shape for key, tensor in one.state.items()} for one in adapters]
+    return merged_of(adapters, weights, plain=True) if all(one == shapes[0] for one in shapes) else None
+
+
+def _alone(adapter: Adapter) -> Merged:
+    settings = adapter.tuning.merged_settings(adapter.config, adapter.state)
+    return Merged(config=adapter.config, state=adapter.state, paths=adapter.paths, settings=settings)
+
+
+def _with(kept: KeptModel, form: Merged) -> KeptModel:
+    """Return a site's model with another adapter, of any width."""
+    tuning, state = tuning_of(form.config), _wire(kept, form)
+    method = kept.record.sections["method"]
+    settings = {**method["settings"].get(method["name"], {}), **tuning.merged_settings(form.config, state)}
+    sections: dict[str, Any] = {
+        **kept.record.sections,
+        "method": {**method, "settings": {**method["settings"], method["name"]: settings}},
+    }
+    changed = replace(kept.state, adapter=state, trained={}, beside={})
+    return replace(kept, state=changed, record=replace(kept.record, sections=sections))
+
+
+def _wire(kept: KeptModel, form: Merged) -> State:
+    """Return the tensors of an adapter under the keys that a site's model has for them."""
+    tuning = tuning_of(form.config)
+    templates = tuning.templates(form.config, _family(kept))
+    return {own_key(key, templates, tuning): tensor for key, tensor in peft_tensors(form).items()}
+
+
+def _family(kept: KeptModel) -> str:
+    return read_json(kept.folder / RECORD)["family"]
+
+
+def _measured(kept: KeptModel, examples: Sequence[Example]) -> float | None:
+    predictor = Predictor(kept)
+    vocabulary = AnswerVocabulary(kept.record.answers)
+    measure = predictor.measure(0 if kept.record.labelled else vocabulary.unseen_classes(examples))
+    for _ in predictor.predictions(examples, [True] * len(examples), most=1, measure=measure):
+        pass
+    figures: Measured = measure.figures()
+    return figures["overall"]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def _lines(one: Adapter, other: Adapter, kept: KeptModel, examples: Sequence[Example]) -> dict[str, list[float]]:
+    """Return way -> losses from one adapter to another."""
+    ways: dict[str, list[State]] = {}
+    if all(tensor.shape == other.state[key].shape for key, tensor in one.state.items()):
+        ways[AS_THEY_COME] = [_between(one.state, other.state, t) for t in POINTS]
+    if METHODS.get(one.tuning.name).products:
+        inner = [merge_products([one.state, other.state], [1 - t, t]) for t in POINTS[1:-1]]
+        ways[ALIGNED] = [one.state, *inner, other.state]
+    else:
+        aligned, _ = align_global(other.state, one.state, settings=PIASettings(support="weights"))
+        ways[ALIGNED] = [_between(one.state, aligned, t) for t in POINTS]
+    largest: dict[str, Any] = {}
+    for state in (state for states in ways.values() for state in states):
+        settings = one.tuning.merged_settings(one.config, state)
+        largest = max((largest or settings, settings), key=lambda sizes: sizes.get("r", 0))
+    forms = {
+        way: [Merged(config=one.config, state=state, paths=one.paths, settings=largest) for state in states]
+        for way, states in ways.items()
+    }
+    predictor = Predictor(_with(kept, forms[ALIGNED][0]))
+    batches = [batch.to(predictor.model.device) for batch in predictor.batches(examples[:MAX_QUESTIONS])]
+    return {way: [_loss(predictor, _wire(kept, form), batches) for form in of] for way, of in forms.items()}
+
+
+def _between(one: State, other: State, share: float) -> State:
+    return {key: torch.lerp(tensor.float(), other[key].float(), share) for key, tensor in one.items()}
+
+
+def _loss(predictor: Predictor, state: State, batches: Sequence[Any]) -> float:
+    model = predictor.model
+    model.trainable.load(state)
+    with computing.as_trained(model.backbone, model.training, model.features):
+        return mean_loss(model.answering.eval(), batches)

@@ -1,0 +1,373 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Merge adapters that were trained apart into one: PEFT folders in, a PEFT folder out; no model, no FLARE.
+
+Bottleneck adapters are put into one order around their fixed point and averaged (`alignment.integrate`). LoRA has
+nothing between its factors, so that not only orders but all invertible matrices leave it as it is: the products are
+averaged (`alignment.low_rank.merge_products`).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fedpeft.alignment.integration import integrate
+from fedpeft.alignment.low_rank import merge_products
+from fedpeft.alignment.settings import FIXED_POINT, PIASettings
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import check_folder, check_regular, read_json, replacing
+from fedpeft.core.keys import SHARED, by_place, parse_key, place_of
+from fedpeft.core.states import State
+from fedpeft.inference.exported import BESIDE
+from fedpeft.methods import METHODS
+from fedpeft.methods.adapters import CONFIG_FILE, MODEL, ROOT, WEIGHTS_FILE, read_config, tuning_of
+from fedpeft.site.site_state import RECORD
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+    from fedpeft.methods.slot_tuning import SlotTuning
+
+PICKLE = "adapter_model.bin"
+_NUMBER = re.compile(r"(?:^|\.)(\d{1,5})(?=\.|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """An adapter of a PEFT folder.
+
+    Args:
+        name: of the folder, for errors and tables.
+        config: its configuration.
+        state: its tensors by key (`fedpeft.core.keys`); the last matrix of LoRA is multiplied by its scale.
+        paths: place -> path of the module in the model.
+        base: what the folder says of the model that the adapter is for; empty: nothing.
+    """
+
+    name: str
+    config: PeftConfig
+    state: State
+    paths: Mapping[str, str]
+    base: str = ""
+
+    @property
+    def tuning(self) -> SlotTuning:
+        """The code of its method."""
+        return tuning_of(self.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """A merged adapter: its tensors as in `Adapter`, and what replaces settings of the configuration."""
+
+    config: PeftConfig
+    state: State
+    paths: Mapping[str, str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def merge(
+    folders: Sequence[str | Path],
+    out: str | Path = "merged",
+    *,
+    weights: Sequence[float] | None = None,
+    plain: bool = False,
+    rank: int | None = None,
+) -> Path:
+    """Merge adapters that were trained apart, and write a PEFT folder.
+
+        bottleneck   W = sum_k w_k P_k W_k     P_k: orders of neurons in which the adapters are nearest to their mean
+        LoRA         B A = sum_k w_k s_k B_k A_k     s_k = alpha_k / r_k
+
+    Args:
+        folders: of `fedpeft export`, the `adapter/` of a run, or any that PEFT wrote; of LoRA or of a bottleneck
+            adapter, all of one method for one model. Widths and ranks may differ; the result is as wide as the widest,
+            and has the rank of the mean.
+        out: a new folder, which `PeftModel.from_pretrained` and `fedpeft.load_adapter` read.
+        weights: of the adapters; only their proportions matter. Default: equal.
+        plain: average the tensors as they stand, without alignment.
+        rank: of LoRA, cut the mean to its best approximation of this rank.
+
+    Returns:
+        The folder `out`.
+
+    Raises:
+        FedpeftError: folders that do not fit together, or whose tensors are not finite; names folder and tensor.
+    """
+    out = Path(out)
+    check_new(out)
+    adapters = read_all([Path(folder) for folder in folders])
+    write(out, merged_of(adapters, weights, plain=plain, rank=rank))
+    return out
+
+
+def check_new(out: Path) -> None:
+    """Refuse a folder that holds something."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise FedpeftError(f"{out} is there already, and nothing is replaced: name a new folder.")
+
+
+def read_all(folders: Sequence[Path]) -> list[Adapter]:
+    """Read adapters that are to be merged, and refuse those that do not fit together."""
+    if len(folders) < 2:
+        raise FedpeftError(f"there is {len(folders)} folder, and a merge takes at least two: name another one.")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise FedpeftError("a folder is named twice: name it once, and give it more of the sum with --weights.")
+    adapters = [read(folder) for folder in folders]
+    for adapter in adapters[1:]:
+        _check_pair(adapters[0], adapter)
+    return adapters
+
+
+def read(folder: Path) -> Adapter:
+    """Read one adapter; the folder may be a stranger's."""
+    if not folder.is_dir():
+        raise FedpeftError(f"{folder} is not a folder: name one that holds {CONFIG_FILE}.")
+    try:
+        check_folder(folder)
+    except OSError as error:
+        raise FedpeftError(f"{folder} cannot be read ({error.strerror}): name a folder of PEFT.") from error
+    if (folder / PICKLE).exists() and not (folder / WEIGHTS_FILE).exists():
+        raise FedpeftError(
+            f"{folder} holds its tensors in {PICKLE}, a pickle that can run code when it is read: save the adapter "
+            f"again as safetensors, with PEFT's save_pretrained."
+        )
+    if (folder / BESIDE).is_dir():
+        raise FedpeftError(
+            f"{folder} holds a second adapter that runs beside the first, and the mean of one of them is another "
+            f"model: export a run of method.pia.integration=merge or of FedAvg."
+        )
+    config = read_config(folder)
+    tuning = tuning_of(config)
+    if not METHODS.get(tuning.name).neurons:
+        raise FedpeftError(
+            f"{folder} is an adapter of method {tuning.name}, which has no neurons to align: merge takes LoRA and "
+            f"bottleneck adapters."
+        )
+    try:
+        tuning.check_merge(config)
+    except FedpeftError as error:
+        raise FedpeftError(f"{folder} cannot be merged: {error}.") from error
+    state, paths = _own_keys(folder, _tensors(folder / WEIGHTS_FILE), tuning)
+    return Adapter(
+        name=str(folder),
+        config=config,
+        state=_scaled(state, paths, config, tuning),
+        paths=paths,
+        base=_base(folder, config),
+    )
+
+
+def merged_of(
+    adapters: Sequence[Adapter], weights: Sequence[float] | None = None, *, plain: bool = False, rank: int | None = None
+) -> Merged:
+    """Merge adapters in memory; arguments as in `merge`."""
+    first, weights = adapters[0], shares(adapters, weights)
+    products = METHODS.get(first.tuning.name).products
+    if rank is not None and (not products or plain or rank < 1):
+        raise FedpeftError(f"--rank is {rank}: give a number from 1 on, for LoRA without --plain, or leave it out.")
+    settings = PIASettings(server=not plain, reference="fedavg" if plain else FIXED_POINT, gamma=0.0)
+    states, names = [one.state for one in adapters], [one.name for one in adapters]
+    if plain:
+        for one in adapters[1:]:
+            _check_widths(first, one)
+    if products and not plain:
+        state = merge_products(states, weights, rank=rank, sites=names)
+    else:
+        state, _ = integrate(states, weights, settings, sites=names)
+    same = (one for one in adapters if not products and _shapes(one.state) == _shapes(state))
+    if (like := next(same, None)) is not None:
+        return Merged(config=like.config, state=state, paths=first.paths)
+    if not products:
+        _check_one_width_a_layer(state, first)
+    changes = first.tuning.merged_settings(first.config, state)
+    return Merged(config=first.config, state=state, paths=first.paths, settings=changes)
+
+
+def shares(adapters: Sequence[Adapter], weights: Sequence[float] | None) -> list[float]:
+    """Return the weight of each adapter, with the sum 1."""
+    if weights is None:
+        return [1 / len(adapters)] * len(adapters)
+    if len(weights) != len(adapters):
+        raise FedpeftError(f"there are {len(weights)} weights for {len(adapters)} folders: give one for each.")
+    if wrong := [weight for weight in weights if not (math.isfinite(weight) and weight > 0)]:
+        raise FedpeftError(f"a weight is {wrong[0]:g}, it must be a finite number above 0.")
+    return [weight / sum(weights) for weight in weights]
+
+
+def peft_tensors(merged: Merged) -> dict[str, torch.Tensor]:
+    """Return the tensors of a merged adapter under PEFT's names, each place with the width of the configuration."""
+    tuning, tensors, sizes = tuning_of(merged.config), {}, merged.settings
+    for key, tensor in merged.state.items():
+        parts = parse_key(key)
+        if parts is None:
+            tensors[f"{ROOT}{tuning.name}_{key}"] = tensor
+            continue
+        if "r" in sizes and (missing := sizes["r"] - merged.state[f"{parts.place}.A"].shape[0]):
+            padding = (0, 0, 0, missing) if parts.tensor == "A" else (0, missing)
+            tensor = torch.nn.functional.pad(tensor, padding)
+        tensors[f"{MODEL}{merged.paths[parts.place]}.{tuning.peft_name(parts.tensor)}"] = tensor.contiguous()
+    return tensors
+
+
+def write(out: Path, merged: Merged, *, pages: Mapping[str, str] | None = None) -> None:
+    """Write a merged adapter as a PEFT folder; it appears when everything in it is written."""
+    config = copy.deepcopy(merged.config)
+    for name, value in merged.settings.items():
+        setattr(config, name, value)
+    config.inference_mode = True
+    values = {key: sorted(v) if isinstance(v, set) else v for key, v in config.to_dict().items()}
+    with replacing(out) as draft:
+        draft.mkdir()
+        (draft / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        save_file(peft_tensors(merged), draft / WEIGHTS_FILE, metadata={"format": "pt"})
+        for name, text in (pages or {}).items():
+            (draft / name).write_text(text, encoding="utf-8")
+
+
+def _tensors(file: Path) -> State:
+    if not file.is_file():
+        raise FedpeftError(f"{file} does not exist: name a folder that PEFT, fedpeft export or a run wrote.")
+    try:
+        tensors = load_file(check_regular(file))
+    except (SafetensorError, OSError) as error:
+        raise FedpeftError(f"{file} is not a readable safetensors file ({error}): write the adapter again.") from error
+    for key, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise FedpeftError(f"{file} has {key} as {tensor.dtype}: only floating-point tensors can be averaged.")
+        if not tensor.isfinite().all():
+            raise FedpeftError(f"{file} has NaN or infinity in {key}: leave this adapter out, its training diverged.")
+    return tensors
+
+
+def _own_keys(folder: Path, tensors: State, tuning: SlotTuning) -> tuple[State, dict[str, str]]:
+    """Return tensors by key and place -> module path; a slot is called as its path, so that any model will do."""
+    state: State = {}
+    paths: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        shared = name.removeprefix(f"{ROOT}{tuning.name}_")
+        if shared != name and shared.startswith(SHARED):
+            state[shared] = tensor
+            continue
+        split = tuning.split_peft_name(name.removeprefix(MODEL)) if name.startswith(MODEL) else None
+        if split is None:
+            raise FedpeftError(
+                f"{folder} holds {name!r:.200}, which is no tensor of method {tuning.name}: merge takes adapters "
+                f"alone, without modules_to_save or biases."
+            )
+        place = _place(split[0])
+        if paths.setdefault(place, split[0]) != split[0]:
+            raise FedpeftError(f"{folder} has the modules {split[0]!r:.200} and {paths[place]!r:.200}: rename one.")
+        state[f"{place}.{split[1]}"] = tensor
+    if not paths:
+        raise FedpeftError(f"{folder} holds no tensor of method {tuning.name}: save the adapter again.")
+    return dict(sorted(state.items())), paths
+
+
+def _place(path: str) -> str:
+    """Return `layer.<l>.<slot>` of a module's path: l is the first number in it, and the slot is the rest."""
+    number = _NUMBER.search(path)
+    rest = path if number is None else path[: number.start()] + path[number.end() :]
+    slot = re.sub(r"[^a-z0-9_]", "_", rest.strip(".").lower())
+    return place_of(int(number[1]) if number else 0, slot if slot[:1].isalpha() else f"module{slot}")
+
+
+def _scaled(state: State, paths: Mapping[str, str], config: PeftConfig, tuning: SlotTuning) -> State:
+    """Return a state in which products count as they stand; see `SlotTuning.scale`."""
+    scaled = dict(state)
+    for place, names in by_place(state).items():
+        if {"A", "B"} <= names.keys() and place in paths:
+            width = state[names["A"]].shape[0]
+            scaled[names["B"]] = state[names["B"]] * tuning.scale(config, paths[place], max(width, 1))
+    return scaled
+
+
+def _base(folder: Path, config: PeftConfig) -> str:
+    """Return what a folder says of its model: of a path the last part, which another machine may have elsewhere."""
+    if not (folder / RECORD).is_file():
+        return _last_part(config.base_model_name_or_path)
+    try:
+        about = read_json(folder / RECORD)
+        backbone = about["record"]["sections"]["backbone"]
+        parts = [about["family"], backbone["name"], _last_part(backbone.get("source"))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FedpeftError(f"{folder / RECORD} cannot be read ({error!r:.120}): export the model again.") from error
+    return " ".join(str(part) for part in parts if part)
+
+
+def _last_part(source: Any) -> str:
+    if not isinstance(source, str) or not source:
+        return ""
+    return Path(source).name if Path(source).is_absolute() else source
+
+
+def _check_pair(first: Adapter, other: Adapter) -> None:
+    if first.tuning.name != other.tuning.name:
+        raise FedpeftError(
+            f"{first.name} is an adapter of method {first.tuning.name} and {other.name} of {other.tuning.name}: merge "
+            f"adapters of one method."
+        )
+    if first.base and other.base and first.base != other.base:
+        raise FedpeftError(
+            f"{first.name} is for the model {first.base!r:.200} and {other.name} for {other.base!r:.200}: merge "
+            f"adapters of one model."
+        )
+    for owner, lacking in ((other, first.state.keys() - other.state), (first, other.state.keys() - first.state)):
+        if lacking:
+            raise FedpeftError(
+                f"{owner.name} lacks {_peft_name(first, other, min(lacking))}, which another one has: merge adapters "
+                f"of the same layers and modules."
+            )
+    for setting in dataclasses.fields(first.config):
+        values = [getattr(one.config, setting.name) for one in (first, other)]
+        if setting.name not in first.tuning.may_differ and values[0] != values[1]:
+            raise FedpeftError(
+                f"{first.name} has {setting.name}={values[0]!r:.80} and {other.name} {values[1]!r:.80}: these are "
+                f"different functions, merge adapters of one setting."
+            )
+
+
+def _peft_name(first: Adapter, other: Adapter, key: str) -> str:
+    parts = parse_key(key)
+    paths = {**first.paths, **other.paths}
+    return f"{paths[parts.place]}.{parts.tensor}" if parts else key
+
+
+def _check_widths(first: Adapter, other: Adapter) -> None:
+    mine, theirs = _shapes(first.state), _shapes(other.state)
+    for key, shape in mine.items():
+        if theirs[key] != shape:
+            raise FedpeftError(
+                f"{other.name} has {_peft_name(first, other, key)} of shape {theirs[key]} and {first.name} of {shape}: "
+                f"a plain mean needs one width or rank, leave --plain out."
+            )
+
+
+def _check_one_width_a_layer(state: State, first: Adapter) -> None:
+    """Refuse widths that no configuration can name, which has one for each layer."""
+    widths: dict[int, int] = {}
+    for key, tensor in state.items():
+        if (parts := parse_key(key)) is None or parts.tensor != "down.weight":
+            continue
+        if widths.setdefault(parts.layer, len(tensor)) != len(tensor):
+            raise FedpeftError(
+                f"{first.paths[parts.place]} would have {len(tensor)} neurons, and another place of its layer "
+                f"{widths[parts.layer]}: merge adapters whose widths differ in all places of a layer alike."
+            )
+    if not widths:
+        raise FedpeftError(f"adapters of method {first.tuning.name} need one width everywhere: merge those of one.")
+
+
+def _shapes(state: State) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(tensor.shape) for key, tensor in state.items()}

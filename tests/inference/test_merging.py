@@ -1,0 +1,323 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""`fedpeft merge`: copies in any order give their function back, widths and ranks may differ, and what is refused."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from trained_sites import trained
+from transformers import ViltModel
+
+import fedpeft
+from fedpeft import adapters
+from fedpeft.cli import main
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import by_place
+from fedpeft.inference.examples import of_table
+from fedpeft.inference.export import export
+from fedpeft.inference.kept_model import find
+from fedpeft.inference.merge_check import check, examples_of
+from fedpeft.inference.merging import merged_of, read_all
+from fedpeft.inference.model import Predictor
+from fedpeft.report.wording import DASH
+from fedpeft.site.loop import mean_loss
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+INPUTS = {
+    "input_ids": torch.tensor([[2, 7, 9, 3]]),
+    "pixel_values": torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32),
+}
+
+
+def folder_of(source, folder, name, seed, **settings):
+    """A folder with an adapter whose tensors are all drawn, also those that begin as zeros."""
+    torch.manual_seed(0)
+    config = adapters.config(name, **settings)
+    model = adapters.attach(ViltModel.from_pretrained(source), config)
+    generator = torch.Generator().manual_seed(seed)
+    state = {key: torch.randn(t.shape, generator=generator) for key, t in adapters.adapter_state(model).items()}
+    return adapters.save_adapter(folder, state, config, "vilt")
+
+
+def shuffled(folder, out, seed, *, turned=False):
+    """A copy of a folder with its neurons in another order; of LoRA's factors, any other basis."""
+    shutil.copytree(folder, out)
+    tensors = load_file(out / WEIGHTS)
+    generator = torch.Generator().manual_seed(seed)
+    for down in [key for key in tensors if key.endswith(("down.weight", "lora_A.weight"))]:
+        width = len(tensors[down])
+        change = torch.eye(width)[torch.randperm(width, generator=generator)]
+        if turned:
+            change = change + torch.randn(width, width, generator=generator) / (3 * width)
+        up = down.replace("down.", "up.").replace("lora_A", "lora_B")
+        tensors[down] = change @ tensors[down]
+        tensors[up] = tensors[up] @ change.inverse()
+        if (bias := down.replace("down.weight", "down.bias")) in tensors and bias != down:
+            tensors[bias] = change @ tensors[bias]
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, out / WEIGHTS, metadata={"format": "pt"})
+    return out
+
+
+@torch.no_grad()
+def output(source, folder, load=None):
+    model = ViltModel.from_pretrained(source)
+    loaded = load(model, folder) if load else PeftModel.from_pretrained(model, folder)
+    return loaded.eval()(**INPUTS).pooler_output
+
+
+@pytest.mark.parametrize("name", ["houlsby", "pfeiffer", "parallel", "lora"])
+def test_three_shuffled_copies_give_the_function_back(tiny_source, tmp_path, name):
+    size = {"r": 4} if name == "lora" else {"reduction_factor": 2}
+    first = folder_of(tiny_source, tmp_path / "0", name, 1, **size)
+    others = [shuffled(first, tmp_path / str(k), k, turned=name == "lora") for k in (1, 2)]
+    merged = fedpeft.merge([first, *others], tmp_path / "merged")
+    expected = output(tiny_source, first)
+    assert torch.allclose(output(tiny_source, merged), expected, atol=1e-5)
+    assert torch.allclose(output(tiny_source, merged, fedpeft.load_adapter), expected, atol=1e-5)
+    plain = fedpeft.merge([first, *others], tmp_path / "plain", plain=True)
+    assert not torch.allclose(output(tiny_source, plain), expected, atol=1e-2)
+    shapes = [{key: tensor.shape for key, tensor in load_file(f / WEIGHTS).items()} for f in (first, merged)]
+    assert shapes[0] == shapes[1]
+
+
+def test_the_widest_of_unequal_widths_is_the_width_of_the_merged_adapter(tiny_source, tmp_path):
+    narrow = folder_of(tiny_source, tmp_path / "narrow", "houlsby", 1, reduction_factor=4)
+    wide = folder_of(tiny_source, tmp_path / "wide", "houlsby", 2, reduction_factor=2)
+    layered = folder_of(tiny_source, tmp_path / "layered", "houlsby", 3, reduction_factor=4, layer_widths={1: 8})
+    for folders, widths in (([narrow, wide], {0: 8, 1: 8}), ([narrow, layered], {0: 4, 1: 8})):
+        merged = fedpeft.merge(folders, tmp_path / f"merged-{widths[0]}", weights=[1, 1])
+        model = fedpeft.load_adapter(ViltModel.from_pretrained(tiny_source), merged)
+        state = adapters.adapter_state(model)
+        assert {n: len(state[f"layer.{n}.output.down.weight"]) for n in (0, 1)} == widths
+        assert output(tiny_source, merged).isfinite().all()
+    with pytest.raises(FedpeftError, match=r"a plain mean needs one width or rank, leave --plain out"):
+        fedpeft.merge([narrow, wide], tmp_path / "plain", plain=True)
+
+
+def updates(folder):
+    """Module -> s B A of a LoRA folder, with PEFT's own scale and rank of the module."""
+    config, tensors = LoraConfig.from_pretrained(folder), load_file(folder / WEIGHTS)
+    found = {}
+    for key in [key for key in tensors if key.endswith("lora_A.weight")]:
+        path, down = key.removesuffix(".lora_A.weight"), tensors[key]
+        alpha = next((a for end, a in config.alpha_pattern.items() if path.endswith(end)), config.lora_alpha)
+        scale = alpha / (len(down) ** 0.5 if config.use_rslora else len(down))
+        found[path] = scale * tensors[f"{path}.lora_B.weight"] @ down
+    return found
+
+
+def test_lora_of_ranks_4_and_8_is_the_mean_of_the_updates(tiny_source, tmp_path):
+    four = folder_of(tiny_source, tmp_path / "4", "lora", 1, r=4, lora_alpha=12)
+    eight = folder_of(tiny_source, tmp_path / "8", "lora", 2, r=8, use_rslora=True, alpha_pattern={"query": 3})
+    merged = fedpeft.merge([four, eight], tmp_path / "merged", weights=[1, 3])
+    got, a, b = (updates(folder) for folder in (merged, four, eight))
+    for path, update in got.items():
+        assert torch.allclose(update, a[path] / 4 + 3 * b[path] / 4, atol=1e-4)
+    assert {len(t) for key, t in load_file(merged / WEIGHTS).items() if "lora_A" in key} == {12}
+    cut = updates(fedpeft.merge([four, eight], tmp_path / "cut", weights=[1, 3], rank=2))
+    for path, update in got.items():
+        singular = torch.linalg.svdvals(update)
+        assert torch.linalg.matrix_norm(update - cut[path]) == pytest.approx(float(singular[2:].norm()), rel=1e-3)
+    assert output(tiny_source, merged, fedpeft.load_adapter).isfinite().all()
+
+
+def test_modules_of_a_model_of_no_known_family(tmp_path):
+    def model():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+
+    folders = []
+    for rank in (1, 2):
+        one = get_peft_model(model(), LoraConfig(target_modules=["0", "2"], r=rank, init_lora_weights=False))
+        one.save_pretrained(tmp_path / str(rank))
+        folders.append(tmp_path / str(rank))
+    merged = fedpeft.merge(folders, tmp_path / "merged")
+    delta = updates(merged)
+    for path, update in delta.items():
+        assert torch.allclose(update, sum(updates(folder)[path] for folder in folders) / 2, atol=1e-5)
+    assert PeftModel.from_pretrained(model(), merged)(torch.ones(1, 6)).shape == (1, 3)
+
+
+def changed(folder, **values):
+    file = folder / CONFIG
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def without_layer(folder):
+    tensors = {key: t for key, t in load_file(folder / WEIGHTS).items() if ".layer.1." not in key}
+    save_file(tensors, folder / WEIGHTS)
+
+
+def not_finite(folder):
+    tensors = load_file(folder / WEIGHTS)
+    tensors[min(tensors)].view(-1)[0] = float("nan")
+    save_file(tensors, folder / WEIGHTS)
+
+
+def other_method(folder):
+    shutil.rmtree(folder)
+    shutil.copytree(folder.with_name("lora"), folder)
+
+
+def pickled(folder):
+    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
+
+
+def foreign_tensor(folder):
+    tensors = {**load_file(folder / WEIGHTS), "base_model.model.pooler.weight": torch.ones(1)}
+    save_file(tensors, folder / WEIGHTS)
+
+
+def beside(folder):
+    shutil.copytree(folder, folder / "beside")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda f: changed(f, base_model_name_or_path="other/model"), r"for the model 'a/model' and .*'other/model'"),
+        (other_method, "is an adapter of method houlsby and .* of lora: merge adapters of one method"),
+        (without_layer, r"b lacks encoder.layer.1\S*, which another one has"),
+        (not_finite, "has NaN or infinity in base_model.model.encoder"),
+        (pickled, "a pickle that can run code when it is read"),
+        (foreign_tensor, "holds 'base_model.model.pooler.weight', which is no tensor of method houlsby"),
+        (beside, "holds a second adapter that runs beside the first"),
+        (
+            lambda f: changed(f, activation="gelu"),
+            "has activation='swish' and .* 'gelu': these are different functions",
+        ),
+        (lambda f: (f / CONFIG).write_text("[" * 100), "cannot be read"),
+        (lambda f: (f / WEIGHTS).write_bytes(b"no"), "is not a readable safetensors file"),
+        (shutil.rmtree, "is not a folder"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(tiny_source, tmp_path, capsys, change, sentence):
+    a = folder_of(tiny_source, tmp_path / "a", "houlsby", 1)
+    b = folder_of(tiny_source, tmp_path / "b", "houlsby", 2)
+    folder_of(tiny_source, tmp_path / "lora", "lora", 3)
+    for folder in (a, b):
+        changed(folder, base_model_name_or_path="a/model")
+    change(b)
+    with pytest.raises(FedpeftError, match=sentence):
+        fedpeft.merge([a, b], tmp_path / "merged")
+    capsys.readouterr()
+    assert main(["merge", str(a), str(b), "--out", str(tmp_path / "merged")]) == 1
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"use_dora": True}, "is an adapter of method dora, which has no neurons to align"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa', which changed the weights of its own model"),
+        ({"alora_invocation_tokens": [1]}, "PEFT's setting alora_invocation_tokens"),
+    ],
+)
+def test_forms_of_lora_that_are_no_product_are_refused(tiny_source, tmp_path, values, sentence):
+    folders = [folder_of(tiny_source, tmp_path / str(k), "lora", k) for k in (1, 2)]
+    for folder in folders:
+        changed(folder, **values)
+    with pytest.raises(FedpeftError, match=sentence):
+        fedpeft.merge(folders, tmp_path / "merged")
+
+
+def test_the_command_as_a_user_types_it(tiny_source, tmp_path, capsys):
+    folders = [str(folder_of(tiny_source, tmp_path / str(k), "houlsby", k)) for k in (1, 2, 3)]
+    assert main(["merge", *folders, "--out", str(tmp_path / "m"), "--weights", "300,100,100"]) == 0
+    assert "3 adapters of method houlsby, aligned" in capsys.readouterr().out
+    assert sorted(file.name for file in (tmp_path / "m").iterdir()) == [CONFIG, WEIGHTS]
+    for arguments, sentence in (
+        ([folders[0]], "there is 1 folder, and a merge takes at least two"),
+        ([folders[0], folders[0]], "a folder is named twice"),
+        ([*folders, "--weights", "1,2"], "there are 2 weights for 3 folders"),
+        ([*folders, "--weights", "1,2,x"], "give numbers with commas"),
+        ([*folders, "--weights", "1,2,0"], "a weight is 0"),
+        ([*folders, "--rank", "2"], "--rank is 2"),
+    ):
+        assert main(["merge", *arguments, "--out", str(tmp_path / "new")]) == 1
+        assert sentence in capsys.readouterr().err
+    assert main(["merge", *folders, "--out", str(tmp_path / "m")]) == 1
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_the_weights_are_shares_of_the_aligned_mean(tiny_source, tmp_path):
+    folders = [folder_of(tiny_source, tmp_path / str(k), "houlsby", k) for k in (1, 2)]
+    heavy = load_file(fedpeft.merge(folders, tmp_path / "m", weights=[1e6, 1]) / WEIGHTS)
+    first = load_file(folders[0] / WEIGHTS)
+    for names in by_place(first).values():
+        for key in names.values():
+            assert torch.allclose(heavy[key].sort(dim=0).values, first[key].sort(dim=0).values, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def exports(sections, tables, tmp_path_factory):
+    """By method, exports of two sites that trained on one table, each from a start of its own, of unequal width."""
+    folder = tmp_path_factory.mktemp("exports")
+    made = {}
+    for name, sizes in (
+        ("houlsby", {"slake": "reduction_factor=4", "vqa-rad": "reduction_factor=2"}),
+        ("lora", {"slake": "r=4", "vqa-rad": "r=8"}),
+    ):
+        made[name] = []
+        for site, size in sizes.items():
+            chosen = sections(
+                f"method.name={name}",
+                "method.aggregation=none",
+                "method.initialization=own",
+                f"method.settings.{name}.{size}",
+            )
+            chosen = json.loads(json.dumps(chosen)) | {"data": {"dataset": "manifest", "root": str(tables["classes"])}}
+            kept, _ = trained(chosen, folder / name, sites=(site,))[site]
+            export(find(kept, site=None), folder / f"{name}-{site}")
+            made[name].append(folder / f"{name}-{site}")
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["houlsby", "lora"])
+def test_a_check_measures_every_export_and_writes_a_page(exports, tables, tiny_source, tmp_path, capsys, name):
+    folders, data = exports[name], tables["classes"]
+    arguments = ["merge", *map(str, folders), "--out", str(tmp_path / "m"), "--backbone", tiny_source]
+    assert main([*arguments, "--check", str(data)]) == 0
+    printed = capsys.readouterr().out
+    html = (tmp_path / "m" / "check.html").read_text()
+    adapters_read = read_all(folders)
+    checked = check(adapters_read, merged_of(adapters_read), data, backbone=tiny_source)
+    for folder, row in zip(folders, checked.table.rows, strict=False):
+        predictor = Predictor(find(folder, site=None, backbone=tiny_source))
+        wanted = of_table(data, predictor.record)
+        measure = predictor.measure(wanted.unseen)
+        list(predictor.predictions(wanted.examples, wanted.known, most=1, measure=measure))
+        assert row[:2] == (folder.name, f"{100 * measure.figures()['overall']:.1f}")
+        assert row[2] == DASH  # their widths differ
+        assert folder.name in printed
+        assert folder.name in html
+    assert checked.table.rows[-1][0] == "mean"
+    assert f"{checked.barriers()['merged on the way']:.3f} merged on the way" in printed
+    assert "<svg" not in html
+    assert "data:image/svg+xml" in html
+    assert (
+        main([*arguments[:-4], "--out", str(tmp_path / "n"), "--check", str(tmp_path), "--backbone", tiny_source]) == 1
+    )
+
+
+@pytest.mark.slow
+def test_the_line_ends_at_both_adapters(exports, tables, tiny_source):
+    for folders in exports.values():
+        one, other = read_all(folders)
+        kepts = [find(folder, site=None, backbone=tiny_source) for folder in folders]
+        examples = examples_of(tables["classes"], kepts[0])
+        losses = check([one, other], merged_of([one, other]), tables["classes"], backbone=tiny_source).lines
+        ends = losses["merged on the way"]
+        predictor = Predictor(kepts[0])
+        batches = list(predictor.batches(examples))
+        assert ends[0] == pytest.approx(mean_loss(predictor.model.answering.eval(), batches), rel=1e-4)
+        again = check(
+            [one, replace(one, name=f"{one.name}/")], merged_of([one, other]), tables["classes"], backbone=tiny_source
+        )
+        assert again.barriers() == pytest.approx({"as they come": 0, "merged on the way": 0}, abs=1e-5)
