@@ -36,7 +36,8 @@ def lies(federation, tmp_path_factory):
     finally:
         sys.path.remove(str(BENCHMARKS))
     (folder / "sitecustomize.py").write_text(CUSTOM)
-    paths = os.pathsep.join([str(folder), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
+    # an empty entry would be the current folder
+    paths = os.pathsep.join(filter(None, [str(folder), str(BENCHMARKS), os.environ.get("PYTHONPATH")]))
     filters = kit / "local" / "privacy.json"
     before = filters.read_text()
     filters.unlink()

@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tiny_source, tmp_path, capsy
     ("values", "sentence"),
     [
         ({"use_dora": True}, "is an adapter of method dora, which has no neurons to align"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa', which changed the weights of its own model"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa', which changed the weights of its own model."),
         ({"alora_invocation_tokens": [1]}, "PEFT's setting alora_invocation_tokens"),
     ],
 )

@@ -330,6 +330,8 @@ HARMLESS = {  # numbers that cost a site nothing, or that are checked elsewhere
     "training.micro_batch": "smaller than a batch",
     "training.patience": "ends a job earlier",
     "training.seed": "of random numbers",
+    "training.ditto_lambda": "of the site's own model, which stays there",
+    "training.ala_rate": "of the site's own model, which stays there",
     "backbone.image_grid": "at most 256 tokens beside the question's, which the text encoder's positions bound",
     "data.seed": "the site's own holds",
     "data.validation_fraction": "the site's own holds",

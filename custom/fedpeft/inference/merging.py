@@ -158,7 +158,7 @@ def read(folder: Path) -> Adapter:
     try:
         tuning.check_merge(config)
     except FedpeftError as error:
-        raise FedpeftError(f"{folder} cannot be merged: {error}.") from error
+        raise FedpeftError(f"{folder} cannot be merged: {error}") from error
     state, paths = _own_keys(folder, _tensors(folder / WEIGHTS_FILE), tuning)
     return Adapter(
         name=str(folder),

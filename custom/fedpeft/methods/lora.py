@@ -228,10 +228,11 @@ class LoraTuning(SlotTuning):
         for field in dataclasses.fields(config):
             known = field.name in PLAIN or field.name in self.may_differ
             if not known and getattr(config, field.name) != getattr(plain, field.name):
-                raise FedpeftError(f"it has PEFT's setting {field.name}, with which it computes more than B A")
+                raise FedpeftError(f"it has PEFT's setting {field.name}, with which it computes more than B A.")
         if config.init_lora_weights not in PLAIN_STARTS:
             raise FedpeftError(
-                f"it has init_lora_weights={config.init_lora_weights!r:.80}, which changed the weights of its own model"
+                f"it has init_lora_weights={config.init_lora_weights!r:.80}, which changed the weights of its own "
+                f"model."
             )
 
     def merged_settings(self, config: LoraConfig, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
