@@ -81,7 +81,7 @@ def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
     check_texts(meta, file)
     deployed = meta["deploy_map"]
     participants = deployed.get(APP) if isinstance(deployed, dict) and len(deployed) == 1 else None
-    if not isinstance(participants, list) or not 2 <= len(participants) <= MAX_SITES:
+    if not isinstance(participants, list) or not 2 <= len(participants) <= MAX_SITES + 1:  # with the server
         raise wrong(file, "deploy_map", deployed, 'an object like {"app": ["server", "site"]}')
     for name in participants:
         if not isinstance(name, str) or not _SITE.fullmatch(name) or participants.count(name) > 1:
