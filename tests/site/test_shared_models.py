@@ -8,6 +8,7 @@ from fedpeft import methods
 from fedpeft.federate import federate
 from fedpeft.site import site_state
 from fedpeft.site.learner import Learner
+from fedpeft.site.site_batches import SiteBatches
 from fedpeft.site.site_model import SharedModels
 from fedpeft.site.training_process import MAX_HELD_BYTES, Learners
 
@@ -101,7 +102,7 @@ def test_the_learners_that_were_not_used_for_long_are_dropped(sections, tmp_path
     logs = {site: str(tmp_path / site / "training.log") for site in SITES}
     first = kept.of("slake", logs["slake"])
     assert kept.of("slake", logs["slake"]) is first
-    monkeypatch.setattr(Learner, "held_bytes", MAX_HELD_BYTES)
+    monkeypatch.setattr(SiteBatches, "held_bytes", MAX_HELD_BYTES)
     second = kept.of("vqa-rad", logs["vqa-rad"])
     assert second.backbone is first.backbone
     assert kept.of("slake", logs["slake"]) is not first

@@ -193,12 +193,7 @@ class DataSettings:
         self._check_partition()
         self._check_columns()
         self._check_window()
-        if self.samples is not None and (not _is_whole(self.samples) or self.samples < 1):
-            raise DataError(f"samples={self.samples!r} must be a whole number, 1 or more, or None.", setting="samples")
-        if not _is_number(self.train_share) or not 0 < self.train_share <= 1:
-            raise DataError(
-                f"train_share={self.train_share!r:.80} must be above 0 and at most 1.", setting="train_share"
-            )
+        self._check_less()
         if self.metric != "":
             one_of("metric", self.metric, TITLES)
         one_of("uncertain", self.uncertain, UNCERTAIN)
@@ -216,6 +211,15 @@ class DataSettings:
         """Return the examples of each split of procedural data: those that are set, otherwise the default ones."""
         own = {"train": self.train_size, "validation": self.validation_size, "test": self.test_size}
         return {split: size if own[split] is None else own[split] for split, size in usual.items()}
+
+    def _check_less(self) -> None:
+        """Check what leaves a part of the samples out."""
+        if self.samples is not None and (not _is_whole(self.samples) or self.samples < 1):
+            raise DataError(f"samples={self.samples!r} must be a whole number, 1 or more, or None.", setting="samples")
+        if not _is_number(self.train_share) or not 0 < self.train_share <= 1:
+            raise DataError(
+                f"train_share={self.train_share!r:.80} must be above 0 and at most 1.", setting="train_share"
+            )
 
     def _check_fractions(self) -> None:
         for name in ("validation_fraction", "test_fraction"):

@@ -124,6 +124,13 @@ def share_of(agreement: float | None) -> float:
     return max(MIN_BY_AGREEMENT, 1.0 - SLOPE * max(0.0, ENOUGH - agreement))
 
 
+def share_in_round(settings: PIASettings | None, agreement: float | None, *, round: int, rounds: int) -> float | None:
+    """The share of the global adapter in a round; None where the validation split decides, or nothing is aligned."""
+    if settings is None:
+        return None
+    return share_of(agreement) if settings.follows_agreement else settings.share_in(round, rounds)
+
+
 def _flat(state: State) -> torch.Tensor:
     return torch.cat([tensor.float().flatten() for tensor in state.values()])
 

@@ -6,7 +6,6 @@ FLARE's executor and the benchmarks' bare loop both drive this class, so both co
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import LocalError
 from fedpeft.core.keys import HEAD, belongs, layers_of
 from fedpeft.core.layer_matching import LayerNumbers
-from fedpeft.core.metrics import BALANCED_ACCURACY, BELOW_CONSTANT
+from fedpeft.core.metrics import BELOW_CONSTANT
 from fedpeft.core.registry import imported
 from fedpeft.core.seeds import derive
 from fedpeft.core.states import State, digest, equal
@@ -36,7 +35,7 @@ from fedpeft.protocol.reply_policy import rounded_count
 from fedpeft.protocol.site_check import admitted, load_data
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import client_round, computing, site_state
-from fedpeft.site.client_round import next_agreement, share_of
+from fedpeft.site.client_round import next_agreement, share_in_round
 from fedpeft.site.loop import (
     Evaluation,
     OnStep,
@@ -87,8 +86,7 @@ class Learner:
     Attributes:
         constant: what the best constant answer reaches on the test split; None: nothing can be measured.
         on_step: called after each step of a round, as `train_epochs` does.
-        salt: goes into every seed of the next round's training; empty: these follow from the job alone. In secure sums
-            it is secret (`fedpeft.protocol.signed_keys`).
+        salt: goes into every seed of the next round's training, secret in secure sums; empty: the job alone does.
 
     Raises:
         FedpeftError: a setting is wrong, or the trained part is larger than the site allows.
@@ -236,11 +234,7 @@ class Learner:
         started = self.trainable.state() if compares or scores_change else {}
         started_private = self.trainable.private_state() if scores_change else {}
         self.trainable.train_only(layers)
-        optimizer = self.optimizer()
-        if own is not None and self.training.optimizer_state == "keep":
-            restore_moments(optimizer, self.values.moments(own.optimizer))
-        with held_near(self.parameters(), optimizer, near, self.training.proximal_mu):
-            metrics: dict[str, float | None] = dict(self.fit(optimizer, round))
+        optimizer, metrics = self._fitted(round, own, near)
         changes = dict(own.changes) if own else {}
         if scores_change:
             changes |= self._changes(round, layers, started | started_private)
@@ -274,6 +268,16 @@ class Learner:
         site_state.save(self.folder, state, best=best_round(rounds) if self.training.keep == BEST else None)
         personal.restore(trained)
         return Update(state=sent, samples=self.announced["train"], metrics=metrics)
+
+    def _fitted(
+        self, round: int, own: site_state.SiteState | None, near: State
+    ) -> tuple[torch.optim.Optimizer, dict[str, float | None]]:
+        """Train the epochs of a round, near the global tensors with FedProx; return the optimizer and the losses."""
+        optimizer = self.optimizer()
+        if own is not None and self.training.optimizer_state == "keep":
+            restore_moments(optimizer, self.values.moments(own.optimizer))
+        with held_near(self.parameters(), optimizer, near, self.training.proximal_mu):
+            return optimizer, dict(self.fit(optimizer, round))
 
     def _own_state(self, round: int) -> site_state.SiteState | None:
         """The site's state of the round before; None: it has none yet."""
@@ -327,25 +331,17 @@ class Learner:
         budget = self.schedule.budget_of(self.site, seed=self.training.seed)
         if budget is not None:
             return budget
-        at_once = self.training.micro_batch or self.training.batch_size
-        batch = self.batches.sample(at_once, derive(self.training.seed, "budget", self.site))[0]
+        training, parameters = self.training, self.trainable.parameters()
+        seed = derive(training.seed, "budget", self.site)
+        batch = self.batches.sample(training.micro_batch or training.batch_size, seed)[0]
         self.trainable.train_only(None)
-        with computing.as_trained(self.backbone, self.training):
-            return measure_budget(
-                self.answering.train(), self.trainable.parameters(), batch, optimizer=self.training.optimizer
-            )
+        with computing.as_trained(self.backbone, training):
+            return measure_budget(self.answering.train(), parameters, batch, optimizer=training.optimizer)
 
     def finished(self, most: int) -> int:
         """The last round, up to `most`, of which the site has a state; 0: none. Newer states are set aside."""
         site_state.set_aside_after(self.folder, most)
         return site_state.newest(self.folder, most=most)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of images that this learner keeps in memory; its model may be shared."""
-        examples = (example for split in self.data.splits().values() for example in split)
-        images = {id(one.image): one.image for one in examples}
-        return sum(getattr(image, "nbytes", 0) for image in images.values()) + self.batches.held_bytes
 
     @property
     def facts(self) -> Facts:
@@ -386,26 +382,21 @@ class Learner:
         return self._evaluation.of(examples)
 
     def recognized(self) -> dict[str, tuple[int, int]]:
-        """Return by class the test images, and how many of them the last round recognized; they stay at the site.
-
-        Empty: the site is not measured by balanced accuracy, or has not trained.
-        """
-        if self.data.metric != BALANCED_ACCURACY or self._evaluation.tested is None:
-            return {}
-        right = self._evaluation.tested.recognized()
-        images = Counter(self.vocabulary.class_of(example) for example in self.data.test)
-        return {name: (count, right.get(self.vocabulary.index(name), 0)) for name, count in sorted(images.items())}
+        """By class the test images and how many the last round recognized; empty without balanced accuracy."""
+        return self._evaluation.recognized(self.vocabulary)
 
     def integrate(
         self, round: int, own: State | None, received: State, agreement: float | None = None
     ) -> client_round.Integration:
         """Load what the round starts from: the site's adapter of its last round, if any, and the global one, if any."""
-        samples = client_round.Samples(
-            probe=lambda: self.probe(round), validation=self.batches.validation, loss=self.loss
-        )
-        share, received = self._share(round, agreement), self.values.adapter(round, own, received)
+        probe, validation = partial(self.probe, round), self.batches.validation
         return client_round.start(
-            self.trainable, own=own, received=received, settings=self.pia, share=share, samples=samples
+            self.trainable,
+            own=own,
+            received=self.values.adapter(round, own, received),
+            settings=self.pia,
+            share=share_in_round(self.pia, agreement, round=round, rounds=self.training.rounds),
+            samples=client_round.Samples(probe=probe, validation=validation, loss=self.loss),
         )
 
     def probe(self, round: int) -> list[Batch]:
@@ -456,11 +447,3 @@ class Learner:
     def _seed(self, purpose: str, round: int) -> int:
         """The seed of one purpose in a round's training."""
         return derive(self.training.seed, purpose, self.site, round, *filter(None, [self.salt]))
-
-    def _share(self, round: int, agreement: float | None) -> float | None:
-        """The share of the global adapter in this round; None where the validation split decides."""
-        if self.pia is None:
-            return None
-        if self.pia.follows_agreement:
-            return share_of(agreement)
-        return self.pia.share_in(round, self.training.rounds)

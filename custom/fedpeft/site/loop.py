@@ -7,6 +7,7 @@ The learning rate runs over the whole federation, not over one round.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -16,7 +17,8 @@ from torch import nn
 from fedpeft.answering.answering import Answering, Batch, Batches
 from fedpeft.answering.training_settings import ADAMW, LINEAR, SGD, TrainingSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.metrics import VALIDATION
+from fedpeft.core.metrics import BALANCED_ACCURACY, VALIDATION
+from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.methods.trainable import Part, Step
 from fedpeft.site import computing
@@ -290,6 +292,14 @@ class Evaluation:
         if self._tunes:
             measure.tune(self._answered(self._data.validation))
         return measure
+
+    def recognized(self, vocabulary: AnswerVocabulary) -> dict[str, tuple[int, int]]:
+        """Return by class the test images, and how many of them the last round recognized; see `Learner.recognized`."""
+        if self._data.metric != BALANCED_ACCURACY or self.tested is None:
+            return {}
+        right = self.tested.recognized()
+        images = Counter(vocabulary.class_of(example) for example in self._data.test)
+        return {name: (count, right.get(vocabulary.index(name), 0)) for name, count in sorted(images.items())}
 
     def _answered(self, examples: Sequence[Example]) -> Measure:
         model = self._model

@@ -81,8 +81,9 @@ class SiteBatches:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of opened images that are kept in memory."""
-        return self._images.held_bytes
+        """Bytes of the images that are kept in memory: those that were opened, and those of computed examples."""
+        images = {id(one.image): one.image for split in self._data.splits().values() for one in split}
+        return self._images.held_bytes + sum(getattr(image, "nbytes", 0) for image in images.values())
 
     def of(
         self,

@@ -168,7 +168,7 @@ class Learners:
 
     def _make_room(self) -> None:
         """Drop the learners that were not used for the longest time, until the rest hold few enough images."""
-        held = {site: LEARNER_BYTES + learner.held_bytes for site, learner in self._learners.items()}
+        held = {site: LEARNER_BYTES + learner.batches.held_bytes for site, learner in self._learners.items()}
         for site in list(self._learners):
             if sum(held.values()) <= MAX_HELD_BYTES:
                 return
