@@ -41,7 +41,6 @@ TRAINING = TrainOrder(lineage=OWN, round=1, base=0, version=0, layers=None, scor
 SCORING = ScoreOrder(lineage=OWN, round=1, base=0, version=0, state={})
 KEY = "layer.0.output.down.weight"
 SCHEMA = {KEY: [2, 3]}
-NO_TASK = "no task of fedpeft."
 Row = tuple[str, str, str]
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -34,6 +34,7 @@ def test_values_get_their_declared_types():
         ({"width": True}, "example.width is True"),
         ({"width": 1.5}, "example.width is 1.5"),
         ({"rate": 0.5}, "example lacks width"),
+        ({"width": 4, "rate": 10**400}, "example has a number that is too large"),
     ],
 )
 def test_bad_settings_are_refused_in_one_sentence(values, message):

@@ -159,3 +159,8 @@ def test_every_format_that_is_read_counts_as_an_image_in_a_folder():
     assert known - IMAGE_SUFFIXES == {".apng", ".pfm"}  # of several frames; of more than 8 bits
     assert known >= IMAGE_SUFFIXES
     assert all(is_image(Path(f"1{suffix.upper()}")) for suffix in IMAGE_SUFFIXES)
+
+
+def test_a_folder_that_went_away_is_one_sentence(tmp_path):
+    with pytest.raises(DataError, match="away cannot be read"):
+        files_below(tmp_path / "away" / "images")

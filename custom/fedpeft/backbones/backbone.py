@@ -138,6 +138,7 @@ class Pretrained:
             it, where `method.settings` does not set them.
         learning_rate: peak rate that fits its adapters. It is written into a job that is composed with it, where the
             job sets no `training.learning_rate`.
+        features_mib: memory for features that it needs to be fast, written into a job in the same way; 0: none.
         tiny: its figures compare methods and say nothing about medicine; every table and picture of them says so.
     """
 
@@ -159,6 +160,7 @@ class Pretrained:
     prompts: bool = False
     tiny: bool = False
     learning_rate: float = 1e-4  # FedPIA's, for models of width 768
+    features_mib: float = 0
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def loaded(self, settings: BackboneSettings, *, half: bool = False, download: bool = True) -> Backbone:

@@ -37,6 +37,7 @@ MMBT = {
     "bare": True,
     "any_size": True,
     "image_encoder": True,
+    "features_mib": 512,  # of 10,000 images
 }
 WRITES = {"bare": True, "half": True, "makes": (FEATURES, TEXT), "prompts": True}
 

@@ -53,6 +53,8 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
             raise
         where = f"{section}.{error.setting}" if error.setting else section
         raise type(error)(f"{section}: {error}", setting=where) from error
+    except OverflowError as error:
+        raise FedpeftError(f"{section} has a number that is too large: correct {source}.", setting=section) from error
     except TypeError as error:
         missing = [n for n, f in fields.items() if n not in values and _required(f)]
         if not missing:  # a value of a type that the class's own checks did not expect

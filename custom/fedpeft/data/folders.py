@@ -131,8 +131,11 @@ def files_below(folder: Path) -> list[Path]:
 
 def _places(folder: Path) -> frozenset[tuple[int, int]]:
     """Return where on the disk the folders are that a folder lies in, by its path and without links."""
-    stats = (os.stat(parent) for path in (folder.absolute(), folder.resolve()) for parent in path.parents)
-    return frozenset((stat.st_dev, stat.st_ino) for stat in stats)
+    parents = [parent for path in (folder.absolute(), folder.resolve()) for parent in path.parents]
+    try:
+        return frozenset((stat.st_dev, stat.st_ino) for stat in map(os.stat, parents))
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read ({error.strerror}); check that it is there.") from error
 
 
 def is_hidden(name: str) -> bool:

@@ -58,9 +58,7 @@ def load_vqa_rad(settings: DataSettings) -> SiteData:
         raise DataError(f"site={site!r} is not a part of VQA-RAD; choose one of {RAD}, {', '.join(PARTS)}.")
     root = dataset_folder(settings, RAD_FOLDERS)
     published = _published(root)
-    official = [
-        [row for row in rows if row.text("phrase_type").removeprefix("test_") in _PHRASES] for rows in published
-    ]
+    official = [[row for row in rows if _is_official(row)] for rows in published]
     whole = [complete(rows, ("image_name", "question", "answer")) for rows in official]
     own = whole
     if site != RAD:

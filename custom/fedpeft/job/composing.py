@@ -114,8 +114,8 @@ def compose_parts(configs: Path, parts: Iterable[str], overrides: Iterable[str] 
 def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Merge the sections of parts, later ones over earlier ones, then overrides, and check all of them.
 
-    Under `method.settings` and `training.learning_rate` goes what the backbone declares (`Pretrained`), so that a job
-    says all that its sites are to build, and another backbone is one setting.
+    Under `method.settings`, `training.learning_rate` and `training.features_mib` goes what the backbone declares
+    (`Pretrained`), so that a job says all that its sites are to build, and another backbone is one setting.
     """
     sections: dict[str, Any] = {"schedule": {}}
     for part in parts:
@@ -251,8 +251,11 @@ def _with_backbone(sections: Mapping[str, Any]) -> dict[str, Any]:
     if declared.method_settings:
         method = _put({"settings": deepcopy(declared.method_settings)}, method, empties=False)
     training = sections.get("training", {})
-    if isinstance(training, Mapping) and "learning_rate" not in training:
-        training = {**training, "learning_rate": declared.learning_rate}
+    if isinstance(training, Mapping):
+        fitting = {"learning_rate": declared.learning_rate}
+        if declared.features_mib:
+            fitting["features_mib"] = declared.features_mib
+        training = {**training, **{name: value for name, value in fitting.items() if name not in training}}
     return {**sections, "method": method, "training": training}
 
 

@@ -111,7 +111,7 @@ def _unused(folder: Path) -> Path:
 
 SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
 SECONDS_TO_END = 60
-FLARE, POOL = ENGINES = ("flare", "pool")
+FLARE, POOL = "flare", "pool"
 MANY_SITES = 20
 INSTEAD = "--engine pool lets them take turns in a few processes, with the same results."
 ROOM = 10**7  # bytes below which a disk counts as full

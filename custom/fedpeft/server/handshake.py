@@ -154,10 +154,10 @@ def agree(
 ) -> tuple[dict[str, Introduction], dict[str, str]]:
     """Split the sites into those with the same kind of adapter, and the reasons why others cannot take part.
 
-    The kind of adapter of more than half of the sites is used. If there is none, those count alone whose widths or
-    ranks are what the job's settings give. If more than half of these do not agree either, no site takes part: which
-    backbone is the right one, the server does not know. Where sites may differ in widths, each must have that of its
-    own settings.
+    The kind of adapter of more than half of the sites is used. If there is none, only sites with the widths and
+    ranks of the job's settings count. If more than half of these do not agree either, no site takes part: the server
+    does not know which backbone is the right one. Where sites may differ in widths, each must have that of its own
+    settings.
 
     Args:
         introductions: by site, each checked on its own.
