@@ -3,8 +3,8 @@
 
     python benchmarks/wall_time.py [--runs 3] [--set SECTION.NAME=VALUE]
 
-The federation is the command that a user types, `fedpeft simulate jobs/fedpia_task1 -t 5` and `-t 1`. The loop is
-`fedpeft.federate` in one process that trains one site after the other with one thread. All are timed as
+The federation is the command that a user types: `fedpeft simulate jobs/fedpia_task1` with the flags of each row. The
+loop is `fedpeft.federate` in one process that trains one site after the other with one thread. All are timed as
 processes, from the start of Python to its end; that all end with the same adapter, to the bit, is checked.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from measured import JOB, ROOT, machine, python, ratio, sections, show, timed
 
 BARE = "bare loop"
+FLAGS = ("-t 5", "-t 1", "--engine pool -t 2", "--engine pool -t 1")
 
 
 def bare(overrides: Sequence[str], folder: Path) -> None:
@@ -37,14 +38,14 @@ def bare(overrides: Sequence[str], folder: Path) -> None:
     save_file({key: tensor.contiguous() for key, tensor in last.state.items()}, folder / "global.safetensors")
 
 
-def measure(overrides: Sequence[str], threads: Sequence[int], runs: int) -> tuple[dict[str, list[float]], list[float]]:
+def measure(overrides: Sequence[str], runs: int, ways: Sequence[str]) -> tuple[dict[str, list[float]], list[float]]:
     """Wall seconds of every way in every run, the ways taken in turns, and those of the loop's training alone.
 
     Raises:
         RuntimeError: a way failed, or ended with another adapter than the loop.
     """
     changed = [part for override in overrides for part in ("--set", override)]
-    spent: dict[str, list[float]] = {BARE: [], **{f"fedpeft simulate -t {n}": [] for n in threads}}
+    spent: dict[str, list[float]] = {way: [] for way in (BARE, *ways)}
     training = []
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as scratch:
@@ -53,43 +54,40 @@ def measure(overrides: Sequence[str], threads: Sequence[int], runs: int) -> tupl
             spent[BARE].append(wall)
             training.append(json.loads((folder / "seconds.json").read_text()))
             expected = (folder / "global.safetensors").read_bytes()
-            for n in threads:
-                workspace = folder / f"workspace-{n}"
+            for way in ways:
+                workspace = folder / way.replace(" ", "")
                 job = str(ROOT / "jobs" / JOB)
-                command = ["-m", "fedpeft.cli", "simulate", job, "-t", str(n), "-w", str(workspace), *changed]
+                command = ["-m", "fedpeft.cli", "simulate", job, *way.split(), "-w", str(workspace), *changed]
                 wall, _ = timed(python(*command))
-                spent[f"fedpeft simulate -t {n}"].append(wall)
-                _check_same(workspace / "server" / "simulate_job" / "fedpeft" / "global.safetensors", expected, n)
+                spent[way].append(wall)
+                _check_same(workspace / "server" / "simulate_job" / "fedpeft" / "global.safetensors", expected, way)
     return spent, training
 
 
-def _check_same(file: Path, expected: bytes, threads: int) -> None:
+def _check_same(file: Path, expected: bytes, way: str) -> None:
     from safetensors.torch import load
 
     got, wanted = load(file.read_bytes()), load(expected)
     differing = [key for key in wanted if key not in got or not got[key].equal(wanted[key])]
     if differing or got.keys() != wanted.keys():
-        raise RuntimeError(f"simulate -t {threads} ended with another adapter than the loop, e.g. {differing[:1]}.")
+        raise RuntimeError(f"simulate {way} ended with another adapter than the loop, e.g. {differing[:1]}.")
 
 
-def run(overrides: Sequence[str], runs: int, threads: Sequence[int] = (5, 1)) -> None:
+def run(overrides: Sequence[str], runs: int, ways: Sequence[str] = FLAGS) -> None:
     """Measure and print."""
-    spent, training = measure(overrides, threads, runs)
+    spent, training = measure(overrides, runs, ways)
     chosen = sections(overrides)
     sites, rounds = len(chosen["federation"]["sites"]), chosen["training"]["rounds"]
-    starts = {
-        1: sites * (rounds + 1),
-        sites: sites,
-    }  # with 1 thread: one process a site for the handshake and each round
     rows = []
     for way, seconds in spent.items():
         paired = [a / b for a, b in zip(seconds, spent[BARE], strict=True)]
-        processes = 1 if way == BARE else starts.get(int(way.rsplit(" ", 1)[1]))
+        processes = 1 if way == BARE else int(way.rsplit(" ", 1)[1])
+        if way == "-t 1":  # FLARE starts one for the handshake of each site, and for each of its rounds
+            processes = sites * (rounds + 1)
         beyond = statistics.median(a - b for a, b in zip(seconds, training, strict=True))
-        each = f"{beyond / processes:.1f}" if processes else ""
         middle = f"{statistics.median(seconds):.1f}"
-        rows.append((way, middle, ratio(paired), f"{beyond:.1f}", str(processes or ""), each))
-    columns = ("way", "wall (s)", "/ bare loop", "beyond training (s)", "site processes", "s beyond per process")
+        rows.append((way, middle, ratio(paired), f"{beyond:.1f}", str(processes), f"{beyond / processes:.1f}"))
+    columns = ("simulate", "wall (s)", "/ bare loop", "beyond training (s)", "site processes", "s beyond per process")
     note = (
         f"{runs} runs, in turns; medians, ratios with least and greatest. Training alone takes the loop "
         f"{statistics.median(training):.1f} s. All ways ended with the same adapter, to the bit."

@@ -87,10 +87,10 @@ def test_another_adapter_than_the_loops_is_refused(benchmark, small, tmp_path):
     wall_time.bare([*small, "training.rounds=1"], tmp_path)
     file = tmp_path / "global.safetensors"
     expected = file.read_bytes()
-    wall_time._check_same(file, expected, 2)
+    wall_time._check_same(file, expected, "-t 2")
     file.write_bytes(expected[:-4] + b"\0\0\0\1")
     with pytest.raises(RuntimeError, match="-t 2 ended with another adapter"):
-        wall_time._check_same(file, expected, 2)
+        wall_time._check_same(file, expected, "-t 2")
 
 
 @pytest.mark.slow
@@ -99,8 +99,11 @@ def test_another_adapter_than_the_loops_is_refused(benchmark, small, tmp_path):
 def test_the_federation_ends_where_the_bare_loop_does(benchmark, small, monkeypatch):
     monkeypatch.setenv(UNDRAWN, "yes")
     # raises where the adapters differ
-    spent, training = benchmark("wall_time").measure([*small, "training.rounds=2"], [2], runs=1)
-    assert spent["fedpeft simulate -t 2"][0] > 0
+    spent, training = benchmark("wall_time").measure(
+        [*small, "training.rounds=2"], runs=1, ways=["-t 2", "--engine pool -t 2"]
+    )
+    assert spent["-t 2"][0] > 0
+    assert spent["--engine pool -t 2"][0] > 0
     assert spent["bare loop"][0] > training[0] > 0
 
 

@@ -66,9 +66,9 @@ def test_macro_f1_of_predicting_every_label():
 
 def test_classes_and_answers_with_too_few_test_images_count_in_no_mean():
     images = ["a", "a", "b", "b", "c"]
-    assert baseline(site(["a"], images, BALANCED_ACCURACY), least=2) == pytest.approx(1 / 2)
-    assert baseline(site(["a"], images, BALANCED_ACCURACY), least=3) is None
-    assert baseline(site(["a"], images, MACRO_F1), least=2) == pytest.approx(2 * 2 / (2 + 5) / 2)
+    assert baseline(site(["a"], images, BALANCED_ACCURACY), min_images=2) == pytest.approx(1 / 2)
+    assert baseline(site(["a"], images, BALANCED_ACCURACY), min_images=3) is None
+    assert baseline(site(["a"], images, MACRO_F1), min_images=2) == pytest.approx(2 * 2 / (2 + 5) / 2)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def site(sections, folder, *overrides):
 def figures(kept, examples):
     measure, predictor = Predictor(kept).measure(0), Predictor(kept)
     known = [True] * len(examples)
-    return [*predictor.predictions(examples, known, most=3, measure=measure)], measure.figures()["overall"]
+    return [*predictor.predictions(examples, known, max_answers=3, measure=measure)], measure.figures()["overall"]
 
 
 def run_card(folder, monkeypatch):

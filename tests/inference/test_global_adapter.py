@@ -51,7 +51,7 @@ def run_of(sections, workspace):
 def measured(kept, adapter):
     predictor, wanted = Predictor(kept, adapter), of_split("test", kept)
     measure = predictor.measure(wanted.unseen)
-    list(predictor.predictions(wanted.examples, wanted.known, most=3, measure=measure))
+    list(predictor.predictions(wanted.examples, wanted.known, max_answers=3, measure=measure))
     return measure.figures()
 
 

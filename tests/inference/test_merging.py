@@ -292,7 +292,7 @@ def test_a_check_measures_every_export_and_writes_a_page(exports, tables, tiny_s
         predictor = Predictor(find(folder, site=None, backbone=tiny_source))
         wanted = of_table(data, predictor.record)
         measure = predictor.measure(wanted.unseen)
-        list(predictor.predictions(wanted.examples, wanted.known, most=1, measure=measure))
+        list(predictor.predictions(wanted.examples, wanted.known, max_answers=1, measure=measure))
         assert row[:2] == (folder.name, f"{100 * measure.figures()['overall']:.1f}")
         assert row[2] == DASH  # their widths differ
         assert folder.name in printed

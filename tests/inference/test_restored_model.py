@@ -17,7 +17,7 @@ FROZEN = "method.pia.integration=frozen_global"
 def measured(predictor, wanted):
     """Figures of a split, and the predictions."""
     measure = predictor.measure(wanted.unseen)
-    found = list(predictor.predictions(wanted.examples, wanted.known, most=3, measure=measure))
+    found = list(predictor.predictions(wanted.examples, wanted.known, max_answers=3, measure=measure))
     return measure.figures(), found
 
 

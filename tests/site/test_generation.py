@@ -89,7 +89,7 @@ def test_a_written_answer_has_the_probability_of_its_tokens(source):
     generation, _ = generating(*source)
     batch, samples = batch_of(generation.eval(), examples()), examples()
     with torch.no_grad():
-        found = [answers for (answers,) in generation.answers(batch, most=5)]
+        found = [answers for (answers,) in generation.answers(batch, max_answers=5)]
         texts = [scored.text for scored in found]
         inputs = generation.writer.collate([e.image for e in samples], [e.question for e in samples], texts)
         tokens = generation(inputs).log_softmax(-1).gather(-1, inputs[ANSWER][..., None])[..., 0]

@@ -46,9 +46,11 @@ def batches(size=3, **columns):
         )
 
 
-def figures(metric, least=1, unseen=0, **columns):
+def figures(metric, min_images=1, unseen=0, **columns):
     model = Fixed(labelled="probabilities" in columns)
-    return measured(model, batches(**columns), device=CPU, metric=metric, least=least, unseen=unseen).figures()
+    return measured(
+        model, batches(**columns), device=CPU, metric=metric, min_images=min_images, unseen=unseen
+    ).figures()
 
 
 def test_accuracy_is_the_share_of_right_answers_also_of_open_and_closed_questions():
@@ -77,11 +79,11 @@ def test_another_accepted_answer_is_recognized_as_the_first_that_training_has():
 
 def test_a_class_or_label_with_few_images_has_no_part_in_the_mean():
     classes = {"target": [0, 0, 1, 2, 2], "chosen": [0, 1, 0, 2, 2]}
-    assert figures(BALANCED_ACCURACY, least=2, **classes)["overall"] == 0.75
-    assert figures(BALANCED_ACCURACY, least=3, **classes)["overall"] is None
+    assert figures(BALANCED_ACCURACY, min_images=2, **classes)["overall"] == 0.75
+    assert figures(BALANCED_ACCURACY, min_images=3, **classes)["overall"] is None
     labels = {"target": [[1, 1], [1, 0]], "probabilities": [[0.9, 0.1], [0.9, 0.1]]}
-    assert figures(MACRO_F1, least=2, **labels)["overall"] == 1.0
-    assert figures(MACRO_F1, least=3, **labels)["overall"] is None
+    assert figures(MACRO_F1, min_images=2, **labels)["overall"] == 1.0
+    assert figures(MACRO_F1, min_images=3, **labels)["overall"] is None
 
 
 def by_hand(probabilities, target):
@@ -147,8 +149,8 @@ ANSWERS = [  # what, the questions, F1 of their answers
     ("another that is accepted", {"target": [0, 1], "chosen": [1, 1], "accepted": [[0, 1], [1, -1]]}, [1, 1]),
     ("an answer that training lacks", {"target": [-1, 0], "chosen": [0, 0], "unseen": 1}, [2 / 3, 0]),
     ("one of them, accepted by another name", {"target": [-1, 0], "chosen": [0, 0], "accepted": [[0], [0]]}, [1]),
-    ("an answer of few questions", {"target": [0, 0, 1], "chosen": [0, 1, 0], "least": 2}, [1 / 2]),
-    ("none with enough questions", {"target": [0, 1], "chosen": [0, 1], "least": 2}, []),
+    ("an answer of few questions", {"target": [0, 0, 1], "chosen": [0, 1, 0], "min_images": 2}, [1 / 2]),
+    ("none with enough questions", {"target": [0, 1], "chosen": [0, 1], "min_images": 2}, []),
 ]
 
 

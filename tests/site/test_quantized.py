@@ -210,7 +210,7 @@ def test_a_kept_model_predicts_the_same_and_exports_its_adapter_alone(sections, 
     kept = find(folder, site=None)
     wanted, predictor = of_split("test", kept), Predictor(kept)
     measure = predictor.measure(wanted.unseen)
-    assert list(predictor.predictions(wanted.examples, wanted.known, most=3, measure=measure))
+    assert list(predictor.predictions(wanted.examples, wanted.known, max_answers=3, measure=measure))
     assert measure.figures()["overall"] == metrics["overall"]
     for form in ("merged", "onnx"):
         with pytest.raises(FedpeftError, match=r"in four bits .* leave --merged and --onnx out"):

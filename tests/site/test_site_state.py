@@ -51,12 +51,12 @@ def test_what_is_newer_than_the_round_to_go_on_from_is_set_aside(tmp_path):
         save(tmp_path, state(number))
     kept = (tmp_path / "round-00003" / "head.safetensors").read_bytes()
     set_aside_after(tmp_path, 2)
-    assert load_before(tmp_path, 9).round == newest(tmp_path, most=9) == 2
+    assert load_before(tmp_path, 9).round == newest(tmp_path, last=9) == 2
     (aside,) = (tmp_path / "set-aside").iterdir()
     assert (aside / "head.safetensors").read_bytes() == kept
     save(tmp_path, state(3))
     set_aside_after(tmp_path, 0)
-    assert newest(tmp_path, most=9) == 0
+    assert newest(tmp_path, last=9) == 0
     assert len(list((tmp_path / "set-aside").iterdir())) == 4
 
 

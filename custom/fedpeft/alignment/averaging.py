@@ -34,17 +34,17 @@ def weighted_mean(tensors: Iterable[Tensor], weights: Iterable[float]) -> Tensor
     return total
 
 
-def cap_share(counts: Sequence[float], most: float) -> list[float]:
-    """Reduce sample counts so that none exceeds the share `most` of their sum; unchanged if none does.
+def cap_share(counts: Sequence[float], limit: float) -> list[float]:
+    """Reduce sample counts so that none exceeds the share `limit` of their sum; unchanged if none does.
 
     Below 1 / K the share counts as 1 / K, where all K sites weigh the same.
     """
-    most = max(most, 1 / len(counts))
+    limit = max(limit, 1 / len(counts))
     if not math.isfinite(sum(counts)):
         counts = [count / max(counts) for count in counts]  # only their proportions matter
     falling = sorted(map(float, counts), reverse=True)
     for capped, largest in enumerate(falling):  # so many sites weigh `level` each, and the others what they counted
-        level = most * sum(falling[capped:]) / (1 - capped * most)
+        level = limit * sum(falling[capped:]) / (1 - capped * limit)
         if largest <= level * (1 + 1e-9):
             break
     return [min(count, level) for count in counts] if capped else list(counts)

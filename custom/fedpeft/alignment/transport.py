@@ -146,9 +146,9 @@ def _scale(*tensors: Tensor) -> float:
 
 def cost_matrices(clients: Sequence[Tensor], reference: Tensor) -> Iterator[Tensor]:
     """Yield `cost_matrix` of each client (n_k, f) and one reference (m, f); several share a matrix product."""
-    most = max(1, TOGETHER // max((client.numel() for client in clients), default=1))
-    for first in range(0, len(clients), most):
-        group = clients[first : first + most]
+    per_group = max(1, TOGETHER // max((client.numel() for client in clients), default=1))
+    for first in range(0, len(clients), per_group):
+        group = clients[first : first + per_group]
         yield from cost_matrix(torch.cat(list(group)), reference).split([len(client) for client in group])
 
 

@@ -210,12 +210,12 @@ class Answering(nn.Module):
         """Return the probability of each label for each sample (B, L)."""
         raise NotImplementedError
 
-    def answers(self, batch: Batch, most: int) -> list[list[Scored]]:
+    def answers(self, batch: Batch, max_answers: int) -> list[list[Scored]]:
         """Return each sample's most probable answers, the most probable first; of labels all of them.
 
         Args:
             batch: on the model's device; its target is not read.
-            most: answers of a sample.
+            max_answers: answers of a sample.
 
         Raises:
             FedpeftError: this way of answering does not say how probable its answers are.

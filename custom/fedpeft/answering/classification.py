@@ -61,9 +61,9 @@ def accepted(vocabulary: AnswerVocabulary, examples: Sequence[Example]) -> Tenso
     return pad_sequence(numbers, batch_first=True, padding_value=-1)
 
 
-def best_first(texts: Sequence[str], probabilities: Tensor, most: int) -> list[Scored]:
+def best_first(texts: Sequence[str], probabilities: Tensor, max_answers: int) -> list[Scored]:
     """Return the texts with the highest probabilities, of equal ones the first of them."""
-    order = probabilities.argsort(descending=True, stable=True)[:most].tolist()
+    order = probabilities.argsort(descending=True, stable=True)[:max_answers].tolist()
     return [Scored(texts[number], probabilities[number].item()) for number in order]
 
 
@@ -86,10 +86,10 @@ class Choosing(Answering):
         """Return whether the answer with the highest score is accepted, booleans (B,) on the CPU."""
         return (self.chosen(batch)[:, None] == batch.accepted).any(-1)
 
-    def answers(self, batch: Batch, most: int) -> list[list[Scored]]:
+    def answers(self, batch: Batch, max_answers: int) -> list[list[Scored]]:
         """See `Answering`: the scores of all answers through a softmax; of equal ones the first comes first."""
         probabilities = self.answer_scores(batch.inputs).double().softmax(-1).cpu()
-        return [best_first(self.vocabulary.answers, row, most) for row in probabilities]
+        return [best_first(self.vocabulary.answers, row, max_answers) for row in probabilities]
 
     def unanswerable(self, examples: Sequence[Example]) -> int:
         """Return how many examples have no accepted answer in the vocabulary."""
@@ -183,7 +183,7 @@ class Multilabel(Answering):
         """Return the probability of each label (B, L)."""
         return self(batch.inputs).sigmoid()
 
-    def answers(self, batch: Batch, most: int) -> list[list[Scored]]:
+    def answers(self, batch: Batch, max_answers: int) -> list[list[Scored]]:
         """See `Answering`: all labels."""
         count = len(self.vocabulary)
         return [best_first(self.vocabulary.answers, row, count) for row in self.probabilities(batch).cpu()]

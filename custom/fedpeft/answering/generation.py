@@ -65,7 +65,7 @@ class Generation(Answering):
         pairs = zip(written, batch.accepted, strict=True)
         return torch.tensor([bool(text.strip()) and normalize(text) in accepted for text, accepted in pairs])
 
-    def answers(self, batch: Batch, most: int) -> list[list[Scored]]:
+    def answers(self, batch: Batch, max_answers: int) -> list[list[Scored]]:
         """See `Answering`: the one answer that the model writes, with the probability of its tokens."""
         written = [normalize(text) if text.strip() else "" for text in self.writer.write(batch.inputs, self.longest)]
         inputs = question_of(batch.inputs) | self.writer.answer_tokens(written, batch.target.device)

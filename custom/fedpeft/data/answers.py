@@ -156,7 +156,7 @@ class AnswerVocabulary:
         """Count the examples without an accepted answer in the vocabulary; their share bounds the accuracy."""
         return sum(not self.accepted(example) for example in examples)
 
-    def unseen_classes(self, examples: Iterable[Example], *, least: int = 1) -> int:
+    def unseen_classes(self, examples: Iterable[Example], *, min_images: int = 1) -> int:
         """Count the answers of examples without an accepted one in the vocabulary, which as many have at least."""
         counts = Counter(normalize(example.answer) for example in examples if not self.accepted(example))
-        return sum(count >= least for count in counts.values())
+        return sum(count >= min_images for count in counts.values())

@@ -58,14 +58,14 @@ def _rle_fits(frame: bytes, header: Any) -> bool:
     if segments != header.SamplesPerPixel * (header.BitsAllocated // 8) or segments > len(starts):
         return False
     ends = [*starts[1:segments], len(frame)]
-    most = header.Rows * header.Columns + MAX_PADDING
-    return all(_rle_length(frame[start:end], most) <= most for start, end in zip(starts, ends, strict=False))
+    limit = header.Rows * header.Columns + MAX_PADDING
+    return all(_rle_length(frame[start:end], limit) <= limit for start, end in zip(starts, ends, strict=False))
 
 
-def _rle_length(segment: bytes, most: int) -> int:
-    """Return how many bytes a segment decodes to; where it is more than `most`, any number above that."""
+def _rle_length(segment: bytes, limit: int) -> int:
+    """Return how many bytes a segment decodes to; where it is more than `limit`, any number above that."""
     length = position = 0
-    while position < len(segment) and length <= most:
+    while position < len(segment) and length <= limit:
         code = segment[position]
         if code < 128:
             length += min(code + 1, len(segment) - position - 1)

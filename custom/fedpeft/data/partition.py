@@ -225,26 +225,28 @@ def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Exam
 def with_train_share(data: SiteData, settings: DataSettings) -> SiteData:
     """Return a site's data with a share of its training samples, of which it keeps one unit at least."""
     sizes = Counter(example.unit for example in data.train)
-    chosen = _units(sizes, settings.train_share * sizes.total(), derive(settings.seed, "train_share"), least=1)
+    chosen = _units(sizes, settings.train_share * sizes.total(), derive(settings.seed, "train_share"), min_units=1)
     train = tuple(example for example in data.train if example.unit in chosen)
     left_out = added(data.left_out, [(NOT_IN_SHARE, len(data.train) - len(train))])
     return replace(data, train=train, left_out=left_out)
 
 
-def _units(sizes: Mapping[str, int], most: float, seed: int, *, least: int = 0) -> set[str]:
-    """Return units in a random order until the next one would exceed `most`: fewer are a part of more.
+def _units(sizes: Mapping[str, int], limit: float, seed: int, *, min_units: int = 0) -> set[str]:
+    """Return units in a random order until the next one would exceed `limit`: fewer are a part of more.
 
     Args:
         sizes: of each unit.
-        most: the sum of their sizes, at most.
+        limit: the sum of their sizes, at most.
         seed: of the order.
-        least: units that are returned in any case.
+        min_units: units that are returned in any case.
     """
     units = sorted(sizes)
     order = [units[i] for i in np.random.default_rng(seed).permutation(len(units))]
     totals = accumulate(sizes[unit] for unit in order)
     return {
-        unit for number, (unit, total) in enumerate(zip(order, totals, strict=True)) if total <= most or number < least
+        unit
+        for number, (unit, total) in enumerate(zip(order, totals, strict=True))
+        if total <= limit or number < min_units
     }
 
 

@@ -221,23 +221,23 @@ def _parsed(text: str) -> Any:
     return value
 
 
-def text_bytes(path: Path, most: int = -1) -> bytes:
+def text_bytes(path: Path, max_bytes: int = -1) -> bytes:
     """Return the bytes of a file that has at most so many; -1: any number."""
     try:
         with path.open("rb") as file:
-            data = file.read(most + 1 if most >= 0 else -1)
+            data = file.read(max_bytes + 1 if max_bytes >= 0 else -1)
     except FileNotFoundError as error:
         raise DataError(f"The file {path} is missing; unpack the data set there.") from error
     except OSError as error:
         raise DataError(f"The file {path} cannot be read ({error.strerror}); check its permissions.") from error
-    if 0 <= most < len(data):
-        raise DataError(f"{path} has more than {most >> 10} KiB; download it again.")
+    if 0 <= max_bytes < len(data):
+        raise DataError(f"{path} has more than {max_bytes >> 10} KiB; download it again.")
     return data
 
 
-def read_text(path: Path, most: int = -1) -> str:
+def read_text(path: Path, max_bytes: int = -1) -> str:
     """Return the text of a file, which must be UTF-8; see `text_bytes`."""
-    data = text_bytes(path, most).removeprefix(codecs.BOM_UTF8)
+    data = text_bytes(path, max_bytes).removeprefix(codecs.BOM_UTF8)
     if (zero := data.find(b"\0")) >= 0 and not data.startswith(UTF_16):
         raise DataError(f"{path} holds a zero byte in line {_line(data, zero)}, which no text does; save it as UTF-8.")
     try:

@@ -20,7 +20,7 @@ from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.schema import SiteData
 
 
-def baseline(data: SiteData, *, least: int = 1) -> float | None:
+def baseline(data: SiteData, *, min_images: int = 1) -> float | None:
     """Return the figure of the best constant answer, a fraction; None: nothing can be measured.
 
     Accuracy and the macro-F1 of answers: the most frequent answer of training. Balanced accuracy: any one class. The
@@ -28,12 +28,12 @@ def baseline(data: SiteData, *, least: int = 1) -> float | None:
 
     Args:
         data: of the site.
-        least: test images that an answer, class or label must have to count in a mean over these.
+        min_images: test images that an answer, class or label must have to count in a mean over these.
     """
-    return (_OF_LABELS if data.labels else _OF_ANSWERS)[data.metric](data, least)
+    return (_OF_LABELS if data.labels else _OF_ANSWERS)[data.metric](data, min_images)
 
 
-def _accuracy(data: SiteData, least: int) -> float:
+def _accuracy(data: SiteData, min_images: int) -> float:
     answer = _most_frequent(data)
     return sum(answer in answers for answers in _accepted(data)) / len(data.test)
 
@@ -52,30 +52,30 @@ def _classes(data: SiteData) -> list[str]:
     return [vocabulary.class_of(example) for example in data.test]
 
 
-def _f1_of_answers(data: SiteData, least: int) -> float | None:
+def _f1_of_answers(data: SiteData, min_images: int) -> float | None:
     answer, target = _most_frequent(data), _classes(data)
     chosen = [own if answer in accepted else answer for own, accepted in zip(target, _accepted(data), strict=True)]
     right = Counter(own for own, other in zip(target, chosen, strict=True) if own == other)
-    counts, times = _counted(target, least), Counter(chosen)
+    counts, times = _counted(target, min_images), Counter(chosen)
     scores = [2 * right[own] / (count + times[own]) for own, count in counts.items()]
     return sum(scores) / len(scores) if scores else None
 
 
-def _counted(answers: list[str], least: int) -> dict[str, int]:
-    return {answer: count for answer, count in Counter(answers).items() if count >= least}
+def _counted(answers: list[str], min_images: int) -> dict[str, int]:
+    return {answer: count for answer, count in Counter(answers).items() if count >= min_images}
 
 
-def _balanced_accuracy(data: SiteData, least: int) -> float | None:
-    classes = len(_counted(_classes(data), least))
+def _balanced_accuracy(data: SiteData, min_images: int) -> float | None:
+    classes = len(_counted(_classes(data), min_images))
     return 1 / classes if classes else None
 
 
-def _macro_f1(data: SiteData, least: int) -> float | None:
+def _macro_f1(data: SiteData, min_images: int) -> float | None:
     scores = []
     for label in data.labels:
         known = [example for example in data.test if label not in example.unknown_labels]
         count = sum(label in (example.labels or ()) for example in known)
-        if count >= least:
+        if count >= min_images:
             share = count / len(known)
             scores.append(2 * share / (1 + share))
     return sum(scores) / len(scores) if scores else None
@@ -162,8 +162,8 @@ def cut_questions(questions: Iterable[str], backbone: Backbone) -> Iterator[str]
 
 
 def _remedy(backbone: Backbone, limit: int, longest: int) -> str:
-    most = backbone.longest_text  # type: ignore[attr-defined]
-    if most is None or longest <= most:
+    positions = backbone.longest_text  # type: ignore[attr-defined]
+    if positions is None or longest <= positions:
         return f"set it to {longest}"
     others = "shorten them, or choose another backbone.name"
-    return others if most == limit else f"set it to {most}, the most that this model reads, or {others}"
+    return others if positions == limit else f"set it to {positions}, the most that this model reads, or {others}"

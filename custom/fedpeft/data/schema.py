@@ -113,9 +113,9 @@ class SiteData:
             return len({label for example in self.train for label in example.labels or ()})
         return len({normalize(example.answer) for example in self.train})
 
-    def unseen_classes(self, vocabulary: AnswerVocabulary, examples: Iterable[Example], *, least: int = 1) -> int:
+    def unseen_classes(self, vocabulary: AnswerVocabulary, examples: Iterable[Example], *, min_images: int = 1) -> int:
         """How many answers of examples are not in a vocabulary, and have as many images at least."""
-        return 0 if self.labels else vocabulary.unseen_classes(examples, least=least)
+        return 0 if self.labels else vocabulary.unseen_classes(examples, min_images=min_images)
 
     def unseen(self, vocabulary: AnswerVocabulary) -> int:
         """How many test questions have no accepted answer in a vocabulary; 0 where images have labels."""

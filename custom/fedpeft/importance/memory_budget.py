@@ -155,8 +155,8 @@ def _costliest_first(costs: Sequence[float], alone: float) -> list[float]:
     """
     way = max(0, costs[0] - alone)
     others = sorted(costs[1:], reverse=True)
-    most = [way + max(alone + sum(others[:n]), sum(others[: n + 1])) for n in range(len(costs))]
-    return [after - before for before, after in zip([0, *most[:-1]], most, strict=True)]
+    peaks = [way + max(alone + sum(others[:n]), sum(others[: n + 1])) for n in range(len(costs))]
+    return [after - before for before, after in zip([0, *peaks[:-1]], peaks, strict=True)]
 
 
 def available_memory(device: torch.device) -> float:

@@ -68,12 +68,12 @@ def _predict(arguments: argparse.Namespace) -> None:
         raise FedpeftError(f"--heatmap draws one image, and there are {len(wanted.examples)}: name one with --image.")
     predictor = Predictor(kept, adapter)
     remarks = (*wanted.remarks, *predictor.remarks(wanted.examples))
-    predictions, figures = answered(predictor, wanted, most=arguments.top, console=console)
+    predictions, figures = answered(predictor, wanted, max_answers=arguments.top, console=console)
     _print(console, predictor, predictions, arguments.top, shown=arguments.out is None)
     for line in (*lines(kept.record, kept.state.round, figures, sum(wanted.known), adapter), *remarks):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if arguments.out:
-        write_csv(arguments.out, predictions, most=arguments.top)
+        write_csv(arguments.out, predictions, max_answers=arguments.top)
         print(f"table    {arguments.out}")
     if arguments.heatmap:
         _draw(arguments.heatmap, predictor, predictions[0])
@@ -81,17 +81,17 @@ def _predict(arguments: argparse.Namespace) -> None:
 
 
 def answered(
-    predictor: Predictor, wanted: Wanted, *, most: int, console: Console
+    predictor: Predictor, wanted: Wanted, *, max_answers: int, console: Console
 ) -> tuple[list[Prediction], Measured | None]:
     """Return the predictions, and the figures on those examples whose answers are known; None: there are none."""
     measure = predictor.measure(wanted.unseen) if any(wanted.known) else None
     everything = measure if all(wanted.known) else None
-    answers = predictor.predictions(wanted.examples, wanted.known, most=most, measure=everything)
+    answers = predictor.predictions(wanted.examples, wanted.known, max_answers=max_answers, measure=everything)
     predictions = list(_with_progress(answers, len(wanted.examples), console))
     if measure and not everything:
         pairs = zip(wanted.examples, wanted.known, strict=True)
         known = [example for example, is_known in pairs if is_known]
-        for _ in predictor.predictions(known, [True] * len(known), most=1, measure=measure):
+        for _ in predictor.predictions(known, [True] * len(known), max_answers=1, measure=measure):
             pass
     return predictions, measure.figures() if measure else None
 
@@ -128,12 +128,12 @@ def _with_progress(predictions: Iterable[Prediction], count: int, console: Conso
 
 
 def _print(
-    console: Console, predictor: Predictor, predictions: Sequence[Prediction], most: int, *, shown: bool
+    console: Console, predictor: Predictor, predictions: Sequence[Prediction], max_answers: int, *, shown: bool
 ) -> None:
     from fedpeft.inference.table import SHOWN, answer_table, overview
 
     if len(predictions) == 1:
-        console.print(answer_table(predictions[0], predictor.thresholds, most))
+        console.print(answer_table(predictions[0], predictor.thresholds, max_answers))
     elif shown:
         console.print(overview(predictions))
         if len(predictions) > SHOWN:

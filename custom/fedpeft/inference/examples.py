@@ -161,8 +161,8 @@ def _check_labels(example: Example, vocabulary: AnswerVocabulary) -> None:
             raise DataError(f"the label {normalize(label)!r:.80} is not one of this model's {len(vocabulary)}")
 
 
-def _unseen(examples: Iterable[Example], record: ModelRecord, least: int = 1) -> int:
-    return 0 if record.labelled else AnswerVocabulary(record.answers).unseen_classes(examples, least=least)
+def _unseen(examples: Iterable[Example], record: ModelRecord, min_images: int = 1) -> int:
+    return 0 if record.labelled else AnswerVocabulary(record.answers).unseen_classes(examples, min_images=min_images)
 
 
 def of_label(example: Example, label: str, record: ModelRecord) -> Example:

@@ -121,11 +121,11 @@ def _with(record: ModelRecord, backbone: Mapping[str, Any], **sections: Any) -> 
     if isinstance(training, Mapping):
         sections["training"] = {name: value for name, value in training.items() if name not in OF_MACHINE}
     sections = {**record.sections, "backbone": dict(backbone), **sections}
-    for (section, name), most in MAX.items():
+    for (section, name), limit in MAX.items():
         value = sections[section].get(name) if isinstance(sections.get(section), Mapping) else None
-        if isinstance(value, int | float) and value > most:
+        if isinstance(value, int | float) and value > limit:
             raise FedpeftError(
-                f"the exported model has {section}.{name} = {value!r:.40}, at most {most:,} is read: get another one."
+                f"the exported model has {section}.{name} = {value!r:.40}, at most {limit:,} is read: get another one."
             )
     return build(ModelRecord, {**vars_of(record), "sections": sections}, section=RECORD)
 

@@ -91,7 +91,7 @@ def draw(file: Path, found: Evidence, prediction: Prediction, answer: str, *, ca
     from scipy.ndimage import gaussian_filter
 
     smooth = gaussian_filter(found.values, sigma=BLUR * max(found.values.shape))
-    most = float(np.quantile(np.abs(smooth), BRIGHTEST)) or 1.0
+    peak = float(np.quantile(np.abs(smooth), BRIGHTEST)) or 1.0
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
@@ -99,12 +99,12 @@ def draw(file: Path, found: Evidence, prediction: Prediction, answer: str, *, ca
     left.imshow(found.pixels, interpolation="nearest")
     left.set_title("the image as the model reads it", fontsize=10)
     right.imshow(gray, cmap="gray", vmin=-0.6, vmax=1.6, interpolation="nearest")
-    strength = np.clip(np.abs(smooth) / most, 0, 1)
-    colors = right.imshow(smooth, cmap="PuOr_r", vmin=-most, vmax=most, alpha=strength * 0.85, interpolation="bilinear")
+    strength = np.clip(np.abs(smooth) / peak, 0, 1)
+    colors = right.imshow(smooth, cmap="PuOr_r", vmin=-peak, vmax=peak, alpha=strength * 0.85, interpolation="bilinear")
     right.set_title("orange spoke for the answer, purple against it", fontsize=10)
     bar = figure.colorbar(colors, ax=right, shrink=0.8)
     bar.solids.set_alpha(1)
-    bar.set_ticks([-most, 0, most], labels=["against", "0", "for"])
+    bar.set_ticks([-peak, 0, peak], labels=["against", "0", "for"])
     for axes in (left, right):
         axes.set_axis_off()
     probability = next(scored.probability for scored in prediction.answers if scored.text == answer)

@@ -225,7 +225,7 @@ def _measured(kept: KeptModel, examples: Sequence[Example]) -> float | None:
     predictor = Predictor(kept)
     vocabulary = AnswerVocabulary(kept.record.answers)
     measure = predictor.measure(0 if kept.record.labelled else vocabulary.unseen_classes(examples))
-    for _ in predictor.predictions(examples, [True] * len(examples), most=1, measure=measure):
+    for _ in predictor.predictions(examples, [True] * len(examples), max_answers=1, measure=measure):
         pass
     figures: Measured = measure.figures()
     return figures["overall"]

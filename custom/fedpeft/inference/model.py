@@ -72,7 +72,7 @@ class Predictor:
 
     def __init__(self, kept: KeptModel, adapter: Path | None = None) -> None:
         self.record = kept.record
-        self._least = kept.policy.least_class_images if kept.policy else 1
+        self._min_images = kept.policy.least_class_images if kept.policy else 1
         self.model = model_of(kept, adapter)
         self.thresholds = dict.fromkeys(self.record.answers, THRESHOLD)
         if self.record.thresholds:
@@ -96,34 +96,34 @@ class Predictor:
     def measure(self, unseen: int) -> Measure:
         """Return an empty measure of the site's metric, with the thresholds of the run."""
         measure = new_measure(self.record.metric, labelled=self.record.labelled)
-        measure.least, measure.unseen, measure.thresholds = self._least, unseen, self.record.thresholds
+        measure.min_images, measure.unseen, measure.thresholds = self._min_images, unseen, self.record.thresholds
         return measure
 
     def predictions(
-        self, examples: Sequence[Example], known: Sequence[bool], *, most: int, measure: Measure | None = None
+        self, examples: Sequence[Example], known: Sequence[bool], *, max_answers: int, measure: Measure | None = None
     ) -> Iterator[Prediction]:
         """Answer examples batch by batch.
 
         Args:
             examples: in the order of the predictions.
             known: of each, whether its answer is known.
-            most: answers of each; labels are all listed.
+            max_answers: answers of each; labels are all listed.
             measure: gets every batch, where all answers are known.
         """
         done = 0
         for batch in self.batches(examples):
-            for scored in self._answered(batch.to(self.model.device), most, measure):
+            for scored in self._answered(batch.to(self.model.device), max_answers, measure):
                 yield self._prediction(examples[done], known[done], scored)
                 done += 1
 
     @torch.inference_mode()
-    def _answered(self, batch: Batch, most: int, measure: Measure | None) -> list[list[Scored]]:
+    def _answered(self, batch: Batch, max_answers: int, measure: Measure | None) -> list[list[Scored]]:
         model = self.model
         with computing.as_trained(model.backbone, model.training, model.features):
             answering = model.answering.eval()
             if measure:
                 measure.add(answering, batch)
-            return answering.answers(batch, most)
+            return answering.answers(batch, max_answers)
 
     def _prediction(self, example: Example, known: bool, scored: Sequence[Scored]) -> Prediction:
         applies = None

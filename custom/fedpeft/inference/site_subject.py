@@ -106,7 +106,7 @@ def subject_of(kept: KeptModel, *, console: Console) -> Subject:
     data = own_data(kept)
     test = split_of(data, "test", kept)
     predictor = Predictor(kept)
-    predictions, figures = answered(predictor, test, most=1, console=console)
+    predictions, figures = answered(predictor, test, max_answers=1, console=console)
     assert figures  # all answers are known
     mapped = tuple(data.test[place] for place in _drawn(len(data.test)))
     return Subject(

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 SHOWN = 20  # rows of a table on the terminal
 
 
-def write_csv(file: Path, predictions: Sequence[Prediction], *, most: int) -> None:
+def write_csv(file: Path, predictions: Sequence[Prediction], *, max_answers: int) -> None:
     """Write one row for each prediction.
 
     Args:
         file: replaced as a whole; its folder is created.
         predictions: of one model.
-        most: answers of each row; of labels each has a column with its probability, in the vocabulary's order.
+        max_answers: answers of each row; of labels each has a column with its probability, in the vocabulary's order.
     """
     labelled = bool(predictions) and predictions[0].applies is not None
     rows = list(map(_labels if labelled else _answers, predictions))
@@ -39,7 +39,7 @@ def write_csv(file: Path, predictions: Sequence[Prediction], *, most: int) -> No
         columns += sorted(_column(predictions[0], label) for label in predictions[0].answers)
     else:
         columns += ["probability"]
-        columns += [f"{name}_{rank}" for rank in range(2, most + 1) for name in ("predicted", "probability")]
+        columns += [f"{name}_{rank}" for rank in range(2, max_answers + 1) for name in ("predicted", "probability")]
     with replacing(file) as draft, draft.open("w", encoding="utf-8", newline="") as out:
         writer = csv.DictWriter(out, columns, restval="")
         writer.writeheader()
@@ -47,13 +47,13 @@ def write_csv(file: Path, predictions: Sequence[Prediction], *, most: int) -> No
             writer.writerow({name: csv_cell(value) for name, value in row.items()})
 
 
-def answer_table(prediction: Prediction, thresholds: Mapping[str, float], most: int) -> Table:
+def answer_table(prediction: Prediction, thresholds: Mapping[str, float], max_answers: int) -> Table:
     """Return the answers, or labels, of one example with their probabilities.
 
     Args:
         prediction: of the example.
         thresholds: of labels.
-        most: rows of labels, besides all that apply.
+        max_answers: rows of labels, besides all that apply.
     """
     labelled = prediction.applies is not None
     table = Table(box=box.SIMPLE_HEAD)
@@ -66,7 +66,7 @@ def answer_table(prediction: Prediction, thresholds: Mapping[str, float], most: 
         cells = [prediction.spelled(scored.text), f"{scored.probability:.3f}"]
         if labelled:
             applies = scored.text in (prediction.applies or ())
-            if rank >= most and not applies:
+            if rank >= max_answers and not applies:
                 continue
             cells += [f"{thresholds[scored.text]:.3f}", "yes" if applies else "no"]
         table.add_row(*map(cell, cells))

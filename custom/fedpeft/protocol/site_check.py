@@ -106,16 +106,16 @@ def _of_amounts(policy: SitePolicy, job: SiteJob) -> Refusals:
     for section in SECTIONS:
         settings = getattr(job, section)
         for field in fields(settings):
-            most, least = field.metadata.get(MAX_BY), field.metadata.get(MIN_BY)
+            highest, lowest = field.metadata.get(MAX_BY), field.metadata.get(MIN_BY)
             value = getattr(settings, field.name)
             if value is None:
                 continue
-            if most and value > getattr(policy, most):
-                yield f"{section}.{field.name}", f"is {value!r}, {most} is {getattr(policy, most)!r}"
+            if highest and value > getattr(policy, highest):
+                yield f"{section}.{field.name}", f"is {value!r}, {highest} is {getattr(policy, highest)!r}"
             if section == "schedule" and not job.schedule.scored:
                 continue  # where no layer is scored, too few samples of it reveal nothing
-            if least and value < getattr(policy, least):
-                yield f"{section}.{field.name}", f"is {value!r}, {least} is {getattr(policy, least)!r}"
+            if lowest and value < getattr(policy, lowest):
+                yield f"{section}.{field.name}", f"is {value!r}, {lowest} is {getattr(policy, lowest)!r}"
 
 
 def _of_training(policy: SitePolicy, job: SiteJob) -> Refusals:

@@ -144,9 +144,9 @@ class Learner:
             device=self.device,
             smallest=policy.least_batch_size if policy else 1,
         )
-        least = policy.least_class_images if policy else 1
-        self.constant = baseline(site_data, least=least)
-        self._evaluation = Evaluation(self.model, site_data, self.batches.of, least=least)
+        min_images = policy.least_class_images if policy else 1
+        self.constant = baseline(site_data, min_images=min_images)
+        self._evaluation = Evaluation(self.model, site_data, self.batches.of, min_images=min_images)
         self.values = RoundValues(site, self.model, method, folder)
         self._personalization = imported(PERSONALIZATIONS[training.personalization].home)
         self._record = SiteRecord(
@@ -338,10 +338,10 @@ class Learner:
         with computing.as_trained(self.backbone, training):
             return measure_budget(self.answering.train(), parameters, batch, optimizer=training.optimizer)
 
-    def finished(self, most: int) -> int:
-        """The last round, up to `most`, of which the site has a state; 0: none. Newer states are set aside."""
-        site_state.set_aside_after(self.folder, most)
-        return site_state.newest(self.folder, most=most)
+    def finished(self, last: int) -> int:
+        """The last round, up to `last`, of which the site has a state; 0: none. Newer states are set aside."""
+        site_state.set_aside_after(self.folder, last)
+        return site_state.newest(self.folder, last=last)
 
     @property
     def facts(self) -> Facts:

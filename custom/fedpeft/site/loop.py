@@ -255,16 +255,16 @@ class Evaluation:
         model: as it is at the time of each measurement.
         data: the site's splits.
         batches: from examples and a batch size to batches.
-        least: test images that a class or label must have to count.
+        min_images: test images that a class or label must have to count.
 
     Attributes:
         tested: what the last round answered to the test split; None before the first one.
     """
 
     def __init__(
-        self, model: SiteModel, data: SiteData, batches: Callable[[Sequence[Example], int], Batches], *, least: int
+        self, model: SiteModel, data: SiteData, batches: Callable[[Sequence[Example], int], Batches], *, min_images: int
     ) -> None:
-        self._model, self._data, self._batches, self._least = model, data, batches, least
+        self._model, self._data, self._batches, self._min_images = model, data, batches, min_images
         training = model.training
         self.tested: Measure | None = None
         self._tunes = training.thresholds == VALIDATION and bool(data.validation)
@@ -309,6 +309,6 @@ class Evaluation:
                 self._batches(examples, model.training.evaluation_batch_size),
                 device=model.device,
                 metric=self._data.metric,
-                least=self._least,
-                unseen=self._data.unseen_classes(model.vocabulary, examples, least=self._least),
+                min_images=self._min_images,
+                unseen=self._data.unseen_classes(model.vocabulary, examples, min_images=self._min_images),
             )

@@ -20,12 +20,12 @@ class Measure:
     """Collects what a model answers to the batches of a split.
 
     Attributes:
-        least: images that a class or label must have in the split to be counted in a mean over classes or labels.
+        min_images: images that a class or label must have in the split to be counted in a mean over classes or labels.
         unseen: classes of the split with as many images that training does not have.
         thresholds: of the labels, where they were chosen; None: one half, or there are no labels.
     """
 
-    least = 1
+    min_images = 1
     unseen = 0
     thresholds: tuple[float, ...] | None = None
 
@@ -111,7 +111,7 @@ class BalancedAccuracy(Measure):
         classes = max(2, 1 + int(torch.maximum(chosen, target).max()))
         recall = multiclass_recall(chosen, target, num_classes=classes, average="none")
         counts = target.bincount(minlength=classes)
-        counted = recall[1:][counts[1:] >= self.least]
+        counted = recall[1:][counts[1:] >= self.min_images]
         number = len(counted) + self.unseen
         return {"overall": counted.sum().item() / number if number else None, "open": None, "closed": None}
 
@@ -140,7 +140,7 @@ class AnswersF1(Measure):
         count = target.bincount(minlength=answers)
         right = target[chosen == target].bincount(minlength=answers)
         scores = 2 * right / (count + chosen.bincount(minlength=answers)).clamp_min(1)
-        counted = scores[1:][count[1:] >= self.least]
+        counted = scores[1:][count[1:] >= self.min_images]
         number = len(counted) + self.unseen
         return {"overall": counted.sum().item() / number if number else None, "open": None, "closed": None}
 
@@ -176,7 +176,7 @@ class MacroF1(Measure):
         predicted = (probabilities >= probabilities.new_tensor(self.thresholds or (THRESHOLD,))).int()
         columns = zip(predicted.T, target.T, strict=True)  # one label is enough, and the multi-label function wants two
         scores = [binary_f1_score(*column, ignore_index=UNKNOWN) for column in columns]
-        occurs = (target == 1).sum(0) >= self.least
+        occurs = (target == 1).sum(0) >= self.min_images
         return [score.item() if found else None for score, found in zip(scores, occurs, strict=True)]
 
     def figures(self) -> Measured:
@@ -241,7 +241,7 @@ def measured(
     *,
     device: torch.device,
     metric: str,
-    least: int = 1,
+    min_images: int = 1,
     unseen: int = 0,
 ) -> Measure:
     """Answer all questions of a split.
@@ -251,10 +251,10 @@ def measured(
         batches: of the split.
         device: of the model.
         metric: one of `fedpeft.core.metrics`.
-        least, unseen: see `Measure`.
+        min_images, unseen: see `Measure`.
     """
     measure = new_measure(metric, labelled=answering.labelled)
-    measure.least, measure.unseen = least, unseen
+    measure.min_images, measure.unseen = min_images, unseen
     for batch in batches:
         measure.add(answering, batch.to(device))
     return measure

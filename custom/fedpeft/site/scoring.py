@@ -86,8 +86,8 @@ def scores_of_changes(changes: Mapping[int, float], layers: Sequence[int], metho
         layers: all layers, in the order of the result.
         method: the score's name, for errors.
     """
-    most = max(changes.values(), default=0.0)
-    values = torch.tensor([changes.get(layer, most) for layer in layers], dtype=torch.float64)
+    largest = max(changes.values(), default=0.0)
+    values = torch.tensor([changes.get(layer, largest) for layer in layers], dtype=torch.float64)
     if not values.any():
         return [1 / len(layers)] * len(layers)
     return normalized(values, method).tolist()

@@ -203,9 +203,9 @@ def set_aside_after(folder: Path, round: int) -> None:
             set_aside(path)
 
 
-def newest(folder: Path, *, most: int) -> int:
-    """The last round, up to `most`, with a complete state; 0: none."""
-    return max((number for path in _rounds(folder) if (number := _number(path)) <= most), default=0)
+def newest(folder: Path, *, last: int) -> int:
+    """The last round, up to `last`, with a complete state; 0: none."""
+    return max((number for path in _rounds(folder) if (number := _number(path)) <= last), default=0)
 
 
 def load_before(folder: Path, round: int) -> SiteState | None:

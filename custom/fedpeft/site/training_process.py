@@ -49,13 +49,13 @@ def limit_memory(gib: float) -> None:
     Args:
         gib: above 0, in GiB.
     """
-    most = int(gib * GIB)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    limit = int(gib * GIB)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     import torch
 
     for number in range(torch.cuda.device_count()):
         whole = torch.cuda.get_device_properties(number).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, most / whole), number)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / whole), number)
 
 
 LEARNER_BYTES = 2**20  # of a learner without its images and the shared model
