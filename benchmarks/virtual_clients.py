@@ -8,16 +8,18 @@
     python benchmarks/virtual_clients.py --rounds 3 --engines pool flower      # pip install flwr ray
 
 It runs fedpia_task4 with FedAvg. `bare` is the training of the same clients in the same rounds, in one process and
-nothing else: no server, no messages; what an engine needs is compared with that, divided by the processes. Flower's
-clients are actors of Ray that train with the same code; each actor keeps one model, as the pool does. Memory is the sum
-over all processes of the run of what each has to itself and its part of what they share (PSS), looked at every second.
-`vilt` is ViLT-B from its configuration, with random weights.
+nothing else: no server, no messages; what an engine needs is compared with that, divided by the processes. On a
+machine that others use too, compare the seconds of CPU. Flower's clients are actors of Ray that train with the same
+code; each actor keeps one model, as the pool does. Memory is the sum over all processes of the run of what each has to
+itself and its part of what they share (PSS), looked at every second. `vilt` is ViLT-B from its configuration, with
+random weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -73,13 +75,19 @@ def memory(process: psutil.Process) -> int:
     return total
 
 
-def watched(line: Sequence[str], log: Path) -> tuple[float, float]:
-    """Run a command; its seconds, and the most GiB that it and its processes had at once.
+def cpu_of_children() -> float:
+    """Seconds of CPU of all processes that this one started and that have ended, with those that they started."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
+def watched(line: Sequence[str], log: Path) -> tuple[float, float, float]:
+    """Run a command; its seconds, those of CPU, and the most GiB that it and its processes had at once.
 
     Raises:
         RuntimeError: it failed; with the end of what it printed.
     """
-    most, began = 0, time.monotonic()
+    most, began, before = 0, time.monotonic(), cpu_of_children()
     with log.open("wb") as output, subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT) as running:
         family = psutil.Process(running.pid)
         while running.poll() is None:
@@ -88,32 +96,33 @@ def watched(line: Sequence[str], log: Path) -> tuple[float, float]:
     seconds = time.monotonic() - began
     if running.returncode:
         raise RuntimeError(f"the run ended with {running.returncode}:\n{log.read_text()[-2000:]}")
-    return seconds, most / 2**30
+    return seconds, cpu_of_children() - before, most / 2**30
 
 
-def bare(chosen: Mapping[str, Any], folder: Path) -> float:
-    """Seconds of the training and measuring of all rounds in this process, and of nothing else."""
+def bare(chosen: Mapping[str, Any], folder: Path) -> tuple[float, float]:
+    """Seconds, and those of CPU, of the training and measuring of all rounds in this process, and of nothing else."""
     from fedpeft.federate import federate
     from fedpeft.site.learner import Learner
     from fedpeft.site.site_model import SharedModels
 
     shared, sites = SharedModels(), chosen["federation"]["sites"]
     made = {site: Learner.from_sections(chosen, site=site, folder=folder / site, shared=shared) for site in sites}
-    spent = 0.0
+    spent = cpu = 0.0
     for learner in made.values():
         train = learner.train_round
 
         def timed(*arguments: Any, train: Callable = train, **named: Any) -> Any:
-            nonlocal spent
-            began = time.monotonic()
+            nonlocal spent, cpu
+            began, before = time.monotonic(), time.process_time()
             result = train(*arguments, **named)
             spent += time.monotonic() - began
+            cpu += time.process_time() - before
             return result
 
         vars(learner)["train_round"] = timed
     for _ in federate(made):
         pass
-    return spent
+    return spent, cpu
 
 
 def flower(file: Path, folder: Path, workers: int) -> None:
@@ -208,9 +217,9 @@ def main() -> None:
         write_job(job, "many", chosen)
         settings = folder / "sections.json"
         settings.write_text(json.dumps(chosen))
-        training = bare(chosen, folder / "bare")
+        training, cpu = bare(chosen, folder / "bare")
         least = training / given.workers
-        rows = [("bare training, one process", f"{training:.0f}", "-", "-", "-")]
+        rows = [("bare training, one process", f"{training:.0f}", "-", "-", f"{cpu:.0f}", "1.00", "-")]
         for engine in given.engines:
             workspace = folder / engine
             line = python("-m", "fedpeft.cli", "simulate", str(job), "-t", str(given.workers), "-w", str(workspace))
@@ -218,18 +227,20 @@ def main() -> None:
             if engine == "flower":
                 line = [sys.executable, __file__, "--workers", str(given.workers), "--flower"]
                 line += [str(settings), str(workspace)]
-            seconds, most = watched(line, folder / f"{engine}.log")
+            seconds, spent, most = watched(line, folder / f"{engine}.log")
             in_rounds = seconds
             history = workspace / "server" / "simulate_job" / "fedpeft" / "history.json"
             if history.exists():
                 in_rounds = sum(one["seconds"] for one in json.loads(history.read_text())["rounds"])
-            rows.append((engine, f"{seconds:.0f}", f"{in_rounds:.0f}", f"{in_rounds / least:.2f}", f"{most:.1f}"))
+            ratios = f"{in_rounds / least:.2f}", f"{spent:.0f}", f"{spent / cpu:.2f}"
+            rows.append((engine, f"{seconds:.0f}", f"{in_rounds:.0f}", *ratios, f"{most:.1f}"))
     show(
         f"{given.clients} clients, {given.drawn} a round, {given.rounds} rounds, {given.workers} at a time, "
         f"backbone {given.backbone}",
-        ("engine", "seconds", "in the rounds", "rounds / (bare / processes)", "GiB at most"),
+        ("engine", "seconds", "in the rounds", "rounds / (bare / processes)", "CPU", "CPU / bare", "GiB at most"),
         rows,
-        "One run of each. Flower does not say how long its rounds take: its whole run stands there.",
+        "One run of each. Flower does not say how long its rounds take: its whole run stands there. CPU is that of the "
+        "whole run, with start and handshake.",
     )
 
 

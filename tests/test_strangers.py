@@ -15,6 +15,7 @@ from undrawn import leave_pictures_out
 
 from fedpeft.cli import main
 from fedpeft.compare import page as picture
+from fedpeft.core.files import MAX_HASHED
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.report.page_parts import Picture
@@ -145,7 +146,7 @@ def folder(file):
 
 def large(file):
     with file.open("wb") as hole:
-        hole.truncate(2**33)
+        hole.truncate(2 * MAX_HASHED)
 
 
 SPECIAL = (pipe, device, itself, folder, large)
