@@ -104,17 +104,17 @@ def test_runs_with_other_settings_are_marked_and_kept_apart(command, started, pu
 def test_a_row_with_a_rate_of_its_own_is_run_anew_and_its_other_runs_are_not_shown(
     study, learning, command, started, published, benchmark, monkeypatch
 ):
-    arguments = ("--methods", study.TWO_BRANCHES, "--seeds", 0)
+    arguments = ("--methods", study.FROZEN_HALF, "--seeds", 0)
     command(*arguments)
     ran = len(started)
-    monkeypatch.setitem(study.RATES, (study.TWO_BRANCHES, study.LONG), "8e-3")
+    monkeypatch.setitem(study.RATES, (study.FROZEN_HALF, study.LONG), "8e-3")
     command(*arguments)
     command(*arguments)
     assert [overrides[-1] for _, _, overrides in started[ran:]] == ["training.learning_rate=8e-3"] * 2  # two worlds
     lines = benchmark("json_lines").read(published)
     assert [line.get("rate") for line in lines[ran:]] == ["8e-3"] * 2
     assert study.of_today(lines) == [line for line in lines if len(line["rounds"]) == study.SHORT] + lines[ran:]
-    assert study.rate_of(study.TWO_BRANCHES, study.SHORT) == "5e-3"
+    assert study.rate_of(study.FROZEN_HALF, study.SHORT) == "5e-3"
     for row in study.METHODS:
         rate = dict(setting.split("=") for setting in learning.settings_of(row))["training.learning_rate"]
         assert rate == study.rate_of(row, study.SHORT)
