@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import learning
+import study
 import torch
 from measured import machine, show
 
@@ -33,7 +34,7 @@ AT_SERVER = {
 AT_SITE = PIASettings(aligned_at="site")
 OWN = ("fedavg", "fedpia, server only", "fedpia, no client PIA, aligned at the site")
 PARTS = ("drift", "own", "shared")
-SHARED = ("fedpia", "fedpia, aligned at the site")
+SHARED = (study.WEIGHT_SPACE, "fedpia, aligned at the site")
 State = dict[str, torch.Tensor]
 
 

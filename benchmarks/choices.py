@@ -34,6 +34,8 @@ from fedpeft.compare.table import paired, signed
 RESULTS = Path(__file__).parent / "results" / "choices.jsonl"
 SEEDS = (100, 101, 102)
 FEDAVG, OURS = "fedavg", study.OURS
+LENGTHS = (study.SHORT, study.LONG)
+RATED = (FEDAVG, study.WEIGHT_SPACE, study.TWO_BRANCHES, study.FROZEN_HALF, OURS, "local")
 
 
 @dataclass(frozen=True)
@@ -64,15 +66,21 @@ def _set(method: str, setting: str, values: Sequence[str], default: str, **other
     return {value: Value(method, overrides[value], **others) for value in values}
 
 
-RATES = ("5e-3", "3e-3", "8e-3", "1.2e-2")
+RATES = (study.RATE, "3e-3", "8e-3", "1.2e-2")
 LONG = {"rounds": study.LONG, "worlds": (study.WORLDS[-1],)}
 QUESTIONS: dict[str, tuple[str, dict[str, Value]]] = {  # what it asks, and its values, the study's first
     "share": (
         "Share of the global adapter (`ours`)",
         _set(OURS, "method.pia.share", ("agreement", "validation", "[1, 0.6]", "0.8", "0.5"), "agreement"),
     ),
-    "rate": ("Learning rate, FedAvg", _set(FEDAVG, "training.learning_rate", RATES, RATES[0])),
-    "rate_of_ours": ("Learning rate, `ours`", _set(OURS, "training.learning_rate", RATES, RATES[0])),
+    **{
+        f"rate, {method}, {rounds} rounds": (
+            f"Learning rate of `{method}`, {rounds} rounds",
+            _set(method, "training.learning_rate", RATES, study.RATE, rounds=rounds),
+        )
+        for rounds in reversed(LENGTHS)
+        for method in RATED
+    },
     "decay": (
         f"Decay of the learning rate, FedAvg, {study.LONG} rounds",
         _set(FEDAVG, "training.decay", ("linear", "none"), "linear", **LONG),
@@ -112,7 +120,7 @@ def runs(questions: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
 
 def run(one: Run) -> dict[str, Any]:
     """The line of a run."""
-    default = study.Run(one.dialects, one.value.method, one.seed, one.value.rounds).overrides
+    default = study.Run(one.dialects, one.value.method, one.seed, one.value.rounds).base
     settings = learning.settings_of(one.value.method)
     result = learning.run_with(settings, one.value.method, one.seed, [*default, *one.value.overrides])
     return {**study.compact(result), "value": one.value.key, "dialects": one.dialects}
@@ -149,6 +157,31 @@ def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
             f"{column}, {world} swapped" for world in first.worlds for column in ("accuracy %", f"minus {default}")
         ]
         yield ResultTable(title, ("value", *columns, "seeds"), rows)
+
+
+def best_rates(lines: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, str]:
+    """Row -> the rate with the highest mean over worlds and seeds, of two alike the smaller; of the rows of `RATED`.
+
+    The rates that count have run in both worlds; the seeds are those that all of them have. A row of which only one
+    rate has run has no best one.
+    """
+    found = {}
+    for method in RATED:
+        _, values = QUESTIONS[f"rate, {method}, {rounds} rounds"]
+        tried = {
+            rate: {(line["dialects"], line["seed"]): study.figure(dict(line)) for line in lines if _is(line, value)}
+            for rate, value in values.items()
+        }
+        tried = {rate: runs for rate, runs in tried.items() if {world for world, _ in runs} == set(study.WORLDS)}
+        shared = set.intersection(*map(set, tried.values())) if tried else set()
+        if len(tried) > 1 and shared:
+            means = {rate: statistics.fmean(runs[one] for one in shared) for rate, runs in tried.items()}
+            found[method] = max(means, key=lambda rate: (means[rate], -float(rate)))
+    return found
+
+
+def _is(line: Mapping[str, Any], value: Value) -> bool:
+    return (line["value"], len(line["rounds"])) == (value.key, value.rounds)
 
 
 def _cells(mine: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[str, str]:

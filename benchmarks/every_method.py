@@ -34,7 +34,14 @@ def _averaged(name: str) -> list[str]:
 EVERY: dict[str, list[str]] = {
     **{name: _averaged(name) for name in methods.names()},
     "houlsby, every site alone": ["method.name=houlsby", "method.aggregation=none"],
-    "houlsby, FedPIA in the paper's form": ["method.name=houlsby", *PAPER, "method.pia.integration=frozen_global"],
+    **{
+        f"houlsby, FedPIA {name}": ["method.name=houlsby", *PAPER, f"method.pia.integration={value}"]
+        for name, value in (
+            ("in two branches", "two_branches"),
+            ("in weight space", "weight_space"),
+            ("with a frozen half", "frozen_half"),
+        )
+    },
     **{f"promptfl, k = {k}": [*_averaged("promptfl"), f"method.settings.promptfl.tokens={k}"] for k in (5, 10, 20)},
     "dvpt, concatenated": [*_averaged("dvpt"), "method.settings.dvpt.decomposition=concatenated"],
     **{

@@ -2,7 +2,7 @@
 """Which method learns best on the embedded federation, with the same data, steps and seeds for all.
 
     python benchmarks/learning.py                     # every site trains all layers: all methods, three seeds
-    python benchmarks/learning.py --methods fedavg fedpia --seeds 10 11
+    python benchmarks/learning.py --methods fedavg "fedpia, weight space" --seeds 10 11
     python benchmarks/learning.py --methods all       # every method of the registry, 20 rounds (every_method.py)
     python benchmarks/learning.py --methods all --rows adapterfusion --set training.learning_rate=0.0015
     python benchmarks/learning.py --own               # sites whose adapters start from different random seeds
@@ -49,31 +49,34 @@ ROOT = Path(__file__).resolve().parents[1]
 JOB = "fedpia_task1"
 ALONE = ["method.aggregation=none"]
 PIA = ["method.aggregation=pia", "method.pia.share=0.5", "method.pia.accept=false"]  # as the paper has them
-UNMOVED = ["method.pia.integration=merge", "method.pia.solver=identity"]
+FORMS = {  # of FedPIA: two readings of the paper and a third one; the rows below that name none are in weight space
+    name: [*PIA, f"method.pia.integration={value}"]
+    for name, value in (
+        (study.WEIGHT_SPACE, "weight_space"),
+        (study.TWO_BRANCHES, "two_branches"),
+        (study.FROZEN_HALF, "frozen_half"),
+    )
+}
+UNMOVED = ["method.pia.integration=weight_space", "method.pia.solver=identity"]
 METHODS: dict[str, list[str]] = {
     "classifier": ["method.name=classifier", *ALONE],
     "local": ALONE,
     "fedavg": ["method.aggregation=fedavg"],
-    "fedpia": [*PIA, "method.pia.integration=merge"],
-    "fedpia, frozen global": [*PIA, "method.pia.integration=frozen_global"],
-    "fedpia, frozen global, upload local": [
-        *PIA,
-        "method.pia.integration=frozen_global",
-        "method.pia.upload=local",
-    ],
-    "fedpia, gamma 0": [*PIA, "method.pia.integration=merge", "method.pia.gamma=0"],
-    "fedpia, gamma 1": [*PIA, "method.pia.integration=merge", "method.pia.gamma=1"],
-    "fedpia, not normalized": [*PIA, "method.pia.integration=merge", "method.pia.normalize=false"],
-    "fedpia, largest site as reference": [*PIA, "method.pia.integration=merge", "method.pia.reference=largest"],
+    **FORMS,
+    "fedpia, two branches, upload local": [*FORMS[study.TWO_BRANCHES], "method.pia.upload=local"],
+    "fedpia, gamma 0": [*PIA, "method.pia.integration=weight_space", "method.pia.gamma=0"],
+    "fedpia, gamma 1": [*PIA, "method.pia.integration=weight_space", "method.pia.gamma=1"],
+    "fedpia, not normalized": [*PIA, "method.pia.integration=weight_space", "method.pia.normalize=false"],
+    "fedpia, largest site as reference": [*PIA, "method.pia.integration=weight_space", "method.pia.reference=largest"],
     "fedpia, server only": [*PIA, "method.pia.client=false"],
-    "fedpia, client only": [*PIA, "method.pia.integration=merge", "method.pia.server=false"],
-    "fedpia, aligned at the site": [*PIA, "method.pia.integration=merge", "method.pia.aligned_at=site"],
+    "fedpia, client only": [*PIA, "method.pia.integration=weight_space", "method.pia.server=false"],
+    "fedpia, aligned at the site": [*PIA, "method.pia.integration=weight_space", "method.pia.aligned_at=site"],
     "fedpia, no client PIA, aligned at the site": [*PIA, "method.pia.client=false", "method.pia.aligned_at=site"],
-    "fedpia, weights": [*PIA, "method.pia.integration=merge", "method.pia.support=weights"],
-    "fedpia, frozen global, no server": [*PIA, "method.pia.integration=frozen_global", "method.pia.server=false"],
+    "fedpia, weights": [*PIA, "method.pia.integration=weight_space", "method.pia.support=weights"],
+    "fedpia, two branches, no server": [*FORMS[study.TWO_BRANCHES], "method.pia.server=false"],
     "fedavg, keeping 20 % of the own": [*PIA, *UNMOVED, "method.pia.server=false", "method.pia.share=0.8"],
     "fedavg, keeping by agreement": [*PIA, *UNMOVED, "method.pia.server=false", "method.pia.share=agreement"],
-    "ours": [*PIA, "method.pia.integration=merge", "method.pia.share=agreement", "method.pia.accept=true"],
+    "ours": [*PIA, "method.pia.integration=weight_space", "method.pia.share=agreement", "method.pia.accept=true"],
     "fedprox": ["method.aggregation=fedavg", "training.proximal_mu=0.01"],
     "ditto": ["method.aggregation=fedavg", "training.personalization=ditto", "training.ditto_lambda=0.1"],
     "fedala": ["method.aggregation=fedavg", "training.personalization=fedala", "training.ala_rate=1"],
@@ -102,13 +105,13 @@ ALL = "all"
 NAMES = "; ".join([*KNOWN, ALL]).replace("%", "%%")  # argparse fills in what follows a %
 BASELINES = ("classifier", "local", "fedavg", study.ALONE)
 OWN_START = ["method.initialization=own"]
-OWN = ("local", "fedavg", "fedpia", "fedpia, server only", "fedpia, largest site as reference")
+OWN = ("local", "fedavg", study.WEIGHT_SPACE, "fedpia, server only", "fedpia, largest site as reference")
 RATES = {  # the best of a small grid for each kind of training, on seeds 100 to 102 (docs/embedded_benchmark.md)
     "classifier": ["training.learning_rate=3e-2"],
     "full": ["training.learning_rate=1e-3", "training.head_learning_rate=3e-3"],
     "pooled": ["training.learning_rate=3e-3"],
 }
-ADAPTERS = ["training.learning_rate=5e-3"]
+ADAPTERS = [f"training.learning_rate={study.RATE}"]
 UNVALIDATED = "training.validate=false"  # no figure here is of the validation split
 SEEDS = (0, 1, 2)
 BYTES = 4  # of a number
@@ -338,7 +341,7 @@ def run_study(
         processes: runs at the same time.
     """
     console = Console(width=150)
-    results = _earlier(file, overrides)
+    results = study.of_today(_earlier(file, overrides))
     known = {(r["dialects"], r["method"], r["seed"], len(r["rounds"])) for r in results}
     wanted = [one for one in study.runs(seeds) if not methods or one.method in methods]
     missing = [one for one in wanted if (one.dialects, one.method, one.seed, one.rounds) not in known]
@@ -347,7 +350,7 @@ def run_study(
         futures = {pool.submit(run, one.method, one.seed, [*one.overrides, *overrides]): one for one in missing}
         for number, future in enumerate(as_completed(futures), 1):
             one, last = futures[future], future.result()
-            results.append({**study.compact(last), "dialects": one.dialects, **marked})
+            results.append({**study.compact(last), "dialects": one.dialects, **one.rate, **marked})
             json_lines.append(file, results[-1])
             figure = f"{study.figure(last):.1f} % ({last['seconds']:.0f} s)"
             console.print(

@@ -29,7 +29,7 @@ from fedpeft.federate import federate
 from fedpeft.job.composing import compose
 from fedpeft.site.learner import Learner
 
-SERVER_PIA = PIASettings(support="weights", integration="merge")
+SERVER_PIA = PIASettings(support="weights", integration="weight_space")
 UNEQUAL = "method.site_settings={slake: {r: 2}, vqa-rad: {r: 8}}"
 STARTS = {
     "one start": ["method.aggregation=fedavg"],

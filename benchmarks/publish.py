@@ -42,7 +42,7 @@ DRAWN_FROM = "Source"  # a PNG's own field
 
 def tables() -> dict[str, str]:
     """Name -> tables in Markdown."""
-    runs = json_lines.read(study.RESULTS)
+    runs = study.of_today(json_lines.read(study.RESULTS))
     compared = [run for run in json_lines.read(every_method.RESULTS) if run["overrides"] == every_method.SETTINGS]
     order = list(every_method.EVERY)
     compared.sort(key=lambda run: (order.index(run["method"]), run["seed"]))
@@ -50,7 +50,10 @@ def tables() -> dict[str, str]:
     real = {table.title: table.markdown() for table in real_images.tables(json_lines.read(real_images.RESULTS))}
     return {
         **{task: real.get(task, NONE) for task in real_images.TASKS},
-        "headline": study.headline(runs).markdown() if runs else NONE,
+        **{
+            f"headline, {rounds} rounds": study.headline(runs, rounds).markdown() if runs else NONE
+            for rounds in (study.LONG, study.SHORT)
+        },
         "aims": study.aims(runs).markdown() if runs else NONE,
         "rounds": study.by_round(runs).markdown() if runs else NONE,
         "study": "\n\n".join(table.section() for table in study.groups(runs)) or NONE,
@@ -65,7 +68,7 @@ def tables() -> dict[str, str]:
 def pictures() -> dict[Path, tuple[Path, Callable[[], Figure]]]:
     """Picture under the project -> its results, and what draws it; of what there are results for."""
     drawn: dict[Path, tuple[Path, Callable[[], Figure]]] = {}
-    if runs := json_lines.read(study.RESULTS):
+    if runs := study.of_today(json_lines.read(study.RESULTS)):
         drawn[Path("docs/study.png")] = study.RESULTS, lambda: study_picture.draw(runs)
     if any(run["lines"] for run in cases.read()):
         drawn[Path("docs/barriers.png")] = cases.RESULTS, lambda: cases_picture.draw(cases.read())

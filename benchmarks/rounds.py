@@ -24,7 +24,7 @@ HALF = ["method.pia.share=0.5", "method.pia.accept=false"]
 VARIANTS = {
     "FedAvg": ["method.aggregation=fedavg"],
     "FedPIA, merge": HALF,
-    "FedPIA, frozen_global": [*HALF, "method.pia.integration=frozen_global"],
+    "FedPIA, two_branches": [*HALF, "method.pia.integration=two_branches"],
 }
 FULL_SIZE = [
     "backbone.name=vilt",

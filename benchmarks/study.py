@@ -28,14 +28,23 @@ SHORT, LONG = 12, 30
 HEADLINE_SEEDS = 3  # seeds that a method of the headline table has at least
 LAST = 3  # rounds whose mean is a run's figure
 OURS = "ours"
+TWO_BRANCHES, WEIGHT_SPACE, FROZEN_HALF = "fedpia, two branches", "fedpia, weight space", "fedpia, frozen half"
+RATE = "5e-3"  # of every row that trains adapters and has no other
+RATES = {  # by row and rounds, chosen on seed 100 (choices.py), each in one world so far
+    (TWO_BRANCHES, LONG): "8e-3",
+    (WEIGHT_SPACE, LONG): "8e-3",
+}
+HEADS = {"classifier": "3e-2"}  # a row that trains no adapter
 METHODS = (
     "classifier",
     "local",
     "fedavg",
     "fedavg, keeping 20 % of the own",
     "fedavg, keeping by agreement",
-    "fedpia, frozen global",
-    "fedpia, frozen global, no server",
+    TWO_BRANCHES,
+    "fedpia, two branches, no server",
+    WEIGHT_SPACE,
+    FROZEN_HALF,
     "fedpia, server only",
     OURS,
     "fedprox",
@@ -45,14 +54,24 @@ METHODS = (
 RUN_FIRST = (  # whether FedPIA or keeping one's own beats averaging shows before all of METHODS have run
     "fedavg",
     OURS,
-    "fedpia, frozen global",
+    WEIGHT_SPACE,
+    TWO_BRANCHES,
     "fedpia, server only",
     "fedala",
     "fedavg, keeping by agreement",
     "local",
     "ditto",
 )
-METHODS_OF_LONG_RUNS = ("fedavg", "fedavg, keeping by agreement", "fedpia, server only", OURS)
+METHODS_OF_LONG_RUNS = (
+    "fedavg",
+    WEIGHT_SPACE,
+    TWO_BRANCHES,
+    "fedpia, server only",
+    OURS,
+    FROZEN_HALF,
+    "local",
+    "fedavg, keeping by agreement",
+)
 METHODS_OF_MIDDLE_WORLD = (
     "classifier",
     "local",
@@ -109,13 +128,34 @@ class Run:
     rounds: int = SHORT
 
     @property
-    def overrides(self) -> list[str]:
+    def base(self) -> list[str]:
         """Settings that the study gives to every method alike."""
         return [f"data.dialects={self.dialects}", f"training.rounds={self.rounds}", "training.local_epochs=1"]
 
+    @property
+    def rate(self) -> dict[str, str]:
+        """What its line says of its learning rate; empty where the row has none of its own."""
+        own = RATES.get((self.method, self.rounds))
+        return {"rate": own} if own else {}
+
+    @property
+    def overrides(self) -> list[str]:
+        """Settings beside those of its row."""
+        return [*self.base, *(f"training.learning_rate={own}" for own in self.rate.values())]
+
+
+def rate_of(method: str, rounds: int) -> str:
+    """The learning rate of a row in runs of this length."""
+    return RATES.get((method, rounds), HEADS.get(method, RATE))
+
+
+def of_today(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those runs of the study that have the rate that their row has today."""
+    return [one for one in results if one.get("rate") == RATES.get((one["method"], len(one["rounds"])))]
+
 
 def runs(seeds: Sequence[int] | None = None) -> Iterator[Run]:
-    """All runs: those of `RUN_FIRST`, those of four layers and of the world in the middle, then the others.
+    """All runs: the long ones, those of `RUN_FIRST`, of four layers and of the world in the middle, then the others.
 
     Args:
         seeds: of every row; None: `SEEDS`, and last the rows of four layers with the others of `SEEDS_OF_LAYERS`.
@@ -124,13 +164,14 @@ def runs(seeds: Sequence[int] | None = None) -> Iterator[Run]:
     seeds = seeds or SEEDS
     others = [method for method in METHODS if method not in RUN_FIRST]
     for seed in seeds:
+        yield from (Run(world, method, seed, LONG) for method in METHODS_OF_LONG_RUNS for world in reversed(WORLDS))
+    for seed in seeds:
         yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in RUN_FIRST)
     for seed in seeds:
         yield from (Run(0, method, seed) for method in LAYERS)
         yield from (Run(MIDDLE_WORLD, method, seed) for method in METHODS_OF_MIDDLE_WORLD)
     for seed in seeds:
         yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in others)
-        yield from (Run(world, method, seed, LONG) for world in WORLDS for method in METHODS_OF_LONG_RUNS)
     yield from (Run(0, method, seed) for seed in later for method in LAYERS)
 
 
@@ -146,7 +187,7 @@ def refusal(methods: Sequence[str], overrides: Sequence[str], file: Path) -> str
     for method in methods:
         if method not in ROWS:
             return f"{method!r} of --methods is no row of the study: leave out --study, or name some of {names}"
-    fixed = [setting.partition("=")[0] for setting in (*Run(0, OURS, 0).overrides, "training.seed", "data.seed")]
+    fixed = [setting.partition("=")[0] for setting in (*Run(0, OURS, 0).base, "training.seed", "data.seed")]
     for setting in overrides:
         if setting.partition("=")[0] in fixed:
             return f"--set {setting} changes what makes a run of the study ({', '.join(fixed)}): leave it out"
@@ -178,25 +219,25 @@ def figure(result: dict[str, Any], until: int | None = None) -> float:
     return 100 * statistics.fmean(site["overall"] for sites in last for site in sites.values())
 
 
-def headline(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> ResultTable:
+def headline(results: Sequence[dict[str, Any]], rounds: int, *, baseline: str = "fedavg") -> ResultTable:
     """Both `WORLDS` side by side, with the methods that ran with `HEADLINE_SEEDS` in both; without any, no row."""
     figures = _figures(results)
-    worlds = [figures.get((dialects, SHORT), {}) for dialects in WORLDS]
+    worlds = [figures.get((dialects, rounds), {}) for dialects in WORLDS]
     chosen = [method for method in METHODS if all(len(world.get(method, ())) >= HEADLINE_SEEDS for world in worlds)]
     names = [f"{name}, {dialects} swapped" for dialects in WORLDS for name in ("accuracy %", f"minus {baseline}")]
     rows = []
     for method in chosen:
         counts = dict.fromkeys(str(len(world[method])) for world in worlds)
         cells = [c for world in worlds for c in (_accuracy(world, method), _difference(world, method, baseline))]
-        rows.append((method, *cells, " and ".join(counts)))
-    return ResultTable(f"{SHORT} rounds of one epoch", ("method", *names, "seeds"), rows)
+        rows.append((method, *cells, rate_of(method, rounds), " and ".join(counts)))
+    return ResultTable(f"{rounds} rounds of one epoch", ("method", *names, "rate", "seeds"), rows)
 
 
 def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Iterator[ResultTable]:
     """Accuracy and the paired differences to the baseline and of `OURS`, by world and number of rounds; then the rows
     of few layers, against what trains all, random layers and each site's own best layers by the two LNTK scores."""
     figures = _figures(results)
-    heads = ("method", "accuracy %", f"minus {baseline}, 95 %", f"{OURS} minus it, 95 %", "seeds")
+    heads = ("method", "accuracy %", f"minus {baseline}, 95 %", f"{OURS} minus it, 95 %", "rate", "seeds")
     for (dialects, rounds), methods in figures.items():
         rows = [
             (
@@ -204,6 +245,7 @@ def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> It
                 _accuracy(methods, name),
                 _difference(methods, name, baseline),
                 _difference(methods, OURS, name),
+                rate_of(name, rounds),
                 str(len(methods[name])),
             )
             for name in METHODS

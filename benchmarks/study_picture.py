@@ -21,8 +21,17 @@ from matplotlib.figure import Figure
 from fedpeft.compare.table import interval, paired
 from fedpeft.report.palette import COLORS, LIGHT
 
-SHOWN = ("fedavg", "fedpia, server only", "ours", "fedavg, keeping by agreement", "ditto", "fedala", "local")
-MORE_COLORS = ("#F0E442", "#999999", "#8B5A2B", "#B8B0E0", "#C5E0A0")  # of the methods that only cells can show
+SHOWN = (
+    "fedavg",
+    "fedpia, server only",
+    "ours",
+    "fedavg, keeping by agreement",
+    "ditto",
+    study.WEIGHT_SPACE,
+    "local",
+    study.TWO_BRANCHES,
+)
+MORE_COLORS = ("#F0E442", "#999999", "#8B5A2B", "#B8B0E0", "#C5E0A0", "#E0B0C8", "#A0C8C8")  # only in cells
 CLEAR, FAINT = 0.75, 0.25  # opacity of a cell
 ALIKE = 0.05  # points: a smaller lead is printed as 0.0
 Seeds = Mapping[int, Sequence[float]]  # seed -> percent by round
@@ -63,7 +72,7 @@ def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
         axes[-1].set_xlabel("round")
         named = (*SHOWN, *(name for name in study.METHODS if name in winners and name not in SHOWN))
         handles = [mpl.lines.Line2D([], [], color=_color(name), lw=2.5, label=name) for name in named]
-        figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=7.5)
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=7.5)
     return figure
 
 

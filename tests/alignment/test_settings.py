@@ -55,8 +55,8 @@ def test_a_flare_variable_that_became_none_is_refused():
 
 def test_a_list_is_a_ramp_and_agreement_concerns_sites_that_integrate():
     assert PIASettings(share=[1, 0.6]).share_in(3, 5) == 0.8
-    assert PIASettings(share="agreement", integration="merge").follows_agreement
-    assert not PIASettings(share="agreement", integration="merge", client=False).follows_agreement
+    assert PIASettings(share="agreement", integration="weight_space").follows_agreement
+    assert not PIASettings(share="agreement", integration="weight_space", client=False).follows_agreement
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_list_is_a_ramp_and_agreement_concerns_sites_that_integrate():
         ({"share": (0.5,)}, "share is (0.5,), allowed are"),
         ({"share": [1, 0.8, 0.6]}, "share is (1, 0.8, 0.6), allowed are"),
         ({"accept": 1}, "accept is '1', allowed are False, True, places"),
-        ({"accept": True, "upload": "local"}, "accept is True, but with integration='frozen_global'"),
+        ({"accept": True, "upload": "local"}, "accept is True, but with integration='two_branches'"),
     ],
 )
 def test_shares_and_acceptance_that_mean_nothing_are_refused(settings, sentence):
@@ -92,10 +92,11 @@ def test_importing_the_package_loads_nothing_heavy():
 @pytest.mark.parametrize(
     ("settings", "label"),
     [
-        ({}, "frozen global 0.5"),
-        ({"integration": "merge", "share": [1, 0.6]}, "merged 1 to 0.6"),
-        ({"integration": "merge", "share": "validation"}, "merged by validation"),
-        ({"server": False}, "frozen global 0.5, without server PIA"),
+        ({}, "two branches 0.5"),
+        ({"integration": "weight_space", "share": [1, 0.6]}, "weight space 1 to 0.6"),
+        ({"integration": "weight_space", "share": "validation"}, "weight space by validation"),
+        ({"integration": "frozen_half"}, "frozen half 0.5"),
+        ({"server": False}, "two branches 0.5, without server PIA"),
         ({"client": False}, "without client PIA"),
     ],
 )

@@ -72,6 +72,24 @@ def test_a_table_compares_with_the_first_value_over_the_seeds_that_all_values_ha
     assert all(len(row) == len(table.heads) for row in table.rows)
 
 
+def test_the_best_rate_is_that_of_the_highest_mean_over_worlds_and_shared_seeds(choices):
+    def runs(rate, world, *accuracies):
+        value = f"fedavg training.learning_rate={rate}" if rate != "5e-3" else "fedavg"
+        return [line(value, world, 100 + number, accuracy, 30) for number, accuracy in enumerate(accuracies)]
+
+    lines = [*runs("5e-3", 0, 0.8, 0.1), *runs("5e-3", 7, 0.6, 0.1), *runs("8e-3", 0, 0.7), *runs("8e-3", 7, 0.75)]
+    lines += runs("1.2e-2", 0, 0.99)  # in one world only
+    assert choices.best_rates(lines, 30) == {"fedavg": "8e-3"}
+    assert choices.best_rates(lines[:4], 30) == {}
+    assert choices.best_rates(lines, 12) == {}
+
+
+def test_the_study_has_the_rates_that_were_found_for_its_long_runs(choices, study, benchmark):
+    found = choices.best_rates(benchmark("json_lines").read(choices.RESULTS), study.LONG)
+    assert {row: study.rate_of(row, study.LONG) for row in found} == found
+    assert {rounds for _, rounds in study.RATES} <= {study.LONG}
+
+
 def test_a_seed_that_the_study_reports_is_refused(choices, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["choices.py", "--seeds", "100", "3"])
     with pytest.raises(SystemExit):

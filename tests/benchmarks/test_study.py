@@ -23,14 +23,22 @@ def runs(method, by_seed, *, dialects=7, rounds=4):
 
 
 def test_differences_are_paired_by_seed(study):
+    # t(0.975, 2) = 4.303, standard error 0.577
     (group,) = study.groups(runs("fedavg", [60, 70, 80]) + runs("ours", [62, 73, 81]))
-    assert group.rows[0] == ("fedavg", "70.0", "", "+2.0 ± 2.5", "3")  # t(0.975, 2) = 4.303, standard error 0.577
-    assert group.rows[1] == ("ours", "72.0", "+2.0 ± 2.5", "", "3")
+    assert group.rows[0] == (
+        "fedavg",
+        "70.0",
+        "",
+        "+2.0 ± 2.5",
+        "5e-3",
+        "3",
+    )  # t(0.975, 2) = 4.303, standard error 0.577
+    assert group.rows[1] == ("ours", "72.0", "+2.0 ± 2.5", "", "5e-3", "3")
 
 
 def test_a_seed_without_its_baseline_counts_in_the_mean_alone(study):
     (group,) = study.groups(runs("fedavg", [60, 70]) + runs("ours", [62, 72, 90]))
-    assert group.rows[1][1:] == ("74.7", "+2.0 ± 0.0, two seeds", "", "3")
+    assert group.rows[1][1:] == ("74.7", "+2.0 ± 0.0, two seeds", "", "5e-3", "3")
 
 
 def test_without_runs_of_ours_its_column_is_empty(study):
@@ -48,12 +56,12 @@ def test_what_is_kept_of_a_run_has_the_same_figure(study):
 
 def test_markdown_has_one_line_a_method(study):
     (group,) = study.groups(runs("fedavg", [60]))
-    assert group.markdown().splitlines()[2] == "| fedavg | 60.0 |  |  | 1 |"
+    assert group.markdown().splitlines()[2] == "| fedavg | 60.0 |  |  | 5e-3 | 1 |"
 
 
 @pytest.mark.parametrize("results", [[], runs("fedavg", [60, 70, 80], rounds=12), runs("fedavg", [60], rounds=30)])
 def test_the_headline_of_a_study_that_has_just_begun_has_no_rows(study, results):
-    lines = study.headline(results).markdown().splitlines()
+    lines = study.headline(results, 12).markdown().splitlines()
     assert lines[0].startswith("| method | accuracy %, 0 swapped |")
     assert [set(line) for line in lines[1:]] == [set("| -:")]
 
@@ -64,12 +72,19 @@ def test_the_headline_has_the_methods_with_enough_seeds_in_both_worlds(study, mo
         for world, (fedavg, ours) in {0: ([60, 70, 80], [61, 70, 81]), 7: ([50, 60, 70], [54, 63, 74])}.items()
         for run in (*runs("fedavg", fedavg, dialects=world, rounds=12), *runs("ours", ours, dialects=world, rounds=12))
     ]
-    group = study.headline(results + runs("local", [40, 50], rounds=12))
+    group = study.headline(results + runs("local", [40, 50], rounds=12), 12)
     assert [row[0] for row in group.rows] == ["fedavg", "ours"]
-    assert group.rows[1][1:] == ("70.7", "+0.7 ± 1.4", "63.7", "+3.7 ± 1.4", "3")
+    assert group.rows[1][1:] == ("70.7", "+0.7 ± 1.4", "63.7", "+3.7 ± 1.4", "5e-3", "3")
     monkeypatch.setattr(study, "HEADLINE_SEEDS", 2)
     short = [run for run in results if (run["method"], run["dialects"], run["seed"]) != ("ours", 0, 2)]
-    assert study.headline(short).rows[1][1:] == ("65.5", "+0.5 ± 6.4, two seeds", "63.7", "+3.7 ± 1.4", "2 and 3")
+    assert study.headline(short, 12).rows[1][1:] == (
+        "65.5",
+        "+0.5 ± 6.4, two seeds",
+        "63.7",
+        "+3.7 ± 1.4",
+        "5e-3",
+        "2 and 3",
+    )
 
 
 def test_the_picture_has_a_panel_for_each_world_and_length(benchmark):

@@ -101,12 +101,34 @@ def test_runs_with_other_settings_are_marked_and_kept_apart(command, started, pu
     assert not published.exists()
 
 
+def test_a_row_with_a_rate_of_its_own_is_run_anew_and_its_other_runs_are_not_shown(
+    study, learning, command, started, published, benchmark, monkeypatch
+):
+    arguments = ("--methods", study.FROZEN_HALF, "--seeds", 0)
+    command(*arguments)
+    ran = len(started)
+    monkeypatch.setitem(study.RATES, (study.FROZEN_HALF, study.LONG), "8e-3")
+    command(*arguments)
+    command(*arguments)
+    assert [overrides[-1] for _, _, overrides in started[ran:]] == ["training.learning_rate=8e-3"] * 2  # two worlds
+    lines = benchmark("json_lines").read(published)
+    assert [line.get("rate") for line in lines[ran:]] == ["8e-3"] * 2
+    assert study.of_today(lines) == [line for line in lines if len(line["rounds"]) == study.SHORT] + lines[ran:]
+    assert study.rate_of(study.FROZEN_HALF, study.SHORT) == "5e-3"
+    for row in study.METHODS:
+        rate = dict(setting.split("=") for setting in learning.settings_of(row))["training.learning_rate"]
+        assert rate == study.rate_of(row, study.SHORT)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--own"], "--own is another comparison than --study: leave out one of them"),
         (["--layers"], "--layers is another comparison than --study: leave out one of them"),
-        (["--methods", "fedpia"], "'fedpia' of --methods is no row of the study: leave out --study, or name some of"),
+        (
+            ["--methods", "fedpia, gamma 0"],
+            "'fedpia, gamma 0' of --methods is no row of the study: leave out --study, or name some of",
+        ),
         (["--methods", "all"], "'all' of --methods is no row of the study"),
         (["--set", "training.batch_size=8"], "--set training.batch_size=8 with --study .* another file with --out"),
         (["--set", "training.batch_size=8", "--out", "{published}"], "another file with --out"),

@@ -183,9 +183,9 @@ def test_a_figure_of_another_metric_or_of_other_samples_is_marked_with_the_reaso
 
 def test_the_forms_of_fedpia_have_names_of_their_own(tmp_path):
     forms = {
-        "fedpia_paper": "FedPIA (frozen global 0.5), houlsby adapters, tiny-vilt",
-        "fedpia": "FedPIA (merged 0.5), houlsby adapters, tiny-vilt",
-        "fedpia_agreement": "FedPIA (merged by agreement), houlsby adapters, tiny-vilt",
+        "fedpia_paper": "FedPIA (two branches 0.5), houlsby adapters, tiny-vilt",
+        "fedpia": "FedPIA (weight space 0.5), houlsby adapters, tiny-vilt",
+        "fedpia_agreement": "FedPIA (weight space by agreement), houlsby adapters, tiny-vilt",
     }
     folders = [recorded(tmp_path / form, "fedpia_task1", method=form) for form in forms]
     assert [one.method for one in outcomes(folders)] == list(forms.values())

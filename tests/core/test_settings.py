@@ -91,7 +91,7 @@ def test_bad_settings_are_refused_in_one_sentence(values, message):
             },
             "products of a count 0.5 times and those of the others 1 times",
         ),
-        (MethodSettings, {"name": "lora", "pia": {"integration": "frozen_global"}}, "no second branch"),
+        (MethodSettings, {"name": "lora", "pia": {"integration": "two_branches"}}, "no second branch"),
         (
             MethodSettings,
             {"name": "compacter", "site_settings": {"a": {"rank": 2}}},

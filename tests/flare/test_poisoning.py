@@ -104,7 +104,7 @@ def rounds_of(check, ways, numbers):
     return refused, center
 
 
-AGREEMENT = {"aggregation": "pia", "pia": {"share": "agreement", "integration": "merge"}}
+AGREEMENT = {"aggregation": "pia", "pia": {"share": "agreement", "integration": "weight_space"}}
 
 
 def follows(number, center, own, noise):

@@ -80,7 +80,7 @@ def test_each_site_learns_its_part_in_the_mean_also_after_a_resume(run):
         parts.setdefault(order.round, []).append(order.part)
         return drawn(site, order)
 
-    agreement = {"aggregation": "pia", "pia": {"integration": "merge", "share": "agreement"}}
+    agreement = {"aggregation": "pia", "pia": {"integration": "weight_space", "share": "agreement"}}
     with pytest.raises(SystemExit):
         run(train=dies_in(3, train), rounds=4, method=agreement)
     run(resumed, train, rounds=4, method=agreement, resume_from="latest")

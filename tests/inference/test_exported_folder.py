@@ -24,7 +24,7 @@ from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import load_before
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
-FROZEN = "method.pia.integration=frozen_global"
+FROZEN = "method.pia.integration=two_branches"
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 

@@ -73,7 +73,7 @@ def run(sections, tmp_path_factory):
     "overrides",
     [
         ["method.aggregation=fedavg"],
-        ["method.pia.integration=frozen_global", "method.name=compacter"],
+        ["method.pia.integration=two_branches", "method.name=compacter"],
         ["method.name=lora", "method.aggregation=stack"],
         ["method.name=lora", "method.aggregation=svd", "method.site_settings={slake: {r: 2}}"],
         ["method.name=adapterfusion"],

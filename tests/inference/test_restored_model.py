@@ -11,7 +11,7 @@ from fedpeft.inference.kept_model import find
 from fedpeft.inference.model import Predictor
 
 FIGURES = ("overall", "open", "closed")
-FROZEN = "method.pia.integration=frozen_global"
+FROZEN = "method.pia.integration=two_branches"
 
 
 def measured(predictor, wanted):

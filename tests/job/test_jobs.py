@@ -121,7 +121,7 @@ def test_numbers_are_read_as_people_write_them(text, number):
 def test_every_adapter_is_one_argument(job, name):
     method = build(MethodSettings, compose(CONFIGS, job, [f"method.name={name}"])["method"], section="method")
     if name == "lora" and method.aggregation == "pia":
-        assert (method.pia.support, method.pia.integration) == ("weights", "merge")
+        assert (method.pia.support, method.pia.integration) == ("weights", "weight_space")
 
 
 @pytest.mark.parametrize(

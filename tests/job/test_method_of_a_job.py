@@ -129,7 +129,7 @@ TASKS = {"fedpia_paper": "tiny_vilt", "fedavg": "tiny_vilt", "lora_svd": "tiny_v
 @pytest.mark.parametrize(
     ("part", "name", "label"),
     [
-        ("fedpia_paper", "lora", "FedPIA (merged 0.5), lora adapters"),
+        ("fedpia_paper", "lora", "FedPIA (weight space 0.5), lora adapters"),
         ("fedpia_paper", "bias", "FedAvg, biases"),
         ("fedpia_paper", "classifier", "classifier only"),
         ("fedavg", "classifier", "classifier only"),

@@ -34,7 +34,7 @@ SECTIONS = {
 }
 MEMBERS = ("north", "south", "west")
 SUMMED = {"aggregation": "fedavg", "secure_sum": True}
-AGREED = {"aligned_at": "site", "share": "agreement", "integration": "merge"}
+AGREED = {"aligned_at": "site", "share": "agreement", "integration": "weight_space"}
 SUMS = {"sum_with": MEMBERS}
 PRODUCTS = {"aggregation": "svd", "secure_sum": False}  # sites of several ranks
 HEAD = {"name": "classifier", "head": "federated"}

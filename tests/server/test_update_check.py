@@ -23,7 +23,7 @@ START = {KEY: torch.full((4, 5), 0.05)}
 JOBS = {
     "fedavg": ({"aggregation": "fedavg"}, {}),
     "fedavg with sgd": ({"aggregation": "fedavg"}, {"optimizer": "sgd"}),
-    "fedpia": ({"aggregation": "pia", "pia": {"share": 0.5, "integration": "merge"}}, {}),
+    "fedpia": ({"aggregation": "pia", "pia": {"share": 0.5, "integration": "weight_space"}}, {}),
     "svd": ({"name": "lora", "aggregation": "svd"}, {}),
     "svd of other ranks": ({"name": "lora", "aggregation": "svd", "site_settings": {"a": {"r": 4}}}, {}),
 }

@@ -16,7 +16,7 @@ from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import SiteState
 
 SITES = ("slake", "vqa-rad")
-AGREEMENT = ("method.pia.integration=merge", "method.pia.share=agreement", "method.pia.server=false")
+AGREEMENT = ("method.pia.integration=weight_space", "method.pia.share=agreement", "method.pia.server=false")
 KEYS = ("layer.0.output.down.weight", "layer.0.output.up.weight")
 
 
@@ -74,7 +74,7 @@ def test_before_its_first_round_a_site_has_no_agreement():
 
 
 def test_parts_are_those_of_the_mean_and_only_for_who_needs_them():
-    chosen = {"name": "houlsby", "aggregation": "pia", "pia": {"integration": "merge", "share": "agreement"}}
+    chosen = {"name": "houlsby", "aggregation": "pia", "pia": {"integration": "weight_space", "share": "agreement"}}
     samples = {"a": 30, "b": 10, "c": 10}
     method = build(MethodSettings, {**chosen, "robust": {"max_share": 1}}, section="method")
     assert parts_of(samples, method) == pytest.approx({"a": 0.6, "b": 0.2, "c": 0.2})
@@ -112,7 +112,7 @@ def test_sites_that_do_not_keep_a_part_of_their_own_and_resume_to_the_bit(sectio
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["method.pia.integration=frozen_global"], "or use integration='merge'"),
+        (["method.pia.integration=two_branches"], "or use integration='weight_space'"),
         (["schedule.solver=own", "schedule.budget=1"], "set schedule.solver to 'all'"),
         (["method.robust.average=median"], "leave robust.average out"),
         (["method.site_settings={slake: {reduction_factor: 4}}"], "give a number as share"),

@@ -35,11 +35,11 @@ def sorted_neurons(state):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["method.pia.integration=merge"],
-        ["method.pia.integration=frozen_global"],
+        ["method.pia.integration=weight_space"],
+        ["method.pia.integration=two_branches"],
         ["method.pia.client=false"],
         ["method.name=compacter", "method.settings.compacter.reduction_factor=4"],
-        ["method.name=lora", "method.pia.support=weights", "method.pia.integration=merge"],
+        ["method.name=lora", "method.pia.support=weights", "method.pia.integration=weight_space"],
         ["schedule.solver=own", "schedule.score=last_k", "schedule.budget=1", "schedule.score_samples=4"],
     ],
     ids=" ".join,

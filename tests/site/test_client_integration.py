@@ -4,16 +4,17 @@
 import pytest
 import torch
 
-from fedpeft.alignment import PIASettings
+from fedpeft.alignment import PIASettings, settings
 from fedpeft.alignment.client_pia import align_global, start_merged
-from fedpeft.alignment.settings import SHARES
+from fedpeft.alignment.settings import FORMER_INTEGRATIONS, SHARES, _say_former_name
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.site import client_round
-from fedpeft.site.client_round import accepted_global, chosen_share
+from fedpeft.site import client_round, site_state
+from fedpeft.site.client_round import Half, accepted_global, chosen_share, half_trained
 from fedpeft.site.learner import Learner
+from fedpeft.site.loop import OPTIMIZERS
 from fedpeft.site.site_batches import SiteBatches
 
 SITES = ("slake", "vqa-rad")
@@ -33,7 +34,7 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+@pytest.mark.parametrize("integration", ["weight_space", "two_branches", "frozen_half"])
 def test_a_whole_share_without_server_pia_is_fedavg_to_the_bit(sections, tmp_path, integration):
     whole = ["method.pia.share=1", "method.pia.server=false", f"method.pia.integration={integration}"]
     fedavg = last(sections(*LIVELY, "method.aggregation=fedavg"), tmp_path / "a")
@@ -41,7 +42,7 @@ def test_a_whole_share_without_server_pia_is_fedavg_to_the_bit(sections, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+@pytest.mark.parametrize("integration", ["weight_space", "two_branches", "frozen_half"])
 def test_a_ramp_that_stays_at_half_is_half_to_the_bit(sections, tmp_path, integration):
     chosen = [*LIVELY, f"method.pia.integration={integration}"]
     ramp = [*chosen, "method.pia.share=[0.5, 0.5]"]
@@ -51,7 +52,7 @@ def test_a_ramp_that_stays_at_half_is_half_to_the_bit(sections, tmp_path, integr
 @pytest.mark.slow
 @pytest.mark.parametrize("share", ["0.8", "[1, 0.6]", "validation"])
 @pytest.mark.parametrize("accept", ["true", "places"])
-@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+@pytest.mark.parametrize("integration", ["weight_space", "two_branches", "frozen_half"])
 def test_each_choice_runs_and_repeats_to_the_bit(sections, tmp_path, share, accept, integration):
     pia = [f"method.pia.{name}={value}" for name, value in (("share", share), ("accept", accept))]
     chosen = sections(*LIVELY, *pia, f"method.pia.integration={integration}", "training.rounds=2")
@@ -77,7 +78,7 @@ def two(sections, tmp_path_factory):
     return learner, own, other, probe
 
 
-@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+@pytest.mark.parametrize("integration", ["weight_space", "two_branches", "frozen_half"])
 def test_half_and_every_plan_is_the_papers_mean_to_the_bit(two, integration):
     """The aligned global adapter and the site's own, added and halved: before training, or after it."""
     learner, own, other, _ = two
@@ -85,18 +86,101 @@ def test_half_and_every_plan_is_the_papers_mean_to_the_bit(two, integration):
     aligned, _ = align_global(other, own, settings=settings)
     assert not equal(aligned, other)
     samples = client_round.Samples(probe=list, validation=list, loss=lambda batches, state: 0.0)
-    finish, near, figures = client_round.start(
+    finish, near, figures, half = client_round.start(
         learner.trainable, own=own, received=other, settings=settings, share=0.5, samples=samples
     )
     assert equal(near, aligned)
     assert figures == {"global_share": 0.5, "plans": 4, "plans_taken": 4}
+    assert (half is None) == (integration != "frozen_half")
     started = learner.trainable.state()
     learner.trainable.set_companion(None)
-    half = {key: (own[key] + aligned[key]) / 2 for key in own}
-    assert equal(started, half if integration == "merge" else own)
+    mean = {key: (own[key] + aligned[key]) / 2 for key in own}
+    assert equal(started, own if integration == "two_branches" else mean)
     upload, kept = finish(started)
-    assert equal(upload, half)
-    assert equal(kept, half)
+    assert equal(upload, mean)
+    assert equal(kept, mean)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
+def test_of_a_frozen_half_the_own_part_alone_is_trained(kind, share):
+    """Against autograd through `W = (1 - share) own + share frozen`, with weight decay on the own part."""
+    torch.manual_seed(0)
+    own, frozen, untrained, target = (torch.randn(3, 4) for _ in range(4))
+    whole, free, part = (torch.nn.Parameter(value.clone()) for value in ((1 - share) * own + share * frozen, own, own))
+
+    def loss(weights, beside):
+        return ((weights - target) ** 4).sum() + (weights * beside).sum() + beside.square().sum()
+
+    beside, its_own = torch.nn.Parameter(untrained.clone()), torch.nn.Parameter(untrained.clone())
+    made = [OPTIMIZERS[kind]([*pair], lr=0.01, weight_decay=0.1) for pair in ((whole, beside), (part, its_own))]
+    with half_trained({"a": whole, "b": free}, made[0], Half({"a": own, "c": own}, {"a": frozen, "c": own}, share)):
+        for _ in range(5):
+            for optimizer, value in zip(
+                made, (lambda: whole, lambda: (1 - share) * part + share * frozen), strict=True
+            ):
+                optimizer.zero_grad()
+                loss(value(), beside if optimizer is made[0] else its_own).backward()
+                optimizer.step()
+    torch.testing.assert_close(whole, (1 - share) * part + share * frozen)
+    torch.testing.assert_close(beside, its_own)
+    moved = whole.detach().clone()
+    loss(whole, beside).backward()
+    made[0].step()  # after the block all of W trains again
+    assert not torch.equal(whole, moved)
+
+
+MOVES = {"adamw": 0.5, "sgd": 0.25}  # what a step moves with a frozen half, as a share of what it moves without
+ONE_STEP = (
+    "training.batch_size=64",
+    "training.local_epochs=1",
+    "training.weight_decay=0",
+    "training.optimizer_state=reset",
+)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_round_with_a_frozen_half_moves_half_as_far_and_with_plain_gradients_a_quarter(sections, tmp_path, kind):
+    moved = {}
+    for form in ("weight_space", "frozen_half"):
+        chosen = sections(*LIVELY, *ONE_STEP, f"method.pia.integration={form}", f"training.optimizer={kind}")
+        learner = learners(chosen, tmp_path / form)["slake"]
+        sent = learner.train_round(1, {}).state
+        trained = learner.train_round(2, sent).state  # which begins with what the round before sent
+        moved[form] = torch.cat([(trained[key] - sent[key]).flatten() for key in trained])
+    distance = moved["weight_space"].abs()
+    far = distance > 0.999 * distance.max()  # AdamW moves less where a gradient is nearly 0
+    torch.testing.assert_close(moved["frozen_half"][far], MOVES[kind] * moved["weight_space"][far], rtol=0.01, atol=0)
+
+
+def test_in_two_branches_the_order_of_the_frozen_neurons_changes_nothing_but_what_is_sent(sections, tmp_path):
+    found = {}
+    for solver in ("exact", "identity"):
+        chosen = sections(
+            *LIVELY, "method.pia.integration=two_branches", "method.pia.server=false", f"method.pia.solver={solver}"
+        )
+        first, second, _ = federate(learners(chosen, tmp_path / solver))
+        found[solver] = first, second, site_state.load_before(tmp_path / solver / "slake", 3)
+    exact, identity = found["exact"], found["identity"]
+    assert exact[2].record.rounds[-1]["plans_taken"] > 0 == identity[2].record.rounds[-1]["plans_taken"]
+    for site in SITES:
+        assert exact[1].updates[site].metrics == identity[1].updates[site].metrics
+    for key, tensor in exact[2].trained.items():  # sums in another order round otherwise
+        torch.testing.assert_close(tensor, identity[2].trained[key], rtol=0, atol=1e-5)
+    assert not equal(exact[1].updates["slake"].state, identity[1].updates["slake"].state)
+
+
+@pytest.mark.parametrize(("former", "today"), FORMER_INTEGRATIONS.items())
+def test_a_former_name_gives_the_same_bytes_and_one_sentence(sections, tmp_path, caplog, former, today):
+    _say_former_name.cache_clear()
+    states = [
+        last(sections(*LIVELY, "training.rounds=2", f"method.pia.integration={name}"), tmp_path / name)
+        for name in (former, today)
+    ]
+    assert equal(*states)
+    assert [record.getMessage() for record in caplog.records if record.name == settings.__name__] == [
+        f"method.pia.integration={former} is now called {today} and computes the same."
+    ]
 
 
 @pytest.mark.parametrize("each_place", [False, True])
@@ -140,7 +224,7 @@ def test_the_share_with_the_lowest_loss_is_chosen_and_the_larger_of_equals(two, 
     assert chosen_share(lambda share: other, lambda share, taken: 0.0)[0] == 1
 
 
-@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+@pytest.mark.parametrize("integration", ["weight_space", "two_branches", "frozen_half"])
 def test_a_share_is_measured_on_the_model_that_training_starts_from(two, integration):
     learner, own, other, _ = two
     losses = []
@@ -227,7 +311,7 @@ def test_samples_are_drawn_only_where_they_are_needed(two):
         raise AssertionError("nothing is to be drawn")
 
     samples = client_round.Samples(probe=never, validation=never, loss=never)
-    settings = PIASettings(support="weights", integration="merge")
+    settings = PIASettings(support="weights", integration="weight_space")
     client_round.start(learner.trainable, own=own, received=other, settings=settings, share=0.5, samples=samples)
 
 

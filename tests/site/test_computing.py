@@ -163,7 +163,7 @@ def test_bfloat16_trains_every_method_and_keeps_what_is_trained_in_float32(learn
 
 @pytest.mark.parametrize(
     "overrides",
-    [[], ["method.pia.integration=frozen_global"], ["method.name=lora"], ["backbone.name=tiny-vit"]],
+    [[], ["method.pia.integration=two_branches"], ["method.name=lora"], ["backbone.name=tiny-vit"]],
     ids=str,
 )
 def test_a_round_in_bfloat16_ends_near_one_in_float32(learner, overrides):

@@ -39,9 +39,9 @@ def test_a_site_says_when_it_is_no_better_than_a_constant_answer_for_three_round
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["method.pia.integration=merge"],
-        ["method.pia.integration=frozen_global"],
-        ["method.pia.integration=frozen_global", "method.pia.upload=local"],
+        ["method.pia.integration=weight_space"],
+        ["method.pia.integration=two_branches"],
+        ["method.pia.integration=two_branches", "method.pia.upload=local"],
         ["method.pia.support=weights"],
         ["method.pia.support=mean"],
         ["method.pia.server=false"],
@@ -128,8 +128,8 @@ def test_adapters_change_and_the_backbone_does_not(sections, tmp_path):
 @pytest.mark.parametrize(
     "override",
     [
-        "method.pia.integration=merge",
-        "method.pia.integration=frozen_global",
+        "method.pia.integration=weight_space",
+        "method.pia.integration=two_branches",
         "method.name=adapterfusion",
         "method.name=feddat_adapterfusion",
         "training.optimizer=sgd",
@@ -238,7 +238,7 @@ def test_a_broken_image_is_one_sentence_wherever_it_is_decoded(sections, tmp_pat
 
 
 def test_scores_do_not_depend_on_what_the_process_did_before(sections, tmp_path):
-    chosen = sections("method.pia.integration=frozen_global", "schedule.solver=exact", "schedule.budget=1")
+    chosen = sections("method.pia.integration=two_branches", "schedule.solver=exact", "schedule.budget=1")
     living = learners(chosen, tmp_path, ["slake"])["slake"]
     state = living.train_round(1, {}).state
     living.train_round(2, state)

@@ -173,12 +173,12 @@ def test_every_method_that_declares_it_trains(learner, name):
     ("backbone", "job"),
     [
         ("tiny-vilt", ["training.last_layer=first_token", "training.attention=fused", "training.checkpointing=true"]),
-        ("tiny-vilt", ["training.micro_batch=6", "method.pia.integration=frozen_global"]),
+        ("tiny-vilt", ["training.micro_batch=6", "method.pia.integration=two_branches"]),
         ("tiny-vilt", ["training.features_mib=8", "schedule.solver=own", "schedule.score=last_k", "schedule.budget=1"]),
         ("tiny-vit", ["training.last_layer=first_token", "method.name=lora", "method.aggregation=svd"]),
         ("tiny-albef-decoder", ["training.answering=ranking"]),
         ("llava", ["training.answering=generation", "method.name=lora"]),
-        ("blip2", ["training.answering=generation", "method.pia.integration=frozen_global"]),
+        ("blip2", ["training.answering=generation", "method.pia.integration=two_branches"]),
     ],
     ids=str,
 )

@@ -28,7 +28,7 @@ TRAINED = {
     "whole layers": ["method.name=full", "method.aggregation=fedavg"],
     "a private fusion": ["method.name=adapterfusion"],
     "a private adapter": ["method.name=feddat_compacter", "method.settings.compacter.reduction_factor=4"],
-    "frozen companion": ["method.pia.integration=frozen_global"],
+    "frozen companion": ["method.pia.integration=two_branches"],
     "scores with the reply": ["method.aggregation=fedavg", "schedule.scoring=with_reply"],
 }
 

@@ -20,8 +20,8 @@ RUN = (
     "training.local_epochs=1",
     "training.learning_rate=5e-3",
 )
-MERGED = ("method.aggregation=pia", "method.pia.integration=merge")
-BESIDE = ("method.aggregation=pia", "method.pia.integration=frozen_global")
+MERGED = ("method.aggregation=pia", "method.pia.integration=weight_space")
+BESIDE = ("method.aggregation=pia", "method.pia.integration=two_branches")
 
 
 @pytest.fixture(scope="module")

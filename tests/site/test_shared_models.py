@@ -29,7 +29,7 @@ OTHERS = {
     "scored with the reply": ["schedule.solver=own", "schedule.scoring=with_reply", "schedule.score_samples=4"],
     "joins": ["schedule.joins={vqa-rad: 2}"],
     "some clients": ["schedule.clients_per_round=1"],
-    "two branches": ["method.pia.integration=frozen_global"],
+    "two branches": ["method.pia.integration=two_branches"],
     "agreement": ["method.pia.share=agreement", "method.pia.accept=true"],
     "secure sum": [THREE, "method.aggregation=fedavg", "method.secure_sum=true"],
     "features": ["method.settings.houlsby.layers=[1]", "training.features_mib=10"],

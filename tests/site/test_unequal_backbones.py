@@ -20,7 +20,7 @@ from fedpeft.site.learner import Learner
 SITES = ("slake", "vqa-rad")
 SHALLOW, DEEP = SITES
 FEDAVG = ("method.aggregation=fedavg",)
-PIA = ("training.learning_rate=0.3", "method.pia.integration=merge")
+PIA = ("training.learning_rate=0.3", "method.pia.integration=weight_space")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_each_layer_is_averaged_over_the_sites_that_have_it(mixed, tmp_path, nam
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["method.pia.integration=frozen_global"],
+        ["method.pia.integration=two_branches"],
         ["method.head=federated"],
         ["method.site_settings={slake: {reduction_factor: 4}}"],
         ["method.name=lora", "method.aggregation=svd", "method.site_settings={slake: {r: 2}}"],

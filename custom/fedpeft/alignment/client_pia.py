@@ -2,9 +2,10 @@
 """Client-level PIA: align the received global adapter to the site's own adapter, and integrate the two.
 
     first round, or client=False   the received adapter replaces the site's own: nothing to align
-    integration="frozen_global"    align_global; train the own adapter with the aligned one frozen beside it, the output
+    integration="two_branches"     align_global; train the own adapter with the aligned one frozen beside it, the output
                                    being the mean of both branches; finish_round
-    integration="merge"            align_global; start_merged; train the result, which is sent and kept
+    integration="weight_space"     align_global; start_merged; train the result, which is sent and kept
+    integration="frozen_half"      the same, but only the own part of the result trains
     aligned_at="site"              align_upload: only what is sent takes the order of the received adapter
 
 Source: Saha et al., FedPIA, "Client-level PIA" and Figure 2.

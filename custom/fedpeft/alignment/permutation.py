@@ -7,7 +7,7 @@
 
 With equal widths and uniform masses P is a permutation, both lines for `up` are equal, and the adapter's function is
 unchanged. With unequal widths they differ by the ratio of the widths. Take a client with 2 neurons and a reference with
-4: each neuron is split in two, and both parts have its whole incoming row. In the paper's form both also have its whole
+4: each neuron is split in two, and both parts have its whole incoming row. As printed, both also have its whole
 outgoing column, so the adapter's effect doubles; with 4 neurons and 2, it is halved. `preserved` divides the column
 among the parts, which add up to the neuron again, and adds up the columns of neurons that are merged. The function is
 unchanged whenever the merged neurons are duplicates; `preserved` is therefore the default.

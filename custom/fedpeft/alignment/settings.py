@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
@@ -14,8 +16,31 @@ VALIDATION, AGREEMENT, PLACES = "validation", "agreement", "places"
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the global adapter, among which `validation` chooses
 MIN_BY_AGREEMENT = 0.3  # share of the global adapter, however far the sites disagree
 FEDAVG, LARGEST, FIXED_POINT = "fedavg", "largest", "fixed_point"
-FROZEN = "frozen_global"
+WEIGHT_SPACE = "weight_space"
 MAX_PASSES = 100  # what a job may ask of a server
+
+
+@dataclass(frozen=True)
+class IntegrationForm:
+    """A reading of how a site integrates the global adapter.
+
+    Args:
+        label: in tables.
+        second_branch: the global adapter computes beside the own one, and their outputs are averaged.
+        half_frozen: the global part of the averaged weights stays as it is while the own part trains.
+    """
+
+    label: str
+    second_branch: bool = False
+    half_frozen: bool = False
+
+
+INTEGRATIONS = {
+    "two_branches": IntegrationForm("two branches", second_branch=True),
+    WEIGHT_SPACE: IntegrationForm("weight space"),
+    "frozen_half": IntegrationForm("frozen half", half_frozen=True),
+}
+FORMER_INTEGRATIONS = {"frozen_global": "two_branches", "merge": WEIGHT_SPACE}
 CHOICES = {
     "reference": (FEDAVG, LARGEST, FIXED_POINT),
     "weighting": ("samples", "uniform"),
@@ -23,7 +48,7 @@ CHOICES = {
     "mass": ("preserved", "paper"),
     "solver": ("exact", "sinkhorn", "identity"),
     "support": ("samples", "mean", "weights"),
-    "integration": (FROZEN, "merge"),
+    "integration": tuple(INTEGRATIONS),
     "upload": ("integrated", "local"),
     "aligned_at": ("server", "site"),
 }
@@ -65,14 +90,17 @@ class PIASettings:
         regularization: Sinkhorn's entropy as a share of the mean cost, hence free of scale; above 0.
         support: what a site compares neurons by, activations on all `samples` of a batch, their `mean` (the paper: one
             scalar for each neuron), or incoming `weights` (ablation). The server, which has no data, uses weights.
-        integration: at a site, keep the aligned global adapter as a `frozen_global` second branch (the paper), or
-            `merge` it into the trained one before training.
-        share: of the global adapter, where a site integrates it with its own one: in the merged weights, and under
-            `frozen_global` in the output and in what is uploaded. 0.5 is the paper; 1 leaves nothing of the own one,
+        integration: how a site integrates the aligned global adapter with its own one. The paper has two readings:
+            `two_branches` (it stays frozen beside the own one, and the output is the mean of both) and `weight_space`
+            (training starts from the mean of the weights, which is trained). With `frozen_half` the mean of the weights
+            computes, and only its own half trains. `frozen_global` and `merge` are former names of the first two.
+        share: of the global adapter, where a site integrates it with its own one: in the mean of the weights, and under
+            `two_branches` in the output and in what is uploaded. 0.5 is the paper; 1 leaves nothing of the own one,
             which is FedAvg's start. A list of two, `[1, 0.6]`, goes from the one in the first round to the other in the
             last; `validation` takes, in each round, that of 0.25, 0.5, 0.75 and 1 with the lowest loss on the site's
             validation split, which training never sees; `agreement` takes 1 as long as the site's training and
-            the others' move the adapter the same way, and less, down to 0.3, where they move it apart; under `merge`.
+            the others' move the adapter the same way, and less, down to 0.3, where they move it apart; not under
+            `two_branches`.
         accept: whether a site takes a plan only where it lowers the loss of the merged adapter on the probe samples
             against moving no neuron: `false` (the paper takes every plan), `true` (one decision for all places of a
             round), or `places` (one after the other). Needs one width everywhere.
@@ -81,8 +109,8 @@ class PIASettings:
             adapter that it received, comparing incoming weights as the server would, and the server only forms the
             weighted mean. It then needs no single adapter, which a secure sum can hide; `reference`, `gamma` and
             `normalize` have no effect, because they need the distances between sites. Needs one width everywhere.
-        upload: send and keep the `integrated` adapter (the paper), or the `local`ly trained one alone. Equal under
-            `merge`, where the trained adapter is the integrated one.
+        upload: send and keep the `integrated` adapter (the paper), or, of `two_branches`, the `local`ly trained one
+            alone. Otherwise the trained adapter is the integrated one.
 
     Raises:
         FedpeftError: a value is not allowed; the message names argument, value and what is allowed.
@@ -103,7 +131,7 @@ class PIASettings:
     solver: str = "exact"
     regularization: float = 0.05
     support: str = "samples"
-    integration: str = FROZEN
+    integration: str = "two_branches"
     share: float | str | tuple[float, ...] = 0.5
     accept: bool | str = False
     aligned_at: str = "server"
@@ -112,6 +140,10 @@ class PIASettings:
     def __post_init__(self) -> None:
         if isinstance(self.share, list):
             object.__setattr__(self, "share", tuple(self.share))
+        if isinstance(self.integration, str) and self.integration in FORMER_INTEGRATIONS:
+            _say_former_name(self.integration)
+            object.__setattr__(self, "integration", FORMER_INTEGRATIONS[self.integration])
+        one_of("integration", self.integration, INTEGRATIONS)
         self._check_share()
         self._check_accept()
         for field in fields(self):
@@ -165,21 +197,22 @@ class PIASettings:
                 f"share is {self.share!r}, allowed are a number from 0 to 1, a list of two, {VALIDATION!r} and "
                 f"{AGREEMENT!r}."
             )
-        if self.follows_agreement and self.integration != "merge":
+        if self.follows_agreement and self.form.second_branch:
             raise FedpeftError(
-                f"share={AGREEMENT!r} compares what training changed in the merged adapter, not with "
+                f"share={AGREEMENT!r} compares what training changed in the integrated adapter, not with "
                 f"integration={self.integration!r}: give a number as share (the paper: 0.5), or use "
-                "integration='merge'.",
+                f"integration={WEIGHT_SPACE!r}.",
                 setting="share",
             )
 
     def _check_accept(self) -> None:
         if not isinstance(self.accept, bool):
             one_of("accept", self.accept if isinstance(self.accept, str) else repr(self.accept), (False, True, PLACES))
-        if self.accept and self.client and self.integration == FROZEN and self.upload == "local":
+        if self.accept and self.client and self._uploads_own:
             raise FedpeftError(
-                f"accept is {self.accept!r}, but with integration={FROZEN!r} and upload='local' moving neurons changes "
-                "neither what a site computes nor what it sends: leave accept out, or use upload='integrated'.",
+                f"accept is {self.accept!r}, but with integration={self.integration!r} and upload='local' moving "
+                "neurons changes neither what a site computes nor what it sends: leave accept out, or use "
+                "upload='integrated'.",
                 setting="accept",
             )
 
@@ -187,6 +220,16 @@ class PIASettings:
     def _ends(self) -> tuple[Any, ...]:
         """The share in the first round and in the last."""
         return self.share if isinstance(self.share, tuple) else (self.share, self.share)
+
+    @property
+    def form(self) -> IntegrationForm:
+        """What `integration` names."""
+        return INTEGRATIONS[self.integration]
+
+    @property
+    def _uploads_own(self) -> bool:
+        """Whether a site sends and keeps its own branch alone."""
+        return self.form.second_branch and self.upload == "local"
 
     @property
     def follows_agreement(self) -> bool:
@@ -207,8 +250,7 @@ class PIASettings:
             share = f"by {self.share}"
         else:
             share = " to ".join(f"{end:g}" for end in (self._ends if isinstance(self.share, tuple) else self._ends[:1]))
-        how = "frozen global" if self.integration == FROZEN else "merged"
-        client = f"{how} {share}" if self.client else "without client PIA"
+        client = f"{self.form.label} {share}" if self.client else "without client PIA"
         return client if self.server else f"{client}, without server PIA"
 
     @property
@@ -216,7 +258,7 @@ class PIASettings:
         """The largest part of its own adapter in what a site starts a round from; 0: it starts from the global one."""
         if not self.client:
             return 0.0
-        if self.integration == FROZEN and self.upload == "local":
+        if self._uploads_own:
             return 1.0
         if isinstance(self.share, str):
             return 1 - (MIN_BY_AGREEMENT if self.follows_agreement else min(SHARES))
@@ -241,6 +283,15 @@ class PIASettings:
     def compares_activations(self) -> bool:
         """Whether alignment at a site, if there is any, compares activations."""
         return self.support != "weights" and self.solver != "identity"
+
+
+@cache
+def _say_former_name(name: str) -> None:
+    """Say once in a process how a value of `integration` is called today."""
+    today = FORMER_INTEGRATIONS[name]
+    logging.getLogger(__name__).warning(
+        "method.pia.integration=%s is now called %s and computes the same.", name, today
+    )
 
 
 MEAN, MEDIAN = "mean", "median"

@@ -16,7 +16,6 @@ import psutil
 import torch
 
 from fedpeft import backbones
-from fedpeft.alignment.settings import FROZEN
 from fedpeft.answering.training_settings import BEST
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import MACRO_F1
@@ -130,6 +129,6 @@ def footprint(job: SiteJob, *, policy: SitePolicy | None = None) -> Footprint:
 def _beside(body: Trainable, method: MethodSettings) -> int:
     """Return the bytes of what a site keeps of a round beside what it trains, so that its model can be built again."""
     state = body.beside().state
-    if method.aligns and method.pia.client and method.pia.integration == FROZEN:
+    if method.aligns and method.pia.client and method.pia.form.second_branch:
         state = state | {f"{part} {key}": tensor for part in ("own", "frozen") for key, tensor in body.state().items()}
     return sum(tensor.nbytes for tensor in state.values())

@@ -146,7 +146,7 @@ def read(folder: Path) -> Adapter:
     if (folder / BESIDE).is_dir():
         raise FedpeftError(
             f"{folder} holds a second adapter that runs beside the first, and the mean of one of them is another "
-            f"model: export a run of method.pia.integration=merge or of FedAvg."
+            f"model: export a run of method.pia.integration=weight_space or of FedAvg."
         )
     config = read_config(folder)
     tuning = tuning_of(config)

@@ -54,7 +54,7 @@ class MethodEntry:
         can = {
             "PIA": bool(method.neurons),
             "PIA by activations": method.activations,
-            "frozen global": method.companion,
+            "PIA in two branches": method.companion,
             "unequal widths": method.unequal_widths,
             "unequal backbones": method.unequal_backbones and method.exchanges,
             "SVD of products": method.products and not method.stackable,

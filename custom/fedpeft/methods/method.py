@@ -24,7 +24,7 @@ class Alignment:
         neurons: where the hidden neurons of its tensors lie, "package.module:object" of an `alignment.Neurons`; empty:
             it has no neurons that PIA could align.
         activations: whether the activations of these neurons can be read at a site.
-        companion: whether a second, frozen copy can run beside the trained one (PIA's `frozen_global`).
+        companion: whether a second, frozen copy can run beside the trained one (PIA's `two_branches`).
         unequal_widths: whether sites may have different numbers of neurons.
     """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from fedpeft import methods
-from fedpeft.alignment.settings import FEDAVG, PIASettings, RobustSettings
+from fedpeft.alignment.settings import FEDAVG, WEIGHT_SPACE, PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.layer_matching import SETTING
 from fedpeft.core.settings import BY_SITE, about, check_ranges, nested, one_of, suggestion, within
@@ -39,7 +39,7 @@ class MethodSettings:
             or `none` (every site alone). Of a list the first that the method admits is taken: by default `pia` where it
             has neurons to align, `none` where nothing is exchanged, else `fedavg`.
         pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. Where the method has no
-            activations or no companion, `support` is `weights` and `integration` is `merge` unless they are set.
+            activations or no companion, `support` is `weights` and `integration` is `weight_space` unless they are set.
         robust: settings of `fedpeft.alignment.RobustSettings`: what the server does against sites that send wrong
             updates.
         probe_samples: m, the random training samples whose activations align the global adapter at a site.
@@ -131,7 +131,7 @@ class MethodSettings:
         method = self.method
         return {
             **({} if method.activations else {"support": "weights"}),
-            **({} if method.companion else {"integration": "merge"}),
+            **({} if method.companion else {"integration": WEIGHT_SPACE}),
             **({"weighting": "uniform"} if method.uniform else {}),
         }
 
@@ -174,9 +174,10 @@ class MethodSettings:
                 f"name={name!r} has no hidden activations to align by: leave method.pia.support out, or set it to "
                 f"'weights'."
             )
-        if pia.client and pia.integration != "merge" and not method.companion:
+        if pia.client and pia.form.second_branch and not method.companion:
             raise FedpeftError(
-                f"name={name!r} has no second branch beside it: leave method.pia.integration out, or set it to 'merge'."
+                f"name={name!r} has no second branch beside it: leave method.pia.integration out, or set it to "
+                f"{WEIGHT_SPACE!r}."
             )
 
     def _check_server_optimizer(self) -> None:

@@ -198,7 +198,7 @@ class Trainable:
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
         """Add a frozen copy beside the trained part, output = (1 - share) trained + share frozen; None removes it."""
         if state is not None:
-            raise FedpeftError(f"{type(self).__name__} has no companion: use method.pia.integration='merge'.")
+            raise FedpeftError(f"{type(self).__name__} has no companion: use method.pia.integration='weight_space'.")
 
     def activations(
         self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]

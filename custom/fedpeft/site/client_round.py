@@ -15,12 +15,14 @@ keep different shares of their own, what they kept is left as well (docs/fedpia.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from fedpeft.alignment.client_pia import align_global, align_upload, finish_round, start_merged
 from fedpeft.alignment.settings import MIN_BY_AGREEMENT, PLACES, SHARES, PIASettings
@@ -138,6 +140,58 @@ def _flat(state: State) -> torch.Tensor:
 Finish = Callable[[State], tuple[State, State]]
 
 
+class Half(NamedTuple):
+    """The two parts of `W = (1 - share) own + share frozen`, of which only `own` trains."""
+
+    own: State
+    frozen: State
+    share: float
+
+
+@contextmanager
+def half_trained(
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, half: Half | None
+) -> Iterator[None]:
+    """Let every step in this block train the own part of `W` alone, whose gradient is `(1 - share) dloss/dW`.
+
+    The model computes with `W`; the optimizer sees the own part in its place, and moves it.
+
+    Args:
+        parameters: what may be trained, by key; they hold `W`.
+        optimizer: of the block.
+        half: None: all of `W` trains.
+    """
+    if half is None:
+        yield
+        return
+    kept = 1 - half.share
+    parts = [
+        (parameters[key], own.to(parameters[key], copy=True), half.share * half.frozen[key].to(parameters[key]))
+        for key, own in half.own.items()
+        if key in half.frozen and key in parameters and parameters[key].requires_grad
+    ]
+
+    @torch.no_grad()
+    def show_own(*_: Any) -> None:
+        for parameter, own, _frozen in parts:
+            if parameter.grad is not None:
+                parameter.grad.mul_(kept)
+            parameter.copy_(own)
+
+    @torch.no_grad()
+    def show_whole(*_: Any) -> None:
+        for parameter, own, frozen in parts:
+            own.copy_(parameter)
+            parameter.copy_(kept * own + frozen)
+
+    hooks = optimizer.register_step_pre_hook(show_own), optimizer.register_step_post_hook(show_whole)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 class Integration(NamedTuple):
     """What a round starts with.
 
@@ -147,11 +201,13 @@ class Integration(NamedTuple):
         figures: for the site's own record: `global_share`, the share of the global adapter; `plans`, the places whose
             neurons alignment would move; `plans_taken`, those whose neurons were moved. Empty where nothing of the
             site's own is integrated.
+        half: the part of the trained adapter that stays as it is; None: all of it trains.
     """
 
     finish: Finish
     near: State
     figures: Mapping[str, float]
+    half: Half | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +251,7 @@ def start(
     """
     trainable.set_companion(None)
     figures: dict[str, float] = {}
+    half = None
     if own is None or settings is None or not settings.client or share == 1:
         trainable.start(received, own)
         finish: Finish = _as_trained
@@ -205,19 +262,20 @@ def start(
         finish = _combine(trainable, own, integrated, settings, share)
         taken = len(moved_places(received, integrated))
         figures = {"global_share": share, "plans": plans, "plans_taken": taken}
+        half = Half(own, integrated, share) if settings.form.half_frozen and share != 1 else None
     if settings is None or not settings.aligns_before_upload:
-        return Integration(finish, integrated, figures)
+        return Integration(finish, integrated, figures, half)
 
     def finish_aligned(trained: State) -> tuple[State, State]:
         upload, kept = finish(trained)
         return align_upload(upload, received, settings), kept
 
-    return Integration(finish_aligned, integrated, figures)
+    return Integration(finish_aligned, integrated, figures, half)
 
 
 def _combine(trainable: Trainable, own: State, integrated: State, settings: PIASettings, share: float) -> Finish:
     """Load both adapters, merged or one beside the other; return the function that finishes the round."""
-    if settings.integration == "merge" or share == 1:
+    if share == 1 or not settings.form.second_branch:
         trainable.load(start_merged(own, integrated, share))
         return _as_trained
     trainable.load(own)

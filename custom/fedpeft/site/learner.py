@@ -234,7 +234,7 @@ class Learner:
         started = self.trainable.state() if compares or scores_change else {}
         started_private = self.trainable.private_state() if scores_change else {}
         self.trainable.train_only(layers)
-        optimizer, metrics = self._fitted(round, own, near)
+        optimizer, metrics = self._fitted(round, own, near, integration.half)
         changes = dict(own.changes) if own else {}
         if scores_change:
             changes |= self._changes(round, layers, started | started_private)
@@ -270,13 +270,14 @@ class Learner:
         return Update(state=sent, samples=self.announced["train"], metrics=metrics)
 
     def _fitted(
-        self, round: int, own: site_state.SiteState | None, near: State
+        self, round: int, own: site_state.SiteState | None, near: State, half: client_round.Half | None
     ) -> tuple[torch.optim.Optimizer, dict[str, float | None]]:
         """Train the epochs of a round, near the global tensors with FedProx; return the optimizer and the losses."""
         optimizer = self.optimizer()
         if own is not None and self.training.optimizer_state == "keep":
             restore_moments(optimizer, self.values.moments(own.optimizer))
-        with held_near(self.parameters(), optimizer, near, self.training.proximal_mu):
+        parameters, mu = self.parameters(), self.training.proximal_mu
+        with held_near(parameters, optimizer, near, mu), client_round.half_trained(parameters, optimizer, half):
             return optimizer, dict(self.fit(optimizer, round))
 
     def _own_state(self, round: int) -> site_state.SiteState | None:
