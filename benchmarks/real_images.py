@@ -38,14 +38,14 @@ TASKS = {"vqa_rad": "accuracy %", "fed_isic2019": "balanced accuracy %", "nih_cx
 SEEDS = (0, 1, 2)
 BASELINES = ("local", "fedavg")
 OWN = ""  # the backbone of the task's job, a tiny one
+AS_THEY_COME = "training.sampling=usual"  # of the runs with the tiny backbones, which are older than the setting
 Run = tuple[str, str, int, str]  # task, row of the study, seed, backbone
 
 
 def run(task: str, method: str, seed: int, backbone: str = OWN) -> dict[str, Any]:
     """The line of a run."""
     overrides = [f"training.seed={seed}", f"data.seed={seed}"]
-    if backbone:
-        overrides.append(f"backbone.name={backbone}")
+    overrides.append(f"backbone.name={backbone}" if backbone else AS_THEY_COME)
     variant = Variant(name=method, method="fedavg", settings=tuple(learning.METHODS[method]))
     sections = sections_of(ROOT / "app_configs", task, variant, overrides)
     result = learning.run_sections(sections, method, seed)
