@@ -49,7 +49,7 @@ def tables() -> dict[str, str]:
     tried = json_lines.read(every_method.RATES)
     real = {table.title: table.markdown() for table in real_images.tables(json_lines.read(real_images.RESULTS))}
     return {
-        **{task: real.get(task, NONE) for task in real_images.TASKS},
+        **{title: real.get(title, NONE) for title in (*real_images.TASKS, *real_images.PRETRAINED)},
         "headline": study.headline(runs).markdown() if runs else NONE,
         "aims": study.aims(runs).markdown() if runs else NONE,
         "rounds": study.by_round(runs).markdown() if runs else NONE,
