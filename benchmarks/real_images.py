@@ -39,7 +39,7 @@ SEEDS = (0, 1, 2)
 BASELINES = ("local", "fedavg")
 OWN = ""  # the backbone of the task's job, a tiny one
 AS_THEY_COME = "training.sampling=usual"  # of the runs with the tiny backbones, which are older than the setting
-RATES = {  # by the validation split of seed 0, with FedAvg; of others the job's
+RATES = {  # of one trial with FedAvg on seed 0, no grid; others have the job's
     ("mmbt-small", "fed_isic2019"): ["training.learning_rate=3e-4", "training.head_learning_rate=1e-3"],
 }
 PRETRAINED = ("fed_isic2019 mmbt-small",)  # further tables in the docs
