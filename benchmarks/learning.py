@@ -44,6 +44,7 @@ from fedpeft.federate import federate
 from fedpeft.job.composing import compose
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import build_optimizer, parts_of, rate_factor
+from fedpeft.site.site_model import SharedModels
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = "fedpia_task1"
@@ -160,7 +161,8 @@ def run_sections(sections: Mapping[str, Any], method: str, seed: int) -> dict[st
     layers: list[dict[str, list[int]]] = []
     with tempfile.TemporaryDirectory() as folder:
         sites = sections["federation"]["sites"]
-        learners = {s: Learner.from_sections(sections, site=s, folder=Path(folder) / s) for s in sites}
+        shared = None if method == "pooled" else SharedModels()  # the sites take turns
+        learners = {s: Learner.from_sections(sections, site=s, folder=Path(folder) / s, shared=shared) for s in sites}
         if method == "pooled":
             rounds = pooled(learners, seed)
         else:

@@ -49,7 +49,7 @@ def tables() -> dict[str, str]:
     tried = json_lines.read(every_method.RATES)
     real = {table.title: table.markdown() for table in real_images.tables(json_lines.read(real_images.RESULTS))}
     return {
-        **{task: real.get(task, NONE) for task in real_images.TASKS},
+        **{title: real.get(title, NONE) for title in (*real_images.TASKS, *real_images.PRETRAINED)},
         **{
             f"headline, {rounds} rounds": study.headline(runs, rounds).markdown() if runs else NONE
             for rounds in (study.LONG, study.SHORT)

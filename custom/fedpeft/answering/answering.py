@@ -6,11 +6,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from fedpeft.backbones.backbone import NO_TOKEN, Backbone
 from fedpeft.core.errors import FedpeftError
@@ -50,25 +58,52 @@ OpenImage = Callable[[Any], Any]
 Collate = Callable[[Sequence[Any], Sequence[Example]], Batch]
 
 
+class Order(Protocol):
+    """Indices of examples, and how many."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+
 class _Examples(Dataset):
-    def __init__(self, examples: Sequence[Example], open_image: OpenImage) -> None:
-        self.examples, self._open = examples, open_image
+    """Examples with their images; behind the first view of all n there is the second of all, and so on."""
+
+    def __init__(self, examples: Sequence[Example], open_image: OpenImage, views: Sequence[str]) -> None:
+        self.examples, self._open, self._views = examples, open_image, views
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def __getitem__(self, index: int) -> Row | FedpeftError:
-        example = self.examples[index]
+        view, place = divmod(index, len(self))
+        example, turned = self.examples[place], self._views[view]
         try:
-            return self._open(example.image), example
+            image = self._open(example.image)
+            return image.transpose(Image.Transpose[turned]) if turned else image, example
         except FedpeftError as error:
             return error  # raised by the reader: from a worker it would arrive as the text of a traceback
+
+
+class _Viewed:
+    """An order of n examples, each in a random one of `views` views."""
+
+    def __init__(self, order: Order, views: int, generator: torch.Generator) -> None:
+        self._order, self._views, self._generator = order, views, generator
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[int]:
+        count = len(self)
+        drawn = torch.randint(self._views, (count,), generator=self._generator).tolist()
+        yield from (count * view + place for place, view in zip(self._order, drawn, strict=True))
 
 
 class _Indices(BatchSampler):
     """Sample indices of each batch; a last batch of fewer than `smallest` samples joins the one before it."""
 
-    def __init__(self, order: RandomSampler | SequentialSampler, batch_size: int, smallest: int) -> None:
+    def __init__(self, order: Order, batch_size: int, smallest: int) -> None:
         super().__init__(order, batch_size, drop_last=False)
         self._joins = 0 < len(order) % batch_size < min(smallest, len(order))
 
@@ -93,6 +128,8 @@ class Batches:
         generator: for the random order; None keeps the order of `examples`.
         workers: number of processes that decode images.
         open_image: from an example's image to what `collate` reads.
+        weights: one for each example: a pass draws n by them, with replacement; empty: each comes once.
+        views: of an image by their names in Pillow, of which one is drawn each time; empty: as it is.
     """
 
     def __init__(
@@ -105,12 +142,20 @@ class Batches:
         generator: torch.Generator | None = None,
         workers: int = 0,
         open_image: OpenImage = open_image,
+        weights: Sequence[float] = (),
+        views: Sequence[str] = ("",),
     ) -> None:
         if workers and (problem := no_sockets()):
             raise FedpeftError(f"training.workers is {workers}: {problem}", setting="training.workers")
         self._collate = collate
-        rows = _Examples(examples, open_image)
-        order = SequentialSampler(rows) if generator is None else RandomSampler(rows, generator=generator)
+        rows = _Examples(examples, open_image, views)
+        order: Order = SequentialSampler(rows)
+        if generator is not None:
+            order = RandomSampler(rows, generator=generator)
+            if weights:
+                order = WeightedRandomSampler(weights, len(rows), generator=generator)
+            if len(views) > 1:
+                order = _Viewed(order, len(views), generator)
         self._loader = DataLoader(
             rows,
             batch_sampler=_Indices(order, batch_size, smallest),

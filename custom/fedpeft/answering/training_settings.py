@@ -15,6 +15,12 @@ from fedpeft.core.settings import MAX_ROUNDS, check_ranges, one_of, within
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
 FLOAT32, BFLOAT16, NF4 = "float32", "bfloat16", "nf4"
 LAST, BEST = "last", "best"
+BALANCED = "balanced"
+VIEWS = {  # by augmentation, as Pillow names them; empty: the image as it is
+    "none": ("",),
+    "mirror": ("", "FLIP_LEFT_RIGHT"),
+    "flips": ("", "FLIP_LEFT_RIGHT", "FLIP_TOP_BOTTOM", "ROTATE_180"),
+}
 IMAGES_MIB = 64
 MAX_EPOCHS, MAX_SAMPLES, MAX_PROCESSES, MAX_MIB = 10_000, 1_000_000, 1024, 100_000_000
 BATCH = within(1, MAX_SAMPLES, max_by="most_batch_size", min_by="least_batch_size")
@@ -32,6 +38,11 @@ class TrainingSettings:
         first_epochs: passes in the first round, before anything is exchanged; 0: `local_epochs`. With
             `method.initialization: own` these are sites that tuned their adapters before the federation began.
         batch_size: samples per step.
+        sampling: what an epoch trains: `usual`, each sample once, or `balanced`: as many samples, drawn with
+            replacement so that every class comes equally often. An image counts for the rarest of its labels.
+        augmentation: how training images are turned at random: `none`, `mirror` (left and right), or `flips` (also
+            upside down). Where left and right mean something, leave it out. Features that a frozen encoder keeps take
+            two or four times the memory.
         learning_rate: peak learning rate of adapters (or of the backbone when all of it is trained).
         head_learning_rate: peak learning rate of the head; None: the same.
         weight_decay: not applied to biases and LayerNorm.
@@ -89,6 +100,8 @@ class TrainingSettings:
     local_epochs: int = field(default=1, metadata=within(1, MAX_EPOCHS, max_by="most_local_epochs"))
     first_epochs: int = field(default=0, metadata=within(0, MAX_EPOCHS, max_by="most_local_epochs"))
     batch_size: int = field(default=16, metadata=BATCH)
+    sampling: str = "usual"
+    augmentation: str = "none"
     learning_rate: float = field(default=1e-4, metadata=RATE)
     head_learning_rate: float | None = field(default=None, metadata=RATE)
     weight_decay: float = field(default=0.01, metadata=within(0, max_by="most_weight_decay"))
@@ -136,6 +149,8 @@ class TrainingSettings:
                     f"is better than another, leave one of them out.",
                     setting=name,
                 )
+        one_of("sampling", self.sampling, ("usual", BALANCED))
+        one_of("augmentation", self.augmentation, tuple(VIEWS))
         one_of("decay", self.decay, (LINEAR, "none"))
         one_of("optimizer", self.optimizer, (ADAMW, SGD))
         one_of("personalization", self.personalization, PERSONALIZATIONS)

@@ -6,6 +6,7 @@ Decoded images of files and tables, kept in main memory within a budget, so that
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from PIL import Image
 
 from fedpeft.answering.answering import Batch, Batches
-from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.answering.training_settings import BALANCED, VIEWS, TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.images import ImageSource, open_image
 from fedpeft.data.schema import Example, SiteData
@@ -51,6 +52,13 @@ class KeptImages:
             self._images[name] = np.asarray(opened)
             self._held += size
         return opened
+
+
+def balancing(examples: Sequence[Example]) -> list[float]:
+    """Return by example one over the number of examples of its class; with labels of the rarest of its labels."""
+    classes = [(one.answer,) if one.labels is None else one.labels or ("",) for one in examples]
+    counts = Counter(name for names in classes for name in names)
+    return [1 / min(counts[name] for name in names) for names in classes]
 
 
 class SiteBatches:
@@ -92,8 +100,9 @@ class SiteBatches:
         generator: torch.Generator | None = None,
         *,
         smallest: int = 1,
+        **drawing: Any,
     ) -> Batches:
-        """Batches of examples, in order or, with a generator, in a random one."""
+        """Batches of examples, in order or, with a generator, in a random one; `drawing` is of `Batches`."""
         return Batches(
             examples,
             self._collate,
@@ -102,12 +111,21 @@ class SiteBatches:
             generator=generator,
             workers=self._training.workers,
             open_image=self._images.open,
+            **drawing,
         )
 
     def of_training(self, seed: int) -> Batches:
-        """The training split in a random order."""
+        """The training split in a random order, drawn and turned as the settings say."""
         generator = torch.Generator().manual_seed(seed)
-        return self.of(self._data.train, self._training.batch_size, generator, smallest=self._smallest)
+        training, examples = self._training, self._data.train
+        return self.of(
+            examples,
+            training.batch_size,
+            generator,
+            smallest=self._smallest,
+            weights=balancing(examples) if training.sampling == BALANCED else (),
+            views=VIEWS[training.augmentation],
+        )
 
     def sample(self, count: int, seed: int) -> list[Batch]:
         """Random samples of the training split, on the device."""

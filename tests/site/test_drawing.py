@@ -1,0 +1,85 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What an epoch draws: balanced classes, and turned images."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.core.errors import FedpeftError
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.site.site_batches import SiteBatches, balancing
+
+FRAME = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+
+
+def example(number, answer="", labels=None):
+    return Example(
+        image=FRAME, question="", answer=answer, closed=False, image_id=str(number), labels=labels and tuple(labels)
+    )
+
+
+def drawn(train, **settings):
+    """The images and examples of ten epochs of four samples a step."""
+    training = TrainingSettings(rounds=1, batch_size=4, **settings)
+    data = SiteData(site="site", train=tuple(train), validation=(), test=tuple(train), source="")
+    batches = SiteBatches("site", data, lambda *rows: rows, training, device=torch.device("cpu"))
+    rows = [list(zip(*batch, strict=True)) for seed in range(10) for batch in batches.of_training(seed)]
+    return [row for batch in rows for row in batch]
+
+
+@pytest.mark.parametrize(
+    ("examples", "weights"),
+    [
+        ([example(0, "a"), example(1, "a"), example(2, "b")], [1 / 2, 1 / 2, 1]),
+        ([example(0, labels=["x"]), example(1, labels=["x", "y"]), example(2, labels=["x"])], [1 / 3, 1, 1 / 3]),
+        ([Example(FRAME, "", "", False, str(i), labels=()) for i in range(2)], [1 / 2, 1 / 2]),
+    ],
+    ids=["classes", "the rarest label", "no label applies"],
+)
+def test_weights_are_one_over_the_number_of_a_class(examples, weights):
+    assert balancing(examples) == weights
+
+
+@pytest.mark.parametrize(("sampling", "low", "high"), [("usual", 40, 40), ("balanced", 170, 230)])
+def test_balanced_sampling_draws_a_rare_class_as_often_as_a_common_one(sampling, low, high):
+    train = [example(number, "rare" if number < 4 else "common") for number in range(40)]
+    rows = drawn(train, sampling=sampling)
+    assert len(rows) == 400
+    assert low <= Counter(one.answer for _, one in rows)["rare"] <= high
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "views"),
+    [
+        ("none", [FRAME]),
+        ("mirror", [FRAME, FRAME[:, ::-1]]),
+        ("flips", [FRAME, FRAME[:, ::-1], FRAME[::-1], FRAME[::-1, ::-1]]),
+    ],
+)
+@pytest.mark.parametrize("sampling", ["usual", "balanced"])
+def test_an_epoch_shows_images_in_every_view_of_its_augmentation_and_no_other(augmentation, views, sampling):
+    rows = drawn([example(number, "a") for number in range(8)], augmentation=augmentation, sampling=sampling)
+    assert {np.asarray(image).tobytes() for image, _ in rows} == {view.tobytes() for view in views}
+    if sampling == "usual":
+        assert set(Counter(one.image_id for _, one in rows).values()) == {10}
+
+
+def test_an_epoch_follows_from_its_seed():
+    train = [example(number, "ab"[number % 2]) for number in range(8)]
+    first, second = (
+        [
+            (np.asarray(image).tolist(), one.image_id)
+            for image, one in drawn(train, sampling="balanced", augmentation="flips")
+        ]
+        for _ in range(2)
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize("setting", ["sampling", "augmentation"])
+def test_another_value_is_refused(setting):
+    with pytest.raises(FedpeftError, match=f"{setting} is 'often'"):
+        TrainingSettings(rounds=1, **{setting: "often"})
