@@ -18,7 +18,7 @@ def test_reading_keeps_every_figure_of_the_file(tmp_path):
     made = gaps()
     history = read(write(tmp_path, made))
     assert (history.job, history.method, history.procedural) == (made["job"], made["method"], True)
-    assert history.settings == {"method.gamma": "0.1", "method.integration": "frozen_global", "seed": "0"}
+    assert history.settings == {"method.gamma": "0.1", "method.integration": "two_branches", "seed": "0"}
     for one, entry in zip(history.rounds, made["rounds"], strict=True):
         given = {
             name: {"validation": None, "sent": None, "below_constant": None, **result}
