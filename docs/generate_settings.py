@@ -128,7 +128,6 @@ def tables() -> dict[str, str]:
         "backbones": _backbones(),
         "parts": _parts(),
         "vit": _vit(),
-        "albef": _albef(),
         "orders": _messages([task.order for task in TASKS.values()]),
         "replies": _messages([task.reply for task in TASKS.values()]),
         "terms": _terms(),
@@ -353,16 +352,6 @@ def _vit(head: int = 7 * 768 + 7) -> str:
     ]
     heads = ("method", "exchanged on ViT-B/16", "head federated, 7 classes")
     return markdown(heads, [(f"`{e.name}`", e.sent, h.sent) for e, h in zip(counted, with_head, strict=True)])
-
-
-def _albef() -> str:
-    encoder, decoder = (entries(backbones.skeleton(name)) for name in ("albef", "albef-decoder"))
-    rows = [
-        (f"`{entry.name}`", *("refused" if one.misfit else one.sent for one in (entry, other)))
-        for entry, other in zip(encoder, decoder, strict=True)
-        if entry.trained is not None and not METHODS.is_plugin(entry.name)
-    ]
-    return markdown(("method", "exchanged on `albef`", "on `albef-decoder`"), rows)
 
 
 def _messages(kinds: Iterable[type]) -> str:
