@@ -33,10 +33,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
-WITH_TABLES = ("study", "choices", "methods", "cases", "real_images")
+WITH_TABLES = ("study", "choices", "methods", "cases", "real_images", "merging")
 PAGES = (
     Path("docs/benchmarks.md"),
-    Path("docs/merging.md"),
     *(Path(f"benchmarks/results/{name}.md") for name in WITH_TABLES),
 )
 MARKED = re.compile(r"<!-- results: (?P<name>.*?) -->.*?<!-- end -->", re.DOTALL)
