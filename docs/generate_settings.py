@@ -355,12 +355,16 @@ def _vit(head: int = 7 * 768 + 7) -> str:
 
 
 def _messages(kinds: Iterable[type]) -> str:
-    rows = []
+    """A row for each field; messages in which it is the same share one."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
     for cls in kinds:
         hints, meanings = typing.get_type_hints(cls), argument_texts(cls)
-        names = [field.name for field in dataclasses.fields(cls)]
-        rows += [(cls.__name__, f"`{name}`", kind_of(hints[name]), meanings[name]) for name in names]
-    return markdown(("message", "field", "kind", "what it is"), rows)
+        for name in (field.name for field in dataclasses.fields(cls)):
+            said = (row for row, names in rows.items() if meanings[name] == f"as in {names[0]}." and row[0] == name)
+            row = next(said, (name, kind_of(hints[name]), meanings[name]))
+            rows.setdefault(row, []).append(cls.__name__)
+    heads = ("message", "field", "kind", "what it is")
+    return markdown(heads, [(", ".join(names), f"`{name}`", *rest) for (name, *rest), names in rows.items()])
 
 
 def _terms() -> str:
