@@ -38,7 +38,7 @@ TASKS = {"vqa_rad": "accuracy %", "fed_isic2019": "balanced accuracy %", "nih_cx
 SEEDS = (0, 1, 2)
 BASELINES = ("local", "fedavg")
 OWN = ""  # the backbone of the task's job, a tiny one
-AS_THEY_COME = "training.sampling=usual"  # of the runs with the tiny backbones, which are older than the setting
+AS_THEY_COME = "training.sampling=default"  # of the runs with the tiny backbones, which are older than the setting
 RATES = {  # of one trial with FedAvg on seed 0, no grid; others have the job's
     ("mmbt-small", "fed_isic2019"): ["training.learning_rate=3e-4", "training.head_learning_rate=1e-3"],
 }

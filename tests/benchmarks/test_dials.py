@@ -70,8 +70,8 @@ def test_more_sites_bring_more_questions_and_the_named_ones_come_first(dials):
 def test_every_value_of_every_dial_has_a_row_and_the_defaults_have_the_same_figures(dials):
     named = dict(dials.worlds())
     assert list(named) == [f"{dial} {value}" for dial, values in dials.DIALS.items() for value in values]
-    usual = ("data.dialects 0", "data.label_skew 1", "data.train_size 300", "number of sites 5")
-    assert {named[name] for name in usual} == {dials.World()}
+    default = ("data.dialects 0", "data.label_skew 1", "data.train_size 300", "number of sites 5")
+    assert {named[name] for name in default} == {dials.World()}
 
 
 @pytest.mark.slow

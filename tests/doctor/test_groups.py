@@ -599,12 +599,12 @@ def test_a_servers_store_in_a_temporary_folder_is_warned_of(make_kit, monkeypatc
 
 
 def test_a_sites_own_file_is_read_and_what_it_changes_is_said(make_kit):
-    shown = text(policies.check_site_file(open_context(startup_kit=make_kit("site", policy={"most_rounds": 3}))))
-    assert re.fullmatch("pass: .*fedpeft.json can be used; not default: most_rounds.", shown)
+    shown = text(policies.check_site_file(open_context(startup_kit=make_kit("site", policy={"max_rounds": 3}))))
+    assert re.fullmatch("pass: .*fedpeft.json can be used; not default: max_rounds.", shown)
     assert not list(policies.check_site_file(open_context()))
 
 
-@pytest.mark.parametrize("policy", [None, {"most_rounds": 0}, {"most_roundz": 3}])
+@pytest.mark.parametrize("policy", [None, {"max_rounds": 0}, {"max_roundz": 3}])
 def test_a_site_without_a_usable_file_of_its_own_is_reported(make_kit, policy):
     context = open_context(startup_kit=make_kit("site", **({} if policy else {"local": None})))
     if policy is None:
@@ -623,8 +623,8 @@ def test_all_settings_that_the_site_would_refuse_are_reported(make_kit, make_job
 
 
 def test_a_job_that_trains_too_much_is_reported_before_its_adapter_is_made(make_kit, make_job, small_policy):
-    kit = make_kit("site", policy={**small_policy, "most_trained_parameters": 100})
-    with pytest.raises(FedpeftError, match=r"^method.settings asks for .* most_trained_parameters is 100"):
+    kit = make_kit("site", policy={**small_policy, "max_trained_parameters": 100})
+    with pytest.raises(FedpeftError, match=r"^method.settings asks for .* max_trained_parameters is 100"):
         list(memory.check_memory(open_context(make_job(), startup_kit=kit)))
 
 
@@ -643,6 +643,6 @@ def test_a_job_that_asks_for_nothing_special_passes(make_kit, make_job):
 
 
 def test_data_are_loaded_as_the_site_would(make_kit, make_job, small_policy):
-    policy = {**small_policy, "least_train_images": 1000}
+    policy = {**small_policy, "min_train_images": 1000}
     context = open_context(make_job(), startup_kit=make_kit("site", policy=policy))
-    assert "fail: site slake: least_train_images is 1000, these data have" in text(data.check_data(context))
+    assert "fail: site slake: min_train_images is 1000, these data have" in text(data.check_data(context))

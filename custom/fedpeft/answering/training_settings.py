@@ -23,8 +23,9 @@ VIEWS = {  # by augmentation, as Pillow names them; empty: the image as it is
 }
 IMAGES_MIB = 64
 MAX_EPOCHS, MAX_SAMPLES, MAX_PROCESSES, MAX_MIB = 10_000, 1_000_000, 1024, 100_000_000
-BATCH = within(1, MAX_SAMPLES, max_by="most_batch_size", min_by="least_batch_size")
-RATE = within(0, exclusive=True, max_by="most_learning_rate")
+BATCH = within(1, MAX_SAMPLES, max_by="max_batch_size", min_by="min_batch_size")
+RATE = within(0, exclusive=True, max_by="max_learning_rate")
+DEFAULT, FORMER_DEFAULT = "default", "usual"  # jobs written before say the latter
 FUSED, FIRST_TOKEN = "fused", "first_token"
 
 
@@ -38,7 +39,7 @@ class TrainingSettings:
         first_epochs: passes in the first round, before anything is exchanged; 0: `local_epochs`. With
             `method.initialization: own` these are sites that tuned their adapters before the federation began.
         batch_size: samples per step.
-        sampling: what an epoch trains: `usual`, each sample once, or `balanced`: as many samples, drawn with
+        sampling: what an epoch trains: `default`, each sample once, or `balanced`: as many samples, drawn with
             replacement so that every class comes equally often. An image counts for the rarest of its labels.
         augmentation: how training images are turned at random: `none`, `mirror` (left and right), or `flips` (also
             upside down). Where left and right mean something, leave it out. Features that a frozen encoder keeps take
@@ -67,7 +68,7 @@ class TrainingSettings:
             head and loss stay in float32.
         frozen_precision: in which the backbone's frozen matrices are kept: `float32`, `bfloat16`, or `nf4`: the linear
             layers of its stacks in four bits as in QLoRA, by bitsandbytes, all others as `precision` says.
-        attention: `usual`, or `fused`: torch's scaled_dot_product_attention, which keeps no attention matrix, where
+        attention: `default`, or `fused`: torch's scaled_dot_product_attention, which keeps no attention matrix, where
             transformers has none (ViLT).
         last_layer: `whole`, or `first_token`: a backbone whose features are those of its first token computes only that
             token in its last layer. The results differ by rounding.
@@ -96,19 +97,19 @@ class TrainingSettings:
         seed: every random number of training, initial values and alignment derives from it; data have `data.seed`.
     """
 
-    rounds: int = field(metadata=within(1, MAX_ROUNDS, max_by="most_rounds"))
-    local_epochs: int = field(default=1, metadata=within(1, MAX_EPOCHS, max_by="most_local_epochs"))
-    first_epochs: int = field(default=0, metadata=within(0, MAX_EPOCHS, max_by="most_local_epochs"))
+    rounds: int = field(metadata=within(1, MAX_ROUNDS, max_by="max_rounds"))
+    local_epochs: int = field(default=1, metadata=within(1, MAX_EPOCHS, max_by="max_local_epochs"))
+    first_epochs: int = field(default=0, metadata=within(0, MAX_EPOCHS, max_by="max_local_epochs"))
     batch_size: int = field(default=16, metadata=BATCH)
-    sampling: str = "usual"
+    sampling: str = DEFAULT
     augmentation: str = "none"
     learning_rate: float = field(default=1e-4, metadata=RATE)
     head_learning_rate: float | None = field(default=None, metadata=RATE)
-    weight_decay: float = field(default=0.01, metadata=within(0, max_by="most_weight_decay"))
+    weight_decay: float = field(default=0.01, metadata=within(0, max_by="max_weight_decay"))
     warmup: float = field(default=0.1, metadata=within(0))
     decay: str = LINEAR
     optimizer: str = ADAMW
-    proximal_mu: float = field(default=0.0, metadata=within(0, max_by="most_proximal_mu"))
+    proximal_mu: float = field(default=0.0, metadata=within(0, max_by="max_proximal_mu"))
     personalization: str = NO_PERSONALIZATION
     ditto_lambda: float = field(default=0.1, metadata=within(0))
     ala_rate: float = field(default=1.0, metadata=within(0))
@@ -116,10 +117,10 @@ class TrainingSettings:
     answering: str = "classification"
     candidates: int = field(default=128, metadata=within(0, MAX_SAMPLES))
     head: str = "linear"
-    evaluation_batch_size: int = field(default=64, metadata=within(1, MAX_SAMPLES, max_by="most_batch_size"))
+    evaluation_batch_size: int = field(default=64, metadata=within(1, MAX_SAMPLES, max_by="max_batch_size"))
     precision: str = FLOAT32
     frozen_precision: str = FLOAT32
-    attention: str = "usual"
+    attention: str = DEFAULT
     last_layer: str = "whole"
     compile: bool = False
     thresholds: str = "half"
@@ -129,10 +130,10 @@ class TrainingSettings:
     checkpointing: bool = False
     micro_batch: int = field(default=0, metadata=within(0, MAX_SAMPLES))
     reuse_passes: bool = False
-    features_mib: float = field(default=0, metadata=within(0, MAX_MIB, max_by="most_kept_mib"))
-    threads: int = field(default=1, metadata=within(1, MAX_PROCESSES, max_by="most_threads"))
-    workers: int = field(default=0, metadata=within(0, MAX_PROCESSES, max_by="most_workers"))
-    images_mib: float | None = field(default=None, metadata=within(0, MAX_MIB, max_by="most_kept_mib"))
+    features_mib: float = field(default=0, metadata=within(0, MAX_MIB, max_by="max_kept_mib"))
+    threads: int = field(default=1, metadata=within(1, MAX_PROCESSES, max_by="max_threads"))
+    workers: int = field(default=0, metadata=within(0, MAX_PROCESSES, max_by="max_workers"))
+    images_mib: float | None = field(default=None, metadata=within(0, MAX_MIB, max_by="max_kept_mib"))
     device: str = "auto"
     seed: int = field(default=0, metadata=within(0, 2**63 - 1))
 
@@ -149,7 +150,10 @@ class TrainingSettings:
                     f"is better than another, leave one of them out.",
                     setting=name,
                 )
-        one_of("sampling", self.sampling, ("usual", BALANCED))
+        for name in ("sampling", "attention"):
+            if getattr(self, name) == FORMER_DEFAULT:
+                object.__setattr__(self, name, DEFAULT)
+        one_of("sampling", self.sampling, (DEFAULT, BALANCED))
         one_of("augmentation", self.augmentation, tuple(VIEWS))
         one_of("decay", self.decay, (LINEAR, "none"))
         one_of("optimizer", self.optimizer, (ADAMW, SGD))
@@ -159,7 +163,7 @@ class TrainingSettings:
         one_of("head", self.head, ("linear", "mlp"))
         one_of("precision", self.precision, (FLOAT32, BFLOAT16))
         one_of("frozen_precision", self.frozen_precision, (FLOAT32, BFLOAT16, NF4))
-        one_of("attention", self.attention, ("usual", FUSED))
+        one_of("attention", self.attention, (DEFAULT, FUSED))
         one_of("last_layer", self.last_layer, ("whole", FIRST_TOKEN))
         if self.frozen_precision == BFLOAT16 and self.precision == FLOAT32:
             raise FedpeftError(

@@ -72,7 +72,7 @@ class Predictor:
 
     def __init__(self, kept: KeptModel, adapter: Path | None = None) -> None:
         self.record = kept.record
-        self._min_images = kept.policy.least_class_images if kept.policy else 1
+        self._min_images = kept.policy.min_class_images if kept.policy else 1
         self.model = model_of(kept, adapter)
         self.thresholds = dict.fromkeys(self.record.answers, THRESHOLD)
         if self.record.thresholds:

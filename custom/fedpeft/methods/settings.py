@@ -19,7 +19,7 @@ from fedpeft.methods.setting_limits import MAX_LAYERS
 SITE_SETTINGS = "site_settings"
 PRIVATE, FEDERATED = "private", "federated"
 MAX_SERVER_RATE = 1000
-PROBE_SAMPLES = within(1, 1_000_000, max_by="most_probe_samples", min_by="least_probe_samples")
+PROBE_SAMPLES = within(1, 1_000_000, max_by="max_probe_samples", min_by="min_probe_samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,9 +320,9 @@ def _check_ranks(method: MethodSettings) -> None:
         )
     scales = {site: method.method.product_scale(method.settings_of(site)) for site in ("", *method.site_settings)}
     for site, scale in scales.items():
-        if scale is not None and scale != (usual := scales[""]):
+        if scale is not None and scale != (default := scales[""]):
             raise FedpeftError(
-                f"products of {site} count {scale:g} times and those of the others {usual:g} times (lora_alpha / "
+                f"products of {site} count {scale:g} times and those of the others {default:g} times (lora_alpha / "
                 f"r): set lora_alpha in site_settings so that the ratio is the same.",
                 setting=SITE_SETTINGS,
             )

@@ -17,7 +17,7 @@ from fedpeft.protocol.secure_sum import secure_mean
 from fedpeft.protocol.types import TrainReply
 
 GLOBAL = "the new global adapter"
-LARGEST_GLOBAL = 1e7  # a site may send values up to 1e6
+MAX_GLOBAL = 1e7  # a site may send values up to 1e6
 
 
 def aggregate(
@@ -99,8 +99,8 @@ def check_global(state: State) -> None:
     """
     check_tensors(state, GLOBAL)
     for key, tensor in state.items():
-        if tensor.numel() and float(tensor.abs().max()) > LARGEST_GLOBAL:
+        if tensor.numel() and float(tensor.abs().max()) > MAX_GLOBAL:
             raise FedpeftError(
-                f"{GLOBAL} has numbers above {LARGEST_GLOBAL:g} in {key}: the earlier rounds are kept: find the site "
+                f"{GLOBAL} has numbers above {MAX_GLOBAL:g} in {key}: the earlier rounds are kept: find the site "
                 f"whose training diverges, then continue with resume_from=latest."
             )

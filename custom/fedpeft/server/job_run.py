@@ -157,7 +157,7 @@ class JobRun:
         check_enough("the handshake", introductions, federation.needed, problems)
         sending = introductions.values() if method.exchanges else ()
         self._host.limit_replies(
-            handshake.limit_of_replies(sending, most_mb=federation.largest_reply_mb, masked=method.secure_sum)
+            handshake.limit_of_replies(sending, max_mb=federation.largest_reply_mb, masked=method.secure_sum)
         )
         fresh = first_adapter.is_needed(method, schedule) and not before
         while fresh:

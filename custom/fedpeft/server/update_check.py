@@ -104,19 +104,19 @@ class UpdateCheck:
             site: update_length(state, start, stacked=self._stacked, own=self.own.get(site), kept=self._kept)
             for site, state in states.items()
         }
-        usual, when = self._median_length(lengths.values(), remembered=self._kept and not unknown)
+        median, when = self._median_length(lengths.values(), remembered=self._kept and not unknown)
         learning = self._learning(samples, round)
         typical, few = statistics.median_high(learning.values()), len(states) < MIN_REPLIES
         refused = {}
         for site, length in lengths.items():
             size = _size_of(start, states[site]) if few and not self._bounded and not self._stacked else 0.0
-            explained, pace = self._room(learning[site], typical, usual, few=few, size=size)
+            explained, pace = self._room(learning[site], typical, median, few=few, size=size)
             if unknown:
                 explained = pace = max(explained, INITIAL_SIZE)
-            limit = max(self._factor * usual, explained)
+            limit = max(self._factor * median, explained)
             reason = ""
             if length > limit:
-                reason = f"{self._factor:g} times the {usual:.3g} of the median site{when}"
+                reason = f"{self._factor:g} times the {median:.3g} of the median site{when}"
                 if limit == explained:
                     reason = f"the {limit:.3g} that training in this job explains"
             elif length - pace > (1 - self.excess.get(site, 0.0)) * limit:

@@ -201,8 +201,8 @@ def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
         metrics = released_metrics(
             metrics,
             answer.values["questions"],
-            min_questions=site.policy.least_test_samples,
-            enough_validation=answer.values["validation"] >= site.policy.least_validation_samples,
+            min_questions=site.policy.min_test_samples,
+            enough_validation=answer.values["validation"] >= site.policy.min_validation_samples,
         )
         metrics = first_of_round(metrics, order.round, site.run)
     sent = member.upload(answer.state, folder, order, samples=samples, received=state)
