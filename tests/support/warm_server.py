@@ -41,7 +41,7 @@ IMPORTED = (
     "fedpeft.methods.adapters",
     "fedpeft.data.phantom",
     "fedpeft.scheduling.nsga2",
-    "fedpeft.server.export",
+    "fedpeft.server.job_run",
     "fedpeft.report.page",
     "fedpeft.report.outputs",
     "fedpeft.report.schedule_plot",

@@ -6,11 +6,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedpeft.answering import ANSWERING
-from fedpeft.answering.personalizations import NONE as NO_PERSONALIZATION
-from fedpeft.answering.personalizations import PERSONALIZATIONS
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import VALIDATION
 from fedpeft.core.settings import MAX_ROUNDS, check_ranges, one_of, within
+
+
+@dataclass(frozen=True, kw_only=True)
+class Personalization:
+    """How a site gets a model of its own.
+
+    Args:
+        home: the class that does it, "package.module:object" (`fedpeft.site.personalization`).
+        max_kept: the largest part of its own adapter in what a site starts a round from.
+    """
+
+    home: str = "fedpeft.site.personalization:OfRound"
+    max_kept: float = 0.0
+
+
+NONE = "none"
+PERSONALIZATIONS: dict[str, Personalization] = {
+    NONE: Personalization(),
+    "ditto": Personalization(home="fedpeft.site.ditto:Ditto"),
+    "fedala": Personalization(home="fedpeft.site.fedala:FedALA", max_kept=1.0),
+}
 
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
 FLOAT32, BFLOAT16, NF4 = "float32", "bfloat16", "nf4"
@@ -110,7 +129,7 @@ class TrainingSettings:
     decay: str = LINEAR
     optimizer: str = ADAMW
     proximal_mu: float = field(default=0.0, metadata=within(0, max_by="max_proximal_mu"))
-    personalization: str = NO_PERSONALIZATION
+    personalization: str = NONE
     ditto_lambda: float = field(default=0.1, metadata=within(0))
     ala_rate: float = field(default=1.0, metadata=within(0))
     optimizer_state: str = "keep"

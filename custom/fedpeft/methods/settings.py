@@ -12,8 +12,15 @@ from fedpeft.alignment.settings import FEDAVG, WEIGHT_SPACE, PIASettings, Robust
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.layer_matching import SETTING
 from fedpeft.core.settings import BY_SITE, about, check_ranges, nested, one_of, suggestion, within
-from fedpeft.methods.aggregations import AGGREGATIONS, DEFAULTS, Aggregation, admitted, chosen
-from fedpeft.methods.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
+from fedpeft.methods.aggregations import (
+    AGGREGATIONS,
+    DEFAULTS,
+    SERVER_OPTIMIZERS,
+    Aggregation,
+    ServerOptimizer,
+    admitted,
+    chosen,
+)
 from fedpeft.methods.setting_limits import MAX_LAYERS
 
 SITE_SETTINGS = "site_settings"

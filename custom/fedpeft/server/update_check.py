@@ -13,8 +13,7 @@ from fedpeft.alignment.averaging import robust_row
 from fedpeft.alignment.factors import factor_places
 from fedpeft.alignment.low_rank import product_length
 from fedpeft.alignment.settings import MEDIAN, RobustSettings
-from fedpeft.answering.personalizations import PERSONALIZATIONS
-from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.answering.training_settings import PERSONALIZATIONS, TrainingSettings
 from fedpeft.core.states import State
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings

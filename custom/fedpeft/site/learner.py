@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from fedpeft.answering.answering import Batch
-from fedpeft.answering.personalizations import PERSONALIZATIONS
-from fedpeft.answering.training_settings import BEST, LINEAR, TrainingSettings
+from fedpeft.answering.training_settings import BEST, LINEAR, PERSONALIZATIONS, TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import LocalError
 from fedpeft.core.keys import HEAD, belongs, layers_of
