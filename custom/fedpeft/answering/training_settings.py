@@ -40,6 +40,9 @@ class TrainingSettings:
         batch_size: samples per step.
         sampling: what an epoch trains: `usual`, each sample once, or `balanced`: as many samples, drawn with
             replacement so that every class comes equally often. An image counts for the rarest of its labels.
+        class_weights: how classes count in the loss: `none`, alike in every sample, or `balanced`: one with n_c of the
+            site's n training samples and C classes by n / (C n_c). Labels that apply count by how many times more often
+            they do not. The counts stay at the site. Beside `sampling: balanced` rare classes would count twice.
         augmentation: how training images are turned at random: `none`, `mirror` (left and right), or `flips` (also
             upside down). Where left and right mean something, leave it out. Features that a frozen encoder keeps take
             two or four times the memory.
@@ -101,6 +104,7 @@ class TrainingSettings:
     first_epochs: int = field(default=0, metadata=within(0, MAX_EPOCHS, max_by="most_local_epochs"))
     batch_size: int = field(default=16, metadata=BATCH)
     sampling: str = "usual"
+    class_weights: str = "none"
     augmentation: str = "none"
     learning_rate: float = field(default=1e-4, metadata=RATE)
     head_learning_rate: float | None = field(default=None, metadata=RATE)
@@ -150,6 +154,13 @@ class TrainingSettings:
                     setting=name,
                 )
         one_of("sampling", self.sampling, ("usual", BALANCED))
+        one_of("class_weights", self.class_weights, ("none", BALANCED))
+        if self.class_weights == self.sampling == BALANCED:
+            raise FedpeftError(
+                "class_weights and sampling are both 'balanced', and rare classes would count twice: leave one of them "
+                "out.",
+                setting="class_weights",
+            )
         one_of("augmentation", self.augmentation, tuple(VIEWS))
         one_of("decay", self.decay, (LINEAR, "none"))
         one_of("optimizer", self.optimizer, (ADAMW, SGD))

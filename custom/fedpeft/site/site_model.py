@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,13 +18,14 @@ import torch
 from fedpeft import answering as ways
 from fedpeft import backbones
 from fedpeft.answering.answering import Answering
-from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.answering.training_settings import BALANCED, TrainingSettings
 from fedpeft.backbones.matrices import matrices, seen_in_float32
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.seeds import derive
 from fedpeft.core.settings import about
 from fedpeft.core.states import State
 from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example
 from fedpeft.job.catalog import without_head
 from fedpeft.job.schemes import check_schemes
 from fedpeft.job.site_policy import SitePolicy
@@ -72,6 +73,7 @@ class SiteModel:
         vocabulary: the site's answers or labels, or those of a federated head.
         labelled: whether its images have labels.
         metric: by which its data are measured; empty: nobody has looked at them yet.
+        train: the training split, whose classes `training.class_weights` counts; empty: nothing is trained.
         policy: the site's own file; None in the simulator and in a notebook.
         shared: models of the other sites of this process; None: this site has one of its own.
 
@@ -90,6 +92,7 @@ class SiteModel:
         vocabulary: AnswerVocabulary,
         labelled: bool,
         metric: str,
+        train: Sequence[Example] = (),
         policy: SitePolicy | None = None,
         shared: SharedModels | None = None,
     ) -> None:
@@ -112,6 +115,8 @@ class SiteModel:
             self._take_over(like)
         with about("training"):
             self.answering = self._answering(derive(training.seed, "head", site if self._own_head else ""))
+            if train and training.class_weights == BALANCED:
+                self.answering.weigh(train)
             if like is None:
                 computing.keep_frozen(self.backbone, training, self._weights, self.device, method)
             self.answering.to(self.device)
