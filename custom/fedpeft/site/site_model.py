@@ -11,7 +11,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,14 +38,22 @@ from fedpeft.site import computing
 from fedpeft.site.metrics import check_metric
 from fedpeft.site.site_state import SiteState
 
+if TYPE_CHECKING:
+    from fedpeft.backbones.mmbt import EncodedImages
+
 
 class SharedModels:
     """Models of one process in which several sites take turns: equal ones are built once, with one frozen backbone.
 
     A site has a head of its own, and loads all values that train before it computes; none of another site's are left.
+
+    Args:
+        images: where frozen image encoders keep what they made of images, for several runs of a process
+            (`training.features_mib`); None: each model keeps its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, images: EncodedImages | None = None) -> None:
+        self.images = images
         self._models: dict[str, SiteModel] = {}
 
     def like(self, built_from: Mapping[str, Any]) -> SiteModel | None:
@@ -123,7 +131,7 @@ class SiteModel:
             if metric:
                 check_metric(metric, self.answering)
             if like is None:
-                self._set_up(schedule)
+                self._set_up(schedule, shared.images if shared else None)
         if like is None:
             self.products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
             if shared and shares:
@@ -156,13 +164,13 @@ class SiteModel:
                 self.trainable = tuning.prepare(self.backbone, own, seed=seed)
         self.first, self.first_private = self.trainable.state(), self.trainable.private_state()
 
-    def _set_up(self, schedule: ScheduleSettings) -> None:
+    def _set_up(self, schedule: ScheduleSettings, images: EncodedImages | None) -> None:
         """Let the model compute as `training` says."""
         computing.set_up(self.backbone, self.training)
         if self.training.reuse_passes:
             self.trainable.reuse_passes()
         self.features = computing.kept_features(
-            self.backbone, self.trainable, self.training, some_layers=schedule.active
+            self.backbone, self.trainable, self.training, some_layers=schedule.active, images=images
         )
 
     def _take_over(self, like: SiteModel) -> None:
