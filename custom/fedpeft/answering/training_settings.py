@@ -15,7 +15,7 @@ from fedpeft.core.settings import MAX_ROUNDS, check_ranges, one_of, within
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
 FLOAT32, BFLOAT16, NF4 = "float32", "bfloat16", "nf4"
 LAST, BEST = "last", "best"
-BALANCED = "balanced"
+BALANCED, SHARE = "balanced", "share"
 VIEWS = {  # by augmentation, as Pillow names them; empty: the image as it is
     "none": ("",),
     "mirror": ("", "FLIP_LEFT_RIGHT"),
@@ -76,8 +76,9 @@ class TrainingSettings:
             token in its last layer. The results differ by rounding.
         compile: let torch.compile make code of the backbone's layers, which needs a C++ compiler on the site (on CUDA
             Triton). It takes its time when a site's process first trains. The results differ by rounding.
-        thresholds: of labels, where images have some: the probability from which on one counts as predicted: `half`, or
-            `validation`, for each label that with the highest F1 on the site's validation split.
+        thresholds: of labels, where images have some: the probability from which on one counts as predicted: `half`;
+            `validation`, for each label that with the highest F1 on the site's validation split; or `share`: p / (1 +
+            p) of a label that a share p of the training images has, where few images can be set aside.
         validate: measure every round on the validation split as well, so that the report can name the best round.
         keep: which rounds a site can predict with later: the `last` four, or besides these the `best` one by its own
             validation split.
@@ -144,7 +145,7 @@ class TrainingSettings:
         check_ranges(self)
         if self.warmup > 1:
             raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
-        one_of("thresholds", self.thresholds, ("half", VALIDATION))
+        one_of("thresholds", self.thresholds, ("half", VALIDATION, SHARE))
         one_of("keep", self.keep, (LAST, BEST))
         for name, value in (("keep", self.keep == BEST), ("patience", self.patience)):
             if value and not self.validate:
