@@ -34,7 +34,7 @@ PERSONALIZATIONS: dict[str, Personalization] = {
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
 FLOAT32, BFLOAT16, NF4 = "float32", "bfloat16", "nf4"
 LAST, BEST = "last", "best"
-BALANCED = "balanced"
+BALANCED, SHARE = "balanced", "share"
 VIEWS = {  # by augmentation, as Pillow names them; empty: the image as it is
     "none": ("",),
     "mirror": ("", "FLIP_LEFT_RIGHT"),
@@ -60,6 +60,9 @@ class TrainingSettings:
         batch_size: samples per step.
         sampling: what an epoch trains: `default`, each sample once, or `balanced`: as many samples, drawn with
             replacement so that every class comes equally often. An image counts for the rarest of its labels.
+        class_weights: how classes count in the loss: `none`, alike in every sample, or `balanced`: one with n_c of the
+            site's n training samples and C classes by n / (C n_c). Labels that apply count by how many times more often
+            they do not. The counts stay at the site. Beside `sampling: balanced` rare classes would count twice.
         augmentation: how training images are turned at random: `none`, `mirror` (left and right), or `flips` (also
             upside down). Where left and right mean something, leave it out. Features that a frozen encoder keeps take
             two or four times the memory.
@@ -93,8 +96,9 @@ class TrainingSettings:
             token in its last layer. The results differ by rounding.
         compile: let torch.compile make code of the backbone's layers, which needs a C++ compiler on the site (on CUDA
             Triton). It takes its time when a site's process first trains. The results differ by rounding.
-        thresholds: of labels, where images have some: the probability from which on one counts as predicted: `half`, or
-            `validation`, for each label that with the highest F1 on the site's validation split.
+        thresholds: of labels, where images have some: the probability from which on one counts as predicted: `half`;
+            `validation`, for each label that with the highest F1 on the site's validation split; or `share`: p / (1 +
+            p) of a label that a share p of the training images has, where few images can be set aside.
         validate: measure every round on the validation split as well, so that the report can name the best round.
         keep: which rounds a site can predict with later: the `last` four, or besides these the `best` one by its own
             validation split.
@@ -121,6 +125,7 @@ class TrainingSettings:
     first_epochs: int = field(default=0, metadata=within(0, MAX_EPOCHS, max_by="max_local_epochs"))
     batch_size: int = field(default=16, metadata=BATCH)
     sampling: str = DEFAULT
+    class_weights: str = "none"
     augmentation: str = "none"
     learning_rate: float = field(default=1e-4, metadata=RATE)
     head_learning_rate: float | None = field(default=None, metadata=RATE)
@@ -160,7 +165,7 @@ class TrainingSettings:
         check_ranges(self)
         if self.warmup > 1:
             raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
-        one_of("thresholds", self.thresholds, ("half", VALIDATION))
+        one_of("thresholds", self.thresholds, ("half", VALIDATION, SHARE))
         one_of("keep", self.keep, (LAST, BEST))
         for name, value in (("keep", self.keep == BEST), ("patience", self.patience)):
             if value and not self.validate:
@@ -173,6 +178,13 @@ class TrainingSettings:
             if getattr(self, name) == FORMER_DEFAULT:
                 object.__setattr__(self, name, DEFAULT)
         one_of("sampling", self.sampling, (DEFAULT, BALANCED))
+        one_of("class_weights", self.class_weights, ("none", BALANCED))
+        if self.class_weights == self.sampling == BALANCED:
+            raise FedpeftError(
+                "class_weights and sampling are both 'balanced', and rare classes would count twice: leave one of them "
+                "out.",
+                setting="class_weights",
+            )
         one_of("augmentation", self.augmentation, tuple(VIEWS))
         one_of("decay", self.decay, (LINEAR, "none"))
         one_of("optimizer", self.optimizer, (ADAMW, SGD))

@@ -38,8 +38,9 @@ class Backbone(Protocol):
                              features these are, or for all again; returns whether that is possible here
     writer()                 `training.answering: generation`, with which `training.compile` is refused: returns this
                              model with its output layer over words, not a copy; refuses a source that does not write
-    keep_encoded(limit)      `training.features_mib`, in the place of `entering`: keep what a frozen encoder makes of
-                             each image, in so many bytes of main memory
+    keep_encoded(limit, kept)  `training.features_mib`, in the place of `entering`: keep what a frozen encoder makes of
+                             each image, in so many bytes of main memory; `kept` is shared with other runs, None: it is
+                             not
     answer_tokens(answers)   `training.answering: ranking`, see `Decoder`
     answering                the one `training.answering` that it can do, where it makes no features: classification,
                              images with labels, and methods that need another one are refused with it

@@ -109,10 +109,9 @@ class Learner:
         shared: SharedModels | None = None,
     ) -> None:
         self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
-        self.salt, self._policy = "", policy
+        self.salt, self._policy, self.vocabulary = "", policy, vocabulary_of(site_data, answers)
         self.on_step: OnStep = no_step
         self.dataset, self.backbone_name, self.schedule = dataset, backbone.name, schedule or ScheduleSettings()
-        self.vocabulary = vocabulary_of(site_data, answers)
         self.pia = method.pia if method.aligns else None
         if self.pia:
             method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
@@ -125,6 +124,7 @@ class Learner:
             vocabulary=self.vocabulary,
             labelled=bool(site_data.labels),
             metric=site_data.metric,
+            train=site_data.train,
             policy=policy,
             shared=shared,
         )
