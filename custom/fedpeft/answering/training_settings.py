@@ -102,19 +102,20 @@ class TrainingSettings:
         validate: measure every round on the validation split as well, so that the report can name the best round.
         keep: which rounds a site can predict with later: the `last` four, or besides these the `best` one by its own
             validation split.
-        patience: end the job when so many rounds in a row have improved neither the median of the sites' figures on
-            their validation splits nor those of half of the sites; 0: run all rounds. `decay: linear` is that of all
-            rounds either way.
+        patience: end the job when so many rounds in a row have not improved the median of the sites' figures on their
+            validation splits, nor those of half of the sites; 0: run all rounds. `decay: linear` is that of all rounds
+            either way.
         checkpointing: keep only each layer's input for the way back and compute the rest of the layer again.
         micro_batch: samples that are computed at once; the optimizer still steps once for each batch. 0: all of them.
         reuse_passes: compute the features of FedDAT's teacher and student, which are equal, once in a step; what the
             way back needs is then held longer. Bit for bit the same.
         features_mib: main memory for what the first trained layer reads, computed once for each sample as long as
-            nothing below changes: with a schedule that leaves the first layers out, or a method that trains none of
-            them. Of mmbt: for what its image encoder made of each image, whatever is trained. 0: compute it every time.
+            nothing below changes. That is so with a schedule that leaves the first layers out, or a method that trains
+            none of them. Of mmbt: for what its image encoder made of each image, whatever is trained. 0: compute it
+            every time.
         threads: torch threads of a site's process; fixed, so that results do not depend on the machine's cores.
         workers: processes that decode images, 0 for none.
-        images_mib: main memory for decoded images of files, which then are read once and not in every epoch; None: 64
+        images_mib: main memory for decoded images of files, which then are read once and not in every epoch. None: 64
             without workers, whose processes end with an epoch, and 0 with them.
         device: a torch device, or `auto` (CUDA where there is one).
         seed: every random number of training, initial values and alignment derives from it; data have `data.seed`.

@@ -128,12 +128,12 @@ class BackboneSettings:
         source: a local folder or a hub name in the same layout, which may end with @ and a commit or tag; None: the
             backbone's default weights, which `transformers` does not have.
         image_size: pixels: both sides for the tiny backbones and vit (images are squeezed to a square), the shortest
-            side for vilt (the aspect ratio stays), the size in its image processor for transformers; None: what the
+            side for vilt (the aspect ratio stays), the size in its image processor for transformers. None: what the
             weights were trained with.
         image_source: as `source`, of the image encoder that mmbt has beside its text encoder, which `source` names.
         image_grid: cells along each side of an image, of which mmbt reads each as a token.
         text_length: longest question in tokens, the rest is cut; `fedpeft doctor` and the site's log say of how many.
-        prompt: what a model reads in whose text the image stands as tokens, with `{image}` and `{question}` in it;
+        prompt: what a model reads in whose text the image stands as tokens, with `{image}` and `{question}` in it.
             None: for llava and blip2 that of their papers, for others the image and then the question.
 
     Raises:

@@ -114,10 +114,10 @@ class SitePolicy:
             environment in which the site was started.
         columns: what the columns of its tables are called, as `data.columns` of `hugging_face`; a job cannot set it.
         window: which part of the range of its images is shown, as `data.window` of `manifest`; a job cannot set it.
-        answers: list of answers by data set name, for jobs whose head is federated: a job that sets `data.answers` must
-            name the same ones, so that no job can ask with a list of its own which answers this site has. Training rows
-            with other answers take part in no job with that data set. A data set that declares its answers itself needs
-            no list.
+        answers: list of answers by data set name, for jobs whose head is federated. A job that sets `data.answers` must
+            name the same ones, so that no job can ask with its own list which answers this site has. Training rows with
+            other answers take part in no job with that data set. A data set that declares its answers itself needs no
+            list.
         site: the name under which the data sets know this site; empty: its name in the consortium.
         exclude: ids of images that take part in nothing.
         unreadable: as in the section `data`: share of the images that may be unreadable and are then skipped.
@@ -132,7 +132,7 @@ class SitePolicy:
         min_test_samples: the same for the samples on which accuracies are measured.
         min_validation_samples: samples of the validation split, where a job has the site choose by them
             (`method.pia.share: validation`).
-        min_class_images: test images that a class or label must have to be part of balanced accuracy or macro-F1; one
+        min_class_images: test images that a class or label must have to be part of balanced accuracy or macro-F1. One
             image alone in its class would show in them whether it is recognized.
         min_score_samples: samples over which a layer score is formed.
         min_batch_size: samples per training step; what would be left for a smaller last step of a pass joins the
@@ -162,21 +162,21 @@ class SitePolicy:
         backbones: registered backbones that a job may name.
         sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' default weights;
             as the job has them, with @ and the commit too.
-        download: whether what the hub's cache lacks of a hub name is fetched, with this machine's account; off: a job
-            uses what is there, and is refused where that is not enough.
+        download: whether a job may fetch what the hub's cache lacks of a hub name, with this machine's account. Off: a
+            job uses what is there, and is refused where that is not enough.
         score_methods: what a job may name as `schedule.score`; a plugin has to be listed.
         solvers: what a job may name as `schedule.solver`; a plugin has to be listed.
         answering: what a job may name as `training.answering`; a plugin has to be listed.
         max_score_rows: rows of a Jacobian that a score may ask for: samples, times answers where a score
-            differentiates every logit (where answers are written or ranked, times the bytes of the longest); memory
+            differentiates every logit (where answers are written or ranked, times the bytes of the longest). Memory
             grows with their square.
         scores: whether layer scores leave; off: scheduled jobs are refused.
-        metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits, and those
-            of open and closed questions only where there are `min_test_samples` of each; off, the safe choice, and
+        metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits. Those of
+            open and closed questions leave only where there are `min_test_samples` of each. Off, the safe choice, and
             with `sum_with`: they become "not measured".
         head: whether a classifier's head may leave, which a job with `method.head: federated` needs; its biases show
             how often each answer occurs.
-        sum_with: names of all sites, this one and at least two others, of whose adapters only the sum may leave: a job
+        sum_with: names of all sites, this one and at least two others, of whose adapters only the sum may leave. A job
             without `method.secure_sum`, with other sites, or with a setting for single sites, is refused. Empty:
             adapters leave as they are, and a job with `method.secure_sum` is refused, because its members would be for
             the server to choose.
