@@ -8,8 +8,7 @@ scans/brain.nii.gz#40          the slice 40 from below
 scans/knee.nii.gz#sagittal     the middle sagittal slice; #sagittal-12, #coronal-30
 
 A slice of a NIfTI volume is shown as a radiologist sees it: the patient's right on the left. Only the fixed part of its
-header is parsed: extensions, which may hold a whole DICOM header, are not, nor are texts. Of the voxels only the slice
-is read.
+header is parsed: extensions, which may hold a whole DICOM header, and texts are not. Only the slice's voxels are read.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def load(settings: DataSettings) -> SiteData:
 def recognized(seen: Listing) -> bool:
     """Return whether a folder holds class folders, and not several folders of such, nor another data set's folder.
 
-    Of folders in folders those outside are the classes where no name inside occurs twice; otherwise each of them has
+    The outer folders are the classes where no name inside them occurs twice; otherwise each of them has
     classes of its own, as the sites of a federation have.
     """
     paths = seen.images

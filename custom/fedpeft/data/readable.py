@@ -72,7 +72,7 @@ def without_problems(data: SiteData, problems: Mapping[str, UnreadableImage], *,
         return data
     if len(problems) > share * of:
         raise refusal(data.site, problems.values(), of=of, share=share)
-    note = f"Of {of:,} images {len(problems):,} cannot be read: {named(problems.values())}."
+    note = f"{len(problems):,} of {of:,} images cannot be read: {named(problems.values())}."
     return data.without(problems, LEFT_OUT, note)
 
 

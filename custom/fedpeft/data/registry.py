@@ -100,7 +100,7 @@ def is_procedural(name: str) -> bool:
 def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
     """Load one site's train, validation and test examples.
 
-    Of image files the headers are read, and the pixels only where some may be unreadable (`fedpeft.data.readable`).
+    The headers of image files are read, and the pixels only where some may be unreadable (`fedpeft.data.readable`).
 
     Args:
         settings: which data.

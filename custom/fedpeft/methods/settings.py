@@ -43,7 +43,7 @@ class MethodSettings:
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), `svd` (for LoRA and `dvpt`: the weighted
             mean of the products of the factors, factored again), `stack`, or `none` (every site alone). `stack` is for
             LoRA, not with `dvpt`: the factors stand side by side, without error. Every site adds their product to its
-            frozen weights and starts with fresh factors. Of a list the first that the method admits is taken: by
+            frozen weights and starts with fresh factors. From a list the first that the method admits is taken: by
             default `pia` where it has neurons to align, `none` where nothing is exchanged, else `fedavg`.
         pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. Where the method has no
             activations or no companion, `support` is `weights` and `integration` is `weight_space` unless they are set.

@@ -29,7 +29,7 @@ NOTE = (
 def method_list(backbone: str, source: str | None = None) -> Group:
     """Return each method with its parameters and aggregation, and below them what it can do, and its paper.
 
-    Of a method that does not fit the backbone the reason stands there.
+    Where a method does not fit the backbone, its row has the reason.
     """
     declared = backbones.BACKBONES.get(backbone).method_settings
     head = f"{'name':<{NAME}} {'trained':>{NUMBER}}  {'exchanged':<{RANGE}} aggregation"

@@ -161,8 +161,8 @@ class UpdateCheck:
     def _learning(self, samples: Mapping[str, int], round: int) -> dict[str, float]:
         """By site, the sum of the learning rates of its steps in a round.
 
-        Of three sites and more, none counts with more than `update_factor` times the samples of the median one, so that
-        no site raises its limit by announcing many.
+        Among three or more sites none counts with more than `update_factor` times the samples of the median one, so
+        that no site raises its limit by announcing many.
         """
         most = self._factor * statistics.median_high(samples.values()) if len(samples) > 2 else math.inf
         return {

@@ -33,8 +33,8 @@ def quantize(backbone: Backbone, weights: Sequence[Tensor], device: torch.device
     """Replace the linear layers in a backbone's stacks of layers by those of bitsandbytes, on a device.
 
     Projections between stacks, embeddings, convolutions and matrices that two modules share stay as they are, and so
-    does what a method has put in. So do layers whose rows are not whole blocks: bitsandbytes 0.50 computes with wrong
-    values of these on the CPU. Only one layer at a time is whole on the device.
+    does what a method has put in. Layers whose rows are not whole blocks stay too: bitsandbytes 0.50 computes with
+    wrong values of these on the CPU. Only one layer at a time is whole on the device.
 
     Args:
         backbone: with the method in it.
