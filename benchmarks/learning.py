@@ -38,6 +38,7 @@ from result_table import ResultTable
 from rich.console import Console
 
 from fedpeft import importance, scheduling
+from fedpeft.backbones.mmbt import EncodedImages
 from fedpeft.compare.table import paired, signed
 from fedpeft.core.seeds import derive
 from fedpeft.federate import federate
@@ -153,15 +154,17 @@ def run_with(settings: Sequence[str], method: str, seed: int, overrides: Sequenc
     return run_sections(sections, method, seed)
 
 
-def run_sections(sections: Mapping[str, Any], method: str, seed: int) -> dict[str, Any]:
-    """`run_with`, of a job's sections as they are."""
+def run_sections(
+    sections: Mapping[str, Any], method: str, seed: int, images: EncodedImages | None = None
+) -> dict[str, Any]:
+    """`run_with`, of a job's sections as they are; `images` are those that earlier runs of this process encoded."""
     began = time.process_time()
     sent = refused = 0
     rounds: list[dict[str, Any]] = []
     layers: list[dict[str, list[int]]] = []
     with tempfile.TemporaryDirectory() as folder:
         sites = sections["federation"]["sites"]
-        shared = None if method == "pooled" else SharedModels()  # the sites take turns
+        shared = None if method == "pooled" else SharedModels(images)  # the sites take turns
         learners = {s: Learner.from_sections(sections, site=s, folder=Path(folder) / s, shared=shared) for s in sites}
         if method == "pooled":
             rounds = pooled(learners, seed)

@@ -30,6 +30,7 @@ from measured import ROOT, WIDTH, machine
 from result_table import ResultTable
 from rich.console import Console
 
+from fedpeft.backbones.mmbt import EncodedImages
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.compare.table import paired, signed
 
@@ -38,11 +39,12 @@ TASKS = {"vqa_rad": "accuracy %", "fed_isic2019": "balanced accuracy %", "nih_cx
 SEEDS = (0, 1, 2)
 BASELINES = ("local", "fedavg")
 OWN = ""  # the backbone of the task's job, a tiny one
-AS_THEY_COME = "training.sampling=usual"  # of the runs with the tiny backbones, which are older than the setting
+AS_THEY_COME = "training.sampling=default"  # of the runs with the tiny backbones, which are older than the setting
 RATES = {  # of one trial with FedAvg on seed 0, no grid; others have the job's
     ("mmbt-small", "fed_isic2019"): ["training.learning_rate=3e-4", "training.head_learning_rate=1e-3"],
 }
 PRETRAINED = ("fed_isic2019 mmbt-small",)  # further tables in the docs
+ENCODED = EncodedImages()  # of this process, in which runs follow each other
 Run = tuple[str, str, int, str]  # task, row of the study, seed, backbone
 
 
@@ -52,7 +54,7 @@ def run(task: str, method: str, seed: int, backbone: str = OWN) -> dict[str, Any
     overrides += [f"backbone.name={backbone}", *RATES.get((backbone, task), [])] if backbone else [AS_THEY_COME]
     variant = Variant(name=method, method="fedavg", settings=tuple(learning.METHODS[method]))
     sections = sections_of(ROOT / "app_configs", task, variant, overrides)
-    result = learning.run_sections(sections, method, seed)
+    result = learning.run_sections(sections, method, seed, ENCODED)
     chosen = {"backbone": backbone} if backbone else {}
     return {"task": task, **chosen, **study.compact({**result, "rounds": [*map(_measured, result["rounds"])]})}
 

@@ -300,15 +300,15 @@ def _backbones() -> str:
     for name, pretrained in backbones.BACKBONES.usable():
         if BACKBONES.is_plugin(name):
             continue
-        if not pretrained.usual and not pretrained.sized:
+        if not pretrained.default_source and not pretrained.sized:
             rows.append(
                 (f"`{name}`", "any of transformers", "", "", "", "none: a job names a source", pretrained.source)
             )
             continue
         model = pretrained.without_weights()
         count = f"{sum(parameter.numel() for parameter in model.parameters()):,}"
-        usual = f"`{pretrained.usual}`" if pretrained.usual else "none: a job names a folder"
-        weights = "with the package" if pretrained.tiny else usual
+        default = f"`{pretrained.default_source}`" if pretrained.default_source else "none: a job names a folder"
+        weights = "with the package" if pretrained.tiny else default
         sizes = str(model.num_layers), str(model.hidden_size), count
         rows.append((f"`{name}`", f"`{model.family}`", *sizes, weights, pretrained.source))
     return markdown(("backbone", "family", "layers", "width", "parameters", "default weights", "paper"), rows)
@@ -322,7 +322,7 @@ def _parts() -> str:
         name, source = backbone.pop("name"), backbone.pop("source", "")
         chosen = [*backbone.items(), *sections.get("training", {}).items()]
         values = ", ".join(f"`{key}` {str(value).lower()}" for key, value in chosen)
-        source = source or ("" if backbones.is_tiny(name) else backbones.usual_source(name))
+        source = source or ("" if backbones.is_tiny(name) else backbones.default_source(name))
         rows.append((f"`{file.stem}`", f"`{name}`", f"`{source}`" if source else "with the package", values))
     return markdown(("part", "backbone", "weights", "other settings"), rows)
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from fedpeft.backbones import BackboneSettings, build, prepared, skeleton
 from fedpeft.backbones import backbone as sources
+from fedpeft.backbones.mmbt import EncodedImages
 from fedpeft.core.errors import FedpeftError, LocalError
 
 QUESTIONS = ["where is the nodule ?", "why ?", "is there an effusion in the image ?"]
@@ -118,7 +119,29 @@ def test_what_it_made_of_an_image_is_kept_bit_by_bit(limit, computed, held, fold
     assert torch.equal(first, again[[1, 2, 0]])
     assert torch.equal(first, features(load(folders).eval(), images, QUESTIONS))
     assert len(calls) == computed
-    assert backbone.images.held == held * 5 * 24 * 4 <= limit
+    assert backbone.images.kept.held == held * 5 * 24 * 4 <= limit
+
+
+def test_runs_of_a_process_share_what_equal_encoders_made_of_equal_pixels(folders):
+    kept, images = EncodedImages(), pictures(3)
+    first = load(folders)
+    others = [load(folders), load(folders, image_grid=3), load(folders, image=vit)]
+    first.keep_encoded(10**6, kept)
+    expected = features(first.eval(), images, QUESTIONS)
+    for backbone, computed in zip(others, (0, 3, 3), strict=True):
+        alone, calls = features(backbone.eval(), images, QUESTIONS), []
+        backbone.keep_encoded(10**6, kept)
+        backbone.images.encoder.register_forward_hook(lambda module, inputs, output, calls=calls: calls.append(1))
+        assert torch.equal(alone, features(backbone, images, QUESTIONS))
+        assert len(calls) == computed
+        with torch.no_grad():
+            backbone.images(backbone.prepare(images)["pixel_values"]).fill_(float("nan"))
+    assert torch.equal(expected, features(first, images, QUESTIONS))
+    changed = load(folders)
+    with torch.no_grad():
+        next(changed.images.encoder.parameters()).add_(1)
+    changed.keep_encoded(10**6, kept)
+    assert not torch.equal(expected, features(changed.eval(), images, QUESTIONS))
 
 
 def test_another_image_size_and_grid(folders):

@@ -18,6 +18,7 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.partition import centralized
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.site import site_state
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
 
@@ -79,9 +80,20 @@ def test_what_is_said_of_questions_does_not_refuse_a_method_here(tmp_path):
 
 def test_thresholds_of_the_validation_split_raise_the_figure_of_rare_labels(tmp_path):
     rows = examples(16)
-    usual = learner(tmp_path / "a", data(validation=rows))
+    default = learner(tmp_path / "a", data(validation=rows))
     tuned = learner(tmp_path / "b", data(validation=rows), thresholds="validation")
-    assert tuned.evaluate(rows)["overall"] >= usual.evaluate(rows)["overall"]
+    assert tuned.evaluate(rows)["overall"] >= default.evaluate(rows)["overall"]
+
+
+def test_thresholds_of_shares_are_half_of_what_predicting_a_label_everywhere_reaches(tmp_path):
+    rows = (*(example(n, *LABELS[: n // 4]) for n in range(8)), example(8, unknown=LABELS[:1]), example(9))
+    site = learner(tmp_path, data(train=rows, test=rows), thresholds="share")
+    everywhere = {LABELS[0]: 2 * 4 / (9 + 4)}  # tp, of 9 images where it is known
+    assert site.measured(rows).thresholds == pytest.approx((everywhere[LABELS[0]] / 2, 0.5, 0.5))
+    update = site.train_round(1, {})
+    record = site_state.load_before(tmp_path, 2).record
+    assert dict(zip(record.answers, record.thresholds, strict=True))[LABELS[0]] == pytest.approx(4 / 13)
+    assert update.metrics["validation"] is None
 
 
 def way():

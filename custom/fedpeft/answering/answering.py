@@ -225,6 +225,17 @@ class Answering(nn.Module):
         """
         raise NotImplementedError
 
+    def weigh(self, examples: Sequence[Example]) -> None:
+        """Count classes or labels in the loss by how rare they are among a site's training examples.
+
+        Raises:
+            FedpeftError: this way of answering has no classes.
+        """
+        raise FedpeftError(
+            f"class_weights is 'balanced', and {type(self).__name__} tells no classes apart: leave it out.",
+            setting="training.class_weights",
+        )
+
     def outputs(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return what the kernel of a layer score is taken of, (B, C).
 

@@ -101,6 +101,10 @@ class Classification(Choosing):
 
     metrics = (ACCURACY, BALANCED_ACCURACY, MACRO_F1)
 
+    def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
+        super().__init__(backbone, head, vocabulary)
+        self.register_buffer("weights", None, persistent=False)
+
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
         """Make target the class of the answer (B,), -1 without one, accepted the classes that are right (B, A)."""
         inputs = self.backbone.collate(list(images), [example.question for example in examples])
@@ -120,8 +124,18 @@ class Classification(Choosing):
         return self.backbone(**inputs)
 
     def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
-        """Return the cross-entropy."""
-        return nn.functional.cross_entropy(logits, target, ignore_index=-1, reduction=reduction)
+        """Return the cross-entropy; weighted, its mean is over the samples all the same, so that parts add up."""
+        if self.weights is None:
+            return nn.functional.cross_entropy(logits, target, ignore_index=-1, reduction=reduction)
+        samples = nn.functional.cross_entropy(logits, target, self.weights, ignore_index=-1, reduction="none")
+        return reduced(samples[target >= 0] if reduction == "mean" else samples, reduction)
+
+    def weigh(self, examples: Sequence[Example]) -> None:
+        """See `Answering`: a class of n_c of n examples counts by n / (C n_c), C the classes that occur."""
+        numbers = torch.tensor([self.vocabulary.index(example.answer) for example in examples], dtype=torch.long)
+        counts = torch.bincount(numbers[numbers >= 0], minlength=len(self.vocabulary))
+        seen = counts > 0
+        self.weights = torch.where(seen, counts.sum() / (seen.sum() * counts.clamp_min(1)), 1.0)
 
     def answer_scores(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the logits (B, C)."""
@@ -144,19 +158,23 @@ class Multilabel(Answering):
     def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
         super().__init__(backbone, head)
         self.vocabulary = vocabulary
+        self.register_buffer("weights", None, persistent=False)
 
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
         """Make target 1 where a label applies, 0 where it does not, -1 where it is unknown, (B, L)."""
+        return Batch(
+            inputs=self.backbone.collate(list(images), [example.question for example in examples]),
+            target=self._target(examples),
+            accepted=None,
+            closed=torch.zeros(len(examples), dtype=torch.bool),
+        )
+
+    def _target(self, examples: Sequence[Example]) -> Tensor:
         target = torch.zeros(len(examples), len(self.vocabulary), dtype=torch.long)
         for row, example in enumerate(examples):
             target[row, [self.vocabulary.index(label) for label in example.labels or ()]] = 1
             target[row, [self.vocabulary.index(label) for label in example.unknown_labels]] = UNKNOWN
-        return Batch(
-            inputs=self.backbone.collate(list(images), [example.question for example in examples]),
-            target=target,
-            accepted=None,
-            closed=torch.zeros(len(examples), dtype=torch.bool),
-        )
+        return target
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the logits (B, L)."""
@@ -170,10 +188,17 @@ class Multilabel(Answering):
         """Return the binary cross-entropy; an image without any known label is left out."""
         known = target != UNKNOWN
         each = nn.functional.binary_cross_entropy_with_logits(
-            logits, target.clamp_min(0).to(logits.dtype), reduction="none"
+            logits, target.clamp_min(0).to(logits.dtype), pos_weight=self.weights, reduction="none"
         )
         samples = (each * known).sum(-1) / known.sum(-1).clamp_min(1)
         return reduced(samples[known.any(-1)] if reduction == "mean" else samples, reduction)
+
+    def weigh(self, examples: Sequence[Example]) -> None:
+        """See `Answering`: where a label applies, it counts by how many times more often it does not."""
+        target = self._target(examples)
+        positive, negative = (target == 1).sum(0), (target == 0).sum(0)
+        occurs = (positive > 0) & (negative > 0)
+        self.weights = torch.where(occurs, negative / positive.clamp_min(1), 1.0)
 
     def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
         """See `Answering`: of labels that apply or not each for itself, known or not."""

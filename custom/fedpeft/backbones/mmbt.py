@@ -30,6 +30,7 @@ from fedpeft.backbones.model_inputs import ModelInputs, image_processor
 from fedpeft.backbones.transformers_model import POOLER, config_of, empty_model
 from fedpeft.backbones.vit import scaling_of
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import digest
 
 if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
@@ -40,6 +41,23 @@ READS = {"inputs_embeds", "attention_mask", "position_ids"}  # arguments of a BE
 LITE0_SIZE, LITE0_WIDTH = 224, 1280
 LITE0_COLORS = ((127 / 255,) * 3, (128 / 255,) * 3)
 MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+
+
+class EncodedImages:
+    """What frozen encoders made of images, by the encoder's values and the image's pixels.
+
+    Whoever looks something up has the image, so sites and runs of one process may share it.
+    """
+
+    def __init__(self) -> None:
+        self.features: dict[bytes, Tensor] = {}
+        self.held = 0  # bytes
+
+    def add(self, name: bytes, made: Tensor, limit: int) -> None:
+        """Keep features unless more than the limit would be held."""
+        if self.held + made.nbytes <= limit:
+            self.features[name] = made.cpu()
+            self.held += made.nbytes
 
 
 class ImageEncoder(nn.Module):
@@ -54,16 +72,16 @@ class ImageEncoder(nn.Module):
         super().__init__()
         self.encoder, self.grid = encoder.requires_grad_(False).eval(), grid
         self._resizes = "interpolate_pos_encoding" in inspect.signature(type(encoder).forward).parameters
-        self._kept: dict[bytes, Tensor] = {}
-        self._limit = self.held = 0
+        self.kept, self._limit, self._name = EncodedImages(), 0, b""
 
     def train(self, mode: bool = True) -> ImageEncoder:
         """Stay in evaluation mode: the statistics of batch norms are those of pre-training."""
         return super().train(False)
 
-    def keep(self, limit: int) -> None:
-        """Keep what is made of each image, in so many bytes of main memory; an image is known by its pixels."""
-        self._limit = limit
+    def keep(self, limit: int, kept: EncodedImages | None = None) -> None:
+        """Keep what is made of each image, in so many bytes of main memory; see `Backbone.keep_encoded`."""
+        self.kept, self._limit = kept if kept is not None else self.kept, limit
+        self._name = bytes.fromhex(digest(self.state_dict(), after=f"{self.grid} ".encode()))
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the cells of images (B, 3, H, W), and behind them the mean of the whole grid: (B, n + 1, d)."""
@@ -72,13 +90,11 @@ class ImageEncoder(nn.Module):
     def _features(self, image: Tensor) -> Tensor:
         if not self._limit:
             return self._encoded(image)
-        name = hashlib.blake2b(image.cpu().contiguous().numpy().data, digest_size=16).digest()
-        if (kept := self._kept.get(name)) is not None:
+        name = hashlib.blake2b(image.cpu().contiguous().numpy().data, digest_size=16, key=self._name).digest()
+        if (kept := self.kept.features.get(name)) is not None:
             return kept.to(image.device)
         made = self._encoded(image)
-        if self.held + made.nbytes <= self._limit:
-            self._kept[name] = made.cpu()
-            self.held += made.nbytes
+        self.kept.add(name, made, self._limit)
         return made
 
     @torch.no_grad()
@@ -161,8 +177,8 @@ class Mmbt(nn.Module):
         return self.inputs.text_length
 
     @property
-    def longest_text(self) -> int | None:
-        longest = self.inputs.longest_text
+    def max_text(self) -> int | None:
+        longest = self.inputs.max_text
         return longest and longest - self._first_position - self._tokens
 
     def text_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -172,8 +188,8 @@ class Mmbt(nn.Module):
         self.inputs.save(folder)
         self.prepare.save(folder)
 
-    def keep_encoded(self, limit: int) -> None:
-        self.images.keep(limit)
+    def keep_encoded(self, limit: int, kept: EncodedImages | None = None) -> None:
+        self.images.keep(limit, kept)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor) -> Tensor:
         """Return the features (B, 2 d + d_image)."""
@@ -235,7 +251,7 @@ def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
         images, width, prepare = (_lite0 if lite0 else _of_transformers)(folder, settings, weights=weights)
     encoder = ImageEncoder(images, settings.image_grid) if images else None
     backbone = Mmbt(model, inputs, prepare, encoder, image_width=width, grid=settings.image_grid)
-    if (longest := backbone.longest_text) and settings.text_length > longest:
+    if (longest := backbone.max_text) and settings.text_length > longest:
         raise FedpeftError(
             f"text_length is {settings.text_length}, and beside {settings.image_grid}^2 tokens of the image {source} "
             f"reads at most {longest}: lower it, or backbone.image_grid.",

@@ -146,7 +146,7 @@ DATASET = DataSet(
     recognized=recognized,
     layout=tree(__doc__),
     folders=("{site}",),
-    usual=False,  # any folder of folders with images would do, also one that the site keeps for something else
+    allowed_by_default=False,  # any folder of folders with images would do, also one kept for something else
     as_sites="Each folder is a site, and the folders in it ({inside}) are its classes; if they are patients, and the "
     "outer folders the classes, add --set data.dataset=class_folders.",
 )

@@ -149,9 +149,9 @@ class DataSettings:
     seed: int = 0
     validation_fraction: float = 0.1
     test_fraction: float = 0.2
-    train_size: int | None = field(default=None, metadata={MAX_BY: "most_samples"})
-    validation_size: int | None = field(default=None, metadata={MAX_BY: "most_samples"})
-    test_size: int | None = field(default=None, metadata={MAX_BY: "most_samples"})
+    train_size: int | None = field(default=None, metadata={MAX_BY: "max_samples"})
+    validation_size: int | None = field(default=None, metadata={MAX_BY: "max_samples"})
+    test_size: int | None = field(default=None, metadata={MAX_BY: "max_samples"})
     dialects: int = 0
     label_skew: float = OWN_MIX
     partition: str = NATURAL
@@ -207,10 +207,10 @@ class DataSettings:
             raise DataError(f"pool={list(self.pool)!r:.200} must name sites, each once.", setting="pool")
         object.__setattr__(self, "answers", listed_answers(self.answers))
 
-    def sizes(self, usual: Mapping[str, int]) -> dict[str, int]:
+    def sizes(self, defaults: Mapping[str, int]) -> dict[str, int]:
         """Return the examples of each split of procedural data: those that are set, otherwise the default ones."""
         own = {"train": self.train_size, "validation": self.validation_size, "test": self.test_size}
-        return {split: size if own[split] is None else own[split] for split, size in usual.items()}
+        return {split: size if own[split] is None else own[split] for split, size in defaults.items()}
 
     def _check_less(self) -> None:
         """Check what leaves a part of the samples out."""

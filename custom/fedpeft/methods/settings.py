@@ -12,14 +12,21 @@ from fedpeft.alignment.settings import FEDAVG, WEIGHT_SPACE, PIASettings, Robust
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.layer_matching import SETTING
 from fedpeft.core.settings import BY_SITE, about, check_ranges, nested, one_of, suggestion, within
-from fedpeft.methods.aggregations import AGGREGATIONS, DEFAULTS, Aggregation, admitted, chosen
-from fedpeft.methods.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
+from fedpeft.methods.aggregations import (
+    AGGREGATIONS,
+    DEFAULTS,
+    SERVER_OPTIMIZERS,
+    Aggregation,
+    ServerOptimizer,
+    admitted,
+    chosen,
+)
 from fedpeft.methods.setting_limits import MAX_LAYERS
 
 SITE_SETTINGS = "site_settings"
 PRIVATE, FEDERATED = "private", "federated"
 MAX_SERVER_RATE = 1000
-PROBE_SAMPLES = within(1, 1_000_000, max_by="most_probe_samples", min_by="least_probe_samples")
+PROBE_SAMPLES = within(1, 1_000_000, max_by="max_probe_samples", min_by="min_probe_samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,9 +327,9 @@ def _check_ranks(method: MethodSettings) -> None:
         )
     scales = {site: method.method.product_scale(method.settings_of(site)) for site in ("", *method.site_settings)}
     for site, scale in scales.items():
-        if scale is not None and scale != (usual := scales[""]):
+        if scale is not None and scale != (default := scales[""]):
             raise FedpeftError(
-                f"products of {site} count {scale:g} times and those of the others {usual:g} times (lora_alpha / "
+                f"products of {site} count {scale:g} times and those of the others {default:g} times (lora_alpha / "
                 f"r): set lora_alpha in site_settings so that the ratio is the same.",
                 setting=SITE_SETTINGS,
             )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ALL, OWN = "all", "own"
 MAX_BUDGET = 1_000_000
-SCORE_SAMPLES = within(1, 1_000_000, max_by="most_score_samples", min_by="least_score_samples")
+SCORE_SAMPLES = within(1, 1_000_000, max_by="max_score_samples", min_by="min_score_samples")
 
 
 def schedule_of(section: Mapping[str, Any] | None, method: TuningMethod) -> ScheduleSettings:

@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Trainable
 from fedpeft.site import quantized
 from fedpeft.site.kept_features import MIB, KeptFeatures
+
+if TYPE_CHECKING:
+    from fedpeft.backbones.mmbt import EncodedImages
 
 SETTING = "training.compile"
 LIMIT = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # torch 2.6
@@ -220,13 +223,18 @@ def as_trained(backbone: Backbone, settings: TrainingSettings, features: KeptFea
 
 
 def kept_features(
-    backbone: Backbone, trainable: Trainable, settings: TrainingSettings, *, some_layers: bool
+    backbone: Backbone,
+    trainable: Trainable,
+    settings: TrainingSettings,
+    *,
+    some_layers: bool,
+    images: EncodedImages | None = None,
 ) -> KeptFeatures | None:
     """Return where features are kept; None without a budget for them, or where the backbone itself keeps them."""
     if not settings.features_mib:
         return None
     if keep := getattr(backbone, "keep_encoded", None):
-        keep(round(settings.features_mib * MIB))
+        keep(round(settings.features_mib * MIB), images)
         return None
     half = settings.precision == BFLOAT16
     return KeptFeatures(backbone, trainable, settings.features_mib, some_layers=some_layers, half=half)

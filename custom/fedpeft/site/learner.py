@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from fedpeft.answering.answering import Batch
-from fedpeft.answering.personalizations import PERSONALIZATIONS
-from fedpeft.answering.training_settings import BEST, LINEAR, TrainingSettings
+from fedpeft.answering.training_settings import BEST, LINEAR, PERSONALIZATIONS, TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import LocalError
 from fedpeft.core.keys import HEAD, belongs, layers_of
@@ -110,10 +109,9 @@ class Learner:
         shared: SharedModels | None = None,
     ) -> None:
         self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
-        self.salt, self._policy = "", policy
+        self.salt, self._policy, self.vocabulary = "", policy, vocabulary_of(site_data, answers)
         self.on_step: OnStep = no_step
         self.dataset, self.backbone_name, self.schedule = dataset, backbone.name, schedule or ScheduleSettings()
-        self.vocabulary = vocabulary_of(site_data, answers)
         self.pia = method.pia if method.aligns else None
         if self.pia:
             method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
@@ -126,6 +124,7 @@ class Learner:
             vocabulary=self.vocabulary,
             labelled=bool(site_data.labels),
             metric=site_data.metric,
+            train=site_data.train,
             policy=policy,
             shared=shared,
         )
@@ -142,9 +141,9 @@ class Learner:
             self.answering.collate,
             training,
             device=self.device,
-            smallest=policy.least_batch_size if policy else 1,
+            smallest=policy.min_batch_size if policy else 1,
         )
-        min_images = policy.least_class_images if policy else 1
+        min_images = policy.min_class_images if policy else 1
         self.constant = baseline(site_data, min_images=min_images)
         self._evaluation = Evaluation(self.model, site_data, self.batches.of, min_images=min_images)
         self.values = RoundValues(site, self.model, method, folder)

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from fedpeft.answering.answering import Answering, Batch, Batches
-from fedpeft.answering.training_settings import ADAMW, LINEAR, SGD, TrainingSettings
+from fedpeft.answering.training_settings import ADAMW, LINEAR, SGD, SHARE, TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import BALANCED_ACCURACY, VALIDATION
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.methods.trainable import Part, Step
 from fedpeft.site import computing
-from fedpeft.site.metrics import Measure, Measured, measured
+from fedpeft.site.metrics import Measure, Measured, measured, shares_of
 from fedpeft.site.site_model import SiteModel
 
 POINTS = 1000  # at which the rates of a round are added up, at most
@@ -269,6 +269,8 @@ class Evaluation:
         self.tested: Measure | None = None
         self._tunes = training.thresholds == VALIDATION and bool(data.validation)
         self._validates = training.validate and bool(data.validation)
+        shares = training.thresholds == SHARE and bool(data.labels)
+        self._thresholds = shares_of(model.vocabulary, data.train) if shares else None
 
     def of_round(self) -> tuple[Measured, tuple[float, ...] | None]:
         """Return the figures of a round, of the test split and where wanted of the validation split, and thresholds.
@@ -304,7 +306,7 @@ class Evaluation:
     def _answered(self, examples: Sequence[Example]) -> Measure:
         model = self._model
         with computing.as_trained(model.backbone, model.training, model.features):
-            return measured(
+            measure = measured(
                 model.answering.eval(),
                 self._batches(examples, model.training.evaluation_batch_size),
                 device=model.device,
@@ -312,3 +314,5 @@ class Evaluation:
                 min_images=self._min_images,
                 unseen=self._data.unseen_classes(model.vocabulary, examples, min_images=self._min_images),
             )
+        measure.thresholds = self._thresholds
+        return measure

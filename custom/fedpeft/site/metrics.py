@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from fedpeft.answering.answering import UNKNOWN, Answering, Batch
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example
 
 THRESHOLD = 0.5  # of a label's probability, from which on it counts as predicted
 Measured = dict[str, float | None]
@@ -148,8 +151,8 @@ class AnswersF1(Measure):
 class MacroF1(Measure):
     """Mean over the labels that occur in the split of their F1, a label predicted from its threshold on.
 
-    The thresholds are 0.5, or those with the highest F1 on the validation split. An image is left out of a label that
-    is unknown for it.
+    The thresholds are 0.5, those with the highest F1 on the validation split, or those of `shares_of`. An image is left
+    out of a label that is unknown for it.
     """
 
     def __init__(self) -> None:
@@ -183,6 +186,24 @@ class MacroF1(Measure):
         """See `Measure`."""
         scores = [score for score in self.by_label() if score is not None]
         return {"overall": sum(scores) / len(scores) if scores else None, "open": None, "closed": None}
+
+
+def shares_of(vocabulary: AnswerVocabulary, train: Sequence[Example]) -> tuple[float, ...]:
+    """Return p / (1 + p) of each label that a share p of the training images has, 0.5 where none has it.
+
+    Where probabilities are right, the threshold with the highest F1 is half of that F1. Predicting a label everywhere
+    has an F1 of 2 p / (1 + p), so that no lower threshold is better.
+
+    Source: Lipton, Elkan and Naryanaswamy 2014, arXiv:1402.1892.
+
+    Args:
+        vocabulary: the labels.
+        train: the site's training split; an image is left out of a label that is unknown for it.
+    """
+    present = Counter(vocabulary.index(label) for example in train for label in example.labels or ())
+    unknown = Counter(vocabulary.index(label) for example in train for label in example.unknown_labels)
+    counts = [(present[number], len(train) - unknown[number]) for number in range(len(vocabulary))]
+    return tuple(found / (known + found) if found else THRESHOLD for found, known in counts)
 
 
 def best_threshold(probabilities: Tensor, target: Tensor) -> Tensor:

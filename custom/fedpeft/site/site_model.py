@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedpeft import answering as ways
 from fedpeft import backbones
 from fedpeft.answering.answering import Answering
-from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.answering.training_settings import BALANCED, TrainingSettings
 from fedpeft.backbones.matrices import matrices, seen_in_float32
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.seeds import derive
 from fedpeft.core.settings import about
 from fedpeft.core.states import State
 from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example
 from fedpeft.job.catalog import without_head
-from fedpeft.job.schemes import check_schemes
+from fedpeft.job.settings import check_schemes
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.products import FrozenProducts
 from fedpeft.methods.settings import MethodSettings
@@ -37,14 +38,22 @@ from fedpeft.site import computing
 from fedpeft.site.metrics import check_metric
 from fedpeft.site.site_state import SiteState
 
+if TYPE_CHECKING:
+    from fedpeft.backbones.mmbt import EncodedImages
+
 
 class SharedModels:
     """Models of one process in which several sites take turns: equal ones are built once, with one frozen backbone.
 
     A site has a head of its own, and loads all values that train before it computes; none of another site's are left.
+
+    Args:
+        images: where frozen image encoders keep what they made of images, for several runs of a process
+            (`training.features_mib`); None: each model keeps its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, images: EncodedImages | None = None) -> None:
+        self.images = images
         self._models: dict[str, SiteModel] = {}
 
     def like(self, built_from: Mapping[str, Any]) -> SiteModel | None:
@@ -72,6 +81,7 @@ class SiteModel:
         vocabulary: the site's answers or labels, or those of a federated head.
         labelled: whether its images have labels.
         metric: by which its data are measured; empty: nobody has looked at them yet.
+        train: the training split, whose classes `training.class_weights` counts; empty: nothing is trained.
         policy: the site's own file; None in the simulator and in a notebook.
         shared: models of the other sites of this process; None: this site has one of its own.
 
@@ -90,6 +100,7 @@ class SiteModel:
         vocabulary: AnswerVocabulary,
         labelled: bool,
         metric: str,
+        train: Sequence[Example] = (),
         policy: SitePolicy | None = None,
         shared: SharedModels | None = None,
     ) -> None:
@@ -112,13 +123,15 @@ class SiteModel:
             self._take_over(like)
         with about("training"):
             self.answering = self._answering(derive(training.seed, "head", site if self._own_head else ""))
+            if train and training.class_weights == BALANCED:
+                self.answering.weigh(train)
             if like is None:
                 computing.keep_frozen(self.backbone, training, self._weights, self.device, method)
             self.answering.to(self.device)
             if metric:
                 check_metric(metric, self.answering)
             if like is None:
-                self._set_up(schedule)
+                self._set_up(schedule, shared.images if shared else None)
         if like is None:
             self.products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
             if shared and shares:
@@ -151,13 +164,13 @@ class SiteModel:
                 self.trainable = tuning.prepare(self.backbone, own, seed=seed)
         self.first, self.first_private = self.trainable.state(), self.trainable.private_state()
 
-    def _set_up(self, schedule: ScheduleSettings) -> None:
+    def _set_up(self, schedule: ScheduleSettings, images: EncodedImages | None) -> None:
         """Let the model compute as `training` says."""
         computing.set_up(self.backbone, self.training)
         if self.training.reuse_passes:
             self.trainable.reuse_passes()
         self.features = computing.kept_features(
-            self.backbone, self.trainable, self.training, some_layers=schedule.active
+            self.backbone, self.trainable, self.training, some_layers=schedule.active, images=images
         )
 
     def _take_over(self, like: SiteModel) -> None:
