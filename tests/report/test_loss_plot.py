@@ -62,7 +62,7 @@ def test_losses_that_are_not_above_zero_have_a_plain_axis(low):
 
 def test_methods_stand_in_panels_with_one_axis():
     losses = losses_of(parsed(made()))
-    figure = panels_figure({name: losses for name in ("one", "two", "three", "four")})
+    figure = panels_figure(dict.fromkeys(("one", "two", "three", "four"), losses))
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["one", "two", "three", "four"]
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
 
