@@ -161,7 +161,7 @@ def _add_runs(commands: Any) -> None:
     report.add_argument("run", type=Path, help="folder of a run, or workspace")
     report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
     report.add_argument(
-        "--surface", action="store_true", help="draw the loss between two sites' adapters, FedPIA's 2(c)"
+        "--surface", action="store_true", help="draw the loss between two sites' adapters (FedPIA's Figure 2(c))"
     )
     report.add_argument("--sites", metavar="A,B", help="of --surface (default: the first two of the run)")
     report.add_argument("--grid", type=int, metavar="N", help="of --surface: N x N points (default 11)")
