@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Attacks on a job by a site, a lead or a server, and what each cost: the tables of the documentation.
 
-    python benchmarks/attacks.py [--only WORD ...]
+    python benchmarks/attacks.py [--only WORD ...] [--write]
     python benchmarks/attacks.py --poisoning      accuracy with each average when one of five sites sends wrong updates
 
 What a site sends in a round goes over FLARE's wire in the simulator, one attack in each round of one job: three sites,
-one of them hostile, quorum 2. What was lost is measured against a federation of the other two sites alone. Two groups
+one of them hostile, quorum 2. What was lost is measured against a federation of the other two sites alone. Three groups
 start a consortium over mutual TLS. All other attacks meet the real component in this process.
 """
 
@@ -44,6 +44,7 @@ from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGu
 from fedpeft.protocol.types import SCORE, TRAIN
 from fedpeft.site.learner import Learner
 
+RESULTS = ROOT / "benchmarks" / "results" / "attacks.md"
 SECRET = "hospital-database-password"
 SCHEDULED = ("method.aggregation=fedavg", "schedule.solver=exact", "schedule.budget=4", "schedule.score_samples=8")
 LARGE = {
@@ -225,9 +226,16 @@ def _logged() -> Iterator[io.StringIO]:
 
 def table(title: str, rows: Iterator[Row]) -> Iterator[str]:
     """Markdown lines of one group."""
-    yield f"\n**{title}**\n\n| what was done | what happened | what was lost |\n|---|---|---|"
+    yield f"\n## {title}\n\n| what was done | what happened | what was lost |\n|---|---|---|"
     for row in rows:
         yield "| " + " | ".join(_cell(text) for text in row) + " |"
+
+
+def replaced(page: str, title: str, section: str) -> str:
+    """The page of results with this section in place of the one of the same title, or at its end."""
+    before, _, after = page.partition(f"\n## {title}\n")
+    rest = after[after.index("\n## ") :] if "\n## " in after else ""
+    return f"{before.rstrip()}\n{section}\n{rest}"
 
 
 def _cell(text: Any) -> str:
@@ -238,6 +246,7 @@ def main() -> None:
     """Read the command line, attack, and print the tables in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=list(GROUPS), choices=GROUPS, metavar="WORD", help=str([*GROUPS]))
+    parser.add_argument("--write", action="store_true", help=f"replace the tables in {RESULTS.relative_to(ROOT)}")
     parser.add_argument("--poisoning", action="store_true", help="measure what wrong updates do to the accuracy")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of training, for --poisoning")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="for --poisoning")
@@ -249,8 +258,12 @@ def main() -> None:
     for name in options.only:
         print(name, file=sys.stderr, flush=True)
         title, rows = GROUPS[name]
+        lines = []
         for line in table(title, rows()):
             print(line, flush=True)
+            lines.append(line)
+        if options.write:
+            RESULTS.write_text(replaced(RESULTS.read_text(), title, "\n".join(lines)))
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def _provision(folder: Path) -> Path:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         server["fed_learn_port"] = probe.getsockname()[1]
-    least = dict.fromkeys(("least_train_samples", "least_train_images", "least_test_samples", "least_score_samples"), 4)
+    least = dict.fromkeys(("min_train_samples", "min_train_images", "min_test_samples", "min_score_samples"), 4)
     for builder in described["builders"]:
         if "storage" in builder.get("args", {}):
             builder["args"] |= {"storage": str(folder / "storage"), "site_policy": least}

@@ -192,7 +192,9 @@ def random_backbone(options: argparse.Namespace, device: torch.device, folder: P
             model = shape.model(shape.config(options.layers))
         return shape.wrapped(model.eval(), settings, folder)
 
-    return Pretrained(build=build, skeleton=lambda source=None: build(BackboneSettings()), usual=str(folder), half=True)
+    return Pretrained(
+        build=build, skeleton=lambda source=None: build(BackboneSettings()), default_source=str(folder), half=True
+    )
 
 
 def learner(options: argparse.Namespace, folder: Path) -> Learner:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What docs show of `benchmarks/results`: tables between two marks of a page, and pictures.
+"""What docs and `benchmarks/results/*.md` show of the results: tables between two marks of a page, and pictures.
 
     python benchmarks/publish.py            # names the pages and pictures that are not those of the results
     python benchmarks/publish.py --write    # writes tables and pictures
@@ -33,7 +33,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (Path("docs/benchmarks.md"), Path("docs/benchmarks_appendix.md"), Path("docs/merging.md"))
+WITH_TABLES = ("study", "choices", "methods", "cases", "real_images", "merging")
+PAGES = (
+    Path("docs/benchmarks.md"),
+    *(Path(f"benchmarks/results/{name}.md") for name in WITH_TABLES),
+)
 MARKED = re.compile(r"<!-- results: (?P<name>.*?) -->.*?<!-- end -->", re.DOTALL)
 NONE = "(no results yet)"
 DPI = 200

@@ -41,7 +41,7 @@ TASKS = {"vqa_rad": "accuracy %", "fed_isic2019": "balanced accuracy %", "nih_cx
 SEEDS = (0, 1, 2)
 BASELINES = ("local", "fedavg")
 OWN = ""  # the backbone of the task's job, a tiny one
-AS_THEY_COME = "training.sampling=usual"  # of the runs with the tiny backbones, which are older than the setting
+AS_THEY_COME = "training.sampling=default"  # of the runs with the tiny backbones, which are older than the setting
 SETTINGS = {  # beside those of the job, for all rows alike; no grid chose them
     ("mmbt-small", "vqa_rad"): [
         "backbone.image_features=false",

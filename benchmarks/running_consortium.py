@@ -32,7 +32,7 @@ from fedpeft.job.composing import write_job
 from fedpeft.report.status import run_folder
 
 GOOD, HOSTILE = kits.SITES
-POLICY = dict.fromkeys(("least_train_samples", "least_train_images", "least_test_samples", "least_score_samples"), 4)
+POLICY = dict.fromkeys(("min_train_samples", "min_train_images", "min_test_samples", "min_score_samples"), 4)
 SMALL = (
     f"federation.sites=[{GOOD}, {HOSTILE}]",
     "federation.quorum=1",

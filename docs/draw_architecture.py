@@ -32,7 +32,7 @@ FLOORS = [
 ]
 ROUND = [  # who, what, where
     ("server", "plan: sites, scores, layers", "server/planner"),
-    ("server", "send the global adapter", "server/broadcast"),
+    ("server", "send the global adapter", "server/rounds"),
     ("site", "check the order", "site/orders"),
     ("site", "pass it to the process that trains", "site/supervisor, frames"),
     ("site", "align the global adapter, merge", "site/client_round"),

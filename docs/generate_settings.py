@@ -24,12 +24,11 @@ from fedpeft import adapters, backbones, methods
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BACKBONES, BackboneSettings
-from fedpeft.backbones.slots import SLOTS
 from fedpeft.core.settings import hints_of
 from fedpeft.data import DataSettings
 from fedpeft.data.registry import DATASETS
 from fedpeft.importance.registry import SCORES
-from fedpeft.job.catalog import entries, entry
+from fedpeft.job.catalog import entries
 from fedpeft.job.composing import PACKAGED, FlareSettings, read_yaml
 from fedpeft.job.federation import FederationSettings
 from fedpeft.job.site_policy import SitePolicy
@@ -47,7 +46,8 @@ from fedpeft.protocol.types import TASKS
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.scheduling.solvers import SOLVERS
 
-PAGES = Path(__file__).parent
+DOCS = Path(__file__).parent
+PAGES = (*sorted(DOCS.glob("*.md")), DOCS.parent / "tests" / "docs" / "messages.md")
 SECTIONS: dict[str, type] = {
     "backbone": BackboneSettings,
     "method": MethodSettings,
@@ -62,20 +62,6 @@ SECTIONS: dict[str, type] = {
     "site": SitePolicy,
 }
 ADAPTERS = tuple(name for name in methods.names() if methods.get(name).peft_tuner)
-OF_VISION = (
-    "full",
-    "attention",
-    "sba",
-    "vpt",
-    "dvpt",
-    "promptfl",
-    "lora",
-    "lora_vpt",
-    "lora_dvpt",
-    "attention_vpt",
-    "sba_vpt",
-    "classifier",
-)
 VILT_B32 = {"family": "vilt", "num_layers": 12, "hidden_size": 768}
 KINDS = {
     str: "text",
@@ -123,12 +109,9 @@ def tables() -> dict[str, str]:
         "solvers": _by_owner("solver", {name: _dataclass_settings(cls) for name, cls in solver_classes().items()}),
         "scores": _by_owner("score", {name: _dataclass_settings(cls) for name, cls in score_classes().items()}),
         "adapters": _adapters(),
-        "roles": _roles(),
         "methods": _methods(),
         "backbones": _backbones(),
         "parts": _parts(),
-        "vit": _vit(),
-        "albef": _albef(),
         "orders": _messages([task.order for task in TASKS.values()]),
         "replies": _messages([task.reply for task in TASKS.values()]),
         "terms": _terms(),
@@ -317,15 +300,15 @@ def _backbones() -> str:
     for name, pretrained in backbones.BACKBONES.usable():
         if BACKBONES.is_plugin(name):
             continue
-        if not pretrained.usual and not pretrained.sized:
+        if not pretrained.default_source and not pretrained.sized:
             rows.append(
                 (f"`{name}`", "any of transformers", "", "", "", "none: a job names a source", pretrained.source)
             )
             continue
         model = pretrained.without_weights()
         count = f"{sum(parameter.numel() for parameter in model.parameters()):,}"
-        usual = f"`{pretrained.usual}`" if pretrained.usual else "none: a job names a folder"
-        weights = "with the package" if pretrained.tiny else usual
+        default = f"`{pretrained.default_source}`" if pretrained.default_source else "none: a job names a folder"
+        weights = "with the package" if pretrained.tiny else default
         sizes = str(model.num_layers), str(model.hidden_size), count
         rows.append((f"`{name}`", f"`{model.family}`", *sizes, weights, pretrained.source))
     return markdown(("backbone", "family", "layers", "width", "parameters", "default weights", "paper"), rows)
@@ -339,61 +322,28 @@ def _parts() -> str:
         name, source = backbone.pop("name"), backbone.pop("source", "")
         chosen = [*backbone.items(), *sections.get("training", {}).items()]
         values = ", ".join(f"`{key}` {str(value).lower()}" for key, value in chosen)
-        source = source or ("" if backbones.is_tiny(name) else backbones.usual_source(name))
+        source = source or ("" if backbones.is_tiny(name) else backbones.default_source(name))
         rows.append((f"`{file.stem}`", f"`{name}`", f"`{source}`" if source else "with the package", values))
     return markdown(("part", "backbone", "weights", "other settings"), rows)
 
 
-def _vit(head: int = 7 * 768 + 7) -> str:
-    """What the methods of the vision papers exchange, without and with the parameters of a head for 7 classes."""
-    backbone = backbones.skeleton("vit")
-    counted = [entry(backbone, name) for name in OF_VISION]
-    with_head = [
-        dataclasses.replace(e, min_exchanged=e.min_exchanged + head, exchanged=e.exchanged + head) for e in counted
-    ]
-    heads = ("method", "exchanged on ViT-B/16", "head federated, 7 classes")
-    return markdown(heads, [(f"`{e.name}`", e.sent, h.sent) for e, h in zip(counted, with_head, strict=True)])
-
-
-def _albef() -> str:
-    encoder, decoder = (entries(backbones.skeleton(name)) for name in ("albef", "albef-decoder"))
-    rows = [
-        (f"`{entry.name}`", *("refused" if one.misfit else one.sent for one in (entry, other)))
-        for entry, other in zip(encoder, decoder, strict=True)
-        if entry.trained is not None and not METHODS.is_plugin(entry.name)
-    ]
-    return markdown(("method", "exchanged on `albef`", "on `albef-decoder`"), rows)
-
-
 def _messages(kinds: Iterable[type]) -> str:
-    rows = []
+    """A row for each field; messages in which it is the same share one."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
     for cls in kinds:
         hints, meanings = typing.get_type_hints(cls), argument_texts(cls)
-        names = [field.name for field in dataclasses.fields(cls)]
-        rows += [(cls.__name__, f"`{name}`", kind_of(hints[name]), meanings[name]) for name in names]
-    return markdown(("message", "field", "kind", "what it is"), rows)
+        for name in (field.name for field in dataclasses.fields(cls)):
+            said = (row for row, names in rows.items() if meanings[name] == f"as in {names[0]}." and row[0] == name)
+            row = next(said, (name, kind_of(hints[name]), meanings[name]))
+            rows.setdefault(row, []).append(cls.__name__)
+    heads = ("message", "field", "kind", "what it is")
+    return markdown(heads, [(", ".join(names), f"`{name}`", *rest) for (name, *rest), names in rows.items()])
 
 
 def _terms() -> str:
     origins = dict.fromkeys(DATASETS.get(name).origin for name in DATASETS.own_names())
     rows = [(origin.title, origin.address, origin.terms) for origin in origins if origin]
     return markdown(("data", "from", "terms"), rows)
-
-
-def _roles() -> str:
-    roles = ("attention", "output", "query", "value")
-    rows = []
-    for family, table in SLOTS.items():
-        for tower in dict.fromkeys(name.rpartition("_")[0] for name in table):
-            prefix = f"{tower}_" if tower else ""
-            paths = (table.get(f"{prefix}{role}") for role in roles)
-            rows.append(
-                (
-                    f"`{family}`",
-                    *(f"`{prefix}{r}`: `{p}`" if prefix else f"`{p}`" for r, p in zip(roles, paths, strict=True)),
-                )
-            )
-    return markdown(("family", *roles), rows).replace("`None`", "none")
 
 
 def filled(page: str, contents: Mapping[str, str]) -> str:
@@ -410,7 +360,7 @@ def main() -> None:
         for name, table in contents.items():
             print(f"{name}\n\n{table}\n")
         return
-    for page in sorted(PAGES.glob("*.md")):
+    for page in PAGES:
         page.write_text(filled(page.read_text(), contents))
 
 

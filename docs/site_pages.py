@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Pages of the site that are no Markdown in docs/: those of the project's root, notebooks, the API from the docstrings.
+"""Pages of the site that are no Markdown in docs/: of the root, of results, notebooks, the API from the docstrings.
 
 A hook of mkdocs (`mkdocs.yml` names it). Nothing of fedpeft is imported: public names are read from the source.
 """
@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "custom"
+RESULTS = ROOT / "benchmarks" / "results"
 AT_ROOT = {"README.md": "start.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 AT_ROOT["CHANGELOG.md"] = "changelog.md"
 LAZY = ("fedpeft", "fedpeft.adapters", "fedpeft.alignment", "fedpeft.importance", "fedpeft.scheduling")
@@ -40,6 +41,8 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages."""
     for name, page in AT_ROOT.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text()))
+    for path in sorted(RESULTS.glob("*.md")):
+        files.append(File.generated(config, f"results/{path.name}", content=path.read_text()))
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebook(path)))
     files.append(File.generated(config, "api.md", content=api()))
@@ -50,6 +53,8 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     """Lead links that are made for the repository to pages of the site; a file that is not in it is named only."""
     at_root = {page: name for name, page in AT_ROOT.items()}
     folder = "" if page.file.src_uri in at_root else posixpath.join("docs", posixpath.dirname(page.file.src_uri))
+    if folder == "docs/results":
+        folder = RESULTS.relative_to(ROOT).as_posix()
     known = {file.src_uri for file in files}
 
     def led(link: re.Match) -> str:
@@ -57,7 +62,7 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
         if not target or re.match(r"[a-z]+:", target):
             return link[0]
         path = posixpath.normpath(posixpath.join(folder, target))
-        uri = AT_ROOT.get(path, path.removeprefix("docs/").replace(".ipynb", ".md"))
+        uri = AT_ROOT.get(path, path.removeprefix("docs/").removeprefix("benchmarks/").replace(".ipynb", ".md"))
         if uri not in known:
             return text
         return f"{image}[{text}]({posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"

@@ -49,7 +49,7 @@ from fedpeft.backbones.vilt import build, skeleton
 def mine(settings):
     return build(settings, images=lambda size, patch: SquareImages(size))
 
-MINE = Pretrained(build=mine, usual="mine", skeleton=skeleton)
+MINE = Pretrained(build=mine, default_source="mine", skeleton=skeleton)
 """,
         """
 assert federation("backbone.name=mine")[-1].state
@@ -135,8 +135,8 @@ def careful(*arguments):
 MINE = WayToAnswer(home=careful)
 """,
         """
-own, usual = (federation(f"training.answering={name}")[0].updates["a"].metrics for name in ("mine", "classification"))
-assert own["loss_first"] > 1.5 * usual["loss_first"]
+own, default = (federation(f"training.answering={name}")[0].updates["a"].metrics for name in ("mine", "classification"))
+assert own["loss_first"] > 1.5 * default["loss_first"]
 """,
     ),
     "fedpeft.checks": (

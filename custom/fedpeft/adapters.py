@@ -25,7 +25,7 @@ _HOME = {
     "initial_state": "fedpeft.methods.adapters",
     "save_adapter": "fedpeft.methods.adapters",
     "load_adapter": "fedpeft.methods.adapters",
-    "hidden_activations": "fedpeft.methods.bottleneck.activations",
+    "hidden_activations": "fedpeft.methods.bottleneck.tuning",
 }
 
 __all__ = list(_HOME)

@@ -9,7 +9,7 @@ import torch
 from fedpeft.alignment.factors import MAX_RANKS, extended, of_equal_rank
 from fedpeft.alignment.low_rank import fitted, integrate_products, product_length, stack_products
 from fedpeft.core.errors import FedpeftError
-from fedpeft.server.broadcast import StackedBroadcast
+from fedpeft.server.rounds import StackedBroadcast
 from fedpeft.server.update_check import update_length
 
 OUTPUTS, INPUTS = 12, 10

@@ -22,7 +22,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.doctor import content as doctor
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Part
-from fedpeft.server.export import export_adapter
+from fedpeft.server.job_run import export_adapter
 
 INPUTS = ("input_ids", "attention_mask", "pixel_values")
 QUESTIONS = ["Where is the nodule?", "is there an effusion in the image ?", "why?"]

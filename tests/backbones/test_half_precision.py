@@ -55,13 +55,13 @@ def same(one, other):
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_matrices_are_read_in_bfloat16_and_all_else_in_float32(stored, name):
-    usual, half = build(settings(name, stored(name))), build(settings(name, stored(name)), half=True)
-    assert half.hidden_size == usual.hidden_size
-    assert {parameter.dtype for parameter in usual.model.parameters()} == {torch.float32}
-    for weight in matrices(usual.model):
+    default, half = build(settings(name, stored(name))), build(settings(name, stored(name)), half=True)
+    assert half.hidden_size == default.hidden_size
+    assert {parameter.dtype for parameter in default.model.parameters()} == {torch.float32}
+    for weight in matrices(default.model):
         weight.data = weight.data.to(torch.bfloat16)
-    same(dict(half.model.named_parameters()), dict(usual.model.named_parameters()))
-    same(dict(half.model.named_buffers()), dict(usual.model.named_buffers()))
+    same(dict(half.model.named_parameters()), dict(default.model.named_parameters()))
+    same(dict(half.model.named_buffers()), dict(default.model.named_buffers()))
     others = {p.dtype for m in half.model.modules() if not isinstance(m, MATRICES) for p in m.parameters(recurse=False)}
     assert others == {torch.float32}
 

@@ -58,7 +58,7 @@ def test_a_part_fits_any_task_and_leaves_what_the_task_trains_with(part):
     sections, alone = composed(part), part_of(CONFIGS, f"backbones/{part}")
     pretrained = BACKBONES.get(sections["backbone"]["name"])
     assert answering.get(sections["training"].get("answering", "classification")).reads in pretrained.makes
-    assert (pretrained.tiny or pretrained.usual.startswith(WHEEL)) is ("source" not in sections["backbone"])
+    assert (pretrained.tiny or pretrained.default_source.startswith(WHEEL)) is ("source" not in sections["backbone"])
     task = part_of(CONFIGS, "tasks/phantom")["training"]
     assert task.keys() & alone.get("training", {}).keys() == ({"batch_size"} if pretrained.half else set())
     if pretrained.half:  # a model of billions

@@ -33,7 +33,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import is_key
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
-from fedpeft.server.export import export_adapter
+from fedpeft.server.job_run import export_adapter
 
 QUESTIONS = ["where is the nodule ?", "is there an effusion in the image ?", "why ?"]
 READS = {  # model -> whether the features depend on image and question

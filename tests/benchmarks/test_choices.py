@@ -26,20 +26,20 @@ def line(value, dialects, seed, accuracy, rounds=12):
 
 def test_the_first_value_of_a_question_is_that_of_the_study(choices, study):
     for title, values in choices.QUESTIONS.values():
-        usual, *others = values.values()
-        assert usual.method in study.METHODS, title
-        assert usual.overrides == (), title
+        default, *others = values.values()
+        assert default.method in study.METHODS, title
+        assert default.overrides == (), title
         assert all(value.overrides for value in others), title
 
 
 def test_the_value_that_is_named_is_the_one_that_the_study_has(choices, benchmark):
     learning = benchmark("learning")
     for _, values in choices.QUESTIONS.values():
-        name, usual = next(iter(values.items()))
-        other = next(value for value in values.values() if value != usual)
+        name, default = next(iter(values.items()))
+        other = next(value for value in values.values() if value != default)
         setting = other.overrides[0].partition("=")[0]
         root = learning.ROOT / "app_configs"
-        settings = learning.settings_of(usual.method)
+        settings = learning.settings_of(default.method)
         composed, named = (compose(root, learning.JOB, [*settings, *more]) for more in ([], [f"{setting}={name}"]))
         composed["training"].setdefault("decay", TrainingSettings.decay)
         named["training"].setdefault("decay", TrainingSettings.decay)
@@ -66,8 +66,8 @@ def test_a_table_compares_with_the_first_value_over_the_seeds_that_all_values_ha
     lines += [line("fedavg training.learning_rate=3e-3", 0, 100, 0.1)]  # not in both worlds yet
     (table,) = choices.tables(lines)
     assert table.heads[:3] == ("value", "accuracy %, 0 swapped", "minus 5e-3, 0 swapped")
-    usual, best = table.rows
-    assert usual == ("5e-3", "80.0", "", "80.0", "", "2")
+    default, best = table.rows
+    assert default == ("5e-3", "80.0", "", "80.0", "", "2")
     assert (best[:2], best[2][:5], best[3], best[4][:5]) == (("8e-3", "85.0"), "+5.0 ", "70.0", "-10.0")
     assert all(len(row) == len(table.heads) for row in table.rows)
 

@@ -75,8 +75,8 @@ def test_a_centralized_row_has_the_data_of_the_same_five_sites_and_sends_nothing
     for row in (method, f"{method}, centralized"):
         results.append(learning.run_with(every.with_rate(row, 1e-3), row, 0, [*small, "training.local_epochs=1"]))
     sites, (center,) = (list(some.values()) for some in learners)
-    usual = compose(learning.ROOT / "app_configs", learning.JOB)
-    assert [learner.site for learner in sites] == usual["federation"]["sites"]
+    default = compose(learning.ROOT / "app_configs", learning.JOB)
+    assert [learner.site for learner in sites] == default["federation"]["sites"]
     for split, examples in center.data.splits().items():
         assert list(examples) == [example for learner in sites for example in learner.data.splits()[split]]
     assert {len(learner.data.test) for learner in sites} == {4}  # so that the share of all is the mean of the shares

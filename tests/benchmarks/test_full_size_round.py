@@ -18,10 +18,10 @@ def test_shapes_are_those_of_the_backbones(script, shape, name):
     made = script.SHAPES[shape]
     with torch.device("meta"):
         model = made.model(made.config(None))
-    usual = backbones.skeleton(name).model
+    default = backbones.skeleton(name).model
     if name != "vilt":  # a skeleton has the vocabulary of the configuration, too
         assert len(model.language_model.get_submodule("layers" if name == "llava" else "model.decoder.layers")) == 32
-    sizes = ({key: tuple(p.shape) for key, p in m.named_parameters()} for m in (model, usual))
+    sizes = ({key: tuple(p.shape) for key, p in m.named_parameters()} for m in (model, default))
     assert next(sizes) == next(sizes)
 
 

@@ -27,8 +27,8 @@ def training(benchmark):
 
 @pytest.fixture
 def options():
-    usual = {"tiny": True, "threads": 1, "device": "cpu"}
-    return argparse.Namespace(samples=SAMPLES, tokens=5, classes=CLASSES, **usual)
+    default = {"tiny": True, "threads": 1, "device": "cpu"}
+    return argparse.Namespace(samples=SAMPLES, tokens=5, classes=CLASSES, **default)
 
 
 def loss_of(logits, labels):

@@ -54,9 +54,9 @@ def test_and_the_same_figures_as_a_sites_own_file_lets_them_out(download, bare_l
     for site, learner in learners.items():
         measured = last.updates[site].metrics
         policy = SitePolicy(**small_policy)
-        enough = len(learner.data.validation) >= policy.least_validation_samples
+        enough = len(learner.data.validation) >= policy.min_validation_samples
         expected = released_metrics(
-            measured, learner.questions, min_questions=policy.least_test_samples, enough_validation=enough
+            measured, learner.questions, min_questions=policy.min_test_samples, enough_validation=enough
         )
         assert {name: history["sites"][site][name] for name in expected} == expected
 

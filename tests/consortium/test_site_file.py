@@ -65,7 +65,7 @@ def test_what_goes_beyond_a_sites_limits_is_refused_by_name(federation, sections
     """Each site has a limit that the other has not."""
     secret = str(tmp_path / "secret")
     chosen = sections(*CHOSEN, f"backbone.source={secret}", "training.rounds=99999")
-    with own_file(federation, SITES[0], most_rounds=99_999), own_file(federation, SITES[1], sources=[secret]):
+    with own_file(federation, SITES[0], max_rounds=99_999), own_file(federation, SITES[1], sources=[secret]):
         job, run = submitted(federation, tmp_path, "asks", chosen)
     reason = json.loads((run / "manifest.json").read_text())["reason"]
     assert REFUSED.format(SITES[0], "backbone.source") in reason

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Frames and windows of usual image files; DICOM and NIfTI have tests of their own."""
+"""Frames and windows of image files; DICOM and NIfTI have tests of their own."""
 
 from __future__ import annotations
 

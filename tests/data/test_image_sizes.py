@@ -28,11 +28,11 @@ def test_an_odd_image_is_refused_where_the_model_would_end_in_an_error_and_nowhe
     registered = name if name in (*TINY, "blip2", "llava") else "transformers"
     settings = BackboneSettings(name=registered, source=source)
     whole, bare = build(settings).eval(), prepared(settings)
-    usual = np.zeros((20, 24, 3), np.uint8)
+    default = np.zeros((20, 24, 3), np.uint8)
     for size in ODD:
         try:
             with torch.no_grad():
-                features = whole(**whole.collate([Image.new("RGB", size), usual], ["why ?"] * 2))
+                features = whole(**whole.collate([Image.new("RGB", size), default], ["why ?"] * 2))
             works = bool(torch.isfinite(features).all())
         except ValueError:
             works = False

@@ -54,7 +54,7 @@ def test_up_to_a_share_they_are_skipped_counted_and_named(scans):
     assert [len(part) for part in site.splits().values()] == [10, 3, 5]
     assert site.left_out == (("its image cannot be read", 2),)
     [note] = site.notes
-    assert note.startswith("Of 20 images 2 cannot be read: ")
+    assert note.startswith("2 of 20 images cannot be read: ")
     assert "3.jpg cannot be decoded" in note
     assert "4.jpg cannot be decoded" in note
     assert len(fingerprints(site)) == 18

@@ -9,14 +9,14 @@ from layouts import lines, picture
 from fedpeft.data import DataSettings, load
 from fedpeft.data.partition import CONTRADICTED, REPEATED
 
-USUAL = [
+ROWS = [
     *(("train", f"{n}.png", "Is it?", ("yes", "no")[n % 2]) for n in range(6)),
     ("validation", "6.png", "Is it?", "yes"),
     ("test", "7.png", "Is it?", "no"),
 ]
 CASES = {  # more rows, what is left out, and how many are left of train, validation and test
     "nothing": ([], {}, (6, 1, 1)),
-    "a row three times": ([USUAL[0], USUAL[0]], {REPEATED: 2}, (6, 1, 1)),
+    "a row three times": ([ROWS[0], ROWS[0]], {REPEATED: 2}, (6, 1, 1)),
     "another spelling": ([("train", "0.png", " is  IT? ", "Yes ")], {REPEATED: 1}, (6, 1, 1)),
     "another question": ([("train", "0.png", "Where?", "yes")], {}, (7, 1, 1)),
     "another image": ([("train", "8.png", "Is it?", "yes")], {}, (7, 1, 1)),
@@ -24,7 +24,7 @@ CASES = {  # more rows, what is left out, and how many are left of train, valida
     "a validation question in training": ([("train", "6.png", "Is it?", "yes")], {REPEATED: 1}, (6, 1, 1)),
     "another answer": ([("train", "0.png", "Is it?", "no")], {CONTRADICTED: 2}, (5, 1, 1)),
     "another answer in another split": ([("test", "0.png", "Is it?", "no")], {CONTRADICTED: 2}, (5, 1, 1)),
-    "both": ([("test", "0.png", "Is it?", "no"), USUAL[0], USUAL[1]], {CONTRADICTED: 3, REPEATED: 1}, (5, 1, 1)),
+    "both": ([("test", "0.png", "Is it?", "no"), ROWS[0], ROWS[1]], {CONTRADICTED: 3, REPEATED: 1}, (5, 1, 1)),
 }
 
 
@@ -42,11 +42,11 @@ def _load(folder, rows, header="split,image,question,answer", **settings):
 
 @pytest.mark.parametrize(("more", "left_out", "sizes"), CASES.values(), ids=list(CASES))
 def test_no_row_counts_twice_and_none_is_lost_without_a_word(folder, more, left_out, sizes):
-    site = _load(folder, USUAL + more)
+    site = _load(folder, ROWS + more)
     assert dict(site.left_out) == left_out
     assert tuple(map(len, site.splits().values())) == sizes
-    assert sum(sizes) + sum(left_out.values()) == len(USUAL) + len(more)
-    assert site == _load(folder, USUAL + more)
+    assert sum(sizes) + sum(left_out.values()) == len(ROWS) + len(more)
+    assert site == _load(folder, ROWS + more)
     assert site.test[0].image_id == "7.png", "what is measured stays"
 
 
@@ -72,7 +72,7 @@ def test_reports_do_not_make_one_image_two(folder, labels, left_out):
 
 
 def test_an_image_and_a_patient_in_two_splits_are_noted(folder):
-    rows = [(*row, "p1" if row[1] in ("0.png", "7.png") else f"p{row[1]}") for row in USUAL]
+    rows = [(*row, "p1" if row[1] in ("0.png", "7.png") else f"p{row[1]}") for row in ROWS]
     rows += [("test", "1.png", "Where?", "left", "p1.png")]
     site = _load(folder, rows, "split,image,question,answer,patient")
     images, patients = site.notes

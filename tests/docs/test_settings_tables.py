@@ -15,8 +15,6 @@ from fedpeft import importance  # noqa: E402
 from fedpeft.methods import METHODS  # noqa: E402
 from fedpeft.protocol.types import METRICS, TASKS, TrainReply  # noqa: E402
 
-PAGES = sorted(DOCS.glob("*.md"))
-
 
 @pytest.fixture(scope="module")
 def tables():
@@ -24,7 +22,7 @@ def tables():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", generator.PAGES, ids=lambda path: path.name)
 def test_pages_hold_the_tables_that_the_code_gives(page, tables):
     text = page.read_text()
     assert generator.filled(text, tables) == text, "run `python docs/generate_settings.py --write`"
@@ -32,7 +30,7 @@ def test_pages_hold_the_tables_that_the_code_gives(page, tables):
 
 @pytest.mark.slow
 def test_every_table_is_on_a_page(tables):
-    in_pages = {match[2] for page in PAGES for match in generator.BLOCK.finditer(page.read_text())}
+    in_pages = {match[2] for page in generator.PAGES for match in generator.BLOCK.finditer(page.read_text())}
     assert in_pages == set(tables)
 
 

@@ -19,7 +19,7 @@ from fedpeft.data import Example, SiteData
 from fedpeft.doctor import content as backbone
 from fedpeft.doctor import content as data
 from fedpeft.doctor import context as job
-from fedpeft.doctor import machine, memory, open_context, policies
+from fedpeft.doctor import footprint, machine, open_context, policies
 from fedpeft.doctor.footprint import Footprint, largest
 from fedpeft.flare.policy import default_scope
 from fedpeft.report.status.progress import SIMULATED
@@ -494,22 +494,23 @@ SMALL = Footprint(process=GB, weights=GB, step=2 * GB, state=GB, device="cpu", m
     ],
 )
 def test_a_site_needs_the_main_memory_of_its_footprint(free, count, expected):
-    assert re.match(expected, text(memory.main_memory(SMALL, free, count, on_gpu=False)))
+    assert re.match(expected, text(footprint.main_memory(SMALL, free, count, on_gpu=False)))
 
 
 def test_a_site_that_trains_on_a_gpu_needs_its_footprint_there():
-    assert text(memory.gpu(SMALL, 3 * GB, 1, name="H200")).startswith("fail: memory of H200: a site needs about 3.5 GB")
-    shown = text(memory.main_memory(SMALL, 2 * GB, 1, on_gpu=True))
+    refused = text(footprint.gpu(SMALL, 3 * GB, 1, name="H200"))
+    assert refused.startswith("fail: memory of H200: a site needs about 3.5 GB")
+    shown = text(footprint.main_memory(SMALL, 2 * GB, 1, on_gpu=True))
     assert shown.startswith("pass: main memory: a site needs about 1.3 GB")
 
 
 def test_the_memory_limit_of_a_container_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    monkeypatch.setattr(footprint, "CONTAINER", tmp_path)
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")
-    assert memory.available() == 2000
+    assert footprint.available() == 2000
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available() > 2000
+    assert footprint.available() > 2000
 
 
 def test_the_footprint_of_a_job_grows_with_its_batch(make_job):
@@ -599,12 +600,12 @@ def test_a_servers_store_in_a_temporary_folder_is_warned_of(make_kit, monkeypatc
 
 
 def test_a_sites_own_file_is_read_and_what_it_changes_is_said(make_kit):
-    shown = text(policies.check_site_file(open_context(startup_kit=make_kit("site", policy={"most_rounds": 3}))))
-    assert re.fullmatch("pass: .*fedpeft.json can be used; not default: most_rounds.", shown)
+    shown = text(policies.check_site_file(open_context(startup_kit=make_kit("site", policy={"max_rounds": 3}))))
+    assert re.fullmatch("pass: .*fedpeft.json can be used; not default: max_rounds.", shown)
     assert not list(policies.check_site_file(open_context()))
 
 
-@pytest.mark.parametrize("policy", [None, {"most_rounds": 0}, {"most_roundz": 3}])
+@pytest.mark.parametrize("policy", [None, {"max_rounds": 0}, {"max_roundz": 3}])
 def test_a_site_without_a_usable_file_of_its_own_is_reported(make_kit, policy):
     context = open_context(startup_kit=make_kit("site", **({} if policy else {"local": None})))
     if policy is None:
@@ -623,9 +624,9 @@ def test_all_settings_that_the_site_would_refuse_are_reported(make_kit, make_job
 
 
 def test_a_job_that_trains_too_much_is_reported_before_its_adapter_is_made(make_kit, make_job, small_policy):
-    kit = make_kit("site", policy={**small_policy, "most_trained_parameters": 100})
-    with pytest.raises(FedpeftError, match=r"^method.settings asks for .* most_trained_parameters is 100"):
-        list(memory.check_memory(open_context(make_job(), startup_kit=kit)))
+    kit = make_kit("site", policy={**small_policy, "max_trained_parameters": 100})
+    with pytest.raises(FedpeftError, match=r"^method.settings asks for .* max_trained_parameters is 100"):
+        list(footprint.check_memory(open_context(make_job(), startup_kit=kit)))
 
 
 def test_a_pattern_of_a_job_is_not_matched_by_the_doctor(make_kit, make_job, small_policy):
@@ -633,7 +634,7 @@ def test_a_pattern_of_a_job_is_not_matched_by_the_doctor(make_kit, make_job, sma
     context = open_context(folder, startup_kit=make_kit("site", policy=small_policy))
     assert "fail: method.settings has target_modules='.*output'" in text(policies.check_site_file(context))
     with pytest.raises(FedpeftError, match="which no job may set at a site"):
-        list(memory.check_memory(context))
+        list(footprint.check_memory(context))
 
 
 def test_a_job_that_asks_for_nothing_special_passes(make_kit, make_job):
@@ -643,6 +644,6 @@ def test_a_job_that_asks_for_nothing_special_passes(make_kit, make_job):
 
 
 def test_data_are_loaded_as_the_site_would(make_kit, make_job, small_policy):
-    policy = {**small_policy, "least_train_images": 1000}
+    policy = {**small_policy, "min_train_images": 1000}
     context = open_context(make_job(), startup_kit=make_kit("site", policy=policy))
-    assert "fail: site slake: least_train_images is 1000, these data have" in text(data.check_data(context))
+    assert "fail: site slake: min_train_images is 1000, these data have" in text(data.check_data(context))

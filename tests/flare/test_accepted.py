@@ -16,7 +16,7 @@ from fedpeft.core.locks import StateLock
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import from_model, to_model
 from fedpeft.protocol.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
-from fedpeft.site.kept_state import GIB
+from fedpeft.site.site_tasks import GIB
 from fedpeft.site.supervisor import Answer
 
 KEY = "layer.0.output.down.weight"

@@ -110,8 +110,8 @@ def test_declared_widths_may_differ(run):
         torch.manual_seed(order.round)
         return reply(site, order, state={key: torch.randn(shape) for key, shape in schema.items()})
 
-    usual = {"houlsby": {"reduction_factor": 1.5}}
-    method = {"aggregation": "pia", "settings": usual, "site_settings": {"chest": {"reduction_factor": 0.75}}}
+    default = {"houlsby": {"reduction_factor": 1.5}}
+    method = {"aggregation": "pia", "settings": default, "site_settings": {"chest": {"reduction_factor": 0.75}}}
     _, manifest, _ = run(lambda s: introduction(s, schema=wide if s == "chest" else SCHEMA), train, method=method)
     assert manifest["status"] == "completed", manifest.get("reason")
 

@@ -14,7 +14,7 @@ from nvflare.apis.utils.event import fire_event_to_components
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from nvflare.private.fed.app.utils import component_security_check
 
-from fedpeft.flare.job_store import JobStore
+from fedpeft.flare.job_session import JobStore
 from fedpeft.flare.stale_jobs import StaleJobs
 from fedpeft.report.status import Progress
 

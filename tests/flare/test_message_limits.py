@@ -95,7 +95,7 @@ def test_tensors_that_are_too_large_together_are_left_at_their_sender_and_refuse
 @pytest.mark.parametrize("order", [train_order, score_order])
 def test_an_order_that_is_too_large_is_left_at_the_server(context, tmp_path, order):
     server, site = Source(100), context()
-    (tmp_path / "local" / "fedpeft.json").write_text(json.dumps({"most_message_mb": 2}))
+    (tmp_path / "local" / "fedpeft.json").write_text(json.dumps({"max_message_mb": 2}))
     executor = SiteExecutor(backbone={}, method={}, training={"rounds": 2}, data={}, schedule={})
     executor._opened(site)
     executor._supervisor.close()
@@ -186,4 +186,4 @@ def test_a_reply_that_cannot_be_read_does_not_end_the_server_s_process(monkeypat
 )
 def test_what_was_announced_bounds_a_reply(shape, masked, size):
     sites = [SimpleNamespace(schema={"key": shape}, dtype="float32"), SimpleNamespace(schema={}, dtype="bfloat16")]
-    assert limit_of_replies(sites, most_mb=50, masked=masked).size == size
+    assert limit_of_replies(sites, max_mb=50, masked=masked).size == size

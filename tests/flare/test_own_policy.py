@@ -34,8 +34,8 @@ def test_the_simulator_has_no_policy_and_a_site_needs_one(context, tmp_path):
     with pytest.raises(LocalError) as refused:
         policy_of(context())
     assert refused.value.code == "site-file-missing"
-    (tmp_path / "local" / "fedpeft.json").write_text(json.dumps({"most_rounds": 3}))
-    assert policy_of(context()) == SitePolicy(most_rounds=3)
+    (tmp_path / "local" / "fedpeft.json").write_text(json.dumps({"max_rounds": 3}))
+    assert policy_of(context()) == SitePolicy(max_rounds=3)
 
 
 def answer(context, task, order, **sections):

@@ -18,7 +18,7 @@ from fedpeft.doctor import policies
 from fedpeft.doctor.context import PASS
 from fedpeft.doctor.kit import read_kit
 from fedpeft.flare.job_process import RestartingLauncher
-from fedpeft.flare.job_store import JobStore
+from fedpeft.flare.job_session import JobStore
 from fedpeft.flare.policy import default_scope
 from fedpeft.flare.provisioning import PolicyBuilder
 from fedpeft.flare.returning_sites import ReturningSites
@@ -67,7 +67,7 @@ COMPONENTS_OF_KITS = (  # in start-up kits that exist already: these paths must 
     "fedpeft.flare.filters.AdapterOnly",
     "fedpeft.flare.filters.RememberOrder",
     "fedpeft.flare.job_process.RestartingLauncher",
-    "fedpeft.flare.job_store.JobStore",
+    "fedpeft.flare.job_session.JobStore",
     "fedpeft.flare.persistor.SafetensorsPersistor",
     "fedpeft.flare.returning_sites.ReturningSites",
     "fedpeft.flare.stale_jobs.StaleJobs",
@@ -136,11 +136,11 @@ def test_every_site_has_its_own_file_with_safe_defaults(kits, name):
 
 @pytest.mark.slow
 def test_the_project_may_set_values_of_all_sites_and_of_one(tmp_path):
-    own = {"slake": {"roots": {"slake": "/srv/slake"}, "most_rounds": 9}}
-    kits = provision(tmp_path, site_policy={"most_rounds": 7}, site_policies=own)
-    slake = SitePolicy(roots={"slake": "/srv/slake"}, most_rounds=9)
+    own = {"slake": {"roots": {"slake": "/srv/slake"}, "max_rounds": 9}}
+    kits = provision(tmp_path, site_policy={"max_rounds": 7}, site_policies=own)
+    slake = SitePolicy(roots={"slake": "/srv/slake"}, max_rounds=9)
     assert read_policy(kits / "slake" / "local" / "fedpeft.json") == slake
-    assert read_policy(kits / "vqa-rad" / "local" / "fedpeft.json") == SitePolicy(most_rounds=7)
+    assert read_policy(kits / "vqa-rad" / "local" / "fedpeft.json") == SitePolicy(max_rounds=7)
     assert not (kits / "server" / "local" / "fedpeft.json").exists()
 
 
@@ -179,8 +179,8 @@ def test_a_site_starts_a_killed_process_again(kits, name):
         ({"storage": "jobs"}, "storage is 'jobs', it must be an absolute path"),
         ({"storage": "/srv", "max_jobs": 0}, "max_jobs is 0"),
         ({"storage": "/srv", "privacy": {"clip": -1, "noise": 0}}, "clip"),
-        ({"storage": "/srv", "site_policy": {"most_round": 1}}, "did you mean 'most_rounds'"),
-        ({"storage": "/srv", "site_policies": {"slake": {"most_rounds": 0}}}, "most_rounds is 0"),
+        ({"storage": "/srv", "site_policy": {"max_round": 1}}, "did you mean 'max_rounds'"),
+        ({"storage": "/srv", "site_policies": {"slake": {"max_rounds": 0}}}, "max_rounds is 0"),
     ],
 )
 def test_an_impossible_setting_is_refused_with_the_reason(settings, message):
@@ -202,14 +202,14 @@ def test_the_sites_of_the_vision_project_admit_the_vision_jobs(tmp_path):
 
 
 def test_the_vision_project_differs_in_its_sites_and_what_they_allow():
-    usual, vision = (yaml.safe_load(file.read_text()) for file in (PROJECT, VISION))
-    for described in (usual, vision):
+    default, vision = (yaml.safe_load(file.read_text()) for file in (PROJECT, VISION))
+    for described in (default, vision):
         described["participants"] = [p for p in described["participants"] if p.get("role") != "org_admin"]
         described["participants"] = [p for p in described["participants"] if p["type"] != "client"]
         del described["name"], described["description"]
     (ours,) = (builder["args"] for builder in vision["builders"] if builder["path"].startswith("fedpeft."))
     assert ours.pop("site_policy") == {"head": True, "validation_fraction": 0}
-    assert vision == usual
+    assert vision == default
 
 
 @pytest.mark.parametrize("project", [PROJECT, VISION], ids=lambda path: path.name)

@@ -191,11 +191,11 @@ def test_the_backbone_of_one_center_without_its_head_is_that_of_the_others(tmp_p
     learner = Learner.from_sections(rest, site="bcn", folder=tmp_path / "bcn")
     received = {name: tensor for name, tensor in learner.backbone.model.state_dict().items() if "lora" not in name}
     tuned = {key.replace("backbone.", ""): tensor for key, tensor in load_before(folder, 2).adapter.items()}
-    usual = build(BackboneSettings(name="tiny-vit")).model.state_dict()
-    assert {name.replace("base_layer.", "") for name in received} == tuned.keys() == usual.keys()
+    default = build(BackboneSettings(name="tiny-vit")).model.state_dict()
+    assert {name.replace("base_layer.", "") for name in received} == tuned.keys() == default.keys()
     for name, tensor in received.items():
         assert torch.equal(tensor, tuned[name.replace("base_layer.", "")])
-    assert not all(torch.equal(tensor, usual[name]) for name, tensor in tuned.items())
+    assert not all(torch.equal(tensor, default[name]) for name, tensor in tuned.items())
     assert not any("head" in key for key in load_file(tmp_path / "out" / "model" / "model.safetensors"))
 
 

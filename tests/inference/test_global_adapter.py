@@ -12,11 +12,10 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.inference.examples import of_split
 from fedpeft.inference.export import export
-from fedpeft.inference.global_adapter import find_adapter
 from fedpeft.inference.kept_model import find
-from fedpeft.inference.model import Predictor
+from fedpeft.inference.model import Predictor, find_adapter
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.server.export import export_adapter
+from fedpeft.server.job_run import export_adapter
 from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")

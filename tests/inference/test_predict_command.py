@@ -232,8 +232,8 @@ def test_a_site_of_a_consortium_has_its_models_in_its_workspace(of_tables, tmp_p
     assert find(second, site=None).folder == second / "round-00002"
     assert find(second, site=None).policy is None
     (site / "local").mkdir()
-    (site / "local" / "fedpeft.json").write_text('{"least_class_images": 3}')
-    assert find(second, site=None).policy.least_class_images == 3
+    (site / "local" / "fedpeft.json").write_text('{"min_class_images": 3}')
+    assert find(second, site=None).policy.min_class_images == 3
 
 
 def test_a_servers_checkpoints_are_no_model(tmp_path, capsys):

@@ -111,7 +111,7 @@ def test_a_method_that_does_not_fit_says_why():
     ],
 )
 def test_a_count_is_what_the_learner_of_a_composed_job_trains(sections, tmp_path, backbone, method):
-    source = backbones.usual_source(backbone)
+    source = backbones.default_source(backbone)
     job = sections(f"backbone.name={backbone}", f"backbone.source={source}", f"method.name={method}")
     model = Learner.from_sections(job, site="slake", folder=tmp_path).model
     trained = {key: parameter.numel() for key, parameter in model.trainable.parameters().items()}
@@ -127,7 +127,7 @@ def test_every_method_for_which_a_tiny_backbone_declares_settings_fits_it(backbo
     assert not any(entry.misfit for entry in listed)
 
 
-@pytest.mark.parametrize("name", [name for name, one in BACKBONES.usable() if one.usual or one.sized])
+@pytest.mark.parametrize("name", [name for name, one in BACKBONES.usable() if one.default_source or one.sized])
 def test_a_skeleton_takes_no_memory(name):
     assert {parameter.device.type for parameter in backbones.skeleton(name).parameters()} == {"meta"}
 
@@ -143,7 +143,7 @@ def test_the_lists_are_printed_and_cut_no_name_in_80_columns(capsys, monkeypatch
     unwrapped = " ".join(printed.split())
     for name, pretrained in backbones.BACKBONES.usable():
         assert f" {name} " in printed
-        assert pretrained.tiny or pretrained.usual in printed
+        assert pretrained.tiny or pretrained.default_source in printed
         assert pretrained.source in unwrapped
     assert main(["methods", "--backbone", "tiny-vilt"]) == 0
     assert "113,472" in capsys.readouterr().out  # houlsby of the embedded federation

@@ -27,7 +27,7 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Part, parameter_count
-from fedpeft.server.export import export_adapter
+from fedpeft.server.job_run import export_adapter
 from fedpeft.site.loop import parts_of
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.methods.bottleneck.branches import Fusion
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Part, kl_of_choices, kl_of_labels
-from fedpeft.server.export import export_adapter
+from fedpeft.server.job_run import export_adapter
 from fedpeft.site.loop import parts_of
 
 RATE, CLASSES = 0.5, 7

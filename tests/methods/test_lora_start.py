@@ -45,10 +45,10 @@ def test_a_is_normal_with_the_papers_deviation_and_b_is_zero(name, settings):
 
 def test_it_depends_on_the_seed_and_the_usual_start_is_pefts():
     (first, _), (again, _), (other, _) = (factors(prepared(settings=START, seed=seed)) for seed in (0, 0, 1))
-    usual, _ = factors(prepared())
+    default, _ = factors(prepared())
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert not any(torch.equal(first[key], other[key]) for key in first)
-    assert max(tensor.abs().max().item() for tensor in usual.values()) <= 1 / math.sqrt(96)
+    assert max(tensor.abs().max().item() for tensor in default.values()) <= 1 / math.sqrt(96)
 
 
 def test_factors_that_start_anew_in_every_round_start_so_too():

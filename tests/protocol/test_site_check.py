@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.answering.training_settings import TrainingSettings
-from fedpeft.backbones import BackboneSettings, usual_source
+from fedpeft.backbones import BackboneSettings, default_source
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import MAX_BY, MIN_BY
 from fedpeft.data import DataError, DataSettings
@@ -178,7 +178,7 @@ REFUSED = [
     (
         "a long prompt",
         {"backbone": {"name": "llava", "prompt": "{image}{question}" + 380 * "x"}},
-        {"most_text_length": 400},
+        {"max_text_length": 400},
         "backbone.prompt",
     ),
     (
@@ -291,7 +291,7 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, request
 @pytest.mark.parametrize(
     ("requested", "own"),
     [
-        ({"backbone": {"source": usual_source("tiny-vilt")}}, {}),
+        ({"backbone": {"source": default_source("tiny-vilt")}}, {}),
         ({"backbone": {"source": "/srv/vilt"}}, {"sources": ("/srv/vilt",)}),
         ({"backbone": MMBT}, {"sources": (MMBT["source"], MMBT["image_source"])}),
         ({"backbone": {"name": "mmbt-small"}}, {}),
@@ -313,7 +313,7 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, request
         ({"method": SUMMED}, {"sum_with": MEMBERS}),
         ({"method": {"aggregation": "none"}}, {"sum_with": MEMBERS}),
         ({"data": {"sites": {"south": {"dataset": "phantom"}}}}, {}),
-        ({"data": {"dataset": "phantom", "train_size": 100}}, {"most_samples": 100, "datasets": ("phantom",)}),
+        ({"data": {"dataset": "phantom", "train_size": 100}}, {"max_samples": 100, "datasets": ("phantom",)}),
         ({"method": {"name": "full", "aggregation": "fedavg"}}, {"methods": ("full",)}),
         ({"method": adapter("lora", r=8, target_modules=["query"], bias="none", use_rslora=True)}, {}),
         ({"method": adapter("compacter", blocks=4, layers=[0, 1], reduction_factor=32)}, {}),
@@ -366,34 +366,34 @@ def test_every_number_of_a_job_has_a_limit_or_needs_none():
 def test_every_limit_of_a_number_is_one_of_the_sites_file():
     sections = (TrainingSettings, BackboneSettings, DataSettings, MethodSettings, ScheduleSettings)
     declared = [field.metadata for section in sections for field in fields_of(section)]
-    most = {one.get(MAX_BY, "") for one in declared} - {""}
-    least = {one.get(MIN_BY, "") for one in declared} - {""}
-    assert most | least <= {field.name for field in fields_of(SitePolicy)}
-    assert least == {"least_batch_size", "least_probe_samples", "least_score_samples"}
-    assert {name for name in most if not name.startswith("most_")} == set()
+    maxima = {one.get(MAX_BY, "") for one in declared} - {""}
+    minima = {one.get(MIN_BY, "") for one in declared} - {""}
+    assert maxima | minima <= {field.name for field in fields_of(SitePolicy)}
+    assert minima == {"min_batch_size", "min_probe_samples", "min_score_samples"}
+    assert {name for name in maxima if not name.startswith("max_")} == set()
 
 
 LIMITS = {  # of a site's file, by the setting that it bounds
-    "training.rounds": "most_rounds",
-    "training.local_epochs": "most_local_epochs",
-    "training.first_epochs": "most_local_epochs",
-    "training.batch_size": "most_batch_size",
-    "training.evaluation_batch_size": "most_batch_size",
-    "training.learning_rate": "most_learning_rate",
-    "training.head_learning_rate": "most_learning_rate",
-    "training.weight_decay": "most_weight_decay",
-    "training.proximal_mu": "most_proximal_mu",
-    "training.threads": "most_threads",
-    "training.workers": "most_workers",
-    "training.features_mib": "most_kept_mib",
-    "training.images_mib": "most_kept_mib",
-    "method.probe_samples": "most_probe_samples",
-    "schedule.score_samples": "most_score_samples",
-    "backbone.image_size": "most_image_size",
-    "backbone.text_length": "most_text_length",
-    "data.train_size": "most_samples",
-    "data.validation_size": "most_samples",
-    "data.test_size": "most_samples",
+    "training.rounds": "max_rounds",
+    "training.local_epochs": "max_local_epochs",
+    "training.first_epochs": "max_local_epochs",
+    "training.batch_size": "max_batch_size",
+    "training.evaluation_batch_size": "max_batch_size",
+    "training.learning_rate": "max_learning_rate",
+    "training.head_learning_rate": "max_learning_rate",
+    "training.weight_decay": "max_weight_decay",
+    "training.proximal_mu": "max_proximal_mu",
+    "training.threads": "max_threads",
+    "training.workers": "max_workers",
+    "training.features_mib": "max_kept_mib",
+    "training.images_mib": "max_kept_mib",
+    "method.probe_samples": "max_probe_samples",
+    "schedule.score_samples": "max_score_samples",
+    "backbone.image_size": "max_image_size",
+    "backbone.text_length": "max_text_length",
+    "data.train_size": "max_samples",
+    "data.validation_size": "max_samples",
+    "data.test_size": "max_samples",
 }
 
 
@@ -492,8 +492,8 @@ def scans(tmp_path):
 
 
 LISTED = ["left", "right", "none"]
-SMALL = {"least_train_samples": 1, "least_train_images": 1, "least_answers": 1, "least_test_samples": 1}
-ENOUGH = {"least_train_samples": 18, "least_train_images": 6, "least_answers": 3, "least_test_samples": 12}
+SMALL = {"min_train_samples": 1, "min_train_images": 1, "min_answers": 1, "min_test_samples": 1}
+ENOUGH = {"min_train_samples": 18, "min_train_images": 6, "min_answers": 3, "min_test_samples": 12}
 
 
 def loaded(scans, scheduled=False, **own):
@@ -514,16 +514,16 @@ def test_too_few_are_refused_without_a_number(scans, name):
 
 
 def test_scores_over_fewer_samples_than_asked_for_are_refused(scans):
-    assert loaded(scans, scheduled=True, least_score_samples=18)
-    with pytest.raises(FedpeftError, match="least_score_samples"):
-        loaded(scans, scheduled=True, least_score_samples=19)
+    assert loaded(scans, scheduled=True, min_score_samples=18)
+    with pytest.raises(FedpeftError, match="min_score_samples"):
+        loaded(scans, scheduled=True, min_score_samples=19)
 
 
 def test_the_site_excludes_its_own_images_and_counts_what_is_left(scans):
     excluding = {"exclude": ("0.png", "an image of another data set")}
     assert len(loaded(scans, **excluding).train) == 15
-    with pytest.raises(FedpeftError, match="least_train_images"):
-        loaded(scans, **excluding, least_train_images=6)
+    with pytest.raises(FedpeftError, match="min_train_images"):
+        loaded(scans, **excluding, min_train_images=6)
 
 
 def test_the_site_says_how_many_images_may_be_unreadable_and_those_it_excludes_do_not_count(scans):
@@ -592,5 +592,5 @@ def test_a_list_of_the_site_holds_for_every_job_so_that_no_two_can_be_subtracted
     private, federated = (load_data(policy, admitted(policy, job(**changes))) for changes in heads)
     assert len(private.train) == len(federated.train) == 18
     assert federated.left_out == ((UNLISTED, 1),)
-    with pytest.raises(FedpeftError, match="least_train_samples"):  # they count what is left
-        load_data(replace(policy, least_train_samples=19), admitted(policy, job()))
+    with pytest.raises(FedpeftError, match="min_train_samples"):  # they count what is left
+        load_data(replace(policy, min_train_samples=19), admitted(policy, job()))

@@ -41,8 +41,8 @@ def test_lists_and_numbers_come_back_as_declared(tmp_path):
 
 def test_one_image_is_never_enough_by_default():
     policy = SitePolicy()
-    assert policy.least_train_images >= 20
-    assert min(policy.least_train_samples, policy.least_score_samples, policy.least_test_samples) >= 8
+    assert policy.min_train_images >= 20
+    assert min(policy.min_train_samples, policy.min_score_samples, policy.min_test_samples) >= 8
     assert not policy.head
     assert set(policy.methods) == set(methods.names()) - {"full"}
     assert policy.sources == ()
@@ -52,12 +52,12 @@ WRONG = [
     ("{", "cannot be read as JSON"),
     ("[" * 100_000, "cannot be read as JSON"),
     ([], "must be an object of settings"),
-    ({"leest_answers": 3}, "did you mean 'least_answers'"),
-    ({"least_answers": 0}, "least_answers is 0"),
-    ({"least_answers": None}, "least_answers is None: give it a value in"),
-    ({"least_answers": "two"}, "it must be a whole number: correct"),
-    ({"most_rounds": 0}, "most_rounds is 0"),
-    ({"most_weight_decay": -1}, "most_weight_decay is -1"),
+    ({"min_answer": 3}, "did you mean 'min_answers'"),
+    ({"min_answers": 0}, "min_answers is 0"),
+    ({"min_answers": None}, "min_answers is None: give it a value in"),
+    ({"min_answers": "two"}, "it must be a whole number: correct"),
+    ({"max_rounds": 0}, "max_rounds is 0"),
+    ({"max_weight_decay": -1}, "max_weight_decay is -1"),
     ({"kept_gib": float("nan")}, "kept_gib is nan"),
     ({"memory_gib": -1}, "memory_gib is -1"),
     ({"roots": {"vqa_rad": "data"}}, "roots.vqa_rad is 'data', it must be the whole path"),
@@ -75,7 +75,7 @@ WRONG = [
     ({"splits": ["own"]}, "splits is 'own', allowed are"),
     ({"methods": [3]}, "methods is"),
     ({"datasets": [7]}, "datasets is"),
-    ({"most_trained_parameters": -1}, "most_trained_parameters is -1"),
+    ({"max_trained_parameters": -1}, "max_trained_parameters is -1"),
     ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave nothing to train on"),
 ]
 
@@ -91,3 +91,10 @@ def test_a_missing_file_has_a_code_of_its_own(tmp_path):
     with pytest.raises(LocalError, match="takes part in no job: python -m") as refused:
         read_policy(tmp_path / "fedpeft.json")
     assert refused.value.code == "site-file-missing"
+
+
+def test_a_limit_may_have_its_former_name_but_not_both(tmp_path):
+    policy = read_policy(written(tmp_path, {"most_rounds": 7, "least_answers": 3}))
+    assert (policy.max_rounds, policy.min_answers) == (7, 3)
+    with pytest.raises(LocalError, match="most_rounds, the former name of max_rounds"):
+        read_policy(written(tmp_path, {"most_rounds": 7, "max_rounds": 8}))

@@ -36,7 +36,7 @@ def batch_sizes(learner, monkeypatch):
     ("batch_size", "sizes"), [(17, [18]), (15, [18]), (14, [14, 4]), (8, [8, 10]), (6, [6, 6, 6]), (64, [18])]
 )
 def test_no_step_is_over_fewer_samples_than_the_least_batch(learner, monkeypatch, batch_size, sizes):
-    own = learner(f"training.batch_size={batch_size}", "training.local_epochs=1", own={"least_batch_size": 4})
+    own = learner(f"training.batch_size={batch_size}", "training.local_epochs=1", own={"min_batch_size": 4})
     assert batch_sizes(own, monkeypatch) == sizes
 
 
@@ -50,7 +50,7 @@ def test_the_learning_rate_falls_over_the_steps_that_are_made(learner, monkeypat
         "fedpeft.site.learner.rate_factor",
         lambda step, *, total_steps, warmup, decays: calls.add((step, total_steps)) or 1.0,
     )
-    own = learner("training.batch_size=8", "training.local_epochs=2", own={"least_batch_size": 4})
+    own = learner("training.batch_size=8", "training.local_epochs=2", own={"min_batch_size": 4})
     for round in (1, 2):
         own.train_round(round, {})
     assert sorted(calls) == [(step, 8) for step in range(8)], "two rounds, two passes, two steps"
@@ -58,13 +58,13 @@ def test_the_learning_rate_falls_over_the_steps_that_are_made(learner, monkeypat
 
 FEDAVG = "method.aggregation=fedavg"
 TOO_MANY = [
-    ([], {"most_trained_parameters": 100}, "method.settings"),
+    ([], {"max_trained_parameters": 100}, "method.settings"),
     (
         [FEDAVG, "method.name=lora", "method.settings.lora.r=4096"],
-        {"most_trained_parameters": 10**5},
+        {"max_trained_parameters": 10**5},
         "method.settings",
     ),
-    ([FEDAVG, "method.name=full"], {"most_trained_parameters": 100, "methods": ["full"]}, "method.name"),
+    ([FEDAVG, "method.name=full"], {"max_trained_parameters": 100, "methods": ["full"]}, "method.name"),
 ]
 
 
@@ -80,7 +80,7 @@ def test_too_many_parameters_are_refused_before_they_take_memory(learner, monkey
             return prepare(self, backbone, settings, seed=seed)
 
         monkeypatch.setattr(kind, "prepare", watched)
-    with pytest.raises(FedpeftError, match="most_trained_parameters") as refused:
+    with pytest.raises(FedpeftError, match="max_trained_parameters") as refused:
         learner(*overrides, own=own)
     assert (refused.value.setting, refused.value.code) == (setting, "setting-not-allowed")
     assert devices == ["meta"]
@@ -89,31 +89,31 @@ def test_too_many_parameters_are_refused_before_they_take_memory(learner, monkey
 def test_parameters_are_counted_before_as_they_are_afterwards(learner, kind):
     chosen = [FEDAVG, f"method.name={kind}"]
     count = sum(parameter.numel() for parameter in learner(*chosen).trainable.parameters().values())
-    assert learner(*chosen, own={"most_trained_parameters": count})
+    assert learner(*chosen, own={"max_trained_parameters": count})
     with pytest.raises(FedpeftError, match=f"asks for {count:,} trained parameters"):
-        learner(*chosen, own={"most_trained_parameters": count - 1})
+        learner(*chosen, own={"max_trained_parameters": count - 1})
 
 
 def test_what_never_leaves_a_site_counts_as_trained(learner):
     chosen = [FEDAVG, "method.name=feddat_houlsby"]
     trainable = learner(*chosen).trainable
     count = sum(tensor.numel() for state in (trainable.state(), trainable.private_state()) for tensor in state.values())
-    assert learner(*chosen, own={"most_trained_parameters": count})
+    assert learner(*chosen, own={"max_trained_parameters": count})
     with pytest.raises(FedpeftError, match=f"asks for {count:,} trained parameters"):
-        learner(*chosen, own={"most_trained_parameters": count - 1})
+        learner(*chosen, own={"max_trained_parameters": count - 1})
 
 
 def test_a_score_of_all_logits_is_refused_where_its_rows_are_too_many(learner):
     scored = ["schedule.solver=own", "schedule.budget=1", "schedule.score_settings.target=logits"]
     assert learner(FEDAVG, *scored)
-    with pytest.raises(FedpeftError, match="most_score_rows is 16") as refused:
-        learner(FEDAVG, *scored, own={"most_score_rows": 16})
+    with pytest.raises(FedpeftError, match="max_score_rows is 16") as refused:
+        learner(FEDAVG, *scored, own={"max_score_rows": 16})
     assert (refused.value.setting, refused.value.code) == ("schedule.score_settings", "setting-not-allowed")
-    assert learner(FEDAVG, *scored[:2], own={"most_score_rows": 16})
+    assert learner(FEDAVG, *scored[:2], own={"max_score_rows": 16})
     directions = [*scored, "schedule.score_settings.directions=2"]
-    assert learner(FEDAVG, *directions, own={"most_score_rows": 32})
+    assert learner(FEDAVG, *directions, own={"max_score_rows": 32})
     with pytest.raises(FedpeftError, match="32 rows"):
-        learner(FEDAVG, *directions, own={"most_score_rows": 31})
+        learner(FEDAVG, *directions, own={"max_score_rows": 31})
 
 
 def test_a_score_of_ranked_answers_counts_the_bytes_of_the_longest_and_not_the_answers(learner):
@@ -121,4 +121,4 @@ def test_a_score_of_ranked_answers_counts_the_bytes_of_the_longest_and_not_the_a
     ranked = [FEDAVG, *scored, "backbone.name=tiny-albef-decoder", "training.answering=ranking"]
     longest = max(len(example.answer.encode()) for example in learner(FEDAVG).data.train) + 2
     with pytest.raises(FedpeftError, match=f"asks for {16 * longest} rows of 16 samples and {longest} outputs"):
-        learner(*ranked, own={"most_score_rows": 16 * longest - 1})
+        learner(*ranked, own={"max_score_rows": 16 * longest - 1})

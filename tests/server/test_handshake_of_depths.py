@@ -80,8 +80,8 @@ def test_what_does_not_fit_takes_no_part_and_the_reason_is_said(other):
 
 
 def test_unequal_widths_and_depths_go_together():
-    usual = {"houlsby": {"reduction_factor": 4}}
-    method = MethodSettings(matched_layers=DEEPEST, settings=usual, site_settings={"x": {"reduction_factor": 2}})
+    default = {"houlsby": {"reduction_factor": 4}}
+    method = MethodSettings(matched_layers=DEEPEST, settings=default, site_settings={"x": {"reduction_factor": 2}})
     able, problems = agreed(method, a=introduction(4), x=introduction(2, schema=schema([0, 3], neurons=4)))
     assert (list(able), problems) == (["a", "x"], {})
     able, problems = agreed(method, a=introduction(4), x=introduction(2, schema=schema([0, 3], stream=16, neurons=8)))

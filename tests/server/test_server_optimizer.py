@@ -8,7 +8,7 @@ import torch
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.server.server_optimizer import ServerSteps
+from fedpeft.server.aggregation import ServerSteps
 
 BETA, DECAY, TAU, RATE = 0.8, 0.95, 1e-2, 0.05
 KEY, OTHER = "layer.0.output.down.weight", "layer.1.output.down.weight"

@@ -164,7 +164,8 @@ def test_in_two_branches_the_order_of_the_frozen_neurons_changes_nothing_but_wha
     exact, identity = found["exact"], found["identity"]
     assert exact[2].record.rounds[-1]["plans_taken"] > 0 == identity[2].record.rounds[-1]["plans_taken"]
     for site in SITES:
-        assert exact[1].updates[site].metrics == identity[1].updates[site].metrics
+        metrics = identity[1].updates[site].metrics
+        assert exact[1].updates[site].metrics == pytest.approx(metrics, rel=1e-6)  # sums in another order
     for key, tensor in exact[2].trained.items():  # sums in another order round otherwise
         torch.testing.assert_close(tensor, identity[2].trained[key], rtol=0, atol=1e-5)
     assert not equal(exact[1].updates["slake"].state, identity[1].updates["slake"].state)

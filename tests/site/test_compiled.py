@@ -50,12 +50,12 @@ def learner(sections, tmp_path):
 def test_a_round_ends_near_the_usual_one(learner, traced, job):
     job = [*job, "data.train_size=16", "training.rounds=2"]
     layers = [1] if "schedule.solver=own" in job else None
-    usual, fast = learner(*job), learner(*job, COMPILE)
-    ends = [site.train_round(1, {}, layers) for site in (usual, fast)]
+    default, fast = learner(*job), learner(*job, COMPILE)
+    ends = [site.train_round(1, {}, layers) for site in (default, fast)]
     assert ends[1].metrics["loss"] == pytest.approx(ends[0].metrics["loss"], rel=1e-4)
     for key, tensor in ends[0].state.items():
         torch.testing.assert_close(ends[1].state[key], tensor, rtol=1e-2, atol=1e-4)
-    assert fast.score_trained(1) == pytest.approx(usual.score_trained(1), rel=1e-2)
+    assert fast.score_trained(1) == pytest.approx(default.score_trained(1), rel=1e-2)
 
 
 def test_outside_training_and_evaluation_modules_are_called_as_ever(learner, traced):

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedpeft import methods
-from fedpeft.backbones import usual_source
+from fedpeft.backbones import default_source
 from fedpeft.core.errors import FedpeftError
 from fedpeft.site import computing
 from fedpeft.site.learner import Learner
@@ -78,9 +78,9 @@ def stepped(made, batch, *, steps=1):
 @pytest.mark.parametrize("backbone", ["tiny-vilt", "tiny-vit"])
 def test_layers_computed_again_change_no_bit_and_keep_less(learner, method, backbone):
     job = [f"method.name={method}", "method.aggregation=fedavg", f"backbone.name={backbone}"]
-    usual, again = learner(*job), learner(*job, "training.checkpointing=true")
-    assert kept(*again) < kept(*usual) / 2
-    (first, losses), (second, same) = stepped(*usual, steps=2), stepped(*again, steps=2)
+    default, again = learner(*job), learner(*job, "training.checkpointing=true")
+    assert kept(*again) < kept(*default) / 2
+    (first, losses), (second, same) = stepped(*default, steps=2), stepped(*again, steps=2)
     assert losses == same
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -108,9 +108,9 @@ def test_feddat_computes_equal_features_once_without_changing_a_bit(learner, met
         ends.append(stepped(made, batch, steps=2))
         counted.remove()
     assert passes.count("true") * 3 == passes.count("false") * 2
-    (usual, losses), (reused, same) = ends
+    (default, losses), (reused, same) = ends
     assert losses == same
-    assert all(torch.equal(a, b) for a, b in zip(usual, reused, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(default, reused, strict=True))
 
 
 def test_a_micro_batch_weighs_as_many_samples_as_it_has_targets(learner):
@@ -136,17 +136,17 @@ def test_the_last_layer_of_the_first_token_gives_the_same_features_with_every_me
 )
 def test_a_smaller_last_layer_and_fused_attention_are_close_and_keep_less(learner, backbone, overrides):
     job = [f"backbone.name={backbone}"]
-    usual, other = learner(*job), learner(*job, *overrides)
-    assert kept(*other) < kept(*usual) * 0.96
-    torch.testing.assert_close(logits(*other), logits(*usual), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(stepped(*other)[0], stepped(*usual)[0], rtol=1e-3, atol=1e-5)
+    default, other = learner(*job), learner(*job, *overrides)
+    assert kept(*other) < kept(*default) * 0.96
+    torch.testing.assert_close(logits(*other), logits(*default), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(stepped(*other)[0], stepped(*default)[0], rtol=1e-3, atol=1e-5)
 
 
 def test_only_training_and_evaluation_compute_the_first_token_alone(learner):
-    (made, batch), (usual, _) = learner(*FIRST_TOKEN), learner()
+    (made, batch), (default, _) = learner(*FIRST_TOKEN), learner()
     made.evaluate()
     with torch.no_grad():
-        assert torch.equal(made.answering.eval()(batch.inputs), usual.answering.eval()(batch.inputs))
+        assert torch.equal(made.answering.eval()(batch.inputs), default.answering.eval()(batch.inputs))
 
 
 @pytest.mark.parametrize("name", [name for name in methods.names() if "dvpt" not in name and name != "full"])
@@ -173,8 +173,8 @@ def test_a_round_in_bfloat16_ends_near_one_in_float32(learner, overrides):
         update = made.train_round(1, {})
         made.score_trained(1)
         ends.append(update)
-    usual, half = ends
-    assert half.metrics["loss"] == pytest.approx(usual.metrics["loss"], rel=0.05)
+    default, half = ends
+    assert half.metrics["loss"] == pytest.approx(default.metrics["loss"], rel=0.05)
     assert all(tensor.dtype == torch.float32 for tensor in half.state.values())
 
 
@@ -183,7 +183,7 @@ def test_a_round_in_bfloat16_ends_near_one_in_float32(learner, overrides):
     [
         (["training.frozen_precision=bfloat16"], "products in float32 cannot use"),
         (["training.micro_batch=16"], "a batch has 16 samples"),
-        (["training.attention=flash"], "allowed are usual, fused"),
+        (["training.attention=flash"], "allowed are default, fused"),
         (["backbone.name=tiny-vit", *FUSED], "fused where it can be"),
         (["method.name=full", "method.aggregation=fedavg", *BFLOAT16], "trains the whole backbone"),
         (["training.reuse_passes=true"], "no two passes"),
@@ -220,13 +220,13 @@ def epochs(learner, *overrides, layers=(1,), sizes=("data.train_size=32",)):
 @pytest.mark.parametrize("method", ["houlsby", "lora", "vpt", "attention"])
 def test_kept_features_of_images_change_no_bit_and_are_computed_once(learner, method):
     job = [f"method.name={method}", "method.aggregation=fedavg", "backbone.name=tiny-vit"]
-    _, usual, every = epochs(learner, *job)
+    _, default, every = epochs(learner, *job)
     made, kept, once = epochs(learner, *job, "training.features_mib=64")
     assert every == 3 * 32 + EVALUATED
     assert once <= 32 + EVALUATED  # three questions of an image have the same features
     assert 0 < made.model.features.held_mib < 64
-    assert kept.metrics == usual.metrics
-    assert all(torch.equal(tensor, usual.state[key]) for key, tensor in kept.state.items())
+    assert kept.metrics == default.metrics
+    assert all(torch.equal(tensor, default.state[key]) for key, tensor in kept.state.items())
 
 
 @pytest.mark.parametrize(
@@ -236,47 +236,47 @@ def test_kept_features_of_images_change_no_bit_and_are_computed_once(learner, me
         (1, FIRST_TOKEN),
         (1, FUSED),
         (1, ["method.name=lora"]),
-        (11, [f"backbone.source={usual_source('tiny-vilt')}"]),
+        (11, [f"backbone.source={default_source('tiny-vilt')}"]),
     ],
     ids=str,
 )
 def test_kept_features_of_questions_of_one_length_change_no_bit(learner, layer, also):
     length = 5 if layer == 11 else 16  # to which all questions are cut, so that none is padded: words, or letters
     job = [*also, f"backbone.text_length={length}"]
-    _, usual, every = epochs(learner, *job, layers=(layer,))
+    _, default, every = epochs(learner, *job, layers=(layer,))
     made, kept, once = epochs(learner, *job, "training.features_mib=64", layers=(layer,))
     assert all(bool(batch.inputs["attention_mask"].all()) for batch in made.batches.of(made.data.train, 16))
     assert (every, once) == (3 * 32 + EVALUATED, 32 + EVALUATED)  # no sample twice: all batches are whole
-    assert all(torch.equal(tensor, usual.state[key]) for key, tensor in kept.state.items())
+    assert all(torch.equal(tensor, default.state[key]) for key, tensor in kept.state.items())
 
 
 @pytest.mark.parametrize("also", [[], FIRST_TOKEN, ["training.micro_batch=6"], BFLOAT16, FUSED], ids=str)
 def test_kept_features_of_questions_of_several_lengths_are_close(learner, also):
-    _, usual, every = epochs(learner, *also)
+    _, default, every = epochs(learner, *also)
     _, kept, once = epochs(learner, *also, "training.features_mib=64")
     assert (every, once) == (3 * 32 + EVALUATED, 32 + EVALUATED)
-    assert kept.metrics["loss"] == pytest.approx(usual.metrics["loss"], rel=0.02 if also == BFLOAT16 else 1e-4)
+    assert kept.metrics["loss"] == pytest.approx(default.metrics["loss"], rel=0.02 if also == BFLOAT16 else 1e-4)
 
 
 def test_kept_features_are_computed_anew_when_something_below_has_changed(learner):
     job = ["training.features_mib=64", "backbone.name=tiny-vit", "data.train_size=32"]
-    (made, *_), (usual, *_) = epochs(learner, *job), epochs(learner, "backbone.name=tiny-vit")
+    (made, *_), (default, *_) = epochs(learner, *job), epochs(learner, "backbone.name=tiny-vit")
     moved = {key: tensor + 0.1 for key, tensor in made.first_state().items()}
-    for site in (made, usual):
+    for site in (made, default):
         site.trainable.load(moved)
-    assert made.evaluate() == usual.evaluate()
+    assert made.evaluate() == default.evaluate()
     batch = next(iter(made.batches.of(made.data.train, 16)))
     with made.model.features.used():
-        assert torch.equal(made.answering(batch.inputs), usual.answering(batch.inputs))
+        assert torch.equal(made.answering(batch.inputs), default.answering(batch.inputs))
 
 
 def test_a_budget_of_features_holds_and_the_rest_is_computed_every_time(learner):
     made, update, computed = epochs(learner, "backbone.name=tiny-vit", "training.features_mib=0.002")
-    _, usual, every = epochs(learner, "backbone.name=tiny-vit")
+    _, default, every = epochs(learner, "backbone.name=tiny-vit")
     _, _, once = epochs(learner, "backbone.name=tiny-vit", "training.features_mib=64")
     assert 0 < made.model.features.held_mib <= 0.002
     assert once < computed < every
-    assert update.metrics["loss"] == pytest.approx(usual.metrics["loss"], rel=1e-4)
+    assert update.metrics["loss"] == pytest.approx(default.metrics["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_weights_are_one_over_the_number_of_a_class(examples, weights):
     assert balancing(examples) == weights
 
 
-@pytest.mark.parametrize(("sampling", "low", "high"), [("usual", 40, 40), ("balanced", 170, 230)])
+@pytest.mark.parametrize(("sampling", "low", "high"), [("default", 40, 40), ("balanced", 170, 230)])
 def test_balanced_sampling_draws_a_rare_class_as_often_as_a_common_one(sampling, low, high):
     train = [example(number, "rare" if number < 4 else "common") for number in range(40)]
     rows = drawn(train, sampling=sampling)
@@ -59,11 +59,11 @@ def test_balanced_sampling_draws_a_rare_class_as_often_as_a_common_one(sampling,
         ("flips", [FRAME, FRAME[:, ::-1], FRAME[::-1], FRAME[::-1, ::-1]]),
     ],
 )
-@pytest.mark.parametrize("sampling", ["usual", "balanced"])
+@pytest.mark.parametrize("sampling", ["default", "balanced"])
 def test_an_epoch_shows_images_in_every_view_of_its_augmentation_and_no_other(augmentation, views, sampling):
     rows = drawn([example(number, "a") for number in range(8)], augmentation=augmentation, sampling=sampling)
     assert {np.asarray(image).tobytes() for image, _ in rows} == {view.tobytes() for view in views}
-    if sampling == "usual":
+    if sampling == "default":
         assert set(Counter(one.image_id for _, one in rows).values()) == {10}
 
 
@@ -83,3 +83,8 @@ def test_an_epoch_follows_from_its_seed():
 def test_another_value_is_refused(setting):
     with pytest.raises(FedpeftError, match=f"{setting} is 'often'"):
         TrainingSettings(rounds=1, **{setting: "often"})
+
+
+def test_the_former_name_of_the_default_is_read():
+    today, former = (TrainingSettings(rounds=1, sampling=name, attention=name) for name in ("default", "usual"))
+    assert today == former

@@ -19,8 +19,8 @@ from fedpeft.data.settings import DataSettings
 from fedpeft.federate import federate
 from fedpeft.job.catalog import entry
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.server.export import export_head
 from fedpeft.server.handshake import agree
+from fedpeft.server.job_run import export_head
 from fedpeft.site import site_state
 from fedpeft.site.learner import Learner
 

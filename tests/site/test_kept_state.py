@@ -10,7 +10,7 @@ import pytest
 from fedpeft.core.errors import LocalError
 from fedpeft.core.files import set_aside
 from fedpeft.core.locks import StateLock
-from fedpeft.site.kept_state import GIB, claim, make_room
+from fedpeft.site.site_tasks import GIB, claim, make_room
 
 SETTINGS = {"method": {"adapter": "houlsby"}, "training": {"rounds": 5}, "schedule": {"budget_range": (1, 2)}}
 OTHER = {**SETTINGS, "training": {"rounds": 6}}

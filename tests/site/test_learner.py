@@ -78,10 +78,10 @@ def test_every_method_runs_and_repeats_to_the_bit(sections, tmp_path, overrides)
 
 
 def test_the_validation_split_is_measured_and_changes_nothing(sections, tmp_path):
-    usual = last_round(sections(), tmp_path / "a")
+    default = last_round(sections(), tmp_path / "a")
     without = last_round(sections("training.validate=false"), tmp_path / "b")
-    assert equal(usual.state, without.state)
-    for site, update in usual.updates.items():
+    assert equal(default.state, without.state)
+    for site, update in default.updates.items():
         assert 0 <= update.metrics["validation"] <= 1
         assert without.updates[site].metrics["validation"] is None
         assert {**update.metrics, "validation": None} == without.updates[site].metrics

@@ -80,9 +80,9 @@ def test_what_is_said_of_questions_does_not_refuse_a_method_here(tmp_path):
 
 def test_thresholds_of_the_validation_split_raise_the_figure_of_rare_labels(tmp_path):
     rows = examples(16)
-    usual = learner(tmp_path / "a", data(validation=rows))
+    default = learner(tmp_path / "a", data(validation=rows))
     tuned = learner(tmp_path / "b", data(validation=rows), thresholds="validation")
-    assert tuned.evaluate(rows)["overall"] >= usual.evaluate(rows)["overall"]
+    assert tuned.evaluate(rows)["overall"] >= default.evaluate(rows)["overall"]
 
 
 def test_thresholds_of_shares_are_half_of_what_predicting_a_label_everywhere_reaches(tmp_path):

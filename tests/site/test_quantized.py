@@ -66,7 +66,7 @@ def learner(sections, sources, tmp_path):
     """Function from the name of a backbone and overrides to a site's learner."""
 
     def build(backbone, *overrides, number=0):
-        source = sources.get(backbone) or backbones.usual_source(backbone)
+        source = sources.get(backbone) or backbones.default_source(backbone)
         job = [f"backbone.name={backbone}", f"backbone.source={source}", *overrides]
         return Learner.from_sections(sections(*job), site="slake", folder=tmp_path / f"slake {number}")
 
@@ -96,14 +96,14 @@ def frozen(made):
 @pytest.mark.parametrize("backbone", ["llava", "blip2", "tiny-vilt"])
 def test_it_learns_and_sends_what_it_does_in_float32(learner, backbone, method):
     job = [f"method.name={method}", "method.settings.houlsby.reduction_factor=4"]
-    usual, made = learner(backbone, *job, number=1), learner(backbone, *job, HALF, NF4)
-    first, same = made.first_state(), usual.first_state()
+    default, made = learner(backbone, *job, number=1), learner(backbone, *job, HALF, NF4)
+    first, same = made.first_state(), default.first_state()
     assert first.keys() == same.keys()
     assert all(torch.equal(tensor, same[key]) for key, tensor in first.items())
     before = frozen(made)
     losses = overfit(made)
     assert losses[-1] < 0.97 * losses[0]
-    assert losses[0] == pytest.approx(overfit(usual, steps=1)[0], rel=0.05)
+    assert losses[0] == pytest.approx(overfit(default, steps=1)[0], rel=0.05)
     after = frozen(made)
     assert before.keys() == after.keys()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
@@ -188,8 +188,8 @@ def test_rounds_end_near_those_in_bfloat16(learner, backbone, job):
         made = learner(backbone, HALF, f"training.frozen_precision={kept}", *job, number=number)
         update = made.train_round(1, {}, [1] if "schedule.solver=own" in job else None)
         ends.append((update.state, update.metrics["loss"], made.score_trained(1)))
-    (usual, loss, scores), (small, close, near) = ends
-    assert small.keys() == usual.keys()
+    (default, loss, scores), (small, close, near) = ends
+    assert small.keys() == default.keys()
     assert close == pytest.approx(loss, rel=0.1)
     assert len(near) == len(scores)
 

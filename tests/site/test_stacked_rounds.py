@@ -10,7 +10,7 @@ from fedpeft import adapters
 from fedpeft.core.keys import by_place
 from fedpeft.federate import federate
 from fedpeft.server.aggregation import aggregate
-from fedpeft.server.export import export_adapter
+from fedpeft.server.job_run import export_adapter
 from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A headless Chromium, driven through its own protocol on two pipes: no library, no port.
 
-It is the program that CHROMIUM names, one of the usual names on the PATH, or one that Playwright downloaded.
+It is the program that CHROMIUM names, one of its names on the PATH, or one that Playwright downloaded.
 """
 
 from __future__ import annotations

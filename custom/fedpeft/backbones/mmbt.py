@@ -210,8 +210,8 @@ class Mmbt(nn.Module):
         return self.inputs.text_length
 
     @property
-    def longest_text(self) -> int | None:
-        longest = self.inputs.longest_text
+    def max_text(self) -> int | None:
+        longest = self.inputs.max_text
         return longest and longest - self._first_position - self._tokens
 
     def text_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -315,7 +315,7 @@ def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
         image_features=settings.image_features,
         projection=settings.projection,
     )
-    if (longest := backbone.longest_text) and settings.text_length > longest:
+    if (longest := backbone.max_text) and settings.text_length > longest:
         raise FedpeftError(
             f"text_length is {settings.text_length}, and beside {settings.image_grid}^2 tokens of the image {source} "
             f"reads at most {longest}: lower it, or backbone.image_grid.",

@@ -66,7 +66,7 @@ class ModelInputs:
                 f"backbone.source.",
                 code="backbone-unusable",
             )
-        self.longest_text: int | None = None
+        self.max_text: int | None = None
         if self.tokenizer:
             text = config.get_text_config()
             check_vocabulary(self.tokenizer, text.vocab_size, source)
@@ -77,8 +77,8 @@ class ModelInputs:
                     setting="backbone.prompt",
                 )
             max_length = getattr(text, "max_position_embeddings", None)
-            self.longest_text = max_length - len(around) if max_length else None
-            check_text_length(text_length, self.longest_text or text_length, source)
+            self.max_text = max_length - len(around) if max_length else None
+            check_text_length(text_length, self.max_text or text_length, source)
         self.joint = _processor(config, source, self.images) if image_token and self.images else None
         self.mark = _mark(config, self.joint) if self.joint else ""
         self.prompt = prompt or "{image}{question}"
@@ -100,7 +100,7 @@ class ModelInputs:
 
     @property
     def image_size(self) -> int:
-        """Pixels of a usual image's sides."""
+        """Pixels of an image's sides."""
         size = dict(self.images.size) if self.images else {}
         side = size.get("height") or size.get("shortest_edge") or DEFAULT_SIDE
         return side if side <= MAX_DEFAULT_SIDE else DEFAULT_SIDE  # Qwen's processors count all pixels there

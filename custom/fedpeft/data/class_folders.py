@@ -75,7 +75,7 @@ def load(settings: DataSettings) -> SiteData:
 def recognized(seen: Listing) -> bool:
     """Return whether a folder holds class folders, and not several folders of such, nor another data set's folder.
 
-    Of folders in folders those outside are the classes where no name inside occurs twice; otherwise each of them has
+    The outer folders are the classes where no name inside them occurs twice; otherwise each of them has
     classes of its own, as the sites of a federation have.
     """
     paths = seen.images
@@ -146,7 +146,7 @@ DATASET = DataSet(
     recognized=recognized,
     layout=tree(__doc__),
     folders=("{site}",),
-    usual=False,  # any folder of folders with images would do, also one that the site keeps for something else
+    allowed_by_default=False,  # any folder of folders with images would do, also one kept for something else
     as_sites="Each folder is a site, and the folders in it ({inside}) are its classes; if they are patients, and the "
     "outer folders the classes, add --set data.dataset=class_folders.",
 )

@@ -148,8 +148,8 @@ def _one(seen: Listing, name: str, chosen: Mapping[str, Any]) -> FolderSites:
         whole = _loaded({**common, "partition": NATURAL, "parts": 1}, data_set.whole or _site_name(seen.root.name, ()))
         units = {example.unit for examples in whole.splits().values() for example in examples}
         partition = chosen.get("partition", IID)
-        usual = {"parts": max(1, min(CLIENTS, len(units) // MIN_UNITS))} if partition != NATURAL else {}
-        parts = build(DataSettings, {**common, "partition": partition, **usual, **chosen}, section="data").parts
+        default = {"parts": max(1, min(CLIENTS, len(units) // MIN_UNITS))} if partition != NATURAL else {}
+        parts = build(DataSettings, {**common, "partition": partition, **default, **chosen}, section="data").parts
         if parts > 1:
             common |= {"partition": partition, "parts": parts}
             sites = {f"client-{number}": {} for number in range(1, parts + 1)}

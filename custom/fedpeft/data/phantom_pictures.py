@@ -81,7 +81,7 @@ def generator(seed: int, collection: str, *image: int) -> np.random.Generator:
 
 def pictured(
     settings: DataSettings,
-    usual: str,
+    default_name: str,
     examples: Iterable[Example],
     draw: Callable[[int, np.random.Generator], np.ndarray],
     *,
@@ -91,7 +91,7 @@ def pictured(
 
     Args:
         settings: of the site; the splits are cut with the shares that the sizes have.
-        usual: its name where the settings have none.
+        default_name: its name where the settings have none.
         examples: without pixels, number 0 first.
         draw: from the number of an example and its random numbers to its image, (H, W, 3) uint8.
         labels: all of the data set, where images have labels.
@@ -99,7 +99,7 @@ def pictured(
     examples = tuple(examples)
     place = {example.image_id: number for number, example in enumerate(examples)}
     where = f"procedural images ({settings.dataset}, seed {settings.seed}); no image of any person"
-    data = site_of(_with_shares(settings), usual, where, train=examples, labels=labels)
+    data = site_of(_with_shares(settings), default_name, where, train=examples, labels=labels)
 
     def with_pixels(example: Example) -> Example:
         number = place[example.image_id]

@@ -72,7 +72,7 @@ def without_problems(data: SiteData, problems: Mapping[str, UnreadableImage], *,
         return data
     if len(problems) > share * of:
         raise refusal(data.site, problems.values(), of=of, share=share)
-    note = f"Of {of:,} images {len(problems):,} cannot be read: {named(problems.values())}."
+    note = f"{len(problems):,} of {of:,} images cannot be read: {named(problems.values())}."
     return data.without(problems, LEFT_OUT, note)
 
 
@@ -148,15 +148,15 @@ def refused_sizes(sizes: Iterable[Size], taken: Callable[[Size], bool]) -> list[
 
 
 def takes(backbone: Backbone, size: Size) -> bool:
-    """Return whether a backbone makes a batch of an image of a size, and a usual one.
+    """Return whether a backbone makes a batch of an image of a size, and a square one.
 
     Raises:
         LocalError: memory ran out, and the size is not the cause: scaled to the backbone's, an image may still be huge.
     """
     side = backbone.image_size or USUAL_SIDE
-    usual = np.zeros((side, side, 3), np.uint8)
+    square = np.zeros((side, side, 3), np.uint8)
     try:
-        batch = backbone.collate([Image.new("RGB", size), usual], ["a question"] * 2)
+        batch = backbone.collate([Image.new("RGB", size), square], ["a question"] * 2)
     except REFUSED as error:
         if is_out_of_memory(error) and max(size) * side**2 <= MAX_PIXELS * min(size):  # it does not become huge
             raise LocalError(

@@ -54,7 +54,7 @@ class DataSet:
         folders: names of its folder under FEDPEFT_DATA; `{site}` stands for the name of the site.
         sites: names of the sites that it has by itself.
         whole: the name of a site that has all of these, if there is one.
-        usual: a site's own file allows it unless its `datasets` leaves it out.
+        allowed_by_default: a site's own file allows it unless its `datasets` leaves it out.
         as_sites: a sentence for whoever has a folder with several folders of it, on what these were taken for;
             `{inside}` stands for the names of the folders in them.
     """
@@ -70,7 +70,7 @@ class DataSet:
     folders: tuple[str, ...] = ()
     sites: tuple[str, ...] = ()
     whole: str = ""
-    usual: bool = True
+    allowed_by_default: bool = True
     as_sites: str = ""
 
 
@@ -100,7 +100,7 @@ def is_procedural(name: str) -> bool:
 def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
     """Load one site's train, validation and test examples.
 
-    Of image files the headers are read, and the pixels only where some may be unreadable (`fedpeft.data.readable`).
+    The headers of image files are read, and the pixels only where some may be unreadable (`fedpeft.data.readable`).
 
     Args:
         settings: which data.

@@ -136,7 +136,7 @@ def cut_texts(data: SiteData, backbone: Backbone, *, answers: bool = False) -> I
     if answers and not data.labels and (count := getattr(backbone, "answer_lengths", None)):
         written = Counter(example.answer for example in examples)
         lengths = dict(zip(written, count(list(written)), strict=True))
-        read = backbone.longest_answer  # type: ignore[attr-defined]
+        read = backbone.max_answer  # type: ignore[attr-defined]
         limit = read or max(lengths[example.answer] for example in data.train)
         if cut := sum(written[answer] for answer, length in lengths.items() if length > limit):
             why = (
@@ -162,7 +162,7 @@ def cut_questions(questions: Iterable[str], backbone: Backbone) -> Iterator[str]
 
 
 def _remedy(backbone: Backbone, limit: int, longest: int) -> str:
-    positions = backbone.longest_text  # type: ignore[attr-defined]
+    positions = backbone.max_text  # type: ignore[attr-defined]
     if positions is None or longest <= positions:
         return f"set it to {longest}"
     others = "shorten them, or choose another backbone.name"

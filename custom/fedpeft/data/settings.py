@@ -95,9 +95,9 @@ class DataSettings:
         site: the site's name; None: the data set's default name. VQA-RAD: head, chest-a, chest-b, abd-a, abd-b choose a
             part of it, vqa-rad all of it. Phantom: which of its sites.
         split: "published": as the owner published it (a validation set is cut out of train, by image, where the owner
-            has none); "image_disjoint": all pairs of the site split again by image; "paper": as FedPIA and F3OCUS used
-            it (VQA-Med 2019: train with validation; 2020 and 2021: validation and test pooled and split 80:20), and the
-            federated tuning of vision transformers (Flowers102: train with validation).
+            has none). "image_disjoint": all pairs of the site split again by image. "paper": as FedPIA and F3OCUS used
+            it (VQA-Med 2019: train with validation; 2020 and 2021: validation and test pooled and split 80:20). The
+            federated tuning of vision transformers trains Flowers102 on train and validation.
         seed: of every random choice; for procedural data also of the data.
         validation_fraction: share of the images (of train, or of all with "image_disjoint") in a validation set that
             has to be cut; 0: none.
@@ -108,9 +108,9 @@ class DataSettings:
         validation_size: validation examples of a site, likewise.
         test_size: test examples of a site, likewise.
         dialects: phantom and phantom_modalities only: how many of seven pairs of words (left and right, disc and ring,
-            ...) mean the opposite at about half of the sites, each pair at other ones; 0: all sites mean the same.
+            ...) mean the opposite at about half of the sites, each pair at other ones. 0: all sites mean the same.
         label_skew: phantom only: how much the sites differ in the types of question that they ask. 0: all ask the nine
-            types equally often; 1: each has its own mix; between, a share of it; above 1, at most 10: its weights of
+            types equally often; 1: each has its own mix; between, a share of it. Above 1, at most 10: its weights of
             the types to this power, which makes the mix sharper.
         partition: how sites share one data set: "natural", as the data set itself has sites, or none; "iid", at random;
             "dirichlet", each label in other proportions. The number at the end of a site's name (client-3) is that of
@@ -119,11 +119,11 @@ class DataSettings:
         alpha: concentration of "dirichlet"; the smaller, the more the sites differ in their labels.
         samples: at most so many samples of the data set, drawn by `seed` before sites share them; of a patient or an
             image all or none. None: all.
-        train_share: share of a site's training samples, drawn by `seed` after all cuts; of a patient or an image all or
-            none, and a smaller share is a part of a larger one. Validation and test stay whole.
+        train_share: share of a site's training samples, drawn by `seed` after all cuts, of a patient or an image all or
+            none. A smaller share is a part of a larger one. Validation and test stay whole.
         metric: by which sites are measured: "accuracy", "balanced_accuracy" or "macro_f1"; empty: what their data
-            declare. Labels have macro_f1 alone. Of questions it is the mean, over the answers that occur in the test
-            split, of the F1 of one answer against all others; where several answers are right they count as one.
+            declare. Labels have macro_f1 alone. For questions it is the mean, over the answers that occur in the test
+            split, of the F1 of one answer against all others. Several right answers count as one.
         columns: hugging_face only: what the columns of its tables are called, for instance {question: prompt}, of
             image, question, answer, answer_type, question_type, split, id.
         window: manifest only: which part of the range of gray values of more than 8 bits is shown (DICOM, NIfTI, 16-bit
@@ -149,9 +149,9 @@ class DataSettings:
     seed: int = 0
     validation_fraction: float = 0.1
     test_fraction: float = 0.2
-    train_size: int | None = field(default=None, metadata={MAX_BY: "most_samples"})
-    validation_size: int | None = field(default=None, metadata={MAX_BY: "most_samples"})
-    test_size: int | None = field(default=None, metadata={MAX_BY: "most_samples"})
+    train_size: int | None = field(default=None, metadata={MAX_BY: "max_samples"})
+    validation_size: int | None = field(default=None, metadata={MAX_BY: "max_samples"})
+    test_size: int | None = field(default=None, metadata={MAX_BY: "max_samples"})
     dialects: int = 0
     label_skew: float = OWN_MIX
     partition: str = NATURAL
@@ -207,10 +207,10 @@ class DataSettings:
             raise DataError(f"pool={list(self.pool)!r:.200} must name sites, each once.", setting="pool")
         object.__setattr__(self, "answers", listed_answers(self.answers))
 
-    def sizes(self, usual: Mapping[str, int]) -> dict[str, int]:
+    def sizes(self, defaults: Mapping[str, int]) -> dict[str, int]:
         """Return the examples of each split of procedural data: those that are set, otherwise the default ones."""
         own = {"train": self.train_size, "validation": self.validation_size, "test": self.test_size}
-        return {split: size if own[split] is None else own[split] for split, size in usual.items()}
+        return {split: size if own[split] is None else own[split] for split, size in defaults.items()}
 
     def _check_less(self) -> None:
         """Check what leaves a part of the samples out."""

@@ -73,7 +73,7 @@ def _of_sources(name: str, source: str | None, image_source: str | None, *, down
 def files(name: str, named: str | None, *, download: bool, image: bool = False) -> Finding:
     """Check the files of one backbone, or of its image encoder, in a folder or in the hub's cache."""
     pretrained = BACKBONES.get(name)
-    source = named or (pretrained.usual_image if image else pretrained.usual)
+    source = named or (pretrained.default_image_source if image else pretrained.default_source)
     needed = FILES if pretrained.tokenizer and not image else FILES[:-1]
     setting = "image_source" if image else "source"
     try:

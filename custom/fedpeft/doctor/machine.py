@@ -207,7 +207,7 @@ def _state(context: Context) -> int:
         return 0
 
 
-SECONDS_TO_CONNECT, SECONDS_TO_LISTEN, LARGEST_SKEW = 5.0, 2.0, 60.0
+SECONDS_TO_CONNECT, SECONDS_TO_LISTEN, MAX_SKEW = 5.0, 2.0, 60.0
 HTTP = ("http", "https")
 
 
@@ -277,7 +277,7 @@ def reachable(kit: Kit, *, seconds: float = SECONDS_TO_CONNECT) -> Iterator[Find
 
 def skew(seconds: float) -> Finding:
     """Check the difference between this clock and the server's, whose answer has whole seconds."""
-    if abs(seconds) <= LARGEST_SKEW:
+    if abs(seconds) <= MAX_SKEW:
         return passed(f"this clock and the server's agree within {max(1.0, abs(seconds)):.0f} s.")
     late = "ahead of" if seconds > 0 else "behind"
     return warned(f"this clock is {abs(seconds):.0f} s {late} the server's: switch NTP on at both.")

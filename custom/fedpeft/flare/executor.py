@@ -27,7 +27,7 @@ from fedpeft.flare.folders import lineages_folder, run_folder, submitter_of
 from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.flare.policy import SIMULATED, policy_of
 from fedpeft.job.site_policy import SitePolicy, keep_to
-from fedpeft.protocol.fields import LARGEST_MB, MB, Limit
+from fedpeft.protocol.fields import MAX_MB, MB, Limit
 from fedpeft.site.connection import WORKER, Aborted
 from fedpeft.site.frames import Failure
 from fedpeft.site.supervisor import WorkerSupervisor
@@ -76,7 +76,7 @@ class TaskCheck:
         return isinstance(answer, Shareable) and answer.get_return_code() == ReturnCode.TASK_UNKNOWN
 
 
-LARGER = "raise most_message_mb in local/fedpeft.json if the server's messages are so large."
+LARGER = "raise max_message_mb in local/fedpeft.json if the server's messages are so large."
 
 
 class SiteExecutor(Executor):
@@ -174,7 +174,7 @@ class SiteExecutor(Executor):
     def _opened(self, fl_ctx: FLContext) -> SitePolicy | None:
         """Read the site's policy, keep to its plugins, and start building the learner with it."""
         policy = _own_file(fl_ctx)
-        limit_messages(Limit(int((policy.most_message_mb if policy else LARGEST_MB) * MB), LARGER))
+        limit_messages(Limit(int((policy.max_message_mb if policy else MAX_MB) * MB), LARGER))
         self._supervisor.open(fl_ctx.get_identity_name(), run_folder(fl_ctx), policy=policy)
         return policy
 

@@ -18,9 +18,9 @@ from fedpeft.core.processes import SAFE_PATH
 from fedpeft.core.settings import at_least, build
 from fedpeft.core.workspace import GUARDS, PRIVACY, resources
 from fedpeft.flare.policy import default_scope
-from fedpeft.job.site_policy import FILE, PrivacySettings, SitePolicy
+from fedpeft.job.site_policy import FILE, PrivacySettings, SitePolicy, build_policy
 
-JOB_STORE = "fedpeft.flare.job_store.JobStore"
+JOB_STORE = "fedpeft.flare.job_session.JobStore"
 LAUNCHER = "fedpeft.flare.job_process.RestartingLauncher"
 SERVER_COMPONENTS = (
     {"id": "stale_jobs", "path": "fedpeft.flare.stale_jobs.StaleJobs", "args": {}},
@@ -101,7 +101,7 @@ class PolicyBuilder(Builder):
 
     def _policy_of(self, site: str) -> SitePolicy:
         values = {**self._site_policy, **self._site_policies.get(site, {})}
-        return build(SitePolicy, values, section="site_policy", source="project.yml")
+        return build_policy(values, section="site_policy", source="project.yml")
 
     def _limit_the_server(self, settings: dict[str, Any], *, sites: int) -> None:
         settings["servers"][0]["max_num_clients"] = sites

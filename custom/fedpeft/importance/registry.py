@@ -51,8 +51,8 @@ class LNTKSettings:
     Args:
         target: differentiate the `loss` of every sample (n rows), or its `logits` (the paper's kernel).
         directions: with `logits`, how many combinations of each sample's logits to differentiate: those to which the
-            sample is most sensitive ([how close that is](importance.md)); 0: every logit, n*C rows, C backward passes.
-            Of an answer that is written or ranked, the logits are those of its own tokens.
+            sample is most sensitive ([how close that is](importance.md)). 0: every logit, n*C rows, C backward passes.
+            Where an answer is written or ranked, the logits are those of its own tokens.
     """
 
     target: str = "loss"

@@ -50,9 +50,8 @@ def _predict(arguments: argparse.Namespace) -> None:
     _check_predict(arguments)
     from fedpeft.core.console import Console
     from fedpeft.inference.examples import of_images, of_split, of_table, window_at
-    from fedpeft.inference.global_adapter import find_adapter
     from fedpeft.inference.kept_model import find
-    from fedpeft.inference.model import Predictor
+    from fedpeft.inference.model import Predictor, find_adapter
     from fedpeft.inference.table import write_csv
 
     console = Console()

@@ -55,7 +55,7 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
     """Return an image, or all images of a folder, with one question.
 
     Args:
-        named: an image of any kind that a manifest may name, or a folder of usual images.
+        named: an image of any kind that a manifest may name, or a folder of pictures.
         question: for all of them.
         record: of the model.
         window: see `window_at`.
@@ -139,7 +139,7 @@ def split_of(data: SiteData, split: str, kept: KeptModel) -> Wanted:
     return Wanted(
         examples=examples,
         known=(True,) * len(examples),
-        unseen=_unseen(examples, kept.record, kept.policy.least_class_images if kept.policy else 1),
+        unseen=_unseen(examples, kept.record, kept.policy.min_class_images if kept.policy else 1),
         remarks=() if same else (CHANGED,),
     )
 

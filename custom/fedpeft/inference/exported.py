@@ -21,7 +21,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fedpeft.backbones import BackboneSettings, usual_source
+from fedpeft.backbones import BackboneSettings, default_source
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_folder, read_json
 from fedpeft.core.locks import SERVER
@@ -103,7 +103,7 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
 
     own |= {} if backbone is None else {"source": backbone}
     settings = build(BackboneSettings, own, section="backbone")
-    if backbone is None and settings.source not in (None, usual_source(settings.name)):
+    if backbone is None and settings.source not in (None, default_source(settings.name)):
         raise FedpeftError(
             f"{folder} names {settings.source!r:.200} as its backbone, chosen by its exporter: name with "
             f"--backbone a folder or hub name that you trust, this one or your own copy of it."

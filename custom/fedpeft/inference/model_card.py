@@ -158,6 +158,6 @@ def _forms(differences: Mapping[str, float], record: ModelRecord) -> Iterable[st
 def _license(backbone: Mapping[str, Any]) -> str:
     kind = BACKBONES.get(backbone["name"])
     source = backbone.get("source")
-    if source in (None, kind.usual):
+    if source in (None, kind.default_source):
         return kind.license or "see its own page"
     return "a folder of the site's own" if Path(source).is_absolute() else f"see the page of {source}"

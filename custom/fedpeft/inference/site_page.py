@@ -296,7 +296,7 @@ def _map(subject: Subject, head: str) -> str:
     text = f"t-SNE of the features of {count} test examples, by their right {head}"
     picture = Picture(svg(drawn(lambda: feature_map(points, subject.mapped)), f"{text}."))
     some = f", of {len(subject.data.test):,}" if count < len(subject.data.test) else ""
-    note = f"{text}{some}. Only who lies near whom means something: not the axes, nor how far groups are apart."
+    note = f"{text}{some}. Only nearness has a meaning, not the axes or how far groups are apart."
     described = f"{text}: examples that the model holds for alike lie near each other."
     return f'{figure(picture, described)}<p class="caption">{note}</p>'
 

@@ -123,8 +123,8 @@ def write_new(
     task.write_text(HEADER.format(folder=str(folder.resolve())) + text, encoding="utf-8")
     jobs.write_text(listed, encoding="utf-8")
     write_job(job, name, whole)
-    usual = declared.usual if declared.usual.startswith(WHEEL) else ""
-    source = backbone_of.get("source", usual)
+    default = declared.default_source if declared.default_source.startswith(WHEEL) else ""
+    source = backbone_of.get("source", default)
     return NewJob(written=(task, jobs, job), backbone=named, source=source, tiny=declared.tiny)
 
 

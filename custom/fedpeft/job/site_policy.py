@@ -100,7 +100,7 @@ def default_methods() -> tuple[str, ...]:
 
 def default_datasets() -> tuple[str, ...]:
     """Return the data sets of the package that read no other folder than their own."""
-    return tuple(name for name in DATASETS.own_names() if DATASETS.get(name).usual)
+    return tuple(name for name in DATASETS.own_names() if DATASETS.get(name).allowed_by_default)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +114,10 @@ class SitePolicy:
             environment in which the site was started.
         columns: what the columns of its tables are called, as `data.columns` of `hugging_face`; a job cannot set it.
         window: which part of the range of its images is shown, as `data.window` of `manifest`; a job cannot set it.
-        answers: list of answers by data set name, for jobs whose head is federated: a job that sets `data.answers` must
-            name the same ones, so that no job can ask with a list of its own which answers this site has. Training rows
-            with other answers take part in no job with that data set. A data set that declares its answers itself needs
-            no list.
+        answers: list of answers by data set name, for jobs whose head is federated. A job that sets `data.answers` must
+            name the same ones, so that no job can ask with its own list which answers this site has. Training rows with
+            other answers take part in no job with that data set. A data set that declares its answers itself needs no
+            list.
         site: the name under which the data sets know this site; empty: its name in the consortium.
         exclude: ids of images that take part in nothing.
         unreadable: as in the section `data`: share of the images that may be unreadable and are then skipped.
@@ -125,58 +125,58 @@ class SitePolicy:
         validation_fraction: share of the images that become the validation split, where the data have none.
         test_fraction: share of the images that become the test split, where the data have none.
         seed: of the cuts by `splits` and fractions.
-        least_train_samples: a job with fewer training samples, after the cuts, is refused: an adapter trained on few
+        min_train_samples: a job with fewer training samples, after the cuts, is refused: an adapter trained on few
             samples reveals each of them.
-        least_train_images: the same for different images.
-        least_answers: the same for different answers in training.
-        least_test_samples: the same for the samples on which accuracies are measured.
-        least_validation_samples: samples of the validation split, where a job has the site choose by them
+        min_train_images: the same for different images.
+        min_answers: the same for different answers in training.
+        min_test_samples: the same for the samples on which accuracies are measured.
+        min_validation_samples: samples of the validation split, where a job has the site choose by them
             (`method.pia.share: validation`).
-        least_class_images: test images that a class or label must have to be part of balanced accuracy or macro-F1; one
+        min_class_images: test images that a class or label must have to be part of balanced accuracy or macro-F1. One
             image alone in its class would show in them whether it is recognized.
-        least_score_samples: samples over which a layer score is formed.
-        least_batch_size: samples per training step; what would be left for a smaller last step of a pass joins the
+        min_score_samples: samples over which a layer score is formed.
+        min_batch_size: samples per training step; what would be left for a smaller last step of a pass joins the
             step before it.
-        least_probe_samples: samples whose activations decide the order of neurons.
-        most_rounds: rounds that a job may have.
-        most_local_epochs: passes over this site's training split in one round.
-        most_batch_size: samples per step, of training and of evaluation.
-        most_probe_samples: samples whose activations a job may compare neurons by.
-        most_score_samples: samples that a job may score layers on.
-        most_image_size: pixels that a job may set as `backbone.image_size`.
-        most_text_length: tokens that a job may set as `backbone.text_length`.
-        most_learning_rate: a larger one lets the last few samples decide what leaves.
-        most_weight_decay: a larger one lets the last few samples decide what leaves.
-        most_proximal_mu: a larger one lets the last few samples decide what leaves.
-        most_samples: samples in each split of data that are drawn by program.
+        min_probe_samples: samples whose activations decide the order of neurons.
+        max_rounds: rounds that a job may have.
+        max_local_epochs: passes over this site's training split in one round.
+        max_batch_size: samples per step, of training and of evaluation.
+        max_probe_samples: samples whose activations a job may compare neurons by.
+        max_score_samples: samples that a job may score layers on.
+        max_image_size: pixels that a job may set as `backbone.image_size`.
+        max_text_length: tokens that a job may set as `backbone.text_length`.
+        max_learning_rate: a larger one lets the last few samples decide what leaves.
+        max_weight_decay: a larger one lets the last few samples decide what leaves.
+        max_proximal_mu: a larger one lets the last few samples decide what leaves.
+        max_samples: samples in each split of data that are drawn by program.
         methods: what a job may choose as `method.name`; `full` sends the whole backbone.
-        most_trained_parameters: parameters beside the head that a job may train here; ViLT-B/32 has 112 million.
-        most_message_mb: megabytes that one message of the server may bring to a job's process at this site; 1024 in the
+        max_trained_parameters: parameters beside the head that a job may train here; ViLT-B/32 has 112 million.
+        max_message_mb: megabytes that one message of the server may bring to a job's process at this site; 1024 in the
             simulator.
         device: where this site trains; a job may ask for it, for `auto`, or for `cpu`. `auto`: CUDA where there is one.
-        most_threads: torch threads of the training process.
-        most_workers: processes that decode images.
-        most_kept_mib: main memory that a job may fill with features, and the same with decoded images.
+        max_threads: torch threads of the training process.
+        max_workers: processes that decode images.
+        max_kept_mib: main memory that a job may fill with features, and the same with decoded images.
         memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
         compile: whether a job may have this machine's compiler run (`training.compile`).
         backbones: registered backbones that a job may name.
         sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' default weights;
             as the job has them, with @ and the commit too.
-        download: whether what the hub's cache lacks of a hub name is fetched, with this machine's account; off: a job
-            uses what is there, and is refused where that is not enough.
+        download: whether a job may fetch what the hub's cache lacks of a hub name, with this machine's account. Off: a
+            job uses what is there, and is refused where that is not enough.
         score_methods: what a job may name as `schedule.score`; a plugin has to be listed.
         solvers: what a job may name as `schedule.solver`; a plugin has to be listed.
         answering: what a job may name as `training.answering`; a plugin has to be listed.
-        most_score_rows: rows of a Jacobian that a score may ask for: samples, times answers where a score
-            differentiates every logit (where answers are written or ranked, times the bytes of the longest); memory
+        max_score_rows: rows of a Jacobian that a score may ask for: samples, times answers where a score
+            differentiates every logit (where answers are written or ranked, times the bytes of the longest). Memory
             grows with their square.
         scores: whether layer scores leave; off: scheduled jobs are refused.
-        metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits, and those
-            of open and closed questions only where there are `least_test_samples` of each; off, the safe choice, and
+        metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits. Those of
+            open and closed questions leave only where there are `min_test_samples` of each. Off, the safe choice, and
             with `sum_with`: they become "not measured".
         head: whether a classifier's head may leave, which a job with `method.head: federated` needs; its biases show
             how often each answer occurs.
-        sum_with: names of all sites, this one and at least two others, of whose adapters only the sum may leave: a job
+        sum_with: names of all sites, this one and at least two others, of whose adapters only the sum may leave. A job
             without `method.secure_sum`, with other sites, or with a setting for single sites, is refused. Empty:
             adapters leave as they are, and a job with `method.secure_sum` is refused, because its members would be for
             the server to choose.
@@ -199,33 +199,33 @@ class SitePolicy:
     validation_fraction: float = 0.1
     test_fraction: float = 0.2
     seed: int = field(default=0, metadata=NOT_NEGATIVE)
-    least_train_samples: int = field(default=30, metadata=ONE_OR_MORE)
-    least_train_images: int = field(default=20, metadata=ONE_OR_MORE)
-    least_answers: int = field(default=2, metadata=ONE_OR_MORE)
-    least_test_samples: int = field(default=10, metadata=ONE_OR_MORE)
-    least_validation_samples: int = field(default=10, metadata=ONE_OR_MORE)
-    least_class_images: int = field(default=5, metadata=ONE_OR_MORE)
-    least_score_samples: int = field(default=8, metadata=ONE_OR_MORE)
-    least_batch_size: int = field(default=4, metadata=ONE_OR_MORE)
-    least_probe_samples: int = field(default=8, metadata=ONE_OR_MORE)
-    most_rounds: int = field(default=200, metadata=ONE_OR_MORE)
-    most_local_epochs: int = field(default=20, metadata=ONE_OR_MORE)
-    most_batch_size: int = field(default=512, metadata=NOT_NEGATIVE)
-    most_probe_samples: int = field(default=1024, metadata=NOT_NEGATIVE)
-    most_score_samples: int = field(default=1024, metadata=NOT_NEGATIVE)
-    most_image_size: int = field(default=1024, metadata=NOT_NEGATIVE)
-    most_text_length: int = field(default=512, metadata=NOT_NEGATIVE)
-    most_learning_rate: float = field(default=0.1, metadata=NOT_NEGATIVE)
-    most_weight_decay: float = field(default=0.1, metadata=NOT_NEGATIVE)
-    most_proximal_mu: float = field(default=1.0, metadata=NOT_NEGATIVE)
-    most_samples: int = field(default=10_000, metadata=NOT_NEGATIVE)
+    min_train_samples: int = field(default=30, metadata=ONE_OR_MORE)
+    min_train_images: int = field(default=20, metadata=ONE_OR_MORE)
+    min_answers: int = field(default=2, metadata=ONE_OR_MORE)
+    min_test_samples: int = field(default=10, metadata=ONE_OR_MORE)
+    min_validation_samples: int = field(default=10, metadata=ONE_OR_MORE)
+    min_class_images: int = field(default=5, metadata=ONE_OR_MORE)
+    min_score_samples: int = field(default=8, metadata=ONE_OR_MORE)
+    min_batch_size: int = field(default=4, metadata=ONE_OR_MORE)
+    min_probe_samples: int = field(default=8, metadata=ONE_OR_MORE)
+    max_rounds: int = field(default=200, metadata=ONE_OR_MORE)
+    max_local_epochs: int = field(default=20, metadata=ONE_OR_MORE)
+    max_batch_size: int = field(default=512, metadata=NOT_NEGATIVE)
+    max_probe_samples: int = field(default=1024, metadata=NOT_NEGATIVE)
+    max_score_samples: int = field(default=1024, metadata=NOT_NEGATIVE)
+    max_image_size: int = field(default=1024, metadata=NOT_NEGATIVE)
+    max_text_length: int = field(default=512, metadata=NOT_NEGATIVE)
+    max_learning_rate: float = field(default=0.1, metadata=NOT_NEGATIVE)
+    max_weight_decay: float = field(default=0.1, metadata=NOT_NEGATIVE)
+    max_proximal_mu: float = field(default=1.0, metadata=NOT_NEGATIVE)
+    max_samples: int = field(default=10_000, metadata=NOT_NEGATIVE)
     methods: tuple[str, ...] = field(default_factory=default_methods)
-    most_trained_parameters: int = field(default=20_000_000, metadata=NOT_NEGATIVE)
-    most_message_mb: float = field(default=1024.0, metadata=ONE_OR_MORE)
+    max_trained_parameters: int = field(default=20_000_000, metadata=NOT_NEGATIVE)
+    max_message_mb: float = field(default=1024.0, metadata=ONE_OR_MORE)
     device: str = "auto"
-    most_threads: int = field(default=16, metadata=ONE_OR_MORE)
-    most_workers: int = field(default=8, metadata=NOT_NEGATIVE)
-    most_kept_mib: float = field(default=4096.0, metadata=NOT_NEGATIVE)
+    max_threads: int = field(default=16, metadata=ONE_OR_MORE)
+    max_workers: int = field(default=8, metadata=NOT_NEGATIVE)
+    max_kept_mib: float = field(default=4096.0, metadata=NOT_NEGATIVE)
     compile: bool = False
     memory_gib: float = field(default=0.0, metadata=NOT_NEGATIVE)
     backbones: tuple[str, ...] = field(default_factory=BACKBONES.own_names)
@@ -234,7 +234,7 @@ class SitePolicy:
     score_methods: tuple[str, ...] = field(default_factory=SCORES.own_names)
     solvers: tuple[str, ...] = field(default_factory=SOLVERS.own_names)
     answering: tuple[str, ...] = field(default_factory=ANSWERING.own_names)
-    most_score_rows: int = field(default=4096, metadata=NOT_NEGATIVE)
+    max_score_rows: int = field(default=4096, metadata=NOT_NEGATIVE)
     scores: bool = True
     metrics: bool = True
     head: bool = False
@@ -276,6 +276,31 @@ class SitePolicy:
         return build(PrivacySettings, self.sum_noise, section="sum_noise", source=FILE) if self.sum_noise else None
 
 
+LIMITS = {one.name for one in dataclasses.fields(SitePolicy) if one.name.startswith(("max_", "min_"))}
+FORMER_PREFIXES = {"most_": "max_", "least_": "min_"}  # of the limits, in files written before November 2026
+
+
+def build_policy(values: Any, *, section: str, source: str) -> SitePolicy:
+    """Build a policy from the values of a site's file, in which limits may have their former names."""
+    if isinstance(values, Mapping):
+        renamed = {_name_of_today(name): value for name, value in values.items()}
+        twice = next((name for name in values if _name_of_today(name) != name and _name_of_today(name) in values), None)
+        if twice is not None:
+            raise FedpeftError(
+                f"{section} sets {twice}, the former name of {_name_of_today(twice)}, which it sets too: leave out the "
+                f"former."
+            )
+        values = renamed
+    return build(SitePolicy, values, section=section, source=source)
+
+
+def _name_of_today(name: Any) -> Any:
+    for former, today in FORMER_PREFIXES.items():
+        if isinstance(name, str) and name.startswith(former) and today + name.removeprefix(former) in LIMITS:
+            return today + name.removeprefix(former)
+    return name
+
+
 def read_policy(file: Path) -> SitePolicy:
     """Read a site's own file."""
     try:
@@ -290,7 +315,7 @@ def read_policy(file: Path) -> SitePolicy:
             code="site-file-unusable",
         ) from error
     try:
-        return build(SitePolicy, values, section=FILE, source=str(file))
+        return build_policy(values, section=FILE, source=str(file))
     except FedpeftError as error:
         raise LocalError(str(error), code="site-file-unusable") from error
 

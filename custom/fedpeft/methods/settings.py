@@ -12,14 +12,21 @@ from fedpeft.alignment.settings import FEDAVG, WEIGHT_SPACE, PIASettings, Robust
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.layer_matching import SETTING
 from fedpeft.core.settings import BY_SITE, about, check_ranges, nested, one_of, suggestion, within
-from fedpeft.methods.aggregations import AGGREGATIONS, DEFAULTS, Aggregation, admitted, chosen
-from fedpeft.methods.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
+from fedpeft.methods.aggregations import (
+    AGGREGATIONS,
+    DEFAULTS,
+    SERVER_OPTIMIZERS,
+    Aggregation,
+    ServerOptimizer,
+    admitted,
+    chosen,
+)
 from fedpeft.methods.setting_limits import MAX_LAYERS
 
 SITE_SETTINGS = "site_settings"
 PRIVATE, FEDERATED = "private", "federated"
 MAX_SERVER_RATE = 1000
-PROBE_SAMPLES = within(1, 1_000_000, max_by="most_probe_samples", min_by="least_probe_samples")
+PROBE_SAMPLES = within(1, 1_000_000, max_by="max_probe_samples", min_by="min_probe_samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +41,17 @@ class MethodSettings:
         site_settings: by site, settings of the job's method that replace those, one by one (sites of unequal width or
             rank).
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), `svd` (for LoRA and `dvpt`: the weighted
-            mean of the products of the factors, factored again), `stack` (for LoRA, not with `dvpt`: the factors side
-            by side, without error; every site adds their product to its frozen weights and starts with fresh factors),
-            or `none` (every site alone). Of a list the first that the method admits is taken: by default `pia` where it
-            has neurons to align, `none` where nothing is exchanged, else `fedavg`.
+            mean of the products of the factors, factored again), `stack`, or `none` (every site alone). `stack` is for
+            LoRA, not with `dvpt`: the factors stand side by side, without error. Every site adds their product to its
+            frozen weights and starts with fresh factors. From a list the first that the method admits is taken: by
+            default `pia` where it has neurons to align, `none` where nothing is exchanged, else `fedavg`.
         pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. Where the method has no
             activations or no companion, `support` is `weights` and `integration` is `weight_space` unless they are set.
         robust: settings of `fedpeft.alignment.RobustSettings`: what the server does against sites that send wrong
             updates.
         probe_samples: m, the random training samples whose activations align the global adapter at a site.
-        head: `private` (it never leaves its site) or `federated` (it is sent and averaged with the adapter: all sites
-            then have the same answers, see `data.answers`, and each must allow it in its own file).
+        head: `private` (it never leaves its site) or `federated` (it is sent and averaged with the adapter). All sites
+            then have the same answers, see `data.answers`, and each must allow it in its own file.
         matched_layers: layers of the deepest backbone, where sites have backbones of one family and of different depth
             (`backbone.sites`): a layer is averaged with those at the same relative depth. None: all sites have the same
             layers.
@@ -320,9 +327,9 @@ def _check_ranks(method: MethodSettings) -> None:
         )
     scales = {site: method.method.product_scale(method.settings_of(site)) for site in ("", *method.site_settings)}
     for site, scale in scales.items():
-        if scale is not None and scale != (usual := scales[""]):
+        if scale is not None and scale != (default := scales[""]):
             raise FedpeftError(
-                f"products of {site} count {scale:g} times and those of the others {usual:g} times (lora_alpha / "
+                f"products of {site} count {scale:g} times and those of the others {default:g} times (lora_alpha / "
                 f"r): set lora_alpha in site_settings so that the ratio is the same.",
                 setting=SITE_SETTINGS,
             )

@@ -20,7 +20,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.job.setting_names import known
 
 MB = 10**6
-LARGEST_MB = 1024  # of a job's message: the weights of ViLT-B, masked for a secure sum, have 900 MB
+MAX_MB = 1024  # of a job's message: the weights of ViLT-B, masked for a secure sum, have 900 MB
 MAX_ATTEMPTS = 2  # a site begins a round again where its training process was lost
 
 
@@ -45,7 +45,7 @@ class Unread:
 REFUSED = "message-refused"  # what a site tells the server of it
 MAX_TEXT_LENGTH = 300
 MAX_ENTRIES = 20_000
-LARGEST_WHOLE_NUMBER = 2**53
+MAX_WHOLE_NUMBER = 2**53
 
 
 def check_fields(values: Any, hints: Mapping[str, Any], *, message: str, sender: str) -> None:
@@ -90,7 +90,7 @@ def find_misfit(value: Any, hint: Any, path: str) -> tuple[str, Any] | None:
     if hint is str:
         fits = type(value) is str and len(value) <= MAX_TEXT_LENGTH and value.isprintable()
     elif hint in (int, float) and type(value) is int:
-        fits = abs(value) <= LARGEST_WHOLE_NUMBER
+        fits = abs(value) <= MAX_WHOLE_NUMBER
     else:
         fits = type(value) is (types.NoneType if hint is None else hint)
     return None if fits else (path, value)
@@ -100,7 +100,7 @@ def shown(value: Any) -> str:
     """A value as an error may print it: short, on one line, without looking deep into it."""
     if type(value) is str:
         return repr(value[:60])
-    if value is None or type(value) in (bool, float) or (type(value) is int and abs(value) <= LARGEST_WHOLE_NUMBER):
+    if value is None or type(value) in (bool, float) or (type(value) is int and abs(value) <= MAX_WHOLE_NUMBER):
         return repr(value)
     return f"a value of type {type(value).__name__[:40]!r}"
 
@@ -123,7 +123,7 @@ CODES = {
     "the site on another local/fedpeft.json.",
     "job-refused": "it cannot do what the job asks; the site's log has the details.",
     "message-refused": "it cannot read the server's message: install the same fedpeft version everywhere.",
-    "message-too-large": "the server's message is larger than its own file allows (most_message_mb).",
+    "message-too-large": "the server's message is larger than its own file allows (max_message_mb).",
     "site-file-missing": "it has no local/fedpeft.json, which every site needs: `fedpeft doctor` at the site says how "
     "to write it.",
     "site-file-unusable": "its own local/fedpeft.json cannot be used: `fedpeft doctor` at the site says why.",

@@ -21,15 +21,15 @@ from fedpeft.core.metrics import BELOW_CONSTANT, TITLES
 from fedpeft.core.states import first_misfit
 from fedpeft.data.registry import DATASETS
 from fedpeft.protocol import signed_keys
-from fedpeft.protocol.fields import LARGEST_WHOLE_NUMBER, MAX_ATTEMPTS, sentence, shown, some
+from fedpeft.protocol.fields import MAX_ATTEMPTS, MAX_WHOLE_NUMBER, sentence, shown, some
 from fedpeft.protocol.types import FRACTIONS, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
 
 DTYPES = ("float32", "bfloat16", "float16")
-LARGEST_WEIGHT = 1e6  # no weight of a network comes near; what does would reach the others through the mean
-LARGEST_FIGURE = 1e9  # seconds and losses
-LARGEST_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
+MAX_WEIGHT = 1e6  # no weight of a network comes near; what does would reach the others through the mean
+MAX_FIGURE = 1e9  # seconds and losses
+MAX_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
 MAX_AXES = 8
-LARGEST_TENSOR = 2**40  # numbers, a hundred times the largest matrix of any model
+MAX_TENSOR = 2**40  # numbers, a hundred times the largest matrix of any model
 MAX_SLOTS = 64
 RESTART = "look at its log, and restart it with this job's fedpeft version or leave it out of federation.sites"
 DIVERGED = "lower training.learning_rate if its log says that training diverged, or leave it out of federation.sites"
@@ -47,7 +47,7 @@ def check_introduction(introduction: Introduction, *, site: str, initial: bool, 
     check_tensors(introduction.state, site=site, schema=schema, dtype=introduction.dtype)
 
 
-def check_announcement(introduction: Introduction, *, site: str, max_samples: int = LARGEST_WHOLE_NUMBER) -> None:
+def check_announcement(introduction: Introduction, *, site: str, max_samples: int = MAX_WHOLE_NUMBER) -> None:
     """Accept an introduction only if its names are known, its numbers are counts and its keys are wire keys."""
     _check_names(introduction, site)
     _check_flags(introduction, site)
@@ -58,7 +58,7 @@ def check_announcement(introduction: Introduction, *, site: str, max_samples: in
     for key, shape in introduction.schema.items():
         if not _is_tensors_name(key):
             raise _refused(site, f"announces {key!r:.120}, which is not a tensor's name")
-        if len(shape) > MAX_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > LARGEST_TENSOR:
+        if len(shape) > MAX_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > MAX_TENSOR:
             raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is no shape")
     _check_slots(introduction, site)
 
@@ -182,7 +182,7 @@ def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype:
     if masked:
         misfit = first_misfit(state, schema, dtype="int64")
     else:
-        misfit = first_misfit(state, schema, dtype=dtype, bound=LARGEST_WEIGHT)
+        misfit = first_misfit(state, schema, dtype=dtype, bound=MAX_WEIGHT)
     if misfit is None:
         return
     if misfit.what == "keys":
@@ -202,7 +202,7 @@ def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype:
         raise _refused(site, f"sent {key} with shape {list(tensor.shape)}, announced was {schema[key]}")
     if misfit.what == "finite":
         raise _refused(site, f"sent NaN or infinity in {key}", DIVERGED)
-    limit = f"allowed are {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}"
+    limit = f"allowed are {-MAX_WEIGHT:g} to {MAX_WEIGHT:g}"
     raise _refused(site, f"sent {misfit.value:.3g} in {key}, {limit}", DIVERGED)
 
 
@@ -211,8 +211,8 @@ def check_scores(scores: Sequence[float], count: int, site: str) -> None:
     if len(scores) != count:
         raise _refused(site, f"sent {len(scores)} layer scores, {count} were asked for")
     for number, value in enumerate(scores):
-        if not isinstance(value, (int, float)) or not 0 <= value <= LARGEST_SCORE:
-            limit = f"allowed are 0 to {LARGEST_SCORE:g}"
+        if not isinstance(value, (int, float)) or not 0 <= value <= MAX_SCORE:
+            limit = f"allowed are 0 to {MAX_SCORE:g}"
             raise _refused(site, f"sent {value!r} as the score of layer {number}, {limit}", DIVERGED)
 
 
@@ -228,8 +228,8 @@ def _check_round(sent: int, expected: int, site: str) -> None:
 
 
 def _check_seconds(seconds: float, site: str) -> None:
-    if not 0 <= seconds <= LARGEST_FIGURE:
-        raise _refused(site, f"reports {seconds} seconds of work, allowed are 0 to {LARGEST_FIGURE:g}")
+    if not 0 <= seconds <= MAX_FIGURE:
+        raise _refused(site, f"reports {seconds} seconds of work, allowed are 0 to {MAX_FIGURE:g}")
 
 
 def _check_metrics(metrics: Mapping[str, float | None], site: str) -> None:
@@ -238,8 +238,8 @@ def _check_metrics(metrics: Mapping[str, float | None], site: str) -> None:
     for name, value in metrics.items():
         if value is None:
             continue
-        if not (math.isfinite(value) and abs(value) <= LARGEST_FIGURE):
-            limit = f"it must be a finite number, up to {LARGEST_FIGURE:g}"
+        if not (math.isfinite(value) and abs(value) <= MAX_FIGURE):
+            limit = f"it must be a finite number, up to {MAX_FIGURE:g}"
             raise _refused(site, f"sent {value!r} as metric {name}, {limit}", DIVERGED)
         if name in (*FRACTIONS, BELOW_CONSTANT) and not 0 <= value <= 1:
             raise _refused(site, f"sent {value!r} as metric {name}, it must be a fraction from 0 to 1")

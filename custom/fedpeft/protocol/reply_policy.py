@@ -266,7 +266,7 @@ def released_metrics(
     """Round accuracies to whole percent and losses to three digits; withheld values become None.
 
     If one group has fewer questions than `min_questions`, all groups are withheld: it could be computed from the others
-    and the overall accuracy. So is `below_constant`, as the best constant answer may be the small group's.
+    and the overall accuracy. `below_constant` is too, as the best constant answer may be the small group's.
     """
     small = any(0 < count < min_questions for count in questions.values())
     withheld = {*questions, BELOW_CONSTANT} if small else set()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedpeft import answering, data, importance
 from fedpeft.alignment.settings import VALIDATION
-from fedpeft.backbones import BACKBONES, usual_source
+from fedpeft.backbones import BACKBONES, default_source
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.settings import MAX_BY, MIN_BY
 from fedpeft.data import DataSettings, SiteData
@@ -91,14 +91,14 @@ def _of_backbone(policy: SitePolicy, job: SiteJob) -> Refusals:
     chosen = job.backbone
     if chosen.name not in policy.backbones:
         yield "backbone.name", f"is {chosen.name!r}, backbones has {_all(policy.backbones)}"
-    if chosen.source is not None and chosen.source not in (usual_source(chosen.name), *policy.sources):
+    if chosen.source is not None and chosen.source not in (default_source(chosen.name), *policy.sources):
         yield "backbone.source", f"is {chosen.source!r:.120}, which sources does not list"
-    usual_image = BACKBONES.get(chosen.name).usual_image
-    if chosen.image_source is not None and chosen.image_source not in (usual_image, *policy.sources):
+    default_image_source = BACKBONES.get(chosen.name).default_image_source
+    if chosen.image_source is not None and chosen.image_source not in (default_image_source, *policy.sources):
         yield "backbone.image_source", f"is {chosen.image_source!r:.120}, which sources does not list"
     tokens = chosen.text_length + len(chosen.prompt or "")  # a character is at most one token
-    if chosen.prompt and tokens > policy.most_text_length:
-        yield "backbone.prompt", f"makes {tokens} tokens at most, most_text_length is {policy.most_text_length}"
+    if chosen.prompt and tokens > policy.max_text_length:
+        yield "backbone.prompt", f"makes {tokens} tokens at most, max_text_length is {policy.max_text_length}"
 
 
 def _of_amounts(policy: SitePolicy, job: SiteJob) -> Refusals:
@@ -198,11 +198,11 @@ def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
 
 def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> None:
     """Refuse a job that trains more parameters than the file allows."""
-    if count > policy.most_trained_parameters:
+    if count > policy.max_trained_parameters:
         setting = "method.settings" if method.settings_of("") else "method.name"
         raise FedpeftError(
-            f"{setting} asks for {count:,} trained parameters, most_trained_parameters is "
-            f"{policy.most_trained_parameters:,}: change the job, or local/fedpeft.json of this site.",
+            f"{setting} asks for {count:,} trained parameters, max_trained_parameters is "
+            f"{policy.max_trained_parameters:,}: change the job, or local/fedpeft.json of this site.",
             setting=setting,
             code=NOT_ALLOWED,
         )
@@ -230,15 +230,15 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
 
 def _check_counts(policy: SitePolicy, job: SiteJob, loaded: SiteData) -> None:
     counts = {
-        "least_train_samples": len(loaded.train),
-        "least_train_images": len({example.image_id for example in loaded.train}),
-        "least_answers": loaded.answers_in_training,
-        "least_test_samples": len(loaded.test),
+        "min_train_samples": len(loaded.train),
+        "min_train_images": len({example.image_id for example in loaded.train}),
+        "min_answers": loaded.answers_in_training,
+        "min_test_samples": len(loaded.test),
     }
     if job.schedule.scored:
-        counts["least_score_samples"] = _scored_samples(job, loaded)
+        counts["min_score_samples"] = _scored_samples(job, loaded)
     if job.method.aligns and job.method.pia.share == VALIDATION:
-        counts["least_validation_samples"] = len(loaded.validation)
+        counts["min_validation_samples"] = len(loaded.validation)
     for name, count in counts.items():
         if count < getattr(policy, name):
             raise LocalError(
@@ -268,10 +268,10 @@ def _check_score_rows(policy: SitePolicy, job: SiteJob, loaded: SiteData) -> Non
         outputs = max(len(example.answer.encode()) for example in loaded.train) + 2  # tokens, begin and end
     settings = importance.method_settings(job.schedule.score, job.schedule.score_settings)
     rows = settings.rows(samples, outputs) if hasattr(settings, "rows") else samples
-    if rows > policy.most_score_rows:
+    if rows > policy.max_score_rows:
         raise FedpeftError(
             f"schedule.score {job.schedule.score!r} asks for {rows:,} rows of {samples} samples and {outputs} outputs, "
-            f"most_score_rows is {policy.most_score_rows:,}: lower schedule.score_samples, or take fewer directions.",
+            f"max_score_rows is {policy.max_score_rows:,}: lower schedule.score_samples, or take fewer directions.",
             setting="schedule.score_settings",
             code=NOT_ALLOWED,
         )

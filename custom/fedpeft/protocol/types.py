@@ -157,8 +157,8 @@ class TrainOrder(_Message):
         base, version: as in ScoreOrder.
         layers: the transformer layers to train and send; None: all.
         scored: send scores of the trained model along, for the next round.
-        part: of the site in the mean that the global adapter is, where it needs that (`share: agreement`); from it the
-            site can tell how many samples all sites have together; 0: none.
+        part: of the site in the mean that the global adapter is, where it needs that (`share: agreement`). From it the
+            site can tell how many samples all sites have together. 0: none.
         sum_keys: the public key of every member of the round's secure sum; empty: send the adapter itself.
         state: the tensors that changed since `base`; empty with base 0: go on from your own.
     """

@@ -29,7 +29,7 @@ NOTE = (
 def method_list(backbone: str, source: str | None = None) -> Group:
     """Return each method with its parameters and aggregation, and below them what it can do, and its paper.
 
-    Of a method that does not fit the backbone the reason stands there.
+    Where a method does not fit the backbone, its row has the reason.
     """
     declared = backbones.BACKBONES.get(backbone).method_settings
     head = f"{'name':<{NAME}} {'trained':>{NUMBER}}  {'exchanged':<{RANGE}} aggregation"
@@ -85,13 +85,13 @@ def backbone_table() -> Table:
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("family, default weights, paper", overflow="fold")
     for name, pretrained in backbones.BACKBONES.usable():
-        if not pretrained.usual and not pretrained.sized:
+        if not pretrained.default_source and not pretrained.sized:
             weights = "a job names a source (fedpeft backbones SOURCE)"
             table.add_row(name, "", "", _lines("any family", weights, pretrained.source))
             continue
         model = pretrained.without_weights()
         count = sum(parameter.numel() for parameter in model.parameters())
-        weights = "with the package" if pretrained.tiny else pretrained.usual or "a job names a folder"
+        weights = "with the package" if pretrained.tiny else pretrained.default_source or "a job names a folder"
         words = _lines(model.family, weights, pretrained.source)
         table.add_row(name, f"{model.num_layers}x{model.hidden_size}", f"{count:,}", words)
     return table

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The content of a run's tables as text; terminal, Markdown and page lay it out.
 
-Beside the figures of the sites: what a run cost and did, which is bytes sent, distances before and after alignment, and
+They have the figures of the sites, and what a run cost and did: bytes sent, distances before and after alignment, and
 ranks of layers.
 """
 
@@ -254,7 +254,7 @@ def by_round(history: History, metric: str = "overall") -> Table:
 def best_round(history: History) -> Table | None:
     """Return the round with the highest mean on the validation splits beside the last one; None: nothing was validated.
 
-    Rounds that lack a site are not compared with others. Of equally good rounds the first is the best. The test splits
+    Rounds that lack a site are not compared with others. The first of equally good rounds is the best. The test splits
     have no part in the choice. Where sites are measured by different metrics, each has its own best round.
     """
     rows: list[tuple[str, ...]] = []

@@ -106,11 +106,11 @@ class _JobRecipe(Recipe):
         configs: the `app_configs` folder; None: the one here, or the package's.
     """
 
-    usual: str
+    default_job: str
     method: str
 
     def __init__(self, job: str = "", settings: Sequence[str] = (), *, configs: Path | None = None) -> None:
-        job, folder = job or self.usual, configs or default_configs()
+        job, folder = job or self.default_job, configs or default_configs()
         sections = compose(folder, job, settings)
         if not self.fits(sections):
             chosen = Variant(name=self.method, method=self.method, settings=tuple(settings))
@@ -132,7 +132,7 @@ class _JobRecipe(Recipe):
 class FedPIARecipe(_JobRecipe):
     """Adapters that are permuted into alignment before they are integrated (Saha et al. 2024)."""
 
-    usual, method = "fedpia_task1", "fedpia_agreement"
+    default_job, method = "fedpia_task1", "fedpia_agreement"
 
     @staticmethod
     def fits(sections: Mapping[str, Any]) -> bool:
@@ -143,7 +143,7 @@ class FedPIARecipe(_JobRecipe):
 class F3OCUSRecipe(_JobRecipe):
     """Every site trains the layers that the server schedules for it (Saha et al. 2025)."""
 
-    usual, method = "f3ocus_task1", "pfeiffer+f3ocus"
+    default_job, method = "f3ocus_task1", "pfeiffer+f3ocus"
 
     @staticmethod
     def fits(sections: Mapping[str, Any]) -> bool:

@@ -31,8 +31,8 @@ class PopulationSettings:
     Args:
         population: assignments evaluated together; from 2 to 10,000.
         iterations: from 1 to 10,000.
-        start: ``random`` draws the first population by the scores (the paper); ``ends`` adds the importance-greedy and
-            the balanced assignment; ``path`` fills it with assignments on the path from the one to the other.
+        start: ``random`` draws the first population by the scores (the paper). ``ends`` adds the importance-greedy and
+            the balanced assignment. ``path`` fills it with assignments on the path from the one to the other.
 
     Source: F3OCUS supplement, implementation details (population 50, 20 iterations).
     """
@@ -207,8 +207,8 @@ class AntColonySettings(PopulationSettings):
         initial_pheromone: above 0.
         alpha: exponent of the pheromone; at least 0.
         beta: exponent of the scores; at least 0.
-        colonies: parts of the archive, each with its own pheromone and share of the ants, at most the population; 1
-            is the paper, whose ants all follow one trail to the middle of the front.
+        colonies: parts of the archive, each with its own pheromone and share of the ants, at most the population. 1 is
+            the paper, whose ants all follow one trail to the middle of the front.
 
     Source: F3OCUS supplement, implementation details; colonies: Iredi, Merkle and Middendorf, Bi-criterion optimization
         with multi colony ant algorithms (2001).

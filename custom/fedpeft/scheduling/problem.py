@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpeft.core.errors import FedpeftError
 
-LARGEST_SUM = 1e307  # of all scores times the number of clients: solvers add and subtract a few of these
+MAX_SUM = 1e307  # of all scores times the number of clients: solvers add and subtract a few of these
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ def problem(scores: np.ndarray, budgets: np.ndarray | int, *, clients: Sequence[
                 f"of layers."
             )
     largest = float(np.abs(scores).max())
-    if largest > LARGEST_SUM / (scores.size * len(scores)):
+    if largest > MAX_SUM / (scores.size * len(scores)):
         raise FedpeftError(
             f"the largest score is {largest:g}, with which sums over {len(scores)} clients and {layers} layers "
             f"overflow: divide all scores by it."

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ALL, OWN = "all", "own"
 MAX_BUDGET = 1_000_000
-SCORE_SAMPLES = within(1, 1_000_000, max_by="most_score_samples", min_by="least_score_samples")
+SCORE_SAMPLES = within(1, 1_000_000, max_by="max_score_samples", min_by="min_score_samples")
 
 
 def schedule_of(section: Mapping[str, Any] | None, method: TuningMethod) -> ScheduleSettings:
@@ -68,8 +68,8 @@ class ScheduleSettings:
 
     Args:
         solver: `all` (no scheduling: every site trains every layer), `own` (every site its own best layers, without a
-            view of the others), a solver of `fedpeft.scheduling` that weighs importance against diversity, or `drawn`
-            (drawn at random in each round, the same layers for all sites; nothing is scored). A method may set it.
+            view of the others), or a solver of `fedpeft.scheduling` that weighs importance against diversity. `drawn`
+            draws them at random in each round, the same layers for all sites, and scores nothing. A method may set it.
         solver_settings: settings of that solver, e.g. `{"population": 100}` ([solvers](scheduling.md)). A part or
             argument that names another solver drops them.
         score: the layer score, one of `fedpeft.importance.names()`.

@@ -3,21 +3,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from fedpeft.alignment.averaging import cap_share
 from fedpeft.alignment.neurons import check_tensors
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import imported
-from fedpeft.core.states import State
+from fedpeft.core.states import State, computable
+from fedpeft.methods.aggregations import SERVER_OPTIMIZERS
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.secure_sum import secure_mean
 from fedpeft.protocol.types import TrainReply
 
+Moments = dict[str, Tensor]  # of one tensor, by name
+
+
+def momentum(moments: Moments, change: Tensor, settings: MethodSettings) -> Tensor:
+    """Return `m <- b1 m + D`."""
+    moments["m"] = settings.server_momentum * _kept(moments, "m", change) + change
+    return moments["m"]
+
+
+def adagrad(moments: Moments, change: Tensor, settings: MethodSettings) -> Tensor:
+    """Return `m / (sqrt(v) + tau)` with `v <- v + D^2`."""
+    return _scaled(moments, change, settings, _second(moments, change, settings) + change.square())
+
+
+def adam(moments: Moments, change: Tensor, settings: MethodSettings) -> Tensor:
+    """Return `m / (sqrt(v) + tau)` with `v <- b2 v + (1 - b2) D^2`; there is no correction of the bias."""
+    decay, square = settings.server_decay, change.square()
+    return _scaled(moments, change, settings, decay * _second(moments, change, settings) + (1 - decay) * square)
+
+
+def yogi(moments: Moments, change: Tensor, settings: MethodSettings) -> Tensor:
+    """Return `m / (sqrt(v) + tau)` with `v <- v - (1 - b2) D^2 sign(v - D^2)`."""
+    before, square = _second(moments, change, settings), change.square()
+    return _scaled(moments, change, settings, before - (1 - settings.server_decay) * square * (before - square).sign())
+
+
+def _kept(moments: Moments, name: str, change: Tensor) -> Tensor:
+    return moments.get(name, torch.zeros_like(change))
+
+
+def _second(moments: Moments, change: Tensor, settings: MethodSettings) -> Tensor:
+    return moments.get("v", torch.full_like(change, settings.server_tau**2))
+
+
+def _scaled(moments: Moments, change: Tensor, settings: MethodSettings, second: Tensor) -> Tensor:
+    first = settings.server_momentum * _kept(moments, "m", change) + (1 - settings.server_momentum) * change
+    moments["m"], moments["v"] = first, second
+    return first / (second.sqrt() + settings.server_tau)
+
+
+class ServerSteps:
+    """Makes the global adapter of one round after the other out of the aggregated ones.
+
+    Args:
+        method: the job's settings.
+        moments: of a run that is resumed.
+
+    Attributes:
+        moments: by key of a tensor and name, as float32; a resumed run with them gives the same bytes.
+    """
+
+    def __init__(self, method: MethodSettings, moments: Mapping[str, Moments] | None = None) -> None:
+        self._settings, self._rule = method, SERVER_OPTIMIZERS[method.server_optimizer]
+        self._rate = self._rule.learning_rate if method.server_learning_rate is None else method.server_learning_rate
+        self.moments: dict[str, Moments] = {key: dict(own) for key, own in (moments or {}).items()}
+
+    def step(self, before: State, aggregated: State, trained: Collection[str]) -> State:
+        """Return the new global adapter.
+
+        Args:
+            before: the one that the sites were sent.
+            aggregated: the (aligned) average of what they trained.
+            trained: keys that a site sent in this round.
+        """
+        if not self._rule.steps:
+            return aggregated
+        direction = imported(self._rule.home)
+        stepped = dict(aggregated)
+        for key in sorted(set(trained) & set(aggregated)):
+            start = computable(before[key])
+            change = computable(aggregated[key]) - start
+            step = direction(self.moments.setdefault(key, {}), change, self._settings)
+            stepped[key] = (start + self._rate * step).to(aggregated[key].dtype)
+        return stepped
+
+
 GLOBAL = "the new global adapter"
-LARGEST_GLOBAL = 1e7  # a site may send values up to 1e6
+MAX_GLOBAL = 1e7  # a site may send values up to 1e6
 
 
 def aggregate(
@@ -99,8 +179,8 @@ def check_global(state: State) -> None:
     """
     check_tensors(state, GLOBAL)
     for key, tensor in state.items():
-        if tensor.numel() and float(tensor.abs().max()) > LARGEST_GLOBAL:
+        if tensor.numel() and float(tensor.abs().max()) > MAX_GLOBAL:
             raise FedpeftError(
-                f"{GLOBAL} has numbers above {LARGEST_GLOBAL:g} in {key}: the earlier rounds are kept: find the site "
+                f"{GLOBAL} has numbers above {MAX_GLOBAL:g} in {key}: the earlier rounds are kept: find the site "
                 f"whose training diverges, then continue with resume_from=latest."
             )

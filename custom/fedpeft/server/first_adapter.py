@@ -79,8 +79,8 @@ def sender(
             setting=SETTING,
         )
     asked = {site: own for site, own in able.items() if site not in joins} if method.initialization == "shared" else {}
-    usual, count = next(iter(Counter(own for _, own in asked.values() if own).most_common(1)), ("", 0))
-    agreed = usual if count > 1 and 2 * count > len(asked) else ""
+    commonest, count = next(iter(Counter(own for _, own in asked.values() if own).most_common(1)), ("", 0))
+    agreed = commonest if count > 1 and 2 * count > len(asked) else ""
     first = next(site for site, (_, own) in able.items() if own == agreed or not agreed)
     shapes, start = able[first]
     others = [site for site, (schema, own) in asked.items() if own != start and schema == shapes]

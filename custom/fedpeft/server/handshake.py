@@ -68,16 +68,16 @@ def unlike_equals(schemas: Mapping[str, Schema], method: MethodSettings) -> dict
         groups.setdefault(settings, {})[site] = frozenset((key, tuple(shape)) for key, shape in schema.items())
     refused = {}
     for group in groups.values():
-        usual = majority(group.values())
+        common = majority(group.values())
         for site, shapes in group.items():
-            if shapes == usual:
+            if shapes == common:
                 continue
-            other = next(one for one, own in group.items() if own == usual or (usual is None and own != shapes))
+            other = next(one for one, own in group.items() if own == common or (common is None and own != shapes))
             key = min(key for key, _ in shapes ^ group[other])
             refused[site] = (
                 f"site {site} has {key} with shape {schemas[site][key]} and site {other} with {schemas[other][key]}, "
                 f"and method.site_settings gives both the same settings: use the same backbone, or declare their "
-                f"widths there." + NO_MAJORITY * (usual is None)
+                f"widths there." + NO_MAJORITY * (common is None)
             )
     return refused
 
@@ -134,18 +134,18 @@ SLACK = 16 * MB  # for fields other than tensors, and FLARE's headers
 INTRODUCTION = Limit(SLACK, "an introduction holds names and numbers; look at the log there.")
 
 
-def limit_of_replies(introductions: Iterable[Introduction], *, most_mb: int, masked: bool) -> Limit:
+def limit_of_replies(introductions: Iterable[Introduction], *, max_mb: int, masked: bool) -> Limit:
     """Limit the size of replies by the announced adapters.
 
     Args:
         introductions: of the sites that take part, none if no adapter is exchanged.
-        most_mb: megabytes that no reply may exceed.
+        max_mb: megabytes that no reply may exceed.
         masked: whether tensors are masked for a secure sum: 8 bytes a value then.
     """
     size = max((_bytes(i.schema, 8 if masked else getattr(torch, i.dtype).itemsize) for i in introductions), default=0)
     expected = size + size // 10 + SLACK
-    if expected > most_mb * MB:
-        return Limit(most_mb * MB, "raise federation.largest_reply_mb if replies are so large.")
+    if expected > max_mb * MB:
+        return Limit(max_mb * MB, "raise federation.largest_reply_mb if replies are so large.")
     return Limit(expected, "the adapter that was announced is smaller; look at the log there.")
 
 
@@ -273,8 +273,8 @@ def _difference(first: str, expected: Introduction, site: str, own: Introduction
             f"the adapters of sites {first} and {site} differ: only one of them has {min(differing)}; "
             f"give both the same method.name and the same backbone."
         )
-    usual = _shapes(expected.schema, method)
-    key = next((key for key, shape in _shapes(own.schema, method).items() if shape != usual[key]), "")
+    common = _shapes(expected.schema, method)
+    key = next((key for key, shape in _shapes(own.schema, method).items() if shape != common[key]), "")
     if not key:
         return (
             f"site {site} has a backbone of width {own.width} and site {first} one of width {expected.width}, in which "

@@ -3,29 +3,91 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
+
+import torch
+from safetensors.torch import save_file
 
 import fedpeft
+from fedpeft import methods
+from fedpeft.alignment.factors import of_equal_rank
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import replacing
+from fedpeft.core.keys import HEAD
 from fedpeft.core.locks import StateLock, lineage_folder, prune
 from fedpeft.core.states import State
 from fedpeft.job.federation import LATEST, RunTracking
 from fedpeft.job.settings import ServerJob
+from fedpeft.methods.adapters import save_adapter
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.slot_tuning import SlotTuning
 from fedpeft.protocol.fields import Limit
 from fedpeft.protocol.reply_contract import check_introduction
 from fedpeft.protocol.types import HELLO, Hello, Introduction
 from fedpeft.server import checkpoint, first_adapter, handshake
 from fedpeft.server.checkpoint import Checkpoint
-from fedpeft.server.export import export_adapter, export_head, import_peft
 from fedpeft.server.first_adapter import Sender
 from fedpeft.server.rounds import Integrator, Round, Rounds, Sites, check_enough
 from fedpeft.server.run_recorder import RunRecorder
 
-ADAPTER, HEAD = "adapter", "head.safetensors"
+
+def import_peft() -> threading.Thread:
+    """Begin to import PEFT, which takes seconds and is needed only at the end, while the sites work."""
+
+    def load() -> None:
+        import peft  # noqa: F401
+
+    importing = threading.Thread(target=load, daemon=True)
+    importing.start()
+    return importing
+
+
+def export_head(file: Path, state: State) -> None:
+    """Write a federated head under its own names, for `load_state_dict`; nothing where the head is private.
+
+    Args:
+        file: replaced if it exists.
+        state: the global adapter with its head.
+    """
+    if head := {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}:
+        with replacing(file) as draft:
+            save_file({name: tensor.contiguous() for name, tensor in head.items()}, draft)
+
+
+def export_adapter(
+    folder: Path,
+    state: dict[str, torch.Tensor],
+    method: MethodSettings,
+    *,
+    family: str,
+    slots: Mapping[str, str] | None = None,
+) -> Path:
+    """Write `adapter_config.json` and `adapter_model.safetensors`.
+
+    Args:
+        folder: created if it is missing.
+        state: the adapter under wire keys; a head is left out.
+        method: of the job; it has an adapter to export.
+        family: the backbone's kind (`fedpeft.backbones.slots`).
+        slots: slot -> module path, where the family is not in that table.
+    """
+    settings, tuning = method.settings_of(""), cast(SlotTuning, methods.get(method.exported).tuning())
+    state = {key: tensor for key, tensor in state.items() if not key.startswith(HEAD)}
+    if method.rule.stacks:
+        state = of_equal_rank(state)
+    if method.site_settings or method.rule.stacks:  # the global adapter's width is that of its tensors
+        settings |= tuning.state_settings(state, settings)
+    if slots:
+        settings["target_modules"] = dict(slots)
+    return save_adapter(folder, state, tuning.config(tuning.of_peft(settings)), family)
+
+
+ADAPTER, HEAD_FILE = "adapter", "head.safetensors"
 
 
 class Host(Sites, Integrator, Protocol):
@@ -112,7 +174,7 @@ class JobRun:
         prune(self._place.lineages, self._lineage)
         introductions = self._handshake(recorder, before)
         state = self._rounds(recorder, introductions, before)
-        export_head(recorder.folder / HEAD, state)
+        export_head(recorder.folder / HEAD_FILE, state)
         if state and job.method.exported:
             first = next(iter(introductions.values()))
             self._importing.join()  # two threads that import the same modules may meet half-way
@@ -157,7 +219,7 @@ class JobRun:
         check_enough("the handshake", introductions, federation.needed, problems)
         sending = introductions.values() if method.exchanges else ()
         self._host.limit_replies(
-            handshake.limit_of_replies(sending, most_mb=federation.largest_reply_mb, masked=method.secure_sum)
+            handshake.limit_of_replies(sending, max_mb=federation.largest_reply_mb, masked=method.secure_sum)
         )
         fresh = first_adapter.is_needed(method, schedule) and not before
         while fresh:

@@ -13,8 +13,7 @@ from fedpeft.alignment.averaging import robust_row
 from fedpeft.alignment.factors import factor_places
 from fedpeft.alignment.low_rank import product_length
 from fedpeft.alignment.settings import MEDIAN, RobustSettings
-from fedpeft.answering.personalizations import PERSONALIZATIONS
-from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.answering.training_settings import PERSONALIZATIONS, TrainingSettings
 from fedpeft.core.states import State
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
@@ -104,19 +103,19 @@ class UpdateCheck:
             site: update_length(state, start, stacked=self._stacked, own=self.own.get(site), kept=self._kept)
             for site, state in states.items()
         }
-        usual, when = self._median_length(lengths.values(), remembered=self._kept and not unknown)
+        median, when = self._median_length(lengths.values(), remembered=self._kept and not unknown)
         learning = self._learning(samples, round)
         typical, few = statistics.median_high(learning.values()), len(states) < MIN_REPLIES
         refused = {}
         for site, length in lengths.items():
             size = _size_of(start, states[site]) if few and not self._bounded and not self._stacked else 0.0
-            explained, pace = self._room(learning[site], typical, usual, few=few, size=size)
+            explained, pace = self._room(learning[site], typical, median, few=few, size=size)
             if unknown:
                 explained = pace = max(explained, INITIAL_SIZE)
-            limit = max(self._factor * usual, explained)
+            limit = max(self._factor * median, explained)
             reason = ""
             if length > limit:
-                reason = f"{self._factor:g} times the {usual:.3g} of the median site{when}"
+                reason = f"{self._factor:g} times the {median:.3g} of the median site{when}"
                 if limit == explained:
                     reason = f"the {limit:.3g} that training in this job explains"
             elif length - pace > (1 - self.excess.get(site, 0.0)) * limit:
@@ -162,8 +161,8 @@ class UpdateCheck:
     def _learning(self, samples: Mapping[str, int], round: int) -> dict[str, float]:
         """By site, the sum of the learning rates of its steps in a round.
 
-        Of three sites and more, none counts with more than `update_factor` times the samples of the median one, so that
-        no site raises its limit by announcing many.
+        Among three or more sites none counts with more than `update_factor` times the samples of the median one, so
+        that no site raises its limit by announcing many.
         """
         most = self._factor * statistics.median_high(samples.values()) if len(samples) > 2 else math.inf
         return {

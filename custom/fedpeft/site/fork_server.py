@@ -38,7 +38,7 @@ IMPORTED = (
     "transformers.models.vilt.modeling_vilt",
     "transformers.models.bert.tokenization_bert",
 )
-LARGEST_REQUEST = 2**20  # bytes
+MAX_REQUEST = 2**20  # bytes
 SECONDS_TO_REQUEST = 5.0
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 
@@ -166,7 +166,7 @@ def _accept(listener: socket.socket) -> tuple[socket.socket, dict[str, Any]] | N
     control.settimeout(SECONDS_TO_REQUEST)
     with contextlib.suppress(OSError, ValueError):
         if same_user(control):
-            message, fds, *_ = socket.recv_fds(control, LARGEST_REQUEST, 1, socket.MSG_CMSG_CLOEXEC)
+            message, fds, *_ = socket.recv_fds(control, MAX_REQUEST, 1, socket.MSG_CMSG_CLOEXEC)
             if fds:
                 control.settimeout(None)
                 return control, {**json.loads(message), "fd": fds[0]}

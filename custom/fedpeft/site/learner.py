@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from fedpeft.answering.answering import Batch
-from fedpeft.answering.personalizations import PERSONALIZATIONS
-from fedpeft.answering.training_settings import BEST, LINEAR, TrainingSettings
+from fedpeft.answering.training_settings import BEST, LINEAR, PERSONALIZATIONS, TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import LocalError
 from fedpeft.core.keys import HEAD, belongs, layers_of
@@ -142,9 +141,9 @@ class Learner:
             self.answering.collate,
             training,
             device=self.device,
-            smallest=policy.least_batch_size if policy else 1,
+            smallest=policy.min_batch_size if policy else 1,
         )
-        min_images = policy.least_class_images if policy else 1
+        min_images = policy.min_class_images if policy else 1
         self.constant = baseline(site_data, min_images=min_images)
         self._evaluation = Evaluation(self.model, site_data, self.batches.of, min_images=min_images)
         self.values = RoundValues(site, self.model, method, folder)

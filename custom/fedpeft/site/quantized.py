@@ -33,8 +33,8 @@ def quantize(backbone: Backbone, weights: Sequence[Tensor], device: torch.device
     """Replace the linear layers in a backbone's stacks of layers by those of bitsandbytes, on a device.
 
     Projections between stacks, embeddings, convolutions and matrices that two modules share stay as they are, and so
-    does what a method has put in. So do layers whose rows are not whole blocks: bitsandbytes 0.50 computes with wrong
-    values of these on the CPU. Only one layer at a time is whole on the device.
+    does what a method has put in. Layers whose rows are not whole blocks stay too: bitsandbytes 0.50 computes with
+    wrong values of these on the CPU. Only one layer at a time is whole on the device.
 
     Args:
         backbone: with the method in it.
@@ -79,7 +79,7 @@ def quantized_layers(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _quantized(layers: Any, module: nn.Linear, device: torch.device, precision: torch.dtype) -> nn.Module:
-    """Return a layer of bitsandbytes with the values of a usual one."""
+    """Return a layer of bitsandbytes with the values of a plain one."""
     made = layers.Linear4bit(
         module.in_features,
         module.out_features,
@@ -103,7 +103,7 @@ def _quantized(layers: Any, module: nn.Linear, device: torch.device, precision: 
 
 
 def _in_its_precision(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Let a layer return what a usual one returns under autocast, and not its input's float32."""
+    """Let a layer return what a plain one returns under autocast, and not its input's float32."""
     return tuple(tensor.to(module.compute_dtype) for tensor in inputs)  # type: ignore[arg-type]
 
 

@@ -27,7 +27,7 @@ from fedpeft.core.states import State
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 from fedpeft.job.catalog import without_head
-from fedpeft.job.schemes import check_schemes
+from fedpeft.job.settings import check_schemes
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.products import FrozenProducts
 from fedpeft.methods.settings import MethodSettings

@@ -97,7 +97,7 @@ class BottleneckConfig(PeftConfig):
 
     Args:
         target_modules: role -> module path with ``{layer}``; or, as PEFT has them, a list of module names or a pattern
-            of their paths; None takes the method's roles from ``SLOTS`` by the model's ``model_type``.
+            of their paths. None takes the method's roles from ``SLOTS`` by the model's ``model_type``.
         layers: transformer layers that get an adapter, counted from 0; None for all.
         reduction_factor: hidden width over bottleneck width.
         layer_widths: layer -> bottleneck width r, where it differs from the reduction factor's.
