@@ -11,14 +11,16 @@ connection: requests, envelopes, tensor streams, acknowledgements. TCP's and TLS
 import argparse
 import multiprocessing
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
 from measured import machine, sections, show
 
-TRAIN, REPLY = "get_task", "submit_update"
+TRAIN, REPLY, IDLE = "get_task", "submit_update", "no_task"
 QUIET_SECONDS = 1.0
+LARGEST = 2 * 10**9  # bytes of a message
 
 
 def adapters_measured() -> dict[str, dict[str, Any]]:
@@ -42,9 +44,12 @@ def cell(name: str, port: int) -> tuple[Any, list[int]]:
     from nvflare.fuel.f3.cellnet.cell import Cell
     from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 
+    from fedpeft.flare.hardening.message_limits import limit_messages
     from fedpeft.flare.messages import register_tensors
+    from fedpeft.protocol.fields import Limit
 
     register_tensors()
+    limit_messages(Limit(LARGEST, "only this benchmark's adapters are that large."))
     frames: list[int] = []
     send = SfmConnection.send_frame
 
@@ -60,6 +65,7 @@ def cell(name: str, port: int) -> tuple[Any, list[int]]:
 
 def serve(port: int, adapter: Mapping[str, Any], pipe: Connection) -> None:
     """The server's process: send the adapter, take the reply, report the bytes sent on request."""
+    from nvflare.apis.shareable import Shareable
     from nvflare.app_common.utils.fl_model_utils import FLModelUtils
     from nvflare.fuel.f3.cellnet.defs import CellChannel, ReturnCode
     from nvflare.fuel.f3.cellnet.utils import make_reply
@@ -79,12 +85,16 @@ def serve(port: int, adapter: Mapping[str, Any], pipe: Connection) -> None:
         same = back.keys() == state.keys() and all(back[key].equal(state[key]) for key in state)
         return make_reply(ReturnCode.OK if same else ReturnCode.INVALID_REQUEST)
 
+    def wait(_):
+        return make_reply(ReturnCode.OK, body=Shareable())
+
+    own.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic=IDLE, cb=wait)
     own.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic=TRAIN, cb=hand_out)
     own.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic=REPLY, cb=take)
     pipe.send(sum(tensor.nbytes for tensor in state.values()))
     with pipe:
         while pipe.recv():
-            pipe.send(sum(frames))
+            pipe.send((len(frames), sum(frames)))
     own.stop()
 
 
@@ -119,18 +129,21 @@ def visit(port: int, pipe: Connection) -> None:
     with pipe:  # closed by an error too, which ends the wait at the other end
         pipe.send(None)
         while request := pipe.recv():
-            if request == TRAIN:
+            if request == IDLE:
+                ask(IDLE, Shareable())
+            elif request == TRAIN:
                 order = from_model(TrainOrder, FLModelUtils.from_shareable(ask(TRAIN, Shareable())))
             elif request == REPLY:
                 facts = {"samples": 300, "metrics": dict.fromkeys(METRICS, 0.5), "seconds": 1.0}
                 reply = TrainReply(round=order.round, state=order.state, scores=[], problem="", **facts)
                 ask(REPLY, FLModelUtils.to_shareable(to_model(reply, round=1)))
-            pipe.send(sum(frames))
+            pipe.send((len(frames), sum(frames)))
     own.stop()
 
 
-def measure(adapter: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
-    """Bytes of the adapter, and bytes that both processes sent for each of the two tasks."""
+@contextmanager
+def talking(adapter: Mapping[str, Any]) -> Iterator[tuple[int, Connection, Connection, int]]:
+    """Start both processes; bytes of the adapter, the pipes to server and site, and the server's process id."""
     from nvflare.fuel.utils.network_utils import get_open_ports
 
     port = get_open_ports(1)[0]
@@ -146,11 +159,7 @@ def measure(adapter: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
             far.close()
         size = server.recv()
         site.recv()
-        sent = {"": _all_sent(server, site)}
-        for task in (TRAIN, REPLY):
-            site.send(task)
-            site.recv()
-            sent[task] = _all_sent(server, site)
+        yield size, server, site, processes[0].pid
         for pipe in (server, site):
             pipe.send("")
             pipe.close()
@@ -159,17 +168,28 @@ def measure(adapter: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
     finally:
         for process in processes:
             process.kill()
-    return size, {TRAIN: sent[TRAIN] - sent[""], REPLY: sent[REPLY] - sent[TRAIN]}
 
 
-def _all_sent(server: Connection, site: Connection) -> int:
-    """Bytes sent by both, once neither has sent anything for a while: acknowledgements trail behind."""
-    before = -1
+def measure(adapter: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
+    """Bytes of the adapter, and bytes that both processes sent for each of the two tasks."""
+    with talking(adapter) as (size, server, site, _):
+        sent = {"": all_sent(server, site)}
+        for task in (TRAIN, REPLY):
+            site.send(task)
+            site.recv()
+            sent[task] = all_sent(server, site)
+    return size, {TRAIN: sent[TRAIN][1] - sent[""][1], REPLY: sent[REPLY][1] - sent[TRAIN][1]}
+
+
+def all_sent(server: Connection, site: Connection) -> tuple[int, int]:
+    """Frames and bytes sent by both, once neither has sent anything for a while: acknowledgements trail behind."""
+    before = None
     while True:
-        total = 0
+        counts = []
         for pipe in (server, site):
             pipe.send("count")
-            total += pipe.recv()
+            counts.append(pipe.recv())
+        total = (sum(frames for frames, _ in counts), sum(size for _, size in counts))
         if total == before:
             return total
         before = total

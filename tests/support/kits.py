@@ -51,11 +51,24 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def project(file: Path, *, port: int, sites: Sequence[str] = SITES, policy: Mapping[str, Any] | None = None) -> Path:
-    """The committed project.yml, but for port, storage, number of sites, and what the sites' own files allow."""
+def project(
+    file: Path,
+    *,
+    port: int,
+    sites: Sequence[str] = SITES,
+    policy: Mapping[str, Any] | None = None,
+    relays: Mapping[str, Sequence[str]] | None = None,
+) -> Path:
+    """The committed project.yml, but for port, storage, sites, what their own files allow, and relays."""
     described = yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text())
     described["participants"] = [p for p in described["participants"] if p["type"] != "client" or p["name"] in sites]
     next(p for p in described["participants"] if p["type"] == "server")["fed_learn_port"] = port
+    for relay, behind in (relays or {}).items():
+        listening = {"default_host": "localhost", "host_names": ["localhost"], "port": free_port()}
+        described["participants"].append({"name": relay, "type": "relay", "org": "region", "listening_host": listening})
+        for site in described["participants"]:
+            if site["name"] in behind:
+                site["connect_to"] = {"name": relay}
     for builder in described["builders"]:
         if "storage" in builder.get("args", {}):
             builder["args"] |= {"storage": str(file.parent / "storage"), "site_policy": dict(policy or {})}
@@ -70,6 +83,7 @@ def provision(
     sites: Sequence[str] = SITES,
     policy: Mapping[str, Any] | None = None,
     patience: float | None = None,
+    relays: Mapping[str, Sequence[str]] | None = None,
 ) -> Path:
     """The folder with one start-up kit per participant; a certificate authority of its own for every call.
 
@@ -79,9 +93,11 @@ def provision(
         sites: those that get a kit.
         policy: what the sites' own files say.
         patience: seconds that a finished job waits for the end of its part at a lost site, instead of half a minute.
+        relays: by relay, the sites behind it.
     """
     command = [WARM / "nvflare", "provision", "-w", str(folder)]
-    command += ["-p", str(project(folder / "project.yml", port=port, sites=sites, policy=policy))]
+    file = project(folder / "project.yml", port=port, sites=sites, policy=policy, relays=relays)
+    command += ["-p", str(file)]
     environment = {**ENVIRONMENT, "HOME": str(folder)}
     subprocess.run(command, check=True, capture_output=True, env=environment, stdin=subprocess.DEVNULL)
     for script in folder.glob("fedpeft/prod_00/*/startup/sub_start.sh"):  # waits before it starts a participant

@@ -15,6 +15,7 @@ from nvflare.private.fed.utils.app_deployer import AppDeployer
 
 from fedpeft.flare.hardening.jobs import guard_configurations, guard_deployments, guard_job_failures, guard_submissions
 from fedpeft.flare.hardening.message_limits import limit_frames, limit_messages
+from fedpeft.flare.hardening.origins import guard_origins
 from fedpeft.flare.hardening.requests import (
     check_job_id,
     guard_cell_requests,
@@ -46,6 +47,7 @@ class SubmissionGuard(FLComponent):
         guard_configurations()
         guard_submissions()
         guard_cell_requests()
+        guard_origins()
         guard_job_requests()
         guard_job_failures()
         limit_frames()
@@ -63,6 +65,7 @@ class AdmittedAppDeployer(AppDeployer):
         guard_deployments()
         guard_requests()
         guard_cell_requests()
+        guard_origins()
         limit_frames()
         limit_messages()
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nvflare.lighter.constants import ProvFileName
-from nvflare.lighter.entity import Project
+from nvflare.lighter.constants import ConnSecurity, PropKey, ProvFileName
+from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
 from fedpeft.core.errors import FedpeftError
@@ -17,6 +17,7 @@ from fedpeft.core.files import write_json
 from fedpeft.core.processes import SAFE_PATH
 from fedpeft.core.settings import at_least, build
 from fedpeft.core.workspace import GUARDS, PRIVACY, resources
+from fedpeft.flare import relay as relay_module
 from fedpeft.flare.policy import default_scope
 from fedpeft.job.site_policy import FILE, PrivacySettings, SitePolicy, build_policy
 
@@ -32,6 +33,7 @@ ROLES = {
     "org_admin": ("none", "none", "o:submitter", "o:submitter", "any", "o:site"),
     "lead": ("any", "n:submitter", "n:submitter", "n:submitter", "any", "o:site"),
 }
+SCHEME = "http"  # with TLS, as between server and sites
 NO_CODE = dict.fromkeys(("shell_commands", "byoc", "server-predeployed-flwr"), "none")
 AUTHORIZATION = {
     "format_version": "1.0",
@@ -75,6 +77,10 @@ class PolicyBuilder(Builder):
             self._policy_of(site)
         self._scope = default_scope(build(PrivacySettings, privacy, section="privacy") if privacy else None)
 
+    def initialize(self, project: Project, ctx: ProvisionContext) -> None:
+        """Require certificates on both sides of every connection with a relay, before FLARE writes its files."""
+        secure_relays(project)
+
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         """Write the policies of the server and of every site."""
         sites = project.get_clients()
@@ -95,7 +101,12 @@ class PolicyBuilder(Builder):
             write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, AUTHORIZATION)
             write_json(local / PRIVACY, self._scope)
             (local / ProvFileName.PRIVACY_JSON_SAMPLE).unlink()
-        for participant in (project.get_server(), *sites, *project.get_admins()):
+        for relay in project.get_relays():
+            script = Path(ctx.get_kit_dir(relay)) / ProvFileName.SUB_START_SH
+            if relay_module.FLARES not in script.read_text():
+                raise FedpeftError("FLARE's relay has another start-up script: install the version in constraints.txt.")
+            script.write_text(script.read_text().replace(relay_module.FLARES, relay_module.__name__))
+        for participant in (project.get_server(), *project.get_relays(), *sites, *project.get_admins()):
             for script in sorted(Path(ctx.get_kit_dir(participant)).glob("*.sh")):
                 script.write_text(_importing_nothing_here(script.read_text()))
 
@@ -110,6 +121,49 @@ class PolicyBuilder(Builder):
         _component(settings, "job_scheduler")["args"]["max_jobs"] = self._max_jobs
         _component(settings, "job_manager")["path"] = JOB_STORE
         settings["components"] += SERVER_COMPONENTS
+
+
+def secure_relays(project: Project) -> None:
+    """Set how relays listen and connect, and how their sites do: HTTPS with certificates on both sides.
+
+    FLARE's default is a relay that listens without TLS, over another protocol than its sites speak.
+    """
+    server, relays = project.get_server().name, {relay.name: relay for relay in project.get_relays()}
+    for relay in relays.values():
+        host = relay.get_prop(PropKey.LISTENING_HOST)
+        if not isinstance(host, dict) or not isinstance(host.get(PropKey.PORT), int):
+            raise FedpeftError(
+                f"relay {relay.name} has listening_host {host!r:.80}: give it default_host, host_names and port."
+            )
+        relay.set_prop(PropKey.LISTENING_HOST, _mutual(host, relay.name, scheme=SCHEME))
+        relay.set_prop(PropKey.CONNECT_TO, _mutual(_parent(relay) or {PropKey.NAME: server}, relay.name))
+        if relay.get_connect_to().name != server:
+            raise FedpeftError(f"relay {relay.name} connects to {relay.get_connect_to().name!r}, not to the server.")
+    for site in project.get_clients():
+        parent = _parent(site)
+        if isinstance(name := site.get_prop(PropKey.CONNECT_TO), str) and name in relays:
+            raise FedpeftError(
+                f"{site.name} connects to {name!r}, which FLARE reads as a host: write {{name: {name}}} for the relay."
+            )
+        if parent and parent.get(PropKey.NAME, server) not in (server, *relays):
+            raise FedpeftError(f"{site.name} connects to {parent[PropKey.NAME]!r}, which is no relay of this project.")
+        if parent and parent.get(PropKey.NAME) in relays:
+            site.set_prop(PropKey.CONNECT_TO, _mutual(parent, site.name))
+
+
+def _parent(participant: Participant) -> dict[str, Any] | None:
+    """Return where a participant connects to; FLARE reads a text as the server's address."""
+    parent = participant.get_prop(PropKey.CONNECT_TO)
+    return parent if isinstance(parent, dict) else None
+
+
+def _mutual(connection: dict[str, Any], name: str, **settings: str) -> dict[str, Any]:
+    """Return the settings of a connection with certificates on both sides, where they say nothing else."""
+    required = {PropKey.CONN_SECURITY: ConnSecurity.MTLS, **settings}
+    for key, value in required.items():
+        if connection.get(key, value) != value:
+            raise FedpeftError(f"{name} has {key}={connection[key]!r} at a relay: leave it out, it is {value!r}.")
+    return {**connection, **required}
 
 
 def _importing_nothing_here(script: str) -> str:

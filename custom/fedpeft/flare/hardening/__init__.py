@@ -3,6 +3,7 @@
 
     jobs             jobs are checked before FLARE reads them; the quorum decides when a site's part ends
     requests         requests that no site, server or user of this machine may make
+    origins          messages that name another origin than their sender has
     message_limits   bytes of one message or frame
 
 `fedpeft.flare.admission_components`, which start-up kits name, installs them before a process takes any message.

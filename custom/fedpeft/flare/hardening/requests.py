@@ -68,6 +68,21 @@ def guard_cell_requests() -> None:
         replace_function(NetAgent, name, _refuse_diagnosis)
 
 
+STOPS = ("_do_stop", "_do_stop_cell")
+
+
+def guard_relay_requests() -> None:
+    """In a relay: as everywhere, but the server may stop it, because nobody else can."""
+    for name in HANDLERS:
+        replace_function(NetAgent, name, _stopped_by_the_server if name in STOPS else _refuse_diagnosis)
+
+
+def _stopped_by_the_server(handler: Callable, self: NetAgent, request: Message) -> Message | None:
+    if request.get_header(MessageHeaderKey.ORIGIN) != FQCN.ROOT_SERVER:
+        return _refuse_diagnosis(handler, self, request)
+    return handler(self, request)  # type: ignore[no-any-return]
+
+
 def _refuse_diagnosis(handler: Callable, self: NetAgent, request: Message) -> Message:
     return _refusal(request, ReturnCode.INVALID_REQUEST, NO_DIAGNOSIS)
 

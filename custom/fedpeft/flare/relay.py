@@ -1,0 +1,35 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A relay between server and sites: FLARE's, with the guards of fedpeft before it takes a message.
+
+A relay's start-up kit starts this module where FLARE's own would start `nvflare.private.fed.app.relay.relay`. FLARE's
+relay loads no component, so there is no other place for guards.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from nvflare.fuel.f3.mpm import MainProcessMonitor
+from nvflare.private.fed.app.relay import relay
+
+from fedpeft.flare.hardening.message_limits import limit_frames
+from fedpeft.flare.hardening.origins import guard_origins
+from fedpeft.flare.hardening.requests import guard_local_connections, guard_relay_requests
+
+FLARES = "nvflare.private.fed.app.relay.relay"
+
+
+def main() -> int:
+    """Install the guards and run FLARE's relay until the server stops it."""
+    os.umask(0o077)
+    guard_local_connections()
+    guard_origins()
+    guard_relay_requests()
+    limit_frames()
+    arguments = relay.parse_arguments()
+    return MainProcessMonitor.run(main_func=relay.main, run_dir=arguments.workspace, args=arguments)  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

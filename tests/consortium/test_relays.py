@@ -1,0 +1,88 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Three sites behind two relays run a job to its end, over mutual TLS on both legs."""
+
+import json
+import socket
+import ssl
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from kits import ABSENT, LEAD, SITES, connected, free_port, provision, session, started, wait_until
+
+from fedpeft.job.composing import write_job
+from fedpeft.report.history_reader import verify
+from fedpeft.report.status import run_folder
+
+pytestmark = pytest.mark.consortium
+
+RELAYS = {"relay-a": list(SITES), "relay-b": [ABSENT]}
+MEMBERS = (*SITES, ABSENT)
+TRUE_SITE = SITES[0]
+
+
+@pytest.fixture(scope="module")
+def behind_relays(tmp_path_factory, small_policy):
+    """The running federation of three sites, none of which is connected to the server."""
+    folder = tmp_path_factory.mktemp("relays")
+    port = free_port()
+    kits = provision(folder, port=port, sites=MEMBERS, policy=small_policy, relays=RELAYS)
+    with started(*(kits / name for name in ("server", *RELAYS, *MEMBERS)), true=("relay-a", TRUE_SITE)):
+        federation = SimpleNamespace(kits=kits, lead=session(kits / LEAD), port=port)
+        wait_until(lambda: connected(federation) == set(MEMBERS))
+        yield federation
+        federation.lead.close()
+
+
+def port_of(kits, relay):
+    return json.loads((kits / relay / "local" / "comm_config.json").read_text())["internal"]["resources"]["port"]
+
+
+def test_a_job_of_sites_behind_relays_runs_to_its_end(behind_relays, sections, tmp_path):
+    write_job(
+        tmp_path / "small",
+        "small",
+        sections(f"federation.sites=[{', '.join(MEMBERS)}]", "federation.hello_timeout=600"),
+    )
+    job = behind_relays.lead.submit_job(str(tmp_path / "small"))
+    status = behind_relays.lead.wait_for_job(job, timeout=900, poll_interval=0.3)["status"]
+    assert status == "FINISHED:COMPLETED"
+    manifest = verify(run_folder(Path(behind_relays.lead.download_job_result(job, str(tmp_path / "download")))))
+    assert set(manifest["sites"]) == set(MEMBERS)
+
+
+def test_a_site_behind_a_relay_is_connected_to_it_alone(behind_relays):
+    process = psutil.Process(int((behind_relays.kits / TRUE_SITE / "pid.fl").read_text()))
+    remote = {connection.raddr.port for connection in process.net_connections("tcp") if connection.raddr}
+    assert port_of(behind_relays.kits, "relay-a") in remote
+    assert behind_relays.port not in remote
+
+
+def answer(kits, relay, kit=None):
+    """What a relay says to a program that trusts it and shows the certificate of a kit, or none."""
+    trusting = ssl.create_default_context(cafile=kits / LEAD / "startup" / "rootCA.pem")
+    trusting.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if kit:
+        trusting.load_cert_chain(kit / "startup" / "client.crt", kit / "startup" / "client.key")
+    plain = socket.create_connection(("localhost", port_of(kits, relay)), timeout=60)
+    with trusting.wrap_socket(plain, server_hostname="localhost") as secured:
+        try:
+            secured.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return secured.recv(4)
+        except (ssl.SSLError, ConnectionError):
+            return b""
+
+
+@pytest.mark.parametrize("relay", RELAYS)
+def test_a_relay_answers_nobody_without_a_certificate_of_the_consortium(behind_relays, relay):
+    kits = behind_relays.kits
+    assert answer(kits, relay, kits / ABSENT) == b"HTTP"
+    assert answer(kits, relay) == b""
+
+
+@pytest.mark.parametrize("command", ["process_info {}", "show_config_vars {}", "speed {} {} 1 1"])
+def test_a_relay_does_not_answer_the_network_diagnosis(behind_relays, command):
+    said = str(behind_relays.lead.api.do_command(command.format("relay-a", "relay-a")))
+    assert "invalid_request" in said
+    assert "Process ID" not in said
