@@ -40,6 +40,7 @@ class PIAAggregator(ModelAggregator):
         """Return the aggregated adapter, with the alignment report by site in `meta["report"]`."""
         method = build(MethodSettings, self._method, section="method")
         merged, report = aggregate(self._received, method, previous=self._previous)
+        self.reset_stats()
         return FLModel(params_type=ParamsType.FULL, params=merged, meta={REPORT: report})
 
     def reset_stats(self) -> None:
