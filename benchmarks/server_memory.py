@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import io
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -242,11 +243,16 @@ def serve(port: int, method: dict[str, Any], sites: list[str], rounds: int, disk
     os._exit(0)  # FLARE's threads would go on
 
 
+def first(key: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """As a site of the job begins."""
+    return torch.zeros(shape) if key.endswith(("bias", ".B")) else normal(shape, 0.02, 0, key)
+
+
 def answer(site: str, kind: str, shareable: Shareable, method: dict[str, Any], schema: dict[str, list[int]]) -> Any:
     """What a site sends for an order: the global adapter with noise of its own."""
     if kind == HELLO:
         hello = from_model(Hello, FLModelUtils.from_shareable(shareable))
-        start = {key: normal(tuple(shape), 0.02, 0, key) for key, shape in schema.items()} if hello.initial else {}
+        start = {key: first(key, tuple(shape)) for key, shape in schema.items()} if hello.initial else {}
         return Introduction(
             version=fedpeft.__version__,
             schema=schema,
@@ -271,11 +277,14 @@ def answer(site: str, kind: str, shareable: Shareable, method: dict[str, Any], s
 
 def visit(port: int, method: dict[str, Any], sites: list[str], megabytes: int) -> None:
     """The process of all sites: each fetches orders and submits replies through a cell of its own."""
+    logging.disable(logging.ERROR)  # FLARE's, until the server is there
     schema = schema_of(method, megabytes)
     limit_messages(UNLIMITED)
 
     def one(site: str) -> None:
         own = cell_of(site, port)
+        while not own.is_cell_connected("server"):
+            time.sleep(WAIT)
 
         def request(topic: str, shareable: Shareable) -> Any:
             shareable["site"] = site

@@ -7,12 +7,34 @@ are computed with, and can take them back at any time.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from fedpeft.core.files import unwritable
+from fedpeft.core.states import State
+
+
+def on_disk(state: Mapping[str, Tensor], folder: Path) -> State:
+    """Return the tensors as views of a file in a folder, which has no name any more: it is gone with the last of them.
+
+    Raises:
+        LocalError: the file cannot be written.
+    """
+    file = folder / f"state-{threading.get_ident()}"
+    try:
+        save_file({key: tensor.contiguous() for key, tensor in state.items()}, file)
+        views = load_file(file)
+        file.unlink()
+    except (OSError, SafetensorError) as error:
+        file.unlink(missing_ok=True)
+        raise unwritable(file, error) from error
+    return {key: views[key] for key in state}
 
 
 class Stored(NamedTuple):

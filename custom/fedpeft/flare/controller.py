@@ -16,10 +16,12 @@ from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
+from torch import Tensor
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import temporary_folder
-from fedpeft.core.states import State
+from fedpeft.core.states import State, in_memory
+from fedpeft.core.stored_state import on_disk
 from fedpeft.flare import disk_replies
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.folders import is_simulated, lineages_folder, run_folder, submitter_of, take_workspace
@@ -139,6 +141,13 @@ class FederationController(ModelController):
         limit_messages(limit)
         self._reply_bytes = limit.size - SLACK
 
+    def stored(self, state: Mapping[str, Tensor]) -> State:
+        """Return the tensors as the server keeps them: where replies go to the disk, on the disk."""
+        return on_disk(state, self._replies) if self._is_large(len(self._federation.sites)) else in_memory(state)
+
+    def _is_large(self, replies: int) -> bool:
+        return self._reply_bytes * replies > disk_replies.MAX_IN_MEMORY
+
     def start_from(self, state: State) -> None:
         """Give the first global adapter to the aggregator.
 
@@ -154,6 +163,7 @@ class FederationController(ModelController):
     def integrate(self, replies: Mapping[str, TrainReply]) -> tuple[State, dict[str, Any]]:
         """Let the aggregator make one adapter of the replies."""
         self._aggregator.reset_stats()
+        self._aggregator.store = self.stored
         for site, reply in replies.items():
             model = FLModel(params=reply.state, meta={"client_name": site, "samples": reply.samples})
             self._aggregator.accept_model(model)
@@ -184,7 +194,7 @@ class FederationController(ModelController):
 
         No site that is away is waited for; where that leaves too few, it has the grace period to return.
         """
-        self._large = task == TRAIN and self._reply_bytes * len(orders) > disk_replies.MAX_IN_MEMORY
+        self._large = task == TRAIN and self._is_large(len(orders))
         with disk_replies.offloaded(self.fl_ctx, self._replies) if self._large else nullcontext():
             return self._collect(task, orders, read, round=round, needed=needed)
 

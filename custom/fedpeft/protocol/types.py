@@ -237,7 +237,7 @@ def message_from(kind: type[M], values: Any, tensors: Any, *, sender: str) -> M:
         raise FedpeftError(f"{sender} sent {shown(tensors)} in place of tensors by name.", code=REFUSED)
     held = () if isinstance(tensors, StoredState) else tensors.values()
     if unread := next((value for value in held if isinstance(value, Unread)), None):
-        raise FedpeftError(f"{sender} sent {unread.limit}", code=TOO_LARGE)
+        raise FedpeftError(f"{sender} sent {unread.reason}", code=TOO_LARGE)
     if kind.carries_state:
         state = tensors if isinstance(tensors, StoredState) else dict(tensors)
         return kind(**{**values, "state": state})

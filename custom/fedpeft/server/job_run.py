@@ -287,7 +287,7 @@ class JobRun:
                 return introduction
             state, answering = introduction.state, job.training.answering
             first_adapter.check(state, sender, announced, job.method, answering=answering)
-            return replace(announced, state=state, sum_key=introduction.sum_key)
+            return replace(announced, state=self._host.stored(state), sum_key=introduction.sum_key)
 
         return self._host.collect(HELLO, dict.fromkeys(sites, hello), read, round=0, needed=len(sites))
 
