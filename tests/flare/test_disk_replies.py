@@ -1,22 +1,38 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Replies on the server's disk give the bytes that they give in memory, and what the disk refuses costs one site."""
 
+import errno
+import gc
 import json
+import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from harness import Harness, introduction, reply
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_opt.pt import tensor_downloader
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
-from safetensors.torch import save_file
+from nvflare.fuel.f3.cellnet.defs import ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FqcnInfo
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.utils.fobs import FOBSContextKey
+from safetensors.torch import save, save_file
 
+from fedpeft.core import stored_state
+from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import digest
 from fedpeft.core.stored_state import StoredState
 from fedpeft.flare import disk_replies
-from fedpeft.flare.messages import to_model
+from fedpeft.flare.controller import REPLIES
+from fedpeft.flare.hardening import message_limits
+from fedpeft.flare.hardening.message_limits import limit_messages
+from fedpeft.flare.messages import from_model, to_model
 from fedpeft.methods.first_values import normal
+from fedpeft.protocol.fields import MB, Limit, Unread
 from fedpeft.protocol.types import Introduction, TrainReply
 
 HOUSES = {
@@ -46,6 +62,9 @@ METHODS = {
 }
 
 
+ROOT = disk_replies._TENSOR_DISK_OFFLOAD_ROOT_DIR
+
+
 class Disk(Harness):
     """A server in whose replies the tensors are on its disk, as FLARE's offload leaves them there."""
 
@@ -53,7 +72,7 @@ class Disk(Harness):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.kinds, self.folders = set(), []
+        self.kinds, self.folders, self.refusals = set(), [], []
 
     def _answer(self, task, site, order):
         answer = super()._answer(task, site, order)
@@ -106,13 +125,16 @@ def finished(run, tmp_path, monkeypatch):
     """Function: run a job with replies on disk or in memory; its server, and the digest of each round's adapter."""
     monkeypatch.setattr(disk_replies, "offloaded", offloaded)
     monkeypatch.setattr(disk_replies, "MAX_IN_MEMORY", -1)
+    monkeypatch.setattr(stored_state, "MAX_SMALL", 0)
 
-    def finish(parts, *, stored):
+    def finish(parts, *, stored, rounds=3):
         monkeypatch.setattr(Disk, "disk", stored)
-        harness = Disk(**parts, rounds=3)
+        harness = Disk(**parts, rounds=rounds)
         harness.run()
         manifest = json.loads((tmp_path / "manifest.json").read_text())
         assert manifest["status"] == "completed", manifest["reason"]
+        history = json.loads((tmp_path / "history.json").read_text())
+        harness.refusals = [one["rejected"] for one in history["rounds"]]
         return harness, [digest(state) for state in harness.saved]
 
     return finish
@@ -133,3 +155,142 @@ def test_every_method_gives_the_same_bytes(finished, name):
     assert server.kinds == {StoredState}
     assert on_disk == in_memory
     assert len(set(on_disk)) == 3
+
+
+def test_the_update_check_refuses_the_same_sites(finished):
+    parts = federation(*METHODS["mean"], outlier="site-c") | {"quorum": 5}
+    servers = [finished(parts, stored=stored) for stored in (False, True)]
+    (one, in_memory), (other, on_disk) = servers
+    assert in_memory == on_disk
+    assert one.refusals == other.refusals
+    assert [set(refused) for refused in one.refusals] == [{"site-c"}] * 3
+
+
+def test_nothing_is_left_on_the_disk(finished, tmp_path):
+    server, _ = finished(federation(*METHODS["mean"]), stored=True)
+    assert len(server.folders) == 3 * len(SITES)
+    assert not list((tmp_path / "state").glob(".*"))
+
+
+class Cell:
+    """A cell that goes on with what it gets, and whose requests are answered with tensors of 0.4 MB."""
+
+    def __init__(self, tensors, folder):
+        self.left = self.tensors = tensors
+        self.context = {FOBSContextKey.TENSOR_DISK_OFFLOAD: True, ROOT: str(folder)}
+        self.core_cell = SimpleNamespace(my_info=FqcnInfo("server.job"))
+
+    def send_request(self, **request):
+        if not self.left:
+            return make_reply(ReturnCode.OK, body={"status": "eof"})
+        self.left -= 1
+        data = [save({f"T{self.left}": torch.full((100_000,), float(self.left))})]
+        state = {"start": self.left, "count": 1}
+        return make_reply(ReturnCode.OK, body={"status": "ok", "data": data, "state": state})
+
+    def register_request_cb(self, **request):
+        pass
+
+    fire_and_forget = register_request_cb
+
+    def get_fobs_context(self, props=None):
+        return self.context | (props or {})
+
+
+def received(tensors, folder):
+    """A reply with that many tensors, as FLARE puts it together where they go to the disk."""
+    decomposer, ref = TensorDecomposer(), json.dumps({"fqcn": "chest.job", "ref_id": "r"})
+    manager = SimpleNamespace(fobs_ctx={FOBSContextKey.CELL: Cell(tensors, folder)})
+    decomposer.process_datum(SimpleNamespace(value=ref, dot=decomposer.get_download_dot()), manager)
+    values = {"round": 1, "samples": 5, "metrics": {}, "scores": [], "seconds": 1.0, "problem": ""}
+    model = to_model(TrainReply(**values, state={}))
+    model.params = {
+        f"key-{number}": decomposer.recompose({"type": "ref", "data": f"T{number}"}, manager)
+        for number in range(tensors)
+    }
+    return model
+
+
+@pytest.fixture(autouse=True)
+def messages_up_to_ten_megabytes(monkeypatch):
+    monkeypatch.setattr(message_limits, "_limit", message_limits._limit)
+    limit_messages(Limit(10 * MB, "look at the log there."))
+
+
+def test_a_streamed_reply_is_on_the_disk_until_nobody_holds_it(tmp_path):
+    reply = from_model(TrainReply, received(3, tmp_path))
+    assert type(reply.state) is StoredState
+    assert [float(reply.state[f"key-{number}"].max()) for number in range(3)] == [0, 1, 2]
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 3
+    del reply
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device", "/secret/place")
+
+
+@pytest.mark.parametrize(("module", "name"), [(tensor_downloader, "open"), (tempfile, "mkdtemp")])
+def test_a_full_disk_is_a_refusal_that_says_so_and_leaves_nothing(tmp_path, monkeypatch, module, name):
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, full, raising=False)
+        model = received(3, tmp_path)
+    with pytest.raises(FedpeftError) as refused:
+        from_model(TrainReply, model, sender="site chest")
+    said = "site chest sent tensors that the server cannot write to its disk (No space left on device): make room"
+    assert said in str(refused.value)
+    assert "secret" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reply_above_the_limit_is_refused_on_the_way_to_the_disk(tmp_path):
+    limit_messages(Limit(MB, "look at the log there."))
+    with pytest.raises(FedpeftError, match="site chest sent more than 1 MB, which was not read"):
+        from_model(TrainReply, received(9, tmp_path), sender="site chest")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_site_that_the_disk_refuses_loses_the_round_alone(finished, monkeypatch):
+    parts, original = federation(*METHODS["mean"]), Disk._answer
+
+    def answer(self, task, site, order):
+        reply = original(self, task, site, order)
+        if site == "site-b" and getattr(order, "current_round", 0) == 2:
+            reply["DXO"]["data"] = {key: Unread("tensors that the disk refuses.") for key in reply["DXO"]["data"]}
+        return reply
+
+    monkeypatch.setattr(Disk, "_answer", answer)
+    server, digests = finished(parts | {"quorum": 5}, stored=True)
+    assert [set(refused) for refused in server.refusals] == [set(), {"site-b"}, set()]
+    assert len(digests) == 3
+
+
+def test_what_a_dead_process_left_is_removed(run, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / f".{REPLIES}.4194305.draft").mkdir()  # above the largest process id
+    (tmp_path / "state" / f".{REPLIES}.4194305.draft" / "chunk_0").touch()
+    run(rounds=1)
+    assert not list((tmp_path / "state").glob(".*"))
+
+
+def test_the_cell_is_told_where_tensors_go_and_told_again_when_they_no_longer_do(tmp_path):
+    told = []
+    cell = SimpleNamespace(update_fobs_context=told.append)
+    engine = SimpleNamespace(run_manager=SimpleNamespace(cell=cell))
+    with disk_replies.offloaded(SimpleNamespace(get_engine=lambda: engine), tmp_path):
+        (first,) = told
+        assert first == {FOBSContextKey.TENSOR_DISK_OFFLOAD: True, ROOT: str(tmp_path)}
+    assert told[-1] == {FOBSContextKey.TENSOR_DISK_OFFLOAD: False}
+
+
+def test_a_job_goes_on_from_a_checkpoint_that_is_read_from_the_disk(finished, tmp_path):
+    """The first rounds on disk, the last in memory, and the other way round: always the same bytes."""
+    parts = federation(*METHODS["keeps its own"])
+    _, whole = finished(parts, stored=False)
+    for first in (True, False):
+        finished(parts, stored=first)
+        newest = max((tmp_path / "state").glob("*/round-00002"), key=lambda folder: folder.stat().st_mtime_ns)
+        name = f"{newest.parent.name}/{newest.name}"
+        _, rest = finished(parts | {"resume_from": name}, stored=not first)
+        assert rest == whole[2:]

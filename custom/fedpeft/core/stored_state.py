@@ -19,22 +19,29 @@ from torch import Tensor
 from fedpeft.core.files import unwritable
 from fedpeft.core.states import State
 
+MAX_SMALL = 2**16  # bytes of a tensor that is not worth a file
+
 
 def on_disk(state: Mapping[str, Tensor], folder: Path) -> State:
     """Return the tensors as views of a file in a folder, which has no name any more: it is gone with the last of them.
 
+    Small ones stay in memory.
+
     Raises:
         LocalError: the file cannot be written.
     """
+    large = {key: tensor.contiguous() for key, tensor in state.items() if tensor.nbytes > MAX_SMALL}
+    if not large:
+        return dict(state)
     file = folder / f"state-{threading.get_ident()}"
     try:
-        save_file({key: tensor.contiguous() for key, tensor in state.items()}, file)
+        save_file(large, file)
         views = load_file(file)
         file.unlink()
     except (OSError, SafetensorError) as error:
         file.unlink(missing_ok=True)
         raise unwritable(file, error) from error
-    return {key: views[key] for key in state}
+    return {key: views.get(key, tensor) for key, tensor in state.items()}
 
 
 class Stored(NamedTuple):

@@ -16,6 +16,7 @@ from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.fuel.utils.memory_utils import try_malloc_trim
 from torch import Tensor
 
 from fedpeft.core.errors import FedpeftError
@@ -34,7 +35,7 @@ from fedpeft.flare.returning_sites import AwaySites
 from fedpeft.flare.tracking import start_tracking
 from fedpeft.job.federation import RunTracking
 from fedpeft.job.settings import ServerJob
-from fedpeft.protocol.fields import Limit
+from fedpeft.protocol.fields import MB, Limit
 from fedpeft.protocol.types import HELLO, SCORE, TASKS, TRAIN, Order, Reply, TrainReply
 from fedpeft.server.handshake import SLACK
 from fedpeft.server.job_run import JobRun, ServerPlace
@@ -42,6 +43,7 @@ from fedpeft.server.rounds import Read
 from fedpeft.site import fork_server
 
 POLL_SECONDS = 0.1
+TRIMMED_EVERY = 16 * MB
 REPLIES = "replies"  # the temporary folder of those that are on disk
 SILENCE = {
     HELLO: "site {site} did not answer within {timeout} s: is it connected, and is fedpeft installed there? Where many "
@@ -87,6 +89,7 @@ class FederationController(ModelController):
         self._away_sites = AwaySites()
         self._tasks: dict[str, Task] = {}  # by site, of the request that is running
         self._reply_bytes = 0  # of the largest adapter that a site announced
+        self._untrimmed = 0  # bytes that were stored since memory was given back
         self._large = False  # whether the replies of this task go to the disk
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -143,7 +146,17 @@ class FederationController(ModelController):
 
     def stored(self, state: Mapping[str, Tensor]) -> State:
         """Return the tensors as the server keeps them: where replies go to the disk, on the disk."""
-        return on_disk(state, self._replies) if self._is_large(len(self._federation.sites)) else in_memory(state)
+        if not self._is_large(len(self._federation.sites)):
+            return in_memory(state)
+        self._untrimmed += sum(tensor.nbytes for tensor in state.values())
+        if self._untrimmed > TRIMMED_EVERY:
+            self._trim()
+        return on_disk(state, self._replies)
+
+    def _trim(self) -> None:
+        """Give back what was freed: with many threads the allocator keeps it for each of them."""
+        self._untrimmed = 0
+        try_malloc_trim()
 
     def _is_large(self, replies: int) -> bool:
         return self._reply_bytes * replies > disk_replies.MAX_IN_MEMORY
@@ -229,6 +242,8 @@ class FederationController(ModelController):
         since = None
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(POLL_SECONDS)
+            if self._large:
+                self._trim()
             self._end_refused_tasks(inbox, sites)
             silent = inbox.silent(sites)
             coming, enough = [site for site in silent if not self._away(site)], len(inbox.accepted) >= needed
