@@ -76,6 +76,23 @@ def is_full(error: BaseException) -> bool:
     return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+@contextlib.contextmanager
+def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Yield a new folder, which is removed at the end, or by the next process that writes there if this one dies."""
+    folder = parent / f".{name}.{os.getpid()}.draft"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(parent)
+        _remove(folder)
+        folder.mkdir()
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+
+
 def drop(folder: Path) -> None:
     """Remove a folder in one step, so that it is never there in part; a missing folder is not an error."""
     dropped = folder.with_name(f".{folder.name}.{os.getpid()}.dropped")

@@ -37,9 +37,9 @@ class Limit:
 
 @dataclass(frozen=True)
 class Unread:
-    """Placeholder of a tensor that was not fetched, because its message exceeds the limit."""
+    """Placeholder of a tensor that was not fetched; `reason` goes on after who sent it."""
 
-    limit: Limit
+    reason: str
 
 
 REFUSED = "message-refused"  # what a site tells the server of it

@@ -17,7 +17,12 @@ import torch
 
 import fedpeft
 from fedpeft.core.errors import FedpeftError
+<<<<<<< HEAD
 from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, ENDS, VALIDATION
+=======
+from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, VALIDATION
+from fedpeft.core.stored_state import StoredState
+>>>>>>> hA
 from fedpeft.protocol.fields import REFUSED, Unread, check_fields, shown, some
 
 HELLO, SCORE, TRAIN = "hello", "score", "train"
@@ -236,10 +241,12 @@ def message_from(kind: type[M], values: Any, tensors: Any, *, sender: str) -> M:
     tensors = {} if tensors is None else tensors
     if not isinstance(tensors, Mapping):
         raise FedpeftError(f"{sender} sent {shown(tensors)} in place of tensors by name.", code=REFUSED)
-    if unread := next((value for value in tensors.values() if isinstance(value, Unread)), None):
-        raise FedpeftError(f"{sender} sent {unread.limit}", code=TOO_LARGE)
+    held = () if isinstance(tensors, StoredState) else tensors.values()
+    if unread := next((value for value in held if isinstance(value, Unread)), None):
+        raise FedpeftError(f"{sender} sent {unread.reason}", code=TOO_LARGE)
     if kind.carries_state:
-        return kind(**{**values, "state": dict(tensors)})
+        state = tensors if isinstance(tensors, StoredState) else dict(tensors)
+        return kind(**{**values, "state": state})
     if tensors:
         raise FedpeftError(f"{sender} sent tensors in a {kind.__name__} message: {some(tensors)}.", code=REFUSED)
     return kind(**values)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from fedpeft.alignment.factors import RANK_AXIS, factor_places
 from fedpeft.core.errors import FedpeftError
@@ -146,6 +147,9 @@ class Integrator(Protocol):
     def start_from(self, state: State) -> None:
         """Set the global adapter before the first round."""
 
+    def stored(self, state: Mapping[str, Tensor]) -> State:
+        """Return tensors as the server keeps them, in memory or on its disk."""
+
     def integrate(self, replies: Mapping[str, TrainReply]) -> tuple[State, dict[str, Any]]:
         """Return the aggregated adapter and the report of its alignment."""
 
@@ -212,7 +216,7 @@ class Rounds:
         last = before.history["rounds"][-1]["sites"] if before else {}  # a site of it may be away now
         self._averaged = {site: entry["samples"] for site, entry in last.items()}
         past: dict[str, Any] = {"own": before.own, "median": before.median, "excess": before.excess} if before else {}
-        self.check = UpdateCheck(self._method, self._training, self._schedule, **past)
+        self.check = UpdateCheck(self._method, self._training, self._schedule, store=integrator.stored, **past)
         self.steps = ServerSteps(self._method, before.moments if before else None)
         self._first = before.round + 1 if before else 1
 
@@ -245,7 +249,8 @@ class Rounds:
         if self._method.exchanges:
             state, report = self._integrator.integrate(accepted)
             self.check.accept({site: reply.state for site, reply in accepted.items()})
-            state = self.steps.step(self._global.state, state, {key for r in accepted.values() for key in r.state})
+            trained = {key for reply in accepted.values() for key in reply.state}
+            state = self.steps.step(self._global.state, state, trained, store=self._integrator.stored)
             check_global(state)
             self._integrator.keep(state)
             self._global.update(state)
