@@ -17,12 +17,8 @@ import torch
 
 import fedpeft
 from fedpeft.core.errors import FedpeftError
-<<<<<<< HEAD
 from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, ENDS, VALIDATION
-=======
-from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, VALIDATION
 from fedpeft.core.stored_state import StoredState
->>>>>>> hA
 from fedpeft.protocol.fields import REFUSED, Unread, check_fields, shown, some
 
 HELLO, SCORE, TRAIN = "hello", "score", "train"
