@@ -84,6 +84,23 @@ def test_a_message_within_the_limit_arrives():
     assert torch.equal(fetched(Source(2)), torch.zeros(100_000))
 
 
+class Crumbs(Source):
+    """A cell at whose other end a sender cuts its message into many tensors of one number."""
+
+    def send_request(self, **request):
+        reply = super().send_request(**request)
+        if "data" in reply.payload:
+            reply.payload["data"] = [save({f"T{self.left}-{n}": torch.zeros(1)}) for n in range(100)]
+        return reply
+
+
+def test_tensors_that_are_too_many_are_left_at_their_sender():
+    source = Crumbs(100)
+    with pytest.raises(FedpeftError, match="site chest sent more than 1 MB, which was not read"):
+        from_model(TrainReply, reply_with(fetched(source)), sender="site chest")
+    assert source.tensors - source.left <= 5
+
+
 def test_tensors_that_are_too_large_together_are_left_at_their_sender_and_refused_by_name():
     source = Source(100)
     value = fetched(source)
@@ -182,7 +199,12 @@ def test_a_reply_that_cannot_be_read_does_not_end_the_server_s_process(monkeypat
 
 @pytest.mark.parametrize(
     ("shape", "masked", "size"),
-    [([10, 10], False, 440 + SLACK), ([10, 10], True, 880 + SLACK), ([2**31, 8], False, 50 * MB)],
+    [
+        ([50, 50], False, 11_000 + SLACK),
+        ([50, 50], True, 22_000 + SLACK),
+        ([1], False, 4096 + 409 + SLACK),
+        ([2**31, 8], False, 50 * MB),
+    ],
 )
 def test_what_was_announced_bounds_a_reply(shape, masked, size):
     sites = [SimpleNamespace(schema={"key": shape}, dtype="float32"), SimpleNamespace(schema={}, dtype="bfloat16")]

@@ -32,7 +32,7 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDeco
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import is_full
 from fedpeft.flare.hardening import replace_function
-from fedpeft.protocol.fields import MB, Limit, Unread
+from fedpeft.protocol.fields import MB, MIN_TENSOR, Limit, Unread
 
 FRAME = 64 * 2**20
 _NAME = "MAX_FRAME_SIZE"
@@ -130,7 +130,7 @@ def _refusing_large_streams(
 def _counting(consume: Callable, self: ItemConsumer, ref_id: str, state: dict, data: Any) -> dict:
     count = _current.get()
     if count:
-        count.add(sum(len(item) for item in data))
+        count.add(sum(max(len(item), MIN_TENSOR) for item in data))
     try:
         return consume(self, ref_id, state, data)
     except OSError as error:  # FLARE goes on with its text alone
