@@ -16,6 +16,7 @@ from typing import Any
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.utils.tensor_disk_offload_context import _TENSOR_DISK_OFFLOAD_ROOT_DIR
 from nvflare.app_opt.pt.lazy_tensor_dict import _LazyRef
+from nvflare.app_opt.pt.tensor_downloader import cleanup_active_disk_tensor_downloads
 from nvflare.fuel.utils.fobs import FOBSContextKey
 
 from fedpeft.core.stored_state import Stored, StoredState
@@ -49,3 +50,12 @@ def read_from_disk(tensors: Any) -> Any:
         return tensors
     places = {key: Stored(ref.file_path, ref.key) for key, ref in tensors.items()}
     return StoredState(places, holder=list(tensors.values()))
+
+
+@contextmanager
+def downloads_into(folder: Path) -> Iterator[None]:
+    """End downloads into a folder on leaving: late ones would go on writing while it is removed."""
+    try:
+        yield
+    finally:
+        cleanup_active_disk_tensor_downloads("the job has ended", root_dir=str(folder))
