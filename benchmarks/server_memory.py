@@ -226,20 +226,18 @@ def serve(port: int, method: dict[str, Any], sites: list[str], rounds: int, disk
         with contextlib.redirect_stdout(io.StringIO()):  # the tables of its report
             job.run()
         most = peak.stop()
-        if job.failure:
-            pipe.send({"failure": job.failure})
-        else:
+        result: dict[str, Any] = {"failure": job.failure}
+        if not job.failure:
             history = json.loads((folder / "run" / "fedpeft" / "history.json").read_text())["rounds"]
-            pipe.send(
-                {
-                    "before": before,
-                    "peak": most,
-                    "seconds": sum(one["seconds"] for one in history),
-                    "rejected": [one["rejected"] for one in history if one["rejected"]],
-                    "digest": digest(folder / "run" / "fedpeft" / GLOBAL_ADAPTER),
-                    "left": sorted(str(path) for path in folder.glob("fedpeft/.*")),
-                }
-            )
+            result |= {
+                "before": before,
+                "peak": most,
+                "seconds": sum(one["seconds"] for one in history),
+                "rejected": [one["rejected"] for one in history if one["rejected"]],
+                "digest": digest(folder / "run" / "fedpeft" / GLOBAL_ADAPTER),
+                "left": sorted(str(path) for path in folder.glob("fedpeft/.*")),
+            }
+    pipe.send(result)
     os._exit(0)  # FLARE's threads would go on
 
 
@@ -328,7 +326,7 @@ def measure(method: dict[str, Any], *, sites: int, megabytes: int, rounds: int, 
         for process in (server, visitors):
             process.kill()
             process.join()
-    if "failure" in result:
+    if result["failure"]:
         raise RuntimeError(result["failure"])
     return result
 

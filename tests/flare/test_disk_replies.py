@@ -288,10 +288,13 @@ def test_what_a_dead_process_left_is_removed(run, tmp_path):
     assert not list((tmp_path / "state").glob(".*"))
 
 
-def test_the_cell_is_told_where_tensors_go_and_told_again_when_they_no_longer_do(tmp_path):
+@pytest.mark.parametrize("simulated", [False, True])
+def test_the_job_cell_sends_tensors_to_the_disk_for_a_time(tmp_path, simulated):
     told = []
     cell = SimpleNamespace(update_fobs_context=told.append)
-    engine = SimpleNamespace(run_manager=SimpleNamespace(cell=cell))
+    engine = SimpleNamespace(get_cell=lambda: None if simulated else cell)
+    if simulated:
+        engine.server = SimpleNamespace(job_cell=cell)
     with disk_replies.offloaded(SimpleNamespace(get_engine=lambda: engine), tmp_path):
         (first,) = told
         assert first == {FOBSContextKey.TENSOR_DISK_OFFLOAD: True, ROOT: str(tmp_path)}

@@ -28,18 +28,21 @@ MAX_IN_MEMORY = 256 * MB  # of the replies of one task together, as they were an
 @contextmanager
 def offloaded(fl_ctx: FLContext, folder: Path) -> Iterator[None]:
     """Let the tensors of messages that this process receives go to files in a folder."""
-    cell = _cell(fl_ctx)
-    cell.update_fobs_context({FOBSContextKey.TENSOR_DISK_OFFLOAD: True, _TENSOR_DISK_OFFLOAD_ROOT_DIR: str(folder)})
+    cells = _cells(fl_ctx)
+    for cell in cells:
+        cell.update_fobs_context({FOBSContextKey.TENSOR_DISK_OFFLOAD: True, _TENSOR_DISK_OFFLOAD_ROOT_DIR: str(folder)})
     try:
         yield
     finally:
-        cell.update_fobs_context({FOBSContextKey.TENSOR_DISK_OFFLOAD: False})
+        for cell in cells:
+            cell.update_fobs_context({FOBSContextKey.TENSOR_DISK_OFFLOAD: False})
 
 
-def _cell(fl_ctx: FLContext) -> Any:
+def _cells(fl_ctx: FLContext) -> list[Any]:
+    """Return the cells that replies may reach: a job process has one, the simulator's server another for the job."""
     engine = fl_ctx.get_engine()
-    manager = getattr(engine, "run_manager", None)
-    return manager.cell if manager and manager.cell else engine.get_cell()
+    candidates = [engine.get_cell(), getattr(getattr(engine, "server", None), "job_cell", None)]
+    return [cell for cell in candidates if cell]
 
 
 def read_from_disk(tensors: Any) -> Any:

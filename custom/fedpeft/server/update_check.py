@@ -23,6 +23,7 @@ from fedpeft.site.loop import NORMALIZES, learning_in_round
 MEDIAN_RULE = RobustSettings(average=MEDIAN)
 MIN_REPLIES = 5  # of fewer, two that agree may be the median
 MOVED_NEURONS = 2.0  # a permutation changes a tensor by at most twice its own norm
+MAX_COLUMNS = 2**16  # numbers of a tensor whose median is computed at once
 INITIAL_SIZE = 1.0  # root mean square that no initial adapter exceeds
 
 
@@ -230,6 +231,9 @@ def _median_of(states: Mapping[str, Mapping[str, Tensor]], store: Store) -> Stat
     for key in {key for state in states.values() for key in state}:
         tensors = [state[key] for state in states.values() if key in state]
         if len(tensors) > 1 and len({tensor.shape for tensor in tensors}) == 1:
-            rows = torch.stack([tensor.double().flatten() for tensor in tensors])
-            median |= store({key: robust_row(rows, MEDIAN_RULE).reshape(tensors[0].shape)})
+            parts = [
+                robust_row(torch.stack([part.double() for part in parts]), MEDIAN_RULE)
+                for parts in zip(*(tensor.flatten().split(MAX_COLUMNS) for tensor in tensors), strict=True)
+            ]
+            median |= store({key: torch.cat(parts).reshape(tensors[0].shape)})
     return median
