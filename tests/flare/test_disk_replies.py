@@ -73,6 +73,7 @@ class Disk(Harness):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.kinds, self.folders, self.refusals = set(), [], []
+        self.present = []  # replies on the disk, whenever one comes
 
     def _answer(self, task, site, order):
         answer = super()._answer(task, site, order)
@@ -80,6 +81,7 @@ class Disk(Harness):
             return replace(answer, state={})
         if not self.disk or not isinstance(answer, TrainReply):
             return answer
+        self.present.append(len(list(self._replies.iterdir())))
         folder = self._replies / f"{site}-{order.current_round}"
         folder.mkdir()
         self.folders.append(folder)
@@ -169,6 +171,7 @@ def test_the_update_check_refuses_the_same_sites(finished):
 def test_nothing_is_left_on_the_disk(finished, tmp_path):
     server, _ = finished(federation(*METHODS["mean"]), stored=True)
     assert len(server.folders) == 3 * len(SITES)
+    assert server.present == 3 * list(range(len(SITES)))
     assert not list((tmp_path / "state").glob(".*"))
 
 

@@ -159,15 +159,16 @@ def integrate_round(round: Round) -> tuple[dict[str, Tensor], dict[str, dict[str
             tables = [{name: round.states[k][key] for name, key in names.items()} for k in members]
             merged = average(tables, names, shares, robust)
         else:
+            aligns = settings.aligns_on_server
             place = Place(
                 name=name,
                 neurons=neurons,
-                clients={round.owners[k]: neurons.gather(round.states[k], names) for k in members},
+                clients={round.owners[k]: neurons.gather(round.states[k], names, convert=aligns) for k in members},
                 counts={round.owners[k]: round.counts[k] for k in members},
                 previous=neurons.gather(round.previous, names) if round.previous else None,
                 shared={key: computable(result[key]) for key in neurons.shared},
             )
-            combine = _aligned_average if settings.aligns_on_server else _plain_average
+            combine = _aligned_average if aligns else _plain_average
             merged, rows = combine(place, settings, robust)
             figures[name] = {round.names[k]: rows[round.owners[k]] for k in members}
         dtypes = {name: common_dtype(round.states[k][key] for k in members) for name, key in names.items()}

@@ -321,6 +321,7 @@ class JobRun:
             if best := recorder.ends_early(job.training.patience):
                 self._host.info(f"ended early: no round since round {best} was better on the validation splits")
                 break
+            del one  # or its replies would stay through the next round
         return rounds.state
 
     def _keeping(self, recorder: RunRecorder, rounds: Rounds, one: Round) -> Callable[[], None]:
