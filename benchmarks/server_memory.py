@@ -98,8 +98,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "geometric_median": {"aggregation": "fedavg", "robust": {"average": "geometric_median"}},
     "adam": {"aggregation": "fedavg", "server_optimizer": "adam"},
 }
-CHUNK = 0.01  # seconds between two looks at the memory
-WAIT = 0.05  # seconds between two requests of a site that has nothing to do
+LOOK = 0.01  # seconds between two looks at the memory
+WAIT = 0.5  # seconds between two requests of a site that has nothing to do; FLARE keeps 1 MB for each answer a while
 
 
 def schema_of(method: dict[str, Any], megabytes: int) -> dict[str, list[int]]:
@@ -130,7 +130,7 @@ class Peak:
         self._thread.start()
 
     def _look(self) -> None:
-        while not self._ended.wait(CHUNK):
+        while not self._ended.wait(LOOK):
             self.most = max(self.most, anonymous())
 
     def stop(self) -> int:
