@@ -4,6 +4,8 @@
 import contextlib
 import json
 import os
+import queue
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +29,7 @@ from safetensors.torch import save
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.hardening import message_limits
-from fedpeft.flare.hardening.message_limits import limit_messages, take_refusal
+from fedpeft.flare.hardening.message_limits import MAX_FETCHED, limit_messages, take_refusal
 from fedpeft.flare.messages import FIELDS, from_model, to_model
 from fedpeft.protocol.fields import MB, Limit
 from fedpeft.protocol.types import SCORE, TOO_LARGE, TRAIN, ScoreOrder, TrainOrder, TrainReply
@@ -126,6 +128,37 @@ def test_an_order_that_is_too_large_is_left_at_the_server(context, tmp_path, ord
     filtered.hello()
     reply = {TRAIN: train_reply, SCORE: score_reply}[task]
     assert filtered.message(task, message, reply()).problem == TOO_LARGE
+
+
+@pytest.mark.parametrize("disk", [True, False])
+def test_tensors_that_go_to_the_disk_are_fetched_for_a_few_messages_at_a_time(disk):
+    entered, may_end, running, largest = queue.Queue(), threading.Event(), set(), []
+
+    def fetch(decomposer, context, ref):
+        running.add(ref["ref_id"])
+        largest.append(len(running))
+        entered.put(ref)
+        may_end.wait()
+        running.discard(ref["ref_id"])
+
+    class Cell:
+        def get_fobs_context(self):
+            return {FOBSContextKey.TENSOR_DISK_OFFLOAD: disk}
+
+    def one(number):
+        context, ref = {FOBSContextKey.CELL: Cell()}, {"fqcn": f"site-{number}.job", "ref_id": number}
+        message_limits._fetching_within_the_limit(fetch, None, context, ref)
+
+    messages, at_once = 7, MAX_FETCHED if disk else 7
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(messages)]
+    for thread in threads:
+        thread.start()
+    for _ in range(at_once):
+        entered.get()
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert (max(largest), entered.qsize()) == (at_once, messages - at_once)
 
 
 def test_arrays_are_counted_too():
