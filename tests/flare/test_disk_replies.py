@@ -254,6 +254,20 @@ def test_a_reply_above_the_limit_is_refused_on_the_way_to_the_disk(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_no_late_download_goes_on_where_the_job_has_ended(tmp_path):
+    folder, other = tmp_path / "ended", tmp_path / "other"
+    consumers = [tensor_downloader.DiskTensorConsumer(str(root / "reply")) for root in (folder, other)]
+    for root, consumer in zip((folder, other), consumers, strict=True):
+        (root / "reply").mkdir(parents=True)
+        consumer.consume("r", {}, [save({"T0": torch.zeros(3)})])
+    with disk_replies.downloads_into(folder):
+        pass
+    assert not list(folder.iterdir())
+    with pytest.raises(RuntimeError, match="cleaned up"):
+        consumers[0].consume("r", {}, [save({"T1": torch.zeros(3)})])
+    consumers[1].consume("r", {}, [save({"T1": torch.zeros(3)})])
+
+
 def test_a_site_that_the_disk_refuses_loses_the_round_alone(finished, monkeypatch):
     parts, original = federation(*METHODS["mean"]), Disk._answer
 

@@ -126,7 +126,7 @@ class FederationController(ModelController):
             lock_run=not is_simulated(context),  # the simulator has a lock on the workspace
         )
         try:
-            with temporary_folder(place.lineages, REPLIES) as self._replies:
+            with temporary_folder(place.lineages, REPLIES) as self._replies, disk_replies.downloads_into(self._replies):
                 JobRun(self._job, self._sections, place, self).run()
         except FedpeftError as error:
             self.panic(str(error))

@@ -8,25 +8,36 @@ that writes there removes what a dead one left.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.utils.tensor_disk_offload_context import _TENSOR_DISK_OFFLOAD_ROOT_DIR
 from nvflare.app_opt.pt.lazy_tensor_dict import _LazyRef
+from nvflare.app_opt.pt.tensor_downloader import cleanup_active_disk_tensor_downloads
 from nvflare.fuel.utils.fobs import FOBSContextKey
 
 from fedpeft.core.stored_state import Stored, StoredState
 from fedpeft.protocol.fields import MB
 
+M_MMAP_THRESHOLD = -3  # of malloc.h
+MAX_KEPT = 2**18  # bytes; a larger buffer is a mapping of its own
 MAX_IN_MEMORY = 256 * MB  # of the replies of one task together, as they were announced
+
+
+def give_freed_memory_back() -> None:
+    """Let glibc return large buffers to the system at once: it would keep them for each of FLARE's many threads."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, MAX_KEPT)
 
 
 @contextmanager
 def offloaded(fl_ctx: FLContext, folder: Path) -> Iterator[None]:
     """Let the tensors of messages that this process receives go to files in a folder."""
+    give_freed_memory_back()
     cells = _cells(fl_ctx)
     for cell in cells:
         cell.update_fobs_context({FOBSContextKey.TENSOR_DISK_OFFLOAD: True, _TENSOR_DISK_OFFLOAD_ROOT_DIR: str(folder)})
@@ -52,3 +63,12 @@ def read_from_disk(tensors: Any) -> Any:
         return tensors
     places = {key: Stored(ref.file_path, ref.key) for key, ref in tensors.items()}
     return StoredState(places, holder=list(tensors.values()))
+
+
+@contextmanager
+def downloads_into(folder: Path) -> Iterator[None]:
+    """End downloads into a folder on leaving: late ones would go on writing while it is removed."""
+    try:
+        yield
+    finally:
+        cleanup_active_disk_tensor_downloads("the job has ended", root_dir=str(folder))

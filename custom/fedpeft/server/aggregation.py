@@ -122,7 +122,7 @@ def aggregate(
         FedpeftError: the result is not finite or too large; it must not be saved or sent.
     """
     if method.secure_sum:
-        merged = secure_mean(replies, method, previous=previous or {})
+        merged = secure_mean(replies, method, previous=previous or {}, store=store)
         check_global(merged)
         return merged, {}
     if method.aligns:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedpeft.alignment.factors import RANK_AXIS, factor_places
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import layers_of
-from fedpeft.core.states import State, of_keys
+from fedpeft.core.states import State, Store, in_memory, of_keys
 from fedpeft.job.settings import CommonSettings, ServerJob
 from fedpeft.protocol.reply_contract import check_score_reply, check_train_reply
 from fedpeft.protocol.types import (
@@ -79,24 +79,35 @@ class StackedBroadcast(DeltaBroadcast):
 
     Args:
         state: the first global adapter; version 1.
+        store: where the server keeps what it sends.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, store: Store = in_memory) -> None:
         super().__init__(state)
-        self._ranks = {self.version: _ranks(state)}
+        self._ranks, self._store = {self.version: _ranks(state)}, store
+        self._payloads: dict[int, State] = {}
 
     def update(self, state: State) -> None:
         """Set a new global adapter; where it does not only grow, every site needs it whole."""
         grown = all(_begins_with(state, self.state, names) for names in factor_places(self.state).values())
         super().update(state)
+        self._payloads.clear()
         self._ranks[self.version] = _ranks(state)
         if not grown:
             self._held.clear()
 
     def payload(self, site: str) -> State:
-        """The factors behind those that a site holds, and the other tensors that changed since."""
-        held = self._ranks.get(self.base(site), {})
-        payload = super().payload(site)
+        """The factors behind those that a site holds, and the other tensors that changed since.
+
+        Sites that hold the same share the tensors.
+        """
+        base = self.base(site)
+        if base not in self._payloads:
+            self._payloads[base] = self._store(self._behind(base, super().payload(site)))
+        return dict(self._payloads[base])
+
+    def _behind(self, base: int, payload: State) -> State:
+        held = self._ranks.get(base, {})
         for place, names in factor_places(payload).items():
             for name, axis in RANK_AXIS.items():
                 tensor, start = payload[names[name]], held.get(place, 0)
@@ -202,8 +213,9 @@ class Rounds:
         self._introductions, self._sites, self._integrator = introductions, sites, integrator
         self._lineage, self._needed = lineage, needed
         first = next((i for i in introductions.values() if i.state), None)
-        broadcast = StackedBroadcast if self._method.rule.stacks else DeltaBroadcast
-        self._global = broadcast(before.state if before else first.state if first else {})
+        start = before.state if before else first.state if first else {}
+        stacks = self._method.rule.stacks
+        self._global = StackedBroadcast(start, integrator.stored) if stacks else DeltaBroadcast(start)
         integrator.start_from(self._global.state)
         self.planner = RoundPlanner(
             self._schedule,

@@ -32,7 +32,7 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDeco
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import is_full
 from fedpeft.flare.hardening import replace_function
-from fedpeft.protocol.fields import MB, Limit, Unread
+from fedpeft.protocol.fields import MB, MIN_TENSOR, Limit, Unread
 
 FRAME = 64 * 2**20
 _NAME = "MAX_FRAME_SIZE"
@@ -48,7 +48,10 @@ def limit_frames() -> None:
 
 MAX_NOTED = 100  # senders whose refused messages are recorded
 MAX_NAME_LENGTH = 1000  # characters of a recorded name, which comes with the message
+MAX_FETCHED = 4  # messages whose tensors go to the disk at once: FLARE has some tens of MB of each in memory
+MAX_WAIT = 20.0  # seconds that one waits for those before it; its sender abandons it after a minute of silence
 _COUNT = "fedpeft_count"
+_turns = threading.BoundedSemaphore(MAX_FETCHED)
 _current: ContextVar[_Count | None] = ContextVar("count", default=None)
 _lock = threading.Lock()
 _refused: dict[str, str] = {}  # by sender
@@ -130,7 +133,7 @@ def _refusing_large_streams(
 def _counting(consume: Callable, self: ItemConsumer, ref_id: str, state: dict, data: Any) -> dict:
     count = _current.get()
     if count:
-        count.add(sum(len(item) for item in data))
+        count.add(sum(max(len(item), MIN_TENSOR) for item in data))
     try:
         return consume(self, ref_id, state, data)
     except OSError as error:  # FLARE goes on with its text alone
@@ -153,6 +156,7 @@ def _fetching_within_the_limit(fetch: Callable, self: ViaDownloaderDecomposer, f
     fobs_ctx[FOBSContextKey.ABORT_SIGNAL] = refused = Signal(parent=aborted)
     with _lock:
         _fetches.setdefault(sender, []).append(refused)
+    turn = _turns.acquire(timeout=MAX_WAIT) if _goes_to_disk(fobs_ctx) else False
     try:
         return fetch(self, fobs_ctx, ref)
     except Exception as error:
@@ -162,12 +166,19 @@ def _fetching_within_the_limit(fetch: Callable, self: ViaDownloaderDecomposer, f
             raise
         return _UnreadItems(count.unwritten or str(count.limit))
     finally:
+        if turn:
+            _turns.release()
         with _lock:
             _fetches[sender].remove(refused)
             if not _fetches[sender]:
                 del _fetches[sender]
         fobs_ctx[FOBSContextKey.ABORT_SIGNAL] = aborted
         _current.reset(before)
+
+
+def _goes_to_disk(fobs_ctx: dict) -> bool:
+    cell_of_job = fobs_ctx.get(FOBSContextKey.CELL)
+    return bool(cell_of_job and cell_of_job.get_fobs_context().get(FOBSContextKey.TENSOR_DISK_OFFLOAD))
 
 
 def _never(is_server_job_cell: Callable, my_info: Any) -> bool:
