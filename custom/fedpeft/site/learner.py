@@ -337,7 +337,9 @@ class Learner:
         batch = self.batches.sample(training.micro_batch or training.batch_size, seed)[0]
         self.trainable.train_only(None)
         with computing.as_trained(self.backbone, training):
-            return measure_budget(self.answering.train(), parameters, batch, optimizer=training.optimizer)
+            return measure_budget(
+                self.answering.train(), parameters, batch, self.schedule, optimizer=training.optimizer
+            )
 
     def finished(self, last: int) -> int:
         """The last round, up to `last`, of which the site has a state; 0: none. Newer states are set aside."""
