@@ -112,13 +112,18 @@ def _of_run(run: Path) -> Path:
     return file
 
 
+def read_tensors(file: Path) -> State:
+    """Return the tensors of a file of the server under their keys in messages."""
+    try:
+        return load_file(check_regular(file))
+    except (SafetensorError, OSError) as error:
+        raise FedpeftError(f"{file} cannot be read ({error}): download the server's result again.") from error
+
+
 def _read(model: SiteModel, adapter: Path) -> State:
     """Return the tensors under their keys in messages."""
     if adapter.is_file():
-        try:
-            return load_file(check_regular(adapter))
-        except (SafetensorError, OSError) as error:
-            raise FedpeftError(f"{adapter} cannot be read ({error}): download the server's result again.") from error
+        return read_tensors(adapter)
     from fedpeft.methods.adapters import read_config, read_state
 
     config, own = read_config(adapter), model.trainable.peft_config()

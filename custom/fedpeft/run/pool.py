@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import replacing
@@ -166,6 +167,10 @@ class PoolHost:
 
     def limit_replies(self, limit: Limit) -> None:
         """Do nothing: replies come from this program's own processes."""
+
+    def stored(self, state: Mapping[str, Tensor]) -> State:
+        """Return the tensors as they are: all replies are in memory here."""
+        return self._aggregator.stored(state)
 
     def start_from(self, state: State) -> None:
         """Set the global adapter before the first round."""

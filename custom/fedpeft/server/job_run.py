@@ -287,7 +287,7 @@ class JobRun:
                 return introduction
             state, answering = introduction.state, job.training.answering
             first_adapter.check(state, sender, announced, job.method, answering=answering)
-            return replace(announced, state=state, sum_key=introduction.sum_key)
+            return replace(announced, state=self._host.stored(state), sum_key=introduction.sum_key)
 
         return self._host.collect(HELLO, dict.fromkeys(sites, hello), read, round=0, needed=len(sites))
 
@@ -321,6 +321,7 @@ class JobRun:
             if best := recorder.ends_early(job.training.patience):
                 self._host.info(f"ended early: no round since round {best} was better on the validation splits")
                 break
+            del one  # or its replies would stay through the next round
         return rounds.state
 
     def _keeping(self, recorder: RunRecorder, rounds: Rounds, one: Round) -> Callable[[], None]:

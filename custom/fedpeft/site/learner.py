@@ -276,8 +276,9 @@ class Learner:
         if own is not None and self.training.optimizer_state == "keep":
             restore_moments(optimizer, self.values.moments(own.optimizer))
         parameters, mu = self.parameters(), self.training.proximal_mu
+        probe = partial(self.batches.lasting_sample, self.method.probe_samples)
         with held_near(parameters, optimizer, near, mu), client_round.half_trained(parameters, optimizer, half):
-            return optimizer, dict(self.fit(optimizer, round))
+            return optimizer, self._evaluation.around(partial(self.fit, optimizer, round), probe)
 
     def _own_state(self, round: int) -> site_state.SiteState | None:
         """The site's state of the round before; None: it has none yet."""

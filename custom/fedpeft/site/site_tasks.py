@@ -292,6 +292,7 @@ def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
             answer.values["questions"],
             min_questions=site.policy.min_test_samples,
             enough_validation=answer.values["validation"] >= site.policy.min_validation_samples,
+            enough_probe=min(member.method.probe_samples, samples) >= site.policy.min_test_samples,
         )
         metrics = first_of_round(metrics, order.round, site.run)
     sent = member.upload(answer.state, folder, order, samples=samples, received=state)
