@@ -16,7 +16,7 @@ from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from nvflare.private.fed.app.utils import component_security_check
 
 from fedpeft.flare.controller import REPLIES
-from fedpeft.flare.job_session import JobStore
+from fedpeft.flare.job_store import JobStore
 from fedpeft.flare.stale_jobs import StaleJobs
 from fedpeft.report.status import Progress
 

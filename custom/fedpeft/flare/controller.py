@@ -29,7 +29,7 @@ from fedpeft.flare.folders import is_simulated, lineages_folder, run_folder, sub
 from fedpeft.flare.hardening import replace_function
 from fedpeft.flare.hardening.message_limits import limit_messages, take_refusal
 from fedpeft.flare.hardening.requests import guard_local_connections
-from fedpeft.flare.job_session import report_progress
+from fedpeft.flare.job_store import report_progress
 from fedpeft.flare.messages import Inbox, from_model, note_kind, register_early, register_tensors, to_model
 from fedpeft.flare.returning_sites import AwaySites
 from fedpeft.flare.tracking import start_tracking

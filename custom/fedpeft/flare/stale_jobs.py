@@ -39,7 +39,7 @@ class StaleJobs(FLComponent):
             if not (folder := getattr(store, "uri_root", None)):
                 raise UnsafeComponentError(
                     f"job_manager is a {type(store).__name__}, which names no folder of jobs to lock: use "
-                    f"fedpeft.flare.job_session.JobStore in resources.json, or leave out stale_jobs there."
+                    f"fedpeft.flare.job_store.JobStore in resources.json, or leave out stale_jobs there."
                 )
             self._take(Path(folder))
             remove_leftovers(lineages_folder(fl_ctx))

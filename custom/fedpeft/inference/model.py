@@ -1,5 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Build a site's model again from what it kept, and answer examples with it as the run did."""
+"""Build a site's model again from what it kept, and answer examples with it as the run did.
+
+It predicts with another adapter than the site's own where one is named:
+
+global                                the result of the run that is predicted with, which a simulator's workspace has
+a run's folder, a downloaded job      its global.safetensors
+a file *.safetensors                  the same
+a folder with adapter_config.json     as PEFT, the server (adapter/) and fedpeft export write it
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Aggregate the sites' adapters of a round into the global adapter."""
+"""Aggregate the sites' adapters of a round into the global adapter, and take the server optimizer's step.
+
+    D = aggregated - x                      after alignment, of the updates that were not refused
+    x <- x + rate * momentum's or Adam's direction of D
+
+A tensor that no site trained in a round keeps its value and its moments, as with a gradient that is None.
+
+Source: Hsu et al. 2019 (FedAvgM), https://arxiv.org/abs/1909.06335; Reddi et al. 2021, Algorithm 2,
+https://arxiv.org/abs/2003.00295.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A whole job at its server: handshake, rounds, checkpoints, history, exports and the completion manifest."""
+"""A whole job at its server: handshake, rounds, checkpoints, history, exports and the completion manifest.
+
+The global adapter is exported as a PEFT folder for `PeftModel.from_pretrained` and `fedpeft.load_adapter`.
+"""
 
 from __future__ import annotations
 

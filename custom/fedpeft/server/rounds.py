@@ -2,7 +2,8 @@
 """The rounds of a job at its server: score, schedule, train, check the updates, integrate.
 
 FLARE's controller, the pool of processes and `federate` all run them; they differ in `Sites`, which takes orders to the
-sites and brings back their replies, and in who integrates these.
+sites and brings back their replies, and in who integrates these. Each site is sent only the tensors of the global
+adapter that changed since it last received it, or the factors put behind those that it holds.
 """
 
 from __future__ import annotations
