@@ -51,9 +51,9 @@ def tables() -> dict[str, str]:
     order = list(every_method.EVERY)
     compared.sort(key=lambda run: (order.index(run["method"]), run["seed"]))
     tried = json_lines.read(every_method.RATES)
-    real = {table.title: table.markdown() for table in real_images.tables(json_lines.read(real_images.RESULTS))}
+    real = real_images.tables(json_lines.read(real_images.RESULTS))
     return {
-        **{title: real.get(title, NONE) for title in (*real_images.TASKS, *real_images.PRETRAINED)},
+        **{table.title: table.markdown() if table.rows else NONE for table in real},
         **{
             f"headline, {rounds} rounds": study.headline(runs, rounds).markdown() if runs else NONE
             for rounds in (study.LONG, study.SHORT)

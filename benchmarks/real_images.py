@@ -3,12 +3,12 @@
 
     FEDPEFT_DATA=/data python benchmarks/real_images.py                  # what is missing in the results: hours
     FEDPEFT_DATA=/data python benchmarks/real_images.py --tasks vqa_rad --seeds 0
-    FEDPEFT_DATA=/data python benchmarks/real_images.py --backbone mmbt-small --methods local fedavg ours
+    FEDPEFT_DATA=/data python benchmarks/real_images.py --tiny           # with the backbones of procedural images
     python benchmarks/real_images.py --table                             # the tables of what is there, without a run
     python benchmarks/publish.py --write                                 # the same in the docs
 
-Every method trains Houlsby adapters with the rounds, steps and learning rate of the task's job, or with `SETTINGS`, and
-heads stay at the sites. Two rows are on demand: `fedavg, one head` averages the head too, and `pooled` trains one
+Every method trains Houlsby adapters with the rounds, steps and learning rates of the task's job, and heads stay at the
+sites. Two rows are on demand: `fedavg, one head` averages the head too, and `pooled` trains one
 adapter on the batches of all sites, with a head for each. A figure is the mean of the sites and the last three rounds,
 as in `study.py`, of what the task is measured by. A run is one line of `benchmarks/results/real_images.jsonl`; what is
 there is not run again.
@@ -40,23 +40,22 @@ RESULTS = Path(__file__).parent / "results" / "real_images.jsonl"
 TASKS = {"vqa_rad": "accuracy %", "fed_isic2019": "balanced accuracy %", "nih_cxr14": "macro-F1 %"}
 SEEDS = (0, 1, 2)
 BASELINES = ("local", "fedavg")
-OWN = ""  # the backbone of the task's job, a tiny one
-AS_THEY_COME = "training.sampling=default"  # of the runs with the tiny backbones, which are older than the setting
-SETTINGS = {  # beside those of the job, for all rows alike; no grid chose them
-    ("mmbt-small", "vqa_rad"): [
-        "backbone.image_features=false",
-        "training.head_learning_rate=1e-2",
-        "training.precision=bfloat16",
-    ],
-    ("mmbt-small", "fed_isic2019"): ["training.learning_rate=3e-4", "training.head_learning_rate=1e-3"],
-    ("mmbt-small", "nih_cxr14"): [
-        "training.learning_rate=3e-4",
-        "training.head_learning_rate=1e-3",
-        "training.thresholds=share",
-        "training.precision=bfloat16",
-    ],
+PRETRAINED = "mmbt-small"  # the backbone of the tasks' jobs
+HALF = ["training.precision=bfloat16"]  # halves the time where the processor has it
+SETTINGS = {"vqa_rad": HALF, "nih_cxr14": HALF}  # beside the job's
+TINY = {"vqa_rad": "tiny-vilt", "fed_isic2019": "tiny-vit", "nih_cxr14": "tiny-vilt"}
+SETTINGS_OF_TINY = {  # in the place of the job's, which are for the other backbone; samples as they come
+    task: [
+        f"backbone.name={TINY[task]}",
+        "backbone.image_features=true",
+        "training.features_mib=0",
+        "training.sampling=default",
+        f"training.thresholds={'validation' if task == 'nih_cxr14' else 'half'}",
+        f"training.learning_rate={rate}",
+        f"training.head_learning_rate={rate}",
+    ]
+    for task, rate in (("vqa_rad", "1e-3"), ("fed_isic2019", "5e-3"), ("nih_cxr14", "5e-3"))
 }
-PRETRAINED = tuple(f"{task} {backbone}" for backbone, task in SETTINGS)  # further tables in the docs
 ONE_HEAD, POOLED = "fedavg, one head", "pooled"
 ROWS = {
     **{name: learning.METHODS[name] for name in study.METHODS},
@@ -67,15 +66,15 @@ ENCODED = EncodedImages()  # of this process, in which runs follow each other
 Run = tuple[str, str, int, str]  # task, row of the study, seed, backbone
 
 
-def run(task: str, method: str, seed: int, backbone: str = OWN) -> dict[str, Any]:
+def run(task: str, method: str, seed: int, backbone: str = PRETRAINED) -> dict[str, Any]:
     """The line of a run."""
     overrides = [f"training.seed={seed}", f"data.seed={seed}"]
-    overrides += [f"backbone.name={backbone}", *SETTINGS.get((backbone, task), [])] if backbone else [AS_THEY_COME]
+    overrides += SETTINGS.get(task, []) if backbone == PRETRAINED else SETTINGS_OF_TINY[task]
     variant = Variant(name=method, method="fedavg", settings=(learning.UNVALIDATED, *ROWS[method]))
     sections = sections_of(ROOT / "app_configs", task, variant, overrides)
     result = learning.run_sections(sections, method, seed, ENCODED)
-    chosen = {"backbone": backbone} if backbone else {}
-    return {"task": task, **chosen, **study.compact({**result, "rounds": [*map(_measured, result["rounds"])]})}
+    measured = {**result, "rounds": [*map(_measured, result["rounds"])]}
+    return {"task": task, "backbone": backbone, **study.compact(measured)}
 
 
 def _measured(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -85,16 +84,15 @@ def _measured(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, 
 
 def key_of(line: Mapping[str, Any]) -> Run:
     """What tells a run from others in the file of the results."""
-    return line["task"], line["method"], line["seed"], line.get("backbone", OWN)
+    return line["task"], line["method"], line["seed"], line["backbone"]
 
 
 def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
-    """A table for each backbone and task that has runs: the figure, and its paired differences to the baselines."""
-    backbones = sorted({line.get("backbone", OWN) for line in lines})
-    for backbone, (task, metric) in itertools.product(backbones, TASKS.items()):
+    """A table for each task and backbone: the figure of each method that has runs, and its paired differences."""
+    for (task, metric), tiny in itertools.product(TASKS.items(), (False, True)):
         figures: dict[str, dict[int, float]] = {}
         for line in lines:
-            if (line["task"], line.get("backbone", OWN)) == (task, backbone):
+            if (line["task"], line["backbone"] != PRETRAINED) == (task, tiny):
                 figures.setdefault(line["method"], {})[line["seed"]] = study.figure(dict(line))
         rows = []
         for method in (method for method in ROWS if method in figures):
@@ -102,9 +100,8 @@ def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
             pairs = [[] if method == name else paired(mine, figures.get(name, {})) for name in BASELINES]
             differences = [signed(one) if one else "" for one in pairs]
             rows.append((method, f"{statistics.fmean(mine.values()):.1f}", *differences, str(len(mine))))
-        if rows:
-            title = f"{task} {backbone}".strip()
-            yield ResultTable(title, ("method", metric, *(f"minus {name}, 95 %" for name in BASELINES), "seeds"), rows)
+        columns = ("method", metric, *(f"minus {name}, 95 %" for name in BASELINES), "seeds")
+        yield ResultTable(f"{task} {TINY[task]}" if tiny else task, columns, rows)
 
 
 def main() -> None:
@@ -118,7 +115,7 @@ def main() -> None:
         metavar="METHOD",
         help="; ".join(ROWS).replace("%", "%%"),
     )
-    parser.add_argument("--backbone", default=OWN, help="in the place of the job's own, e.g. mmbt-small")
+    parser.add_argument("--tiny", action="store_true", help="the tiny backbones in the place of the jobs' own")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help=f"default: {SEEDS}")
     parser.add_argument("--processes", type=parallel.at_least_one, default=learning.CORES, help="runs at the same time")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a JSON line for each run")
@@ -126,7 +123,7 @@ def main() -> None:
     chosen = parser.parse_args()
     known = {key_of(line) for line in json_lines.read(chosen.out)}
     wanted = [
-        (task, method, seed, chosen.backbone)
+        (task, method, seed, TINY[task] if chosen.tiny else PRETRAINED)
         for seed in chosen.seeds
         for task in chosen.tasks
         for method in chosen.methods
@@ -139,13 +136,14 @@ def main() -> None:
             line = future.result()
             json_lines.append(chosen.out, line)
             print(
-                f"{number}/{len(futures)} {line['task']} {chosen.backbone}, {line['method']}, seed {line['seed']}: "
+                f"{number}/{len(futures)} {line['task']} {line['backbone']}, {line['method']}, seed {line['seed']}: "
                 f"{study.figure(line):.1f} %",
                 flush=True,
             )
     console = Console(width=WIDTH, highlight=False)
     for table in tables(json_lines.read(chosen.out)):
-        console.print(table.table())
+        if table.rows:
+            console.print(table.table())
     console.print(machine())
 
 

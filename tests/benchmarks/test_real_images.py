@@ -13,9 +13,9 @@ def real_images(benchmark):
     return benchmark("real_images")
 
 
-def line(task, method, seed, backbone="", figure=0.5):
-    chosen = {"backbone": backbone} if backbone else {}
-    return chosen | {"task": task, "method": method, "seed": seed, "rounds": [{"a": {"overall": figure}}] * 3}
+def line(task, method, seed, backbone="mmbt-small", figure=0.5):
+    rounds = [{"a": {"overall": figure}}] * 3
+    return {"task": task, "backbone": backbone, "method": method, "seed": seed, "rounds": rounds}
 
 
 def test_a_tables_rows_are_compared_with_local_and_averaging(real_images):
@@ -23,17 +23,18 @@ def test_a_tables_rows_are_compared_with_local_and_averaging(real_images):
         *(line("vqa_rad", "fedavg", seed, figure=0.3 + seed / 100) for seed in (0, 1)),
         *(line("vqa_rad", "local", seed, figure=0.2 + seed / 50) for seed in (0, 1)),
         line("nih_cxr14", "local", 0, figure=0.1),
-        line("vqa_rad", "local", 0, "mmbt-small", figure=0.4),
+        line("vqa_rad", "local", 0, "tiny-vilt", figure=0.4),
     ]
-    first, second, third = real_images.tables(lines)
+    first, tiny, skin, _, chest, _ = real_images.tables(lines)
     assert first.section().startswith("vqa_rad:")
     assert first.rows == [
         ("local", "21.0", "", "-9.5 ± 6.4, two seeds", "2"),
         ("fedavg", "30.5", "+9.5 ± 6.4, two seeds", "", "2"),
     ]
-    assert second.rows == [("local", "10.0", "", "", "1")]
-    assert third.section().startswith("vqa_rad mmbt-small:")
-    assert third.rows == [("local", "40.0", "", "", "1")]
+    assert tiny.section().startswith("vqa_rad tiny-vilt:")
+    assert tiny.rows == [("local", "40.0", "", "", "1")]
+    assert skin.rows == []
+    assert chest.rows == [("local", "10.0", "", "", "1")]
 
 
 SCHEMES = ("proximal_mu", "personalization", "ditto_lambda", "ala_rate")  # settings that a method of the study is
@@ -55,9 +56,9 @@ def test_what_is_there_is_not_run_again(real_images, benchmark, in_this_process,
     ran = []
     monkeypatch.setattr(real_images, "run", lambda *one: ran.append(one) or line(*one))
     command = ["real_images.py", "--tasks", "vqa_rad", "--methods", "local", "fedavg", "--out", str(tmp_path / "out")]
-    for more in (["0"], ["0", "1"], ["0", "--backbone", "mmbt-small"]):
+    for more in (["0"], ["0", "1"], ["0", "--tiny"]):
         monkeypatch.setattr(sys, "argv", [*command, "--seeds", *more])
         real_images.main()
-    wanted = [(0, ""), (1, ""), (0, "mmbt-small")]
+    wanted = [(0, "mmbt-small"), (1, "mmbt-small"), (0, "tiny-vilt")]
     assert ran == [("vqa_rad", m, seed, backbone) for seed, backbone in wanted for m in ("local", "fedavg")]
     assert "50.0" in capsys.readouterr().out
