@@ -172,7 +172,7 @@ class BackboneSettings:
             if getattr(self, setting) != value and not pretrained.image_encoder:
                 raise FedpeftError(
                     f"{setting} is {getattr(self, setting)!r}, and backbone {self.name!r} has no image encoder of its "
-                    f"own: leave it out.",
+                    f"own: leave it out, or set backbone.{setting}={str(value).lower()}.",
                     setting=setting,
                 )
         if self.image_size is not None and not _positive(self.image_size):
