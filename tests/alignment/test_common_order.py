@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from cases import each
 from samples import generator
 
 from fedpeft.alignment.common_order import climb, common_order, in_order, problem_of, search
@@ -102,9 +103,9 @@ def test_neurons_much_longer_than_others_leave_the_order_of_these_as_it_is(facto
     assert torch.equal(neurons, neurons[:1].expand_as(neurons))
 
 
-@pytest.mark.parametrize("sites", range(2, 9))
-@pytest.mark.parametrize("noise", [0.0, 2e-4, 0.01, 0.1, 0.5])
-@pytest.mark.parametrize("features", [6, 200])
+@each("sites", range(2, 9))
+@each("noise", [0.0, 2e-4, 0.01, 0.1, 0.5])
+@each("features", [6, 200])
 def test_shuffled_copies_come_back_whether_the_order_is_proven_or_searched(sites, noise, features):
     supports, back = shuffled_copies(sites, 16, features, noise)
     weights = [1 / sites] * sites

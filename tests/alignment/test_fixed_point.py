@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from cases import each
 from samples import PLACES, at, generator, largest_difference, noisy, same_bytes, shuffled_state, state
 
 from fedpeft.alignment import PIASettings, align_upload, barycenter, integrate
@@ -20,8 +21,8 @@ def drifted(kind, sites, noise, *, shuffle=False):
     return start, [shuffled_state(kind, s, generator(30 + k)) for k, s in enumerate(states)] if shuffle else states
 
 
-@pytest.mark.parametrize("sites", range(2, 9))
-@pytest.mark.parametrize("noise", [2e-4, 0.02, 0.1])
+@each("sites", range(2, 9))
+@each("noise", [2e-4, 0.02, 0.1])
 def test_shuffled_copies_come_back_as_near_as_in_their_true_order(kind, sites, noise):
     start, states = drifted(kind, sites, noise)
     true, _ = integrate(states, [1] * sites, FEDAVG)

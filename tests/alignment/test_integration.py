@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from cases import each
 from samples import (
     PLACES,
     adapter,
@@ -43,8 +44,8 @@ def frobenius(state, other, place):
     return math.sqrt(sum(float((state[key].double() - other[key].double()).square().sum()) for key in names))
 
 
-@pytest.mark.parametrize("counts", [[1, 1], [3, 1], [1, 1, 1], [5, 1, 2], [1, 1, 1, 1], [9, 4, 4, 2, 7, 7]])
-@pytest.mark.parametrize("reference", REFERENCES)
+@each("counts", [[1, 1], [3, 1], [1, 1, 1], [5, 1, 2], [1, 1, 1, 1], [9, 4, 4, 2, 7, 7]])
+@each("reference", REFERENCES)
 def test_shuffled_copies_integrate_back_to_the_function(kind, counts, reference):
     original = state(kind, generator(1))
     copies = [shuffled_state(kind, original, generator(10 + k)) for k in range(len(counts))]
@@ -200,11 +201,11 @@ def test_each_layer_is_averaged_over_the_sites_that_have_it(kind):
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("solver", "reference"),
     [*itertools.product(("exact", "sinkhorn"), ("fedavg", "largest")), ("exact", "fixed_point")],
 )
-@pytest.mark.parametrize(("previous", "width"), [(None, 24), (8, 8), (16, 16), (32, 32)])
+@each(("previous", "width"), [(None, 24), (8, 8), (16, 16), (32, 32)])
 def test_sites_of_any_width_meet_at_the_width_of_the_global_adapter(kind, solver, reference, previous, width):
     states = [state(kind, generator(k), w) for k, w in enumerate((8, 24, 16))]
     known = None if previous is None else state(kind, generator(9), previous)
@@ -230,7 +231,7 @@ def test_a_site_with_every_neuron_twice_integrates_to_the_same_function():
     assert largest_difference("houlsby", as_wide, original, ("layer.0.output",)) <= 1e-5
 
 
-@pytest.mark.parametrize(
+@each(
     "settings",
     [
         {},

@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import each
 from samples import PLACES, generator, noisy, state
 from scipy.optimize import minimize
 from scipy.stats import trim_mean
@@ -56,8 +57,8 @@ INDEPENDENT = {
 }
 
 
-@pytest.mark.parametrize(("count", "attackers"), [(5, 1), (6, 1), (9, 2), (7, 2), (8, 0)])
-@pytest.mark.parametrize("rule", ROBUST)
+@each(("count", "attackers"), [(5, 1), (6, 1), (9, 2), (7, 2), (8, 0)])
+@each("rule", ROBUST)
 def test_a_robust_average_is_what_another_way_of_computing_it_gives(rule, count, attackers):
     rows = torch.randn(count, 6, generator=generator(count), dtype=torch.float64)
     ours = robust_row(rows, RobustSettings(average=rule, attackers=attackers))
@@ -73,8 +74,8 @@ AT_A_ROW = {  # rows, and where the sum of distances to them is least
 }
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
-@pytest.mark.parametrize("name", AT_A_ROW)
+@each("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+@each("name", AT_A_ROW)
 def test_the_geometric_median_leaves_a_row_that_is_not_the_best_point(name, scale):
     rows, best = AT_A_ROW[name]
     rows = np.array(rows)
@@ -101,8 +102,8 @@ def test_the_order_of_the_members_does_not_matter(rule):
     torch.testing.assert_close(robust_row(rows, settings), robust_row(other, settings))
 
 
-@pytest.mark.parametrize("rule", ROBUST)
-@pytest.mark.parametrize("sent", [1e6, -1e6, 3.0, 0.0])
+@each("rule", ROBUST)
+@each("sent", [1e6, -1e6, 3.0, 0.0])
 def test_one_arbitrary_member_moves_it_less_than_the_others_lie_apart(rule, sent):
     honest = torch.randn(4, 50, generator=generator(2), dtype=torch.float64)
     rows = torch.cat([honest, torch.full((1, 50), sent, dtype=torch.float64)])
@@ -127,9 +128,9 @@ def distance(a, b):
     return float(torch.stack([(a[key] - b[key]).double().square().sum() for key in b]).sum().sqrt())
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("rule", ROBUST)
+@each("attack", ATTACKS)
+@each("aligned", [True, False])
+@each("rule", ROBUST)
 def test_with_a_robust_average_pia_and_fedavg_stay_near_the_honest_sites(rule, aligned, kind, attack):
     rng = generator(3)
     base = state(kind, rng)

@@ -6,6 +6,7 @@ import os
 import ot
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import generator
@@ -44,9 +45,9 @@ def test_plan_of_supports_costs_what_pots_emd_costs(n, m, f, ties, seed):
     assert float((plan * cost).sum()) == pytest.approx(optimum(cost, uniform(n), uniform(m)), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("weighted", [False, True])
+@each("solver", ["exact", "sinkhorn"])
+@each("size", SIZES)
+@each("weighted", [False, True])
 def test_marginals_are_the_masses(solver, size, weighted):
     rng = generator(1)
     x, y = torch.randn(size[0], 6, generator=rng), torch.randn(size[1], 6, generator=rng)
@@ -108,9 +109,9 @@ def test_neurons_on_a_line_are_sorted_also_with_known_distances(bias):
     assert torch.equal(x[matching.order, 0].argsort(), y[:, 0].argsort())
 
 
-@pytest.mark.parametrize("sizes", [(12, 24), (24, 12), (5, 9)])
-@pytest.mark.parametrize("exponent", [-300, -200, -40, -20, -14, -11, 0, 20, 200, 300])
-@pytest.mark.parametrize("weighted", [False, True])
+@each("sizes", [(12, 24), (24, 12), (5, 9)])
+@each("exponent", [-300, -200, -40, -20, -14, -11, 0, 20, 200, 300])
+@each("weighted", [False, True])
 def test_the_scale_of_the_supports_does_not_change_the_plan(sizes, exponent, weighted):
     rng = generator(5)
     x, y = (torch.randn(n, 6, generator=rng, dtype=torch.float64) for n in sizes)

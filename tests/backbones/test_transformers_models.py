@@ -90,8 +90,13 @@ def test_it_reads_what_the_model_reads(name, folders):
     assert backbone.num_layers == 2
 
 
+ONE_TOWER = ("bert", "distilbert", "dinov2")
+
+
+@pytest.mark.parametrize("name", ONE_TOWER)
 @pytest.mark.parametrize("method", ["houlsby", "lora"])
 def test_an_adapter_learns_and_changes_nothing_else(name, method, folders, tmp_path):
+    """Models of image and question: tests/methods/test_every_pair.py."""
     backbone = load(folders(name))
     tuning = methods.get(method).tuning()
     settings = {"reduction_factor": 8} if method == "houlsby" else {}

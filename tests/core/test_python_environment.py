@@ -8,6 +8,7 @@ import tempfile
 from multiprocessing.connection import Listener
 
 import pytest
+from warm_python import TRUE_PYTHON
 
 from fedpeft.core import processes as module
 from fedpeft.core.errors import FedpeftError
@@ -32,6 +33,10 @@ def test_a_users_script_is_not_imported_in_place_of_pythons_own_module(tmp_path,
     assert done.returncode == 0, done.stderr
 
 
+POOL = f"""
+import multiprocessing, os
+multiprocessing.set_executable(os.environ["{TRUE_PYTHON}"])
+"""
 COMPARISON = """
 from pathlib import Path
 from fedpeft.compare.experiment import Run, run_missing
@@ -50,16 +55,19 @@ except FedpeftError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "said"), [(COMPARISON, "none, seed 0: KeyError: 'federation'"), (MEASUREMENT, "no-such-job")]
 )
-def test_a_pool_of_processes_imports_no_script_of_the_user_either(tmp_path, code, said):
+def test_a_pool_of_processes_imports_no_script_of_the_user_either(tmp_path, code, said, warm_python):
+    """What starts the pool has its imports already; the processes of the pool are true Pythons."""
     (tmp_path / "types.py").write_text("open('ran', 'w').close()")
     main = tmp_path / "main" / "main.py"  # a pool imports the main module anew in each of its processes
     main.parent.mkdir()
+    code = POOL + code
     main.write_text("if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in code.splitlines()))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    command = [sys.executable, str(main)]
+    command = [warm_python, str(main)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert said in done.stdout, done.stderr
     assert "killed" not in done.stdout

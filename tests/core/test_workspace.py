@@ -138,11 +138,11 @@ def test_the_lock_of_a_killed_run_is_taken_over_once_its_last_process_is_gone(tm
         child = psutil.Process(int(first.stdout.readline()))
         first.kill()
         first.wait()
-        monkeypatch.setattr(locks, "SECONDS_TO_END", 0)
+        monkeypatch.setattr(locks, "SECONDS_FOR_KILLED_RUN", 0)
         with pytest.raises(FedpeftError, match="processes of a run that was killed still use the workspace"):
             locks.take(tmp_path / "ws")
         monkeypatch.setattr(locks.time, "sleep", lambda _: child.is_running() and child.kill())
-        monkeypatch.setattr(locks, "SECONDS_TO_END", float("inf"))
+        monkeypatch.setattr(locks, "SECONDS_FOR_KILLED_RUN", float("inf"))
         with held(tmp_path / "ws"):
             assert json.loads((runs_folder(tmp_path / "ws") / ".lock").read_text())["pid"] == os.getpid()
 

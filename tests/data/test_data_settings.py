@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import each
 
 import fedpeft.data as data
 from fedpeft.core.errors import FedpeftError
@@ -70,8 +71,8 @@ def test_settings_come_from_json():
     assert settings.exclude == ("synpic1",)
 
 
-@pytest.mark.parametrize("name", ["train_size", "validation_size", "test_size", "dialects", "label_skew"])
-@pytest.mark.parametrize("dataset", data.names())
+@each("name", ["train_size", "validation_size", "test_size", "dialects", "label_skew"])
+@each("dataset", data.names())
 def test_a_data_set_takes_the_settings_that_it_declares(dataset, name):
     if name in DATASETS.get(dataset).takes:
         assert getattr(DataSettings(dataset=dataset, **{name: 3}), name) == 3

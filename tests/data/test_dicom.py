@@ -10,6 +10,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from cases import each
 from layouts import lines
 from PIL import Image
 
@@ -180,8 +181,8 @@ def as_pydicom_shows(path, values):
     return 255 - grays if made.PhotometricInterpretation == "MONOCHROME1" else grays
 
 
-@pytest.mark.parametrize("kind", ["MONOCHROME1", "MONOCHROME2"])
-@pytest.mark.parametrize(("syntax", "form"), WRITTEN, ids=" ".join)
+@each("kind", ["MONOCHROME1", "MONOCHROME2"])
+@each(("syntax", "form"), WRITTEN)
 def test_each_form_is_shown_as_pydicom_shows_it(tmp_path, syntax, form, kind):
     allocated, stored, signed, more = FORMS[form]
     more = {name: value() if callable(value) else value for name, value in more.items()}
@@ -236,9 +237,9 @@ def test_an_inverse_presentation_is_inverted_once(tmp_path, kind, inverted):
     assert (shown(path)[..., 0] == 255 - GRAY).all() is np.bool_(inverted)
 
 
-@pytest.mark.parametrize("planar", [0, 1])
-@pytest.mark.parametrize("frames", [0, 2])
-@pytest.mark.parametrize("kind", ["RGB", "YBR_FULL", "YBR_FULL_422"])
+@each("planar", [0, 1])
+@each("frames", [0, 2])
+@each("kind", ["RGB", "YBR_FULL", "YBR_FULL_422"])
 def test_colors_are_those_of_pydicom(tmp_path, kind, frames, planar):
     pixels = np.random.default_rng(0).integers(0, 256, (frames or 1, 8, 8, 3), np.uint8)
     if planar and kind != "YBR_FULL_422":

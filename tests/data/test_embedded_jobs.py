@@ -15,8 +15,8 @@ from fedpeft.site.learner import Learner
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 PAPERS = "paper/"
 TASKS = sorted(read_yaml(CONFIGS / "papers.yml"))
-SMALL = ("training.rounds=2", "training.local_epochs=1", "data.train_size=12", "data.validation_size=4")
-QUICK = ("method.probe_samples=8", "schedule.score_samples=8")
+SMALL = ("training.rounds=2", "training.local_epochs=1", "data.train_size=8", "data.validation_size=2")
+QUICK = ("method.probe_samples=4", "schedule.score_samples=4")
 
 
 def test_there_is_one_job_for_each_of_the_fifteen_tasks():
@@ -42,7 +42,7 @@ def test_both_jobs_of_a_task_have_as_many_sites(task):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_it_starts_and_ends_two_rounds(task, tmp_path):
-    sections = compose(CONFIGS, task, [*SMALL, *QUICK, "data.test_size=8"])
+    sections = compose(CONFIGS, task, [*SMALL, *QUICK, "data.test_size=4"])
     sites = sections["federation"]["sites"]
     chosen = (sites[0], sites[-1])
     assert all(is_procedural(site_data(sections["data"], site)["dataset"]) for site in sites)

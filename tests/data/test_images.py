@@ -10,6 +10,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from cases import each
 from layouts import picture
 from PIL import ExifTags, Image, PngImagePlugin
 
@@ -117,10 +118,10 @@ def _photo(path, pixels, orientation, **more):
     return path
 
 
-@pytest.mark.parametrize("window", [None, Window(0, 255)])
-@pytest.mark.parametrize("part", ["", "#0", "#1"])
-@pytest.mark.parametrize("orientation", UPRIGHT)
-@pytest.mark.parametrize("suffix", CODECS)
+@each("window", [None, Window(0, 255)])
+@each("part", ["", "#0", "#1"])
+@each("orientation", UPRIGHT)
+@each("suffix", CODECS)
 def test_the_orientation_of_a_photograph_counts(tmp_path, suffix, orientation, part, window):
     more = CODECS[suffix]
     if part == "#1":
@@ -137,10 +138,8 @@ def test_the_orientation_of_a_photograph_counts(tmp_path, suffix, orientation, p
     assert check_header(chosen) == Header(*open_image(chosen).size, turned=2 <= orientation <= 8)
 
 
-@pytest.mark.parametrize("orientation", UPRIGHT)
-@pytest.mark.parametrize(
-    ("suffix", "kind"), [("png", np.uint16), ("tif", np.uint16), ("tif", ">u2"), ("tif", np.int32)]
-)
+@each("orientation", UPRIGHT)
+@each(("suffix", "kind"), [("png", np.uint16), ("tif", np.uint16), ("tif", ">u2"), ("tif", np.int32)])
 def test_the_orientation_of_an_image_of_more_than_8_bits_counts(tmp_path, suffix, kind, orientation):
     path = _photo(tmp_path / f"deep.{suffix}", (PIXELS[..., 0] * 100.0).astype(kind), orientation)
     chosen = image_of(tmp_path, path.name, Window(0, 25500), where="line 2")[0]
@@ -148,9 +147,9 @@ def test_the_orientation_of_an_image_of_more_than_8_bits_counts(tmp_path, suffix
     assert check_header(chosen) == Header(*open_image(chosen).size, turned=2 <= orientation <= 8)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("mode", ["L", "P", "1", "RGBA", "CMYK"])
-@pytest.mark.parametrize("packed", [None, "tiff_lzw"])
+@each("orientation", range(1, 9))
+@each("mode", ["L", "P", "1", "RGBA", "CMYK"])
+@each("packed", [None, "tiff_lzw"])
 def test_the_orientation_of_a_tiff_counts_in_every_mode(tmp_path, mode, packed, orientation):
     image = Image.fromarray(PIXELS).convert(mode)
     exif = Image.Exif()

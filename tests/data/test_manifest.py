@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from cases import each
 from layouts import lines, picture
 
 from fedpeft.data import DataError, DataSettings, load
@@ -204,8 +205,8 @@ def test_a_header_that_can_be_read_in_two_ways_or_none_says_what_was_found_and_w
         _load(tmp_path)
 
 
-@pytest.mark.parametrize("value", ["", " ", "nan", "NaN", "N/A", "na", "NULL", "<NA>", "#VALUE!", "1.#IND"])
-@pytest.mark.parametrize("column", ["question", "answer", "label"])
+@each("value", ["", " ", "nan", "NaN", "N/A", "na", "NULL", "<NA>", "#VALUE!", "1.#IND"])
+@each("column", ["question", "answer", "label"])
 def test_a_value_that_is_missing_is_refused_in_every_row(tmp_path, value, column):
     _scans(tmp_path)
     rows = [{"image": r["image"], "label": "a"} for r in _rows()] if column == "label" else _rows()

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from cases import each
 
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.phantom import SITES, SIZES, site_profile, skewed, swapped_pairs
@@ -160,8 +161,8 @@ def test_yes_and_no_are_equally_frequent(question_type):
     assert 0.4 < np.mean([a == "yes" for a in answers]) < 0.6
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("quadrant", range(4))
+@each("kind", KINDS)
+@each("quadrant", range(4))
 def test_a_finding_changes_its_own_quadrant_only(kind, quadrant):
     quiet = Look(air=0.1, body=0.5, contrast=0.3, shade_x=0, shade_y=0, noise=0, speckle=0, blur=0)
 
@@ -245,8 +246,8 @@ def test_a_label_skew_of_0_asks_all_types_equally_often_at_every_site():
         assert shares(small(site, label_skew=0, train_size=600).train) == pytest.approx([1 / 9] * 9, abs=0.04)
 
 
-@pytest.mark.parametrize("site", [*SITES, "clinic-7"])
-@pytest.mark.parametrize("label_skew", [1.5, 2, 3.5, 10])
+@each("site", [*SITES, "clinic-7"])
+@each("label_skew", [1.5, 2, 3.5, 10])
 def test_a_label_skew_above_1_is_the_power_of_the_weights(site, label_skew):
     before = np.array(site_profile(site).type_weights)
     after = np.array(skewed(tuple(before), label_skew))

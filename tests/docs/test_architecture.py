@@ -5,7 +5,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from cases import each
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "custom" / "fedpeft"
@@ -24,16 +24,16 @@ def pictured():
         yield from (f"{first.partition('/')[0]}/{other}" for other in others)
 
 
-@pytest.mark.parametrize("path", NAMED)
+@each("path", NAMED)
 def test_what_the_page_names_is_there(path):
     assert (PACKAGE / path).exists()
 
 
-@pytest.mark.parametrize("path", sorted(pictured()))
+@each("path", sorted(pictured()))
 def test_what_the_picture_names_is_there(path):
     assert (PACKAGE / f"{path}.py").is_file()
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each("package", PACKAGES)
 def test_every_package_is_on_the_page(package):
     assert f"`{package}/`" in PAGE

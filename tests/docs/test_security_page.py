@@ -5,7 +5,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
+from cases import each
 
 from fedpeft.job.site_policy import SitePolicy
 
@@ -15,7 +15,7 @@ TABLE = re.search(r"<!-- threats:begin -->\n(.*?)<!-- threats:end -->", PAGE, re
 ROWS = [[cell.strip() for cell in row.strip("|").split("|")] for row in TABLE.strip().splitlines()[2:]]
 
 
-@pytest.mark.parametrize(("threat", "protection", "test"), ROWS, ids=[row[0][:40] for row in ROWS])
+@each(("threat", "protection", "test"), ROWS)
 def test_the_protection_is_tested(threat, protection, test):
     file, _, name = test.strip("`").partition("::")
     assert threat

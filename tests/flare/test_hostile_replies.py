@@ -10,6 +10,7 @@ import torch
 from harness import (
     LAYERS,
     SCHEDULE,
+    SCHEMA,
     SITES,
     START,
     Harness,
@@ -60,7 +61,13 @@ def of_kind(site, order, kind):
     return shareable
 
 
-REPLIES = {
+REPLIES = {  # one of those that the contract refuses, tests/protocol/test_reply_contract.py, and all that is none
+    "NaN": lambda s, o: reply(s, o, state={k: torch.full(shape, float("nan")) for k, shape in SCHEMA.items()}),
+    "tensors of float64": lambda s, o: reply(s, o, state={k: torch.ones(n).double() for k, n in SCHEMA.items()}),
+    "silence": lambda s, o: None,
+    "no metrics": lambda s, o: reply(s, o, metrics=None),
+    "text for seconds": lambda s, o: reply(s, o, seconds="patient 7"),
+    "an introduction": lambda s, o: introduction(s),
     "an adapter declared as a difference": lambda s, o: of_kind(s, o, "WEIGHT_DIFF"),
     "an adapter declared as a collection": lambda s, o: of_kind(s, o, "COLLECTION"),
     "a nested tensor": lambda s, o: with_params(s, o, lambda params: {**params, KEY: NESTED}),
@@ -80,13 +87,14 @@ REPLIES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REPLIES)
 def test_a_reply_costs_its_site_the_round(run, kind):
-    harness, manifest, _ = run(train=but("chest", REPLIES[kind], rounds=(2,)), quorum=2)
+    harness, manifest, history = run(train=but("chest", REPLIES[kind], rounds=(2,)), quorum=2)
     assert manifest["status"] == "completed", manifest.get("reason")
     (fault,) = manifest["faults"]
     assert (fault["site"], fault["round"]) == ("chest", 2)
     assert "site chest " in fault["what"]
     assert fault["what"].isprintable()
     assert len(fault["what"]) < 300
+    assert "chest" in history["rounds"][1]["rejected"]
     assert torch.equal(harness.saved[-1]["layer.0.output.down.weight"], torch.full((2, 3), 2.5))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import each
 from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
@@ -75,7 +76,7 @@ COMPONENTS_OF_KITS = (  # in start-up kits that exist already: these paths must 
 )
 
 
-@pytest.mark.parametrize("path", [*COMPONENTS_OF_KITS, "fedpeft.flare.provisioning.PolicyBuilder"])
+@each("path", [*COMPONENTS_OF_KITS, "fedpeft.flare.provisioning.PolicyBuilder"])
 def test_what_existing_kits_and_projects_name_is_importable(path):
     module, _, name = path.rpartition(".")
     assert isinstance(getattr(importlib.import_module(module), name), type)

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from cases import each
 
 from fedpeft import adapters, backbones, importance, scheduling
 from fedpeft.cli import main
@@ -28,12 +29,12 @@ HALF = "cases/many_epochs"  # of fedpia_task1's sites, without what needs one wi
 SEVERAL, MATCHED = "backbone.sites={slake: {source: /models/vilt-6}}", "method.matched_layers=12"
 
 
-@pytest.mark.parametrize("job", JOBS)
+@each("job", JOBS)
 def test_job_folders_are_what_app_configs_say(job):
     assert outdated(ROOT / "jobs" / job, job, compose(CONFIGS, job)) == []
 
 
-@pytest.mark.parametrize("job", JOBS)
+@each("job", JOBS)
 def test_jobs_carry_no_code(job):
     assert {p.suffix for p in (ROOT / "jobs" / job).rglob("*") if p.is_file()} == {".json"}
     assert not list((ROOT / "jobs" / job).rglob("custom"))
@@ -67,8 +68,8 @@ OF_SCORE, OF_HOULSBY = "schedule.score_settings", "method.settings.houlsby"
 OF_LNTK = {"target": "logits", "directions": 4}  # what that job sets
 
 
-@pytest.mark.parametrize("solver", ["own", *scheduling.names()])
-@pytest.mark.parametrize("score", importance.names())
+@each("solver", ["own", *scheduling.names()])
+@each("score", importance.names())
 def test_a_score_takes_its_own_settings_along_and_drops_those_of_another(score, solver):
     chosen = [f"schedule.solver={solver}", f"schedule.score={score}"]
     schedule = compose(CONFIGS, SCORED, chosen)["schedule"]
@@ -83,7 +84,7 @@ def test_settings_of_a_new_score_or_solver_are_kept_in_any_order_of_arguments(or
     assert (schedule["score_settings"], schedule["solver_settings"]) == ({"tau": 0.2}, {"population": 20})
 
 
-@pytest.mark.parametrize("solver", ["all", "own", *scheduling.names()])
+@each("solver", ["all", "own", *scheduling.names()])
 def test_another_solver_drops_the_settings_of_the_one_before(solver):
     before = {"schedule": {"solver": "nsga2", "solver_settings": {"population": 20}}}
     after = merged(before, {"schedule": {"solver": solver}})["schedule"]
@@ -116,8 +117,8 @@ def test_numbers_are_read_as_people_write_them(text, number):
     assert sections["training"]["learning_rate"] == number
 
 
-@pytest.mark.parametrize("name", adapters.names())
-@pytest.mark.parametrize("job", ["fedpia_task1", "f3ocus_task1"])
+@each("name", adapters.names())
+@each("job", ["fedpia_task1", "f3ocus_task1"])
 def test_every_adapter_is_one_argument(job, name):
     method = build(MethodSettings, compose(CONFIGS, job, [f"method.name={name}"])["method"], section="method")
     if name == "lora" and method.aggregation == "pia":
@@ -166,7 +167,7 @@ def test_what_a_backbone_declares_for_methods_is_allowed(name, pretrained):
     MethodSettings(settings=pretrained.method_settings).check_settings()
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "message"),
     [
         ("method.name=houlsbi", "houlsbi"),
@@ -249,8 +250,8 @@ ANSWERS = {  # backbone -> the ways to answer that it has
 }
 
 
-@pytest.mark.parametrize("name", backbones.BACKBONES.own_names())
-@pytest.mark.parametrize("way", ["classification", "generation", "ranking"])
+@each("name", backbones.BACKBONES.own_names())
+@each("way", ["classification", "generation", "ranking"])
 def test_a_backbone_that_cannot_answer_so_is_refused_before_a_job_is_written(name, way):
     images = ["backbone.image_source=folder"] * backbones.BACKBONES.get(name).image_encoder
     overrides = [f"backbone.name={name}", "backbone.source=folder", *images, f"training.answering={way}"]
@@ -310,7 +311,7 @@ WRONG_TYPES = [None, True, -1, 1.5, "x", [], [1], [[1]], ["slake", 1], {}, {"sla
 WRONG_TYPES += [{"slake": None}, {"slake": [1]}, {"houlsby": {"widht": 3}}, {"houlsby": {"layers": 3}}, 10**30]
 
 
-@pytest.mark.parametrize("setting", sorted(names()))
+@each("setting", sorted(names()))
 def test_no_value_of_a_setting_ends_in_anything_but_a_sentence(setting):
     composed = {job: compose(CONFIGS, job) for job in ("fedpia_task1", "f3ocus_task1")}
     *path, last = setting.split(".")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import each
 
 from fedpeft import methods
 from fedpeft.core.errors import FedpeftError
@@ -13,14 +14,16 @@ from fedpeft.core.settings import build
 from fedpeft.federate import federate
 from fedpeft.job.composing import compose, compose_parts, read_yaml, recipes
 from fedpeft.job.settings import CommonSettings
+from fedpeft.methods.aggregations import AGGREGATIONS
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.site.learner import Learner
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 NAMES = methods.METHODS.own_names()
-ALIGNED = {"houlsby", "pfeiffer", "parallel", "compacter", "lora"}
-PRODUCTS = {"lora", "dvpt", "lora_vpt", "lora_dvpt"}
-DRAWN, WHOLE = {"sba", "sba_vpt"}, {"classifier", "promptfl"}  # with layers of their own choice, and without layers
+ALIGNED = {name for name in NAMES if methods.get(name).neurons}
+PRODUCTS = {name for name in NAMES if AGGREGATIONS["svd"].fits(methods.get(name))}
+DRAWN = {name for name in NAMES if methods.get(name).schedule}  # with layers of their own choice
+WHOLE = {name for name in NAMES if not methods.get(name).layers}
 FIRST = {  # job -> the aggregation that it prefers, and the methods that admit it
     "fedpia_task1": ("pia", ALIGNED),
     "paper/fedpia_task1": ("pia", ALIGNED),
@@ -37,11 +40,18 @@ def refused(job, name):
     return "f3ocus" in job and name in DRAWN | WHOLE
 
 
+def test_what_methods_declare_decides_where_they_go():
+    assert {"houlsby", "pfeiffer", "parallel", "compacter", "lora"} <= ALIGNED
+    assert {"lora", "dvpt", "lora_vpt", "lora_dvpt"} <= PRODUCTS
+    assert {"sba", "sba_vpt"} <= DRAWN
+    assert {"classifier", "promptfl"} <= WHOLE
+
+
 def settings(job, *overrides):
     return CommonSettings.from_sections(compose(CONFIGS, job, overrides))
 
 
-@pytest.mark.parametrize(("job", "name"), [row for row in TABLE if not refused(*row)])
+@each(("job", "name"), [row for row in TABLE if not refused(*row)])
 def test_one_setting_puts_a_method_into_a_job(job, name):
     method, _, schedule = settings(job, f"method.name={name}")
     first, able = FIRST[job]
@@ -51,7 +61,7 @@ def test_one_setting_puts_a_method_into_a_job(job, name):
     assert schedule.active == ("f3ocus" in job or name in DRAWN)
 
 
-@pytest.mark.parametrize(("job", "name"), [row for row in TABLE if refused(*row)])
+@each(("job", "name"), [row for row in TABLE if refused(*row)])
 def test_a_refusal_names_settings_that_make_a_job_of_it(job, name):
     with pytest.raises(FedpeftError, match="layer") as caught:
         settings(job, f"method.name={name}")
@@ -67,13 +77,13 @@ def test_methods_that_draw_their_layers_are_refused_where_a_site_joins_later():
         compose(CONFIGS, "cases/late_joiner", ["method.name=sba"])
 
 
-@pytest.mark.parametrize("part", sorted((CONFIGS / "schedules").glob("*.yml")), ids=lambda part: part.stem)
+@each("part", sorted((CONFIGS / "schedules").glob("*.yml")))
 def test_a_schedule_brings_no_method(part):
     assert set(read_yaml(part)) == {"schedule"}
 
 
-@pytest.mark.parametrize("part", sorted((CONFIGS / "methods").glob("*.yml")), ids=lambda part: part.stem)
-@pytest.mark.parametrize("name", NAMES)
+@each("part", sorted((CONFIGS / "methods").glob("*.yml")))
+@each("name", NAMES)
 def test_a_methods_part_takes_every_other_method(part, name):
     parts = ["tasks/phantom", "backbones/tiny_vilt", f"methods/{part.stem}", "deployments/laptop"]
     assert compose_parts(CONFIGS, parts, [f"method.name={name}"])["method"]["name"] == name

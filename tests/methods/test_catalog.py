@@ -17,6 +17,7 @@ from fedpeft.cli import main
 from fedpeft.job.catalog import entries
 from fedpeft.methods.adapters import adapter_parameters
 from fedpeft.methods.trainable import parameter_counts
+from fedpeft.report import catalogs
 from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.slow
@@ -48,14 +49,16 @@ def test_private_parameters_are_trained_and_not_exchanged():
     counts = {entry.name: (entry.trained, entry.exchanged) for entry in listed}
     private = {name: trained - exchanged for name, (trained, exchanged) in counts.items() if trained != exchanged}
     fusion = 12 * (3 * 768 * 768 + 768)
-    assert private == {
+    expected = {
         "adapterfusion": fusion,
         "feddat_adapterfusion": fusion + VILT_B["pfeiffer"],
         "feddat_houlsby": VILT_B["houlsby"],
         "feddat_parallel": VILT_B["parallel"],
         "feddat_compacter": VILT_B["compacter"],
     }
-    for name in private:
+    assert {name: private[name] for name in expected} == expected
+    assert not private.keys() & set(adapters.names())
+    for name in expected:
         assert counts[name][1] == VILT_B["pfeiffer" if "fusion" in name else name.removeprefix("feddat_")]
 
 
@@ -135,8 +138,13 @@ def test_a_skeleton_takes_no_memory(name):
 def test_the_lists_are_printed_and_cut_no_name_in_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with warnings.catch_warnings(action="error"):  # of PEFT and transformers, about training
-        assert main(["methods"]) == 0
-    assert "1,789,056" in capsys.readouterr().out
+        assert main(["methods", "--backbone", "tiny-vilt"]) == 0
+    assert "113,472" in capsys.readouterr().out  # houlsby of the embedded federation
+    monkeypatch.setattr(catalogs, "entries", lambda *_: counted("vilt"))
+    assert main(["methods"]) == 0
+    printed = capsys.readouterr().out
+    assert "methods in vilt" in printed
+    assert "1,789,056" in printed
     assert main(["backbones"]) == 0
     printed = capsys.readouterr().out
     assert "111,595,008" in printed
@@ -145,8 +153,6 @@ def test_the_lists_are_printed_and_cut_no_name_in_80_columns(capsys, monkeypatch
         assert f" {name} " in printed
         assert pretrained.tiny or pretrained.default_source in printed
         assert pretrained.source in unwrapped
-    assert main(["methods", "--backbone", "tiny-vilt"]) == 0
-    assert "113,472" in capsys.readouterr().out  # houlsby of the embedded federation
     assert main(["methods", "--backbone", "vilt-huge"]) == 1
     assert "vilt-huge" in capsys.readouterr().err
 
@@ -164,6 +170,7 @@ def test_the_slots_of_a_model_are_shown_before_anybody_trains(capsys, tmp_path, 
     assert "1,600" in shown  # 50 prompts in one of the towers
     assert main(["backbones", "tiny-vit"]) == 0
     assert "family vit, 940,896 parameters" in capsys.readouterr().out
+    monkeypatch.setattr(catalogs, "entries", lambda *_: counted("vit"))
     assert main(["methods", "--backbone", "vit"]) == 0
     assert "85,798,656" in capsys.readouterr().out
     assert main(["methods", "--backbone", "transformers"]) == 1

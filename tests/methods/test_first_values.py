@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from cases import each
 from scipy import stats
 
 from fedpeft import methods
@@ -19,8 +20,8 @@ def drawn(first, shape=SIZE, seed=0):
     return first.drawn(shape, key_generator(seed, "layer.0.output.down.weight"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("first", DISTRIBUTIONS, ids=str)
+@each("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each("first", DISTRIBUTIONS)
 def test_what_a_method_draws_fits_in_every_dtype_and_size(first, dtype):
     for shape in ((1,), (2, 2), SIZE, (1000, 1000)):
         for seed in range(3):
@@ -42,8 +43,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("values", OTHERS.values(), ids=OTHERS)
-@pytest.mark.parametrize("first", [Constant(0.1), Normal(0.02), Uniform(0.5)], ids=str)
+@each("values", OTHERS.values())
+@each("first", [Constant(0.1), Normal(0.02), Uniform(0.5)])
 def test_anything_else_does_not_fit(first, values):
     assert first.misfit(values)
 

@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from cases import each
 from instances import ODD, enumerated, hull, realistic, small
 
 from fedpeft.core.errors import FedpeftError
@@ -15,7 +16,7 @@ def assert_same(front, points):
     assert front.importance == pytest.approx(list(points.values()), rel=1e-8, abs=1e-8)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each("seed", range(30))
 def test_supported_points_are_those_of_full_enumeration(seed):
     scores, budgets = small(seed)
     points = hull(enumerated(scores, budgets))
@@ -23,7 +24,7 @@ def test_supported_points_are_those_of_full_enumeration(seed):
     assert_same(schedule(scores, budgets, solver="exact", method="linear_program"), points)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each("seed", range(30))
 def test_full_front_is_that_of_full_enumeration(seed):
     scores, budgets = small(seed)
     assert_same(exact_front(scores, budgets, full=True), enumerated(scores, budgets))

@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from cases import each
 from instances import HEURISTICS, ODD, SOLVERS, realistic
 
 from fedpeft.core.errors import FedpeftError
@@ -34,24 +35,24 @@ def assert_valid(front, scores, budgets):
     assert (np.diff(front.variance) > 0).all()
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("name", ODD)
+@each("solver", SOLVERS)
+@each("name", ODD)
 def test_odd_instances_keep_budgets_and_have_no_dominated_points(solver, name):
     scores, budgets = ODD[name]
     assert_valid(schedule(scores, budgets, solver=solver, **few(solver)), scores, budgets)
 
 
-@pytest.mark.parametrize("solver", HEURISTICS)
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("seed", range(3))
+@each("solver", HEURISTICS)
+@each("start", STARTS)
+@each("seed", range(3))
 def test_unequal_budgets_are_met_from_every_start(solver, start, seed):
     scores, _ = realistic(7, 9, seed)
     budgets = np.random.default_rng(seed).integers(0, 10, 7)
     assert_valid(schedule(scores, budgets, solver=solver, seed=seed, start=start, **few(solver)), scores, budgets)
 
 
-@pytest.mark.parametrize("solver", HEURISTICS)
-@pytest.mark.parametrize("start", STARTS)
+@each("solver", HEURISTICS)
+@each("start", STARTS)
 def test_same_seed_same_front_and_another_seed_another(solver, start):
     scores, budgets = realistic(8, 10, seed=0)
     first, again, other = (

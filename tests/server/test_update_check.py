@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from cases import each
 from torch import nn
 
 from fedpeft.answering.training_settings import TrainingSettings
@@ -41,9 +42,9 @@ def refused_of(check, moves, *, start=START, samples=(), round=2):
     return [int(site) for site in check.outlying(states, start, counts, round)]
 
 
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("low", [0.0, 1e-6, 1e-3])
-@pytest.mark.parametrize(("liars", "honest"), [(1, 1), (2, 1), (3, 1), (2, 2), (1, 2), (2, 3), (1, 4)])
+@each("job", JOBS)
+@each("low", [0.0, 1e-6, 1e-3])
+@each(("liars", "honest"), [(1, 1), (2, 1), (3, 1), (2, 2), (1, 2), (2, 3), (1, 4)])
 def test_sites_that_hardly_move_have_no_honest_one_refused(job, low, liars, honest):
     """One of two, two of three, two of four: they were the median."""
     method, training = JOBS[job]
@@ -55,10 +56,10 @@ def test_sites_that_hardly_move_have_no_honest_one_refused(job, low, liars, hone
         assert refused_of(check, [low] * liars + [step] * honest) == []
 
 
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("factor", [1e3, 1e6])
-@pytest.mark.parametrize("moves", [[HONEST], [1e-6], [HONEST] * 2, [HONEST, 1e-6], [HONEST] * 3, [HONEST] * 4])
-@pytest.mark.parametrize("announced", [SAMPLES, 20 * SAMPLES])
+@each("job", JOBS)
+@each("factor", [1e3, 1e6])
+@each("moves", [[HONEST], [1e-6], [HONEST] * 2, [HONEST, 1e-6], [HONEST] * 3, [HONEST] * 4])
+@each("announced", [SAMPLES, 20 * SAMPLES])
 def test_an_update_beyond_anything_that_training_explains_is_refused(job, factor, moves, announced):
     """Whatever number of samples its site announces, and also where only two replies stand against each other."""
     method, training = JOBS[job]

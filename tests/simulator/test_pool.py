@@ -2,8 +2,8 @@
 """A job whose sites take turns in a few processes: the bytes of the loop without processes, and what a crash costs."""
 
 import json
+import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from simulator_runs import write
 from undrawn import leave_pictures_out
+from warm_python import TRUE_PYTHON
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
@@ -48,8 +49,8 @@ KINDS = {
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Function: run a job in the pool; returns its results folder."""
+def run(tmp_path, monkeypatch, warm_python):
+    """Function: run a job in the pool, whose processes have their imports already; returns its results folder."""
     leave_pictures_out(monkeypatch.setattr)
 
     def start(chosen, name="run", threads=2, workspace="ws"):
@@ -135,7 +136,7 @@ def test_it_resumes_with_the_same_bytes_after_kill_9(run, sections, tmp_path):
     chosen = sections(*JOB, "training.rounds=4", *SCHEDULED)
     whole = run(chosen, "whole", workspace="whole")
     job = write(tmp_path / "job", chosen)
-    command = [sys.executable, "-m", "fedpeft.cli", "simulate", str(job), "-w", str(tmp_path / "ws")]
+    command = [os.environ[TRUE_PYTHON], "-m", "fedpeft.cli", "simulate", str(job), "-w", str(tmp_path / "ws")]
     process = subprocess.Popen([*command, "-t", "2", "--engine", "pool"], stdout=subprocess.DEVNULL)
     history = tmp_path / "ws" / "server" / "simulate_job" / "fedpeft" / "history.json"
     while process.poll() is None and not (history.exists() and json.loads(history.read_text())["rounds"]):
