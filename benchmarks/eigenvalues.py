@@ -72,7 +72,7 @@ def of_one_adapter(samples: int, classes: int, hidden: int, neurons: int) -> dic
 
 
 def timed(rows: Tensor, repeats: int) -> Timed:
-    """Median seconds for all eigenvalues of `rows rows^T` and for the first, both of the matrix as it stands, and ours."""
+    """Median seconds for all eigenvalues of `rows rows^T` and for the first, of the matrix as it stands, and ours."""
     matrix = rows @ rows.T
     every, spent = _timed(lambda: torch.linalg.eigvalsh(matrix), repeats)
     first, alone = _timed(lambda: principal_eigenvalue(matrix), repeats)

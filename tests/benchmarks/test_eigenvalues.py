@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Seconds of eigenvalues and spectra: of the kernels whose first eigenvalue is the score, as a small run prints them."""
+"""Seconds of eigenvalues, and spectra of the kernels whose first eigenvalue is the score."""
 
 import pytest
 import torch
