@@ -26,7 +26,7 @@ FEDAVG, MOON = "method.aggregation=fedavg", "training.moon_mu=1"
 SERVER_PIA = ("method.aggregation=pia", "method.pia.client=false")
 MERGED = ("method.aggregation=pia", "method.pia.integration=weight_space")
 HALF = ("method.aggregation=pia", "method.pia.integration=frozen_half")
-LAYERS = (FEDAVG, "schedule.budget=1")
+LAYERS = (FEDAVG, "schedule.solver=exact", "schedule.score=lntk", "schedule.budget=1")
 
 
 @pytest.fixture(scope="module")
