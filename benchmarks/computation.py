@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """GFLOPs and seconds of a site's round by method (F3OCUS, the comparison with other methods on task 1).
 
-    python benchmarks/computation.py                 the tiny ViLT, a round of the embedded job's first site
-    python benchmarks/computation.py --full-size     ViLT-B (random weights), 384 x 384 pixels, 40 tokens
+    python benchmarks/computation.py                 the tiny ViLT, the embedded job's first site with 16 samples
+    python benchmarks/computation.py --full-size --samples 1     ViLT-B (random weights), 384 x 384 pixels, 40 tokens
 
 torch's counter counts products of matrices, 2 for each multiplication and addition, in the passes forward and backward;
 attention is computed by its plain formula for that. In the rows of four layers the site trains the four with the best
@@ -39,7 +39,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     f"pfeiffer, {LAYERS} layers": (f"schedule.budget={LAYERS}", *F3OCUS),
     f"houlsby, {LAYERS} layers": (f"schedule.budget={LAYERS}", *F3OCUS),
 }
-FEW = ("data.train_size=2", "data.validation_size=2", "data.test_size=2", "training.batch_size=2")
+FEW = ("training.validate=false", "data.test_size=2")
 
 
 class Cost(NamedTuple):
@@ -112,16 +112,18 @@ def save_backbone(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full-size", action="store_true", help="ViLT-B with two samples, instead of the tiny ViLT")
+    parser.add_argument("--full-size", action="store_true", help="ViLT-B instead of the tiny ViLT")
+    parser.add_argument("--samples", type=int, default=16, help="of the training split, and at most of a batch")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="METHOD")
     options = parser.parse_args()
     print(machine())
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        folder, more = Path(scratch), []
+        folder = Path(scratch)
+        more = [*FEW, f"data.train_size={options.samples}", f"training.batch_size={min(16, options.samples)}"]
         if options.full_size:
             save_backbone(folder / "vilt")
-            more = [f"backbone.source={folder / 'vilt'}", "backbone.image_size=384", *FEW]
+            more += [f"backbone.source={folder / 'vilt'}", "backbone.image_size=384", "schedule.score_samples=1"]
         for number, name in enumerate(options.methods):
             method = [f"method.name={name.partition(',')[0]}", "method.aggregation=fedavg", *METHODS[name]]
             one = cost([*more, *method], folder / str(number))
