@@ -3,6 +3,7 @@
 
     python benchmarks/scheduling.py                               all sizes, five seeds; minutes
     python benchmarks/scheduling.py --sizes 10x12 --generations 20   the transcription of NSGA in full
+    python benchmarks/scheduling.py --sizes 10x12 --populations 25 50   the heuristics alone, by population (Table 5)
 
 Every seed is an instance of its own: scores share a profile over the layers, as layers of one model do, and differ
 between clients; every client trains four layers. The share is the hypervolume in percent of the exact front's, measured
@@ -135,6 +136,18 @@ def solver_table(cases: list[Instance]) -> dict[str, float]:
     return medians
 
 
+def population_table(cases: list[Instance], populations: list[int]) -> None:
+    """Print what the heuristics cost and find with fewer candidates: F3OCUS, supplement, Table 5."""
+    print("| solver | " + " | ".join(f"P = {p}: seconds | peak MiB | share % (strict)" for p in populations) + " |")
+    print("|---" + "|--:|--:|--:" * len(populations) + "|")
+    for name in HEURISTICS:
+        cells = []
+        for population in populations:
+            fronts, spent, memory = measured(cases, solver=name, population=population)
+            cells.append(f"{spent:.4f} | {memory:.2f} | {_cell(cases, fronts)}")
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
 def transcription_table(case: Instance, medians: dict[str, float], generations: int) -> None:
     """Print what the pseudo-code costs and finds on the first instance, and by how much ours are faster."""
     print("\n| pseudo-code | seconds | evaluations | share % | strict share % | ours faster by | per evaluation by |")
@@ -186,6 +199,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--generations", type=int, default=1, help="of the transcription of NSGA, scaled to 20")
     parser.add_argument("--full-up-to", type=int, default=400, help="clients * layers up to which the front is full")
+    parser.add_argument("--populations", nargs="+", type=int, metavar="P", help="the heuristics alone, by population")
     options = parser.parse_args()
     libraries = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "pymoo"))
     print(f"{_machine()}, Python {platform.python_version()}, {libraries}, {datetime.date.today()}")
@@ -198,6 +212,9 @@ def main() -> None:
         cases = [instance(clients, layers, seed, full=full) for seed in range(options.seeds)]
         kind = "full exact front" if full else "supported exact front (the full one is out of reach)"
         print(f"\n### {clients} clients, {layers} layers\n\nmedians of {options.seeds} seeds; shares of the {kind}\n")
+        if options.populations:
+            population_table(cases, options.populations)
+            continue
         medians = solver_table(cases)
         start_table(cases)
         transcription_table(cases[0], medians, options.generations)

@@ -5,6 +5,8 @@ trains.
     python benchmarks/scoring.py                     tiny ViLT, all scores
     python benchmarks/scoring.py --full-size         ViLT-B (random weights), batch 16, 384 x 384 pixels, 40 tokens
     python benchmarks/scoring.py --full-size --adapters houlsby --methods lntk gradflow --repeats 3
+    python benchmarks/scoring.py --full-size --eigenvalues         one eigenvalue against all (F3OCUS, Table 7)
+    python benchmarks/scoring.py --spectrum docs/spectrum.png      eigenvalues of trained layers (F3OCUS, Figure 18)
 
 A training step is forward, backward and AdamW over all adapters and the head, on the same batch and in the same
 process. Seconds are the processor's, which other processes do not lengthen; scores and steps are taken in turns.
@@ -22,12 +24,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import eigenvalues
 import torch
 from peft import get_peft_model
 from torch import Tensor, nn
 
 from fedpeft import adapters, backbones
 from fedpeft.importance import adapter_layers, names, score
+from fedpeft.importance.scoring_task import ScoringTask
+from fedpeft.methods.adapters import adapter_parameters
 
 SLOW = ("lntk_squared", "lntk, logits")  # a backward pass for each class
 OUTPUTS = {  # the kernel of the outputs, exact and of a few combinations of logits for each sample
@@ -37,6 +42,7 @@ OUTPUTS = {  # the kernel of the outputs, exact and of a few combinations of log
 KNOWN = (*names(), *OUTPUTS)
 ROUND_LAYERS = 4
 FEW_SAMPLES = 2  # a backward pass for each
+DPI = 150  # of the picture
 
 
 class Scored(nn.Module):
@@ -158,6 +164,28 @@ def measure(options: argparse.Namespace, adapter: str, methods: Sequence[str]) -
     print(flush=True)
 
 
+def measure_eigenvalues(options: argparse.Namespace, adapter: str) -> None:
+    """Print the seconds of eigenvalues of the last layer's tensors, and of an adapter of LLaVA's size."""
+    model = Scored(options, adapter)
+    last = list(model.layers)[-1]
+    task = ScoringTask(
+        model_fn=model, layers={last: model.layers[last]}, batches=(model.batch,), loss=model.losses, model=model
+    )
+    names = {id(parameter): key for key, parameter in adapter_parameters(model.peft).items()}
+    eigenvalues.print_seconds(adapter, eigenvalues.squares(task, names), options.repeats)
+    if options.full_size:
+        large = eigenvalues.of_one_adapter(options.samples, options.classes, *eigenvalues.LLAVA)
+        eigenvalues.print_seconds("one of LLaVA's size", large, options.repeats)
+
+
+def measure_spectrum(options: argparse.Namespace) -> None:
+    """Print the spectra of a trained site's layers, and draw them."""
+    found = eigenvalues.spectra(options.rounds, options.samples)
+    print(f"the first site of the embedded federation, Pfeiffer adapters, after {options.rounds} rounds of FedAvg\n")
+    eigenvalues.print_spectra(found)
+    eigenvalues.draw(found).savefig(options.spectrum, dpi=DPI)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full-size", action="store_true", help="ViLT-B instead of the tiny ViLT")
@@ -168,6 +196,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--eigenvalues", action="store_true", help="seconds of one eigenvalue and of all, by tensor")
+    parser.add_argument("--spectrum", metavar="PICTURE", help="eigenvalues of trained layers, printed and drawn")
+    parser.add_argument("--rounds", type=int, default=3, help="of training before the spectrum; 0: none")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     methods = options.methods or [name for name in KNOWN if not (options.full_size and name in SLOW)]
@@ -177,6 +208,13 @@ def main() -> None:
         f"{'ViLT-B' if options.full_size else 'tiny ViLT'}, batch {options.samples}, {options.classes} classes, "
         f"{options.threads} torch threads, medians of {options.repeats} turns\n"
     )
+    if options.spectrum:
+        measure_spectrum(options)
+    if options.eigenvalues:
+        for adapter in options.adapters:
+            measure_eigenvalues(options, adapter)
+    if options.spectrum or options.eigenvalues:
+        return
     for adapter in options.adapters:
         measure(options, adapter, methods)
 

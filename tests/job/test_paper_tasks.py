@@ -53,6 +53,17 @@ def test_the_jobs_of_mimic_take_as_many_samples_as_the_papers():
         assert (own["dataset"], own["split"], 0.8 * own["samples"]) == ("mimic_cxr_jpg", "image_disjoint", samples)
 
 
+@pytest.mark.parametrize("backbone", ["llava", "blip2"])
+@pytest.mark.parametrize("task", range(1, 7))
+def test_the_large_models_have_a_linear_head_and_batches_of_4(task, backbone):
+    """F3OCUS, supplement, implementation details; the kernel of the outputs is its score."""
+    sections = compose(ROOT / "app_configs", f"paper/f3ocus_task{task}_{backbone}")
+    training = sections["training"]
+    assert (training["answering"], training["head"], training["batch_size"]) == ("classification", "linear", 4)
+    assert (training["learning_rate"], training["rounds"]) == (1e-4, 30)
+    assert sections["schedule"]["score_settings"]["target"] == "logits"
+
+
 @pytest.mark.parametrize("name", data.names())
 def test_a_published_data_set_says_where_it_is_had_and_by_what_it_is_measured(name):
     declared = DATASETS.get(name)

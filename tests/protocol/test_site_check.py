@@ -331,6 +331,8 @@ HARMLESS = {  # numbers that cost a site nothing, or that are checked elsewhere
     "training.patience": "ends a job earlier",
     "training.seed": "of random numbers",
     "training.ditto_lambda": "of the site's own model, which stays there",
+    "training.moon_mu": "at most 10, and the gradient of a cosine is bounded",
+    "training.moon_temperature": "at least 0.1, for the same reason",
     "training.ala_rate": "of the site's own model, which stays there",
     "backbone.image_grid": "at most 256 tokens beside the question's, which the text encoder's positions bound",
     "data.seed": "the site's own holds",

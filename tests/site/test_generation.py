@@ -164,6 +164,23 @@ def test_a_federation_of_models_that_write(name, overrides, sections, tmp_path):
     assert all(key.startswith("layer.") for key in results[-1].state)
 
 
+PAPER = ("schedule.solver=nsga2", "schedule.score=lntk", "schedule.budget=1", "training.batch_size=4")
+OUTPUTS = "schedule.score_settings={target: logits, directions: 4}"
+
+
+@pytest.mark.parametrize("way", ["classification", "generation"])
+@pytest.mark.parametrize("name", OWN_NAMES)
+def test_the_papers_score_is_of_a_head_or_of_what_is_written(name, way, sections, tmp_path):
+    """As the jobs of LLaVA and BLIP-2 under jobs/paper have it, with a linear head, and as their parts write."""
+    one = learners(sections, tmp_path, name, *PAPER, OUTPUTS, f"training.answering={way}", sites=("slake",))["slake"]
+    scores = one.score_layers(1, one.first_state())
+    assert len(scores) == 2
+    assert sum(scores) == pytest.approx(1)
+    update = one.train_round(1, one.first_state(), [1])
+    assert {key.split(".")[1] for key in update.state} == {"1"}
+    assert 0 <= update.metrics["overall"] <= 1
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

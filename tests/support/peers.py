@@ -1,11 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Ditto and FedALA as learners with everything in memory, written from the papers before there were settings.
+"""Ditto, FedALA and MOON as learners with everything in memory, written from the papers before there were settings.
 
 They need `method.aggregation=fedavg`, one process for all rounds, and batches that are computed at once.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -95,3 +96,47 @@ class FedALA(Learner):
         self._weights = weights
         self.trainable.load({key: own[key] + gaps[key] * weights[key] for key in own})
         return integration
+
+
+class Moon(Learner):
+    """The term of MOON beside the loss, with whole copies of the three models."""
+
+    mu, tau = 1.0, 0.5
+    _before: torch.nn.Module | None = None
+    _received: State | None = None
+
+    def train_round(
+        self, round: int, received: State, layers: Sequence[int] | None = None, *, part: float = 0.0
+    ) -> Update:
+        self._received = received
+        update = super().train_round(round, received, layers, part=part)
+        self._before = copy.deepcopy(self.answering).eval()
+        return update
+
+    def fit(self, optimizer, round):
+        if self._before is None:
+            return super().fit(optimizer, round)
+        start = self.trainable.state()
+        self.trainable.load(self._received)
+        everyone = copy.deepcopy(self.answering).eval()
+        self.trainable.load(start)
+        before, cosine = self._before, torch.nn.CosineSimilarity(dim=-1)
+
+        def step(parts, optimizer):
+            [part] = parts
+            [inputs] = part.forward.args
+            with torch.no_grad():
+                others = [model.backbone(**inputs) for model in (everyone, before)]
+            z = self.backbone(**inputs)
+            positive, negative = (torch.exp(cosine(z, other) / self.tau) for other in others)
+            loss = part.loss(self.head(z)) - self.mu * torch.log(positive / (positive + negative)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        self.trainable.step = step
+        try:
+            return super().fit(optimizer, round)
+        finally:
+            del self.trainable.step

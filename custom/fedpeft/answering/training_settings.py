@@ -75,6 +75,10 @@ class TrainingSettings:
         optimizer: `adamw`, or `sgd` without momentum.
         proximal_mu: FedProx: every step holds the exchanged tensors near the global ones that the round began with, as
             `mu/2 |w - w_global|^2` beside the loss would; the paper tries 0.001 to 1. 0: it does not.
+        moon_mu: MOON: a sample's features, which the head reads, are drawn to those of the global model and away from
+            those of the site's model of the round before; the loss that is reported has this term. The paper tries 0.1
+            to 10, and a step takes two more forward passes. 0: it does not.
+        moon_temperature: of MOON's term: how much small differences of similarities count; the paper's value.
         personalization: a model of the site's own, which is measured and kept there; the exchanged adapter is uploaded
             as ever. `ditto`: a second model, held near the global one; a round takes twice the time. `fedala`: every
             number of the adapter starts from a share of the global one that is learned on the site's data. `none`.
@@ -139,6 +143,8 @@ class TrainingSettings:
     decay: str = LINEAR
     optimizer: str = ADAMW
     proximal_mu: float = field(default=0.0, metadata=within(0, max_by="max_proximal_mu"))
+    moon_mu: float = field(default=0.0, metadata=within(0, 10))
+    moon_temperature: float = field(default=0.5, metadata=within(0.1, 10))
     personalization: str = NONE
     ditto_lambda: float = field(default=0.1, metadata=within(0))
     ala_rate: float = field(default=1.0, metadata=within(0))
@@ -198,6 +204,12 @@ class TrainingSettings:
         one_of("personalization", self.personalization, PERSONALIZATIONS)
         one_of("optimizer_state", self.optimizer_state, ("keep", "reset"))
         one_of("answering", self.answering, ANSWERING.names())
+        if self.moon_mu and not ANSWERING.get(self.answering).head:
+            raise FedpeftError(
+                f"moon_mu is {self.moon_mu:g}, and with answering={self.answering!r} no head reads features that could "
+                f"be compared: set answering to 'classification', or leave moon_mu out.",
+                setting="moon_mu",
+            )
         one_of("head", self.head, ("linear", "mlp"))
         one_of("precision", self.precision, (FLOAT32, BFLOAT16))
         one_of("frozen_precision", self.frozen_precision, (FLOAT32, BFLOAT16, NF4))

@@ -138,14 +138,17 @@ class Outputs(NamedTuple):
 
 def lntk(task: ScoringTask, settings: LNTKSettings) -> Tensor:
     """Return lambda_1 of every layer's kernel, (L,) float64."""
+    return torch.tensor([principal_eigenvalue(kernel) for kernel in kernels(task, settings)], dtype=torch.float64)
+
+
+def kernels(task: ScoringTask, settings: LNTKSettings) -> list[Tensor]:
+    """Return every layer's kernel (n, n) over the outputs of all batches, float64 on the CPU."""
     batches = task.needs_batches()
     if settings.target == "loss" and len(batches) == 1:
-        kernels = _kernels_of_one_pass(task)
-    else:
-        outputs = [_outputs(task, settings, batch) for batch in batches]
-        groups = _groups(task, sum(one.rows for one in outputs))
-        kernels = [kernel for group in groups for kernel in _kernels(task, outputs, group)]
-    return torch.tensor([principal_eigenvalue(kernel) for kernel in kernels], dtype=torch.float64)
+        return _kernels_of_one_pass(task)
+    outputs = [_outputs(task, settings, batch) for batch in batches]
+    groups = _groups(task, sum(one.rows for one in outputs))
+    return [kernel for group in groups for kernel in _kernels(task, outputs, group)]
 
 
 def _kernels_of_one_pass(task: ScoringTask) -> list[Tensor]:

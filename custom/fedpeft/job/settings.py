@@ -31,13 +31,15 @@ from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
 
 
 def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
-    """Refuse FedProx and personalization where nothing global has the shape and the meaning of what a site trains.
+    """Refuse FedProx, MOON and personalization where nothing global has shape and meaning of what a site trains.
 
     Raises:
         FedpeftError: names both settings, and what to use.
     """
     if training.proximal_mu:
         _check_global(method, "proximal_mu", "holds what is trained near the global adapter")
+    if training.moon_mu:
+        _check_moon(method)
     if training.personalization == NONE:
         return
     chosen = f"is {training.personalization!r} and compares a site's own adapter with the global one"
@@ -56,6 +58,22 @@ def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
             f"training.personalization is {training.personalization!r}, and {reason}, or leave "
             f"training.personalization out.",
             setting="training.personalization",
+        )
+
+
+def _check_moon(method: MethodSettings) -> None:
+    _check_global(method, "moon_mu", "compares features with those of the global adapter")
+    reason = ""
+    if method.method.base:
+        reason = f"method.name={method.name!r} computes with several adapters: use {method.method.base!r}"
+    elif not method.method.exchanges:
+        reason = f"method.name={method.name!r} leaves the features as they are: use another method"
+    elif method.aligns and cast(PIASettings, method.pia).client and cast(PIASettings, method.pia).form.second_branch:
+        reason = "a site computes with two adapters: set method.pia.integration to 'weight_space'"
+    if reason:
+        raise FedpeftError(
+            f"training.moon_mu compares a site's models, and {reason}, or leave training.moon_mu out.",
+            setting="training.moon_mu",
         )
 
 

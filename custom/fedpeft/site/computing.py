@@ -236,6 +236,11 @@ def kept_features(
     if keep := getattr(backbone, "keep_encoded", None):
         keep(round(settings.features_mib * MIB), images)
         return None
+    if settings.moon_mu:
+        raise FedpeftError(
+            "features_mib is set, and moon_mu computes a batch with three adapters in turn: leave one of them out.",
+            setting="training.features_mib",
+        )
     half = settings.precision == BFLOAT16
     return KeptFeatures(backbone, trainable, settings.features_mib, some_layers=some_layers, half=half)
 

@@ -34,7 +34,6 @@ from fedpeft.protocol.reply_policy import rounded_count
 from fedpeft.protocol.site_check import admitted, load_data
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import client_round, computing, site_state
-from fedpeft.site.client_round import next_agreement, share_in_round
 from fedpeft.site.loop import (
     Evaluation,
     OnStep,
@@ -47,6 +46,7 @@ from fedpeft.site.loop import (
     train_epochs,
 )
 from fedpeft.site.metrics import Measure, Measured
+from fedpeft.site.moon import contrasted
 from fedpeft.site.proximal import held_near
 from fedpeft.site.round_values import RoundValues, head_state, without_head
 from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
@@ -225,7 +225,7 @@ class Learner:
         self.values.restore(own, received, first_head=first_head)
         received = without_head(received)
         compares = self.pia is not None and self.pia.follows_agreement
-        agreed = next_agreement(own, received, round=round, part=part) if compares else None
+        agreed = client_round.next_agreement(own, received, round=round, part=part) if compares else None
         integration = self.integrate(round, own.adapter if own else None, received, agreed)
         near = integration.near | (head_state(self.head.state_dict()) if self.method.federates_head else {})
         personal = self._personalization(self, round=round, own=own, near=near, layers=layers)
@@ -271,13 +271,13 @@ class Learner:
     def _fitted(
         self, round: int, own: site_state.SiteState | None, near: State, half: client_round.Half | None
     ) -> tuple[torch.optim.Optimizer, dict[str, float | None]]:
-        """Train the epochs of a round, near the global tensors with FedProx; return the optimizer and the losses."""
-        optimizer = self.optimizer()
+        """Train the epochs of a round, with FedProx and MOON where they are set; return the optimizer and losses."""
+        optimizer, parameters = self.optimizer(), self.parameters()
         if own is not None and self.training.optimizer_state == "keep":
             restore_moments(optimizer, self.values.moments(own.optimizer))
-        parameters, mu = self.parameters(), self.training.proximal_mu
         probe = partial(self.batches.lasting_sample, self.method.probe_samples)
-        with held_near(parameters, optimizer, near, mu), client_round.half_trained(parameters, optimizer, half):
+        pull = held_near(parameters, optimizer, near, self.training.proximal_mu)
+        with pull, client_round.half_trained(parameters, optimizer, half), contrasted(self, near, own and own.adapter):
             return optimizer, self._evaluation.around(partial(self.fit, optimizer, round), probe)
 
     def _own_state(self, round: int) -> site_state.SiteState | None:
@@ -396,7 +396,7 @@ class Learner:
             own=own,
             received=self.values.adapter(round, own, received),
             settings=self.pia,
-            share=share_in_round(self.pia, agreement, round=round, rounds=self.training.rounds),
+            share=client_round.share_in_round(self.pia, agreement, round=round, rounds=self.training.rounds),
             samples=client_round.Samples(probe=probe, validation=validation, loss=self.loss),
         )
 
