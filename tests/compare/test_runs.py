@@ -17,6 +17,7 @@ from fedpeft.cli import main
 from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
 from fedpeft.compare.outcome import from_json
+from fedpeft.compare.published import methods_of
 from fedpeft.compare.runs import Variant, outcomes, sections_of, variants
 from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
@@ -137,6 +138,29 @@ def recorded(folder, job, *overrides, method="", samples=9):
 IN_ALL = {"paper/fedpia_task2": 34_000, "paper/f3ocus_task1_unequal": 22_900, "paper/vit_ham10000": 8_012}
 
 
+ROWS = (  # of the papers' tables, with what differs from a file of app_configs/methods
+    ("paper/fedpia_task2", "fedpia_paper method.name=parallel", "86.8"),
+    ("paper/fedpia_task2", "fedpia method.pia.support=weights", "87.1"),
+    ("paper/fedpia_task2", "feddat_compacter", "82.0"),
+    ("paper/fedpia_task3_albef", "fedpia method.pia.client=false", "64.9†"),
+    ("fedpia_task1_albef", "full", "46.9†"),
+    ("paper/f3ocus_task1_unequal", "pfeiffer+f3ocus_1_6 schedule.solver=own schedule.score=fishmask", "34.9"),
+    (
+        "paper/f3ocus_task2_blip2",
+        "pfeiffer+f3ocus_1_6+kernel_of_outputs schedule.solver=own schedule.budget_range=[1,12]",
+        "78.7†",
+    ),
+    ("paper/vit_ham10000", "lora_vit method.name=lora_vpt", "78.4†"),
+)
+
+
+@pytest.mark.parametrize(
+    ("task", "method"), [("fedpia_task1", "bias"), ("fedpia_task2_albef", "full"), ("vqa_rad", "full")]
+)
+def test_a_row_that_a_paper_leaves_out_has_no_figure(task, method):
+    assert method not in methods_of(f"paper/{task}")
+
+
 @pytest.mark.parametrize(
     ("job", "method", "overrides", "recipe", "figure"),
     [
@@ -151,6 +175,7 @@ IN_ALL = {"paper/fedpia_task2": 34_000, "paper/f3ocus_task1_unequal": 22_900, "p
         ("paper/vit_ham10000", "local_full", [], "local_full", "67.4†"),
         ("fedpia_task2", "fedpia_paper", [], "fedpia_paper", "88.0†"),
         ("vqa_rad", "", [], "", None),
+        *((job, f"row: {method}", [], method, figure) for job, method, figure in ROWS),
     ],
 )
 def test_a_finished_run_of_a_published_recipe_has_the_papers_figure(tmp_path, job, method, overrides, recipe, figure):
@@ -349,9 +374,16 @@ def test_what_a_comparison_decides_itself_is_no_setting(setting, reason):
         plan(CONFIGS, "fedpia_task1", [Variant(name="x", method="local", settings=(setting,))], (0, 1), [])
 
 
-def test_only_a_method_as_it_stands_has_a_recipe():
-    recipes = [plan(CONFIGS, "fedpia_task1", variants(["local"]), (0,), more)[0].recipe for more in ([], [SHORT])]
-    assert recipes == ["local", ""]
+@pytest.mark.parametrize(
+    ("row", "more", "recipe"),
+    [
+        ("local", [], "local"),
+        ("local", [SHORT], ""),
+        ("by weights: fedpia method.pia.support=weights", [], "fedpia method.pia.support=weights"),
+    ],
+)
+def test_a_row_without_settings_of_all_rows_has_a_recipe(row, more, recipe):
+    assert plan(CONFIGS, "fedpia_task1", variants([row]), (0,), more)[0].recipe == recipe
 
 
 @pytest.mark.slow
