@@ -159,6 +159,7 @@ def test_the_picture_has_a_line_for_each_method_at_the_values(text, scale, where
     lines = [line for line in axes.lines if isinstance(line, Line2D)]
     assert [line.get_label() for line in lines] == ["local", "fedavg"]
     assert all(list(line.get_xdata()) == where for line in lines)
+    assert {line.get_linestyle() == "None" for line in lines} == {not axis.numbers}
     assert ElementTree.fromstring(picture(sweep)).tag.endswith("svg")
     assert page(sweep) == page(sweep)
 

@@ -322,7 +322,8 @@ def published(outcomes: Sequence[Outcome]) -> dict[str, float]:
     if (source := source_of(outcomes[0].task)) is None:
         return {}
     number = list(source.tasks).index(_name(outcomes[0].task))
-    figures = {frozenset(method.split()): row[number] for method, row in source.figures.items()}  # settings in any order
+    # settings in any order
+    figures = {frozenset(method.split()): row[number] for method, row in source.figures.items()}
     found = {one.method: figures.get(frozenset(one.recipe.split())) for one in outcomes}
     return {name: figure for name, figure in found.items() if figure is not None}
 

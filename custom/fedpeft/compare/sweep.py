@@ -133,9 +133,9 @@ def _notes(sweep: Sweep, *, several: bool) -> list[str]:
 
 
 def picture(sweep: Sweep, *, framed: bool = False) -> bytes:
-    """Return the picture, an SVG: a panel for each metric, a line for each method.
+    """Return the picture, an SVG: a panel for each metric, a line for each method, or points where values are names.
 
-    Lines are means over seeds, bands reach from the lowest to the highest seed. `framed` adds the title, for a file of
+    They are means over seeds, bands reach from the lowest to the highest seed. `framed` adds the title, for a file of
     its own.
     """
     return svg(drawn(lambda: _figure(sweep, framed=framed)), title_of_runs(sweep.outcomes))
@@ -175,8 +175,12 @@ def _draw(axes: Axes, sweep: Sweep, metric: str) -> None:
         places, means = [x for x, _ in known], [statistics.fmean(figures) for _, figures in known]
         if any(len(figures) > 1 for _, figures in known):
             low, high = ([choose(figures) for _, figures in known] for choose in (min, max))
-            axes.fill_between(places, low, high, color=style["color"], alpha=0.13, linewidth=0)
-        curves.append(axes.plot(places, means, label=method, marker="o", markersize=3.5, **style))
+            if numbers:
+                axes.fill_between(places, low, high, color=style["color"], alpha=0.13, linewidth=0)
+            else:
+                axes.vlines(places, low, high, color=style["color"], alpha=0.3, linewidth=3)
+        joined = {} if numbers else {"linestyle": "none"}  # a line between names would mean nothing
+        curves.append(axes.plot(places, means, label=method, marker="o", markersize=3.5, **(style | joined)))
     axes.margins(x=ENDS)
     set_apart(axes, curves)
     axes.set_xticks(where, [shorten(shown(value), 12) for value in values])
@@ -190,7 +194,8 @@ def page(sweep: Sweep) -> str:
     caution, whole = caution_of(sweep.outcomes), table(sweep)
     methods = ", ".join(sweep.runs)
     shown_values = ", ".join(map(shown, sweep.axis.values))
-    lines = f"Lines of {title_of(metrics_of(sweep.outcomes))} at {sweep.axis.setting} {shown_values}, for {methods}."
+    kind = "Lines" if sweep.axis.numbers else "Points"
+    lines = f"{kind} of {title_of(metrics_of(sweep.outcomes))} at {sweep.axis.setting} {shown_values}, for {methods}."
     drawing = Picture(picture(sweep), caption=SIDE_BY_SIDE * (len(sweep.runs) > 1))
     rows = replace(whole, notes=tuple(note for note in whole.notes if note != f"{caution}."))
     return page_of(
