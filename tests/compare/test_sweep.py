@@ -164,6 +164,12 @@ def test_the_picture_has_a_line_for_each_method_at_the_values(text, scale, where
     assert page(sweep) == page(sweep)
 
 
+def test_settings_of_a_mapping_stand_below_the_axis_without_its_marks():
+    axis, runs = planned("method.settings.lora={r: 4, lora_alpha: 8},{r: 8, lora_alpha: 4}", "lora_svd", seeds=(0,))
+    (axes,) = _figure(sweep_of(axis, runs, [done(run, 0.5) for run in runs]), framed=False).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["r=4, lora_alpha=8", "r=8, lora_alpha=4"]
+
+
 def test_a_value_at_which_no_run_ended_is_a_gap():
     axis, runs = planned(SHARES, "local", "fedavg", seeds=(0,))
     sweep = sweep_of(axis, runs, [learned(run) for run in runs if run.method == "fedavg" and "0.2" not in run.point])

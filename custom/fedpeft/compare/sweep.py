@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,6 +26,7 @@ from fedpeft.report.tables import Table
 from fedpeft.report.wording import DASH
 
 WIDE = 20  # largest by smallest value, from which on the axis is logarithmic
+ALONG = 80  # letters below the axis
 ENDS = 0.04  # room beside the outer values, as a share of the axis
 
 
@@ -183,10 +185,16 @@ def _draw(axes: Axes, sweep: Sweep, metric: str) -> None:
         curves.append(axes.plot(places, means, label=method, marker="o", markersize=3.5, **(style | joined)))
     axes.margins(x=ENDS)
     set_apart(axes, curves)
-    axes.set_xticks(where, [shorten(shown(value), 12) for value in values])
+    letters = max(12, ALONG // len(values))
+    axes.set_xticks(where, [shorten(_tick(value), letters) for value in values])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
     axes.set_ylabel(f"{TITLES[metric]}, mean of the sites (%)")
+
+
+def _tick(value: Any) -> str:
+    """Return a value as it stands below the axis: settings of a mapping without its marks."""
+    return ", ".join(f"{name}={shown(own)}" for name, own in value.items()) if isinstance(value, dict) else shown(value)
 
 
 def page(sweep: Sweep) -> str:
