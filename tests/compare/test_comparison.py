@@ -5,6 +5,7 @@ import csv
 import io
 import math
 import re
+from dataclasses import replace
 from html import escape
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -346,7 +347,7 @@ def test_the_page_says_task_and_caution_once_and_the_file_has_them_too(monkeypat
     assert "vqa_rad, 2 seeds" in drawn[-1].texts[0].get_text()
 
 
-def test_losses_at_both_ends_of_the_rounds_have_a_panel_for_each_method_that_measured_them():
+def test_losses_at_both_ends_of_the_rounds_have_a_panel_for_each_method_that_measured_them(monkeypatch):
     def ends(scale):
         return {
             "loss_start": ({"north": 4 * scale}, {"north": 3 * scale}),
@@ -355,7 +356,14 @@ def test_losses_at_both_ends_of_the_rounds_have_a_panel_for_each_method_that_mea
 
     runs = [outcome("fedavg", seed, (0.2, 0.4), (0.4, 0.6), **ends(seed + 1)) for seed in (0, 1)] + RUNS[2:]
     assert losses_file(RUNS) is None
-    assert losses_file(runs)
+    drawn = []
+    monkeypatch.setattr("fedpeft.compare.page.svg", lambda figure, text: drawn.append(figure) or b"a picture")
+    assert losses_file([replace(one, procedural=True, tiny=True) for one in runs])
+    assert [text.get_text() for text in drawn.pop().texts] == [
+        "vqa_rad, means of 2 seeds",
+        "Loss on the probe samples, at the start and the end of every round",
+        "Procedural data, tiny backbone: these figures say nothing about medicine.",
+    ]
     assert {name: {site: v.tolist() for site, v in of.items()} for name, of in losses(runs).items()} == {
         "fedavg": {"north": [[6, 3], [4.5, 1.5]]}
     }

@@ -159,8 +159,15 @@ def test_the_picture_has_a_line_for_each_method_at_the_values(text, scale, where
     lines = [line for line in axes.lines if isinstance(line, Line2D)]
     assert [line.get_label() for line in lines] == ["local", "fedavg"]
     assert all(list(line.get_xdata()) == where for line in lines)
+    assert {line.get_linestyle() == "None" for line in lines} == {not axis.numbers}
     assert ElementTree.fromstring(picture(sweep)).tag.endswith("svg")
     assert page(sweep) == page(sweep)
+
+
+def test_settings_of_a_mapping_stand_below_the_axis_without_its_marks():
+    axis, runs = planned("method.settings.lora={r: 4, lora_alpha: 8},{r: 8, lora_alpha: 4}", "lora_svd", seeds=(0,))
+    (axes,) = _figure(sweep_of(axis, runs, [done(run, 0.5) for run in runs]), framed=False).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["r=4, lora_alpha=8", "r=8, lora_alpha=4"]
 
 
 def test_a_value_at_which_no_run_ended_is_a_gap():

@@ -52,7 +52,7 @@ class Run:
         method: name of the row.
         seed: of the run.
         sections: of the composed job.
-        recipe: the method's name where it runs as `app_configs/` has it, otherwise empty.
+        recipe: the method of `app_configs/` and the row's settings; empty where all rows have settings of their own.
         point: setting and value of a sweep (`Point.label`); empty: there is none.
     """
 
@@ -114,7 +114,7 @@ def plan(
                 f"{SETTING} is {tracker!r}, and a comparison runs without FLARE's server, which sends figures: "
                 f"leave it out."
             )
-        recipe = "" if overrides or method.settings or axes else method.method
+        recipe = "" if overrides or axes else " ".join((method.method, *method.settings))
         runs.append(Run(task=task, method=method.name, seed=seed, sections=sections, recipe=recipe, point=point.label))
     tuned = {run.sections["method"].get("name", MethodSettings.name) for run in runs}
     for name in changed(overrides).get("method", {}).get("settings", {}):

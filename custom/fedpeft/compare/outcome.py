@@ -32,7 +32,7 @@ class Outcome:
         seconds: of the whole run, by the clock.
         procedural, tiny: of data and backbone.
         settings: that tell runs of one method from each other, a digest; empty for a finished run.
-        recipe: the method of `app_configs/` that ran as it stands there; empty where settings were changed.
+        recipe: the method of `app_configs/` that ran, and the row's settings; empty where other settings were changed.
         samples: site -> training samples; a site may be missing where they were not counted.
         pooled: for each round, the balanced accuracy on the test images of all sites together, a fraction; empty where
             they were not counted by class, as in a finished run, whose sites send no such counts.

@@ -19,9 +19,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpeft.compare.outcome import Outcome, caution_of, metrics_of
 from fedpeft.core.metrics import TITLES, title_of
+from fedpeft.report.loss_plot import TITLE as LOSSES
 from fedpeft.report.loss_plot import losses_by_site, panels_figure, rise_text
 from fedpeft.report.page_parts import Picture, figure, laid_out, page_of, section
-from fedpeft.report.palette import DISTINCT, LIGHT, SIDE_BY_SIDE, drawn, line_style, set_apart, shorten, svg
+from fedpeft.report.palette import DISTINCT, LIGHT, SIDE_BY_SIDE, Frame, drawn, line_style, set_apart, shorten, svg
 from fedpeft.report.tables import Table
 
 WIDTH, HEIGHT, COLUMNS = 7.2, 2.7, 3  # inches of a row of panels; columns of the legend
@@ -61,14 +62,22 @@ def _mean(of_seeds: Sequence[np.ndarray]) -> np.ndarray:
     return np.mean([losses[:rounds] for losses in of_seeds], axis=0)
 
 
-def losses_file(outcomes: Sequence[Outcome]) -> bytes | None:
-    """Return the picture of these losses; None: no run measured them."""
+def losses_file(outcomes: Sequence[Outcome], *, framed: bool = True) -> bytes | None:
+    """Return the picture of these losses, with what it shows above it if framed; None: no run measured them."""
     panels = losses(outcomes)
-    return svg(panels_figure(panels), title(outcomes)) if panels else None
+    if not panels:
+        return None
+    head = [(LOSSES, "soft", "normal")]
+    if caution := caution_of(outcomes):
+        head.append((caution[0].upper() + caution[1:] + ".", "warning", "bold"))
+    seeds = len({one.seed for one in outcomes})
+    shown = f"{outcomes[0].task}, {f'means of {seeds} seeds' if seeds > 1 else 'one seed'}"
+    frame = Frame(title=shown, head=head) if framed else None
+    return svg(panels_figure(panels, frame), title(outcomes))
 
 
 def _losses_section(outcomes: Sequence[Outcome]) -> str:
-    drawing = losses_file(outcomes)
+    drawing = losses_file(outcomes, framed=False)
     if drawing is None:
         return ""
     changes = [f"{method} {text}" for method, by_site in losses(outcomes).items() if (text := rise_text(by_site))]
@@ -111,7 +120,7 @@ def _draw_row(row: Sequence[Axes], metric: str, by_method: Mapping[str, Sequence
         axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
         axes.set_xlabel(("round" if by_round else "MB that a site had sent") if last else "")
     row[0].set_ylabel(f"{TITLES[metric]}, mean of the sites (%)")
-    row[0].xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
+    row[0].xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True, min_n_ticks=1))
 
 
 def _draw(

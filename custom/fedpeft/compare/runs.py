@@ -13,13 +13,14 @@ Which method of `app_configs/` a finished run is, as its job and the settings th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedpeft.compare.outcome import Outcome, of_history
-from fedpeft.compare.published import source_of
+from fedpeft.compare.published import methods_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import suggestion
 from fedpeft.data import is_procedural
@@ -123,14 +124,20 @@ def recipe_of(history: History) -> str:
     The run must be of the packaged job of that name: its sites, data sets, backbone, and the settings of method,
     training and schedule. Other settings of the data are not in what a run leaves.
     """
-    source = source_of(history.job)
-    if source is None or history.job not in known_jobs(PACKAGED):
+    if history.job not in known_jobs(PACKAGED):
         return ""
-    for method in source.figures:
-        sections = sections_of(PACKAGED, history.job, Variant(name=method, method=method), [])
-        if _counted(history.settings) == _settings(sections) and _made_with(history, sections):
+    for method in methods_of(history.job):
+        sections, settings = _published_job(history.job, method)
+        if _counted(history.settings) == settings and _made_with(history, sections):
             return method
     return ""
+
+
+@functools.cache  # many runs of one job are compared
+def _published_job(job: str, method: str) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Return a packaged job's sections with this method, and what the server would write of their settings."""
+    sections = sections_of(PACKAGED, job, _variant(method), [])
+    return sections, _settings(sections)
 
 
 def _settings(sections: Mapping[str, Any]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,6 +26,7 @@ from fedpeft.report.tables import Table
 from fedpeft.report.wording import DASH
 
 WIDE = 20  # largest by smallest value, from which on the axis is logarithmic
+ALONG = 80  # letters below the axis
 ENDS = 0.04  # room beside the outer values, as a share of the axis
 
 
@@ -133,9 +135,9 @@ def _notes(sweep: Sweep, *, several: bool) -> list[str]:
 
 
 def picture(sweep: Sweep, *, framed: bool = False) -> bytes:
-    """Return the picture, an SVG: a panel for each metric, a line for each method.
+    """Return the picture, an SVG: a panel for each metric, a line for each method, or points where values are names.
 
-    Lines are means over seeds, bands reach from the lowest to the highest seed. `framed` adds the title, for a file of
+    They are means over seeds, bands reach from the lowest to the highest seed. `framed` adds the title, for a file of
     its own.
     """
     return svg(drawn(lambda: _figure(sweep, framed=framed)), title_of_runs(sweep.outcomes))
@@ -175,14 +177,24 @@ def _draw(axes: Axes, sweep: Sweep, metric: str) -> None:
         places, means = [x for x, _ in known], [statistics.fmean(figures) for _, figures in known]
         if any(len(figures) > 1 for _, figures in known):
             low, high = ([choose(figures) for _, figures in known] for choose in (min, max))
-            axes.fill_between(places, low, high, color=style["color"], alpha=0.13, linewidth=0)
-        curves.append(axes.plot(places, means, label=method, marker="o", markersize=3.5, **style))
+            if numbers:
+                axes.fill_between(places, low, high, color=style["color"], alpha=0.13, linewidth=0)
+            else:
+                axes.vlines(places, low, high, color=style["color"], alpha=0.3, linewidth=3)
+        joined = {} if numbers else {"linestyle": "none"}  # a line between names would mean nothing
+        curves.append(axes.plot(places, means, label=method, marker="o", markersize=3.5, **(style | joined)))
     axes.margins(x=ENDS)
     set_apart(axes, curves)
-    axes.set_xticks(where, [shorten(shown(value), 12) for value in values])
+    letters = max(12, ALONG // len(values))
+    axes.set_xticks(where, [shorten(_tick(value), letters) for value in values])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
     axes.set_ylabel(f"{TITLES[metric]}, mean of the sites (%)")
+
+
+def _tick(value: Any) -> str:
+    """Return a value as it stands below the axis: settings of a mapping without its marks."""
+    return ", ".join(f"{name}={shown(own)}" for name, own in value.items()) if isinstance(value, dict) else shown(value)
 
 
 def page(sweep: Sweep) -> str:
@@ -190,7 +202,8 @@ def page(sweep: Sweep) -> str:
     caution, whole = caution_of(sweep.outcomes), table(sweep)
     methods = ", ".join(sweep.runs)
     shown_values = ", ".join(map(shown, sweep.axis.values))
-    lines = f"Lines of {title_of(metrics_of(sweep.outcomes))} at {sweep.axis.setting} {shown_values}, for {methods}."
+    kind = "Lines" if sweep.axis.numbers else "Points"
+    lines = f"{kind} of {title_of(metrics_of(sweep.outcomes))} at {sweep.axis.setting} {shown_values}, for {methods}."
     drawing = Picture(picture(sweep), caption=SIDE_BY_SIDE * (len(sweep.runs) > 1))
     rows = replace(whole, notes=tuple(note for note in whole.notes if note != f"{caution}."))
     return page_of(

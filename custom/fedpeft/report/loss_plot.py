@@ -70,9 +70,9 @@ def losses_figure(history: History, *, framed: bool = True) -> Figure:
     return drawn(lambda: _figure({"": losses_of(history)}, history if framed else None))
 
 
-def panels_figure(panels: Mapping[str, Losses]) -> Figure:
+def panels_figure(panels: Mapping[str, Losses], frame: Frame | None = None) -> Figure:
     """Draw the losses of several methods in panels beside each other, with one axis of losses."""
-    return drawn(lambda: _figure(panels, None))
+    return drawn(lambda: _figure(panels, None, frame))
 
 
 def losses_explained(history: History) -> str:
@@ -81,7 +81,7 @@ def losses_explained(history: History) -> str:
     return f"{BY_PROBE} Mean change from the end of a round to the start of the next: {text}." if text else BY_PROBE
 
 
-def _figure(panels: Mapping[str, Losses], history: History | None) -> Figure:
+def _figure(panels: Mapping[str, Losses], history: History | None, frame: Frame | None = None) -> Figure:
     sites = list(dict.fromkeys(site for losses in panels.values() for site in losses))
     columns = min(len(panels), COLUMNS)
     rows = -(-len(panels) // columns)
@@ -89,7 +89,8 @@ def _figure(panels: Mapping[str, Losses], history: History | None) -> Figure:
     names = (len(sites) + (len(sites) > 1)) if len(sites) <= DISTINCT else 2
     low = NAMES + ROW * -(-names // COLUMNS)
     width = LEFT + columns * wide + (columns - 1) * BETWEEN + RIGHT
-    frame = Frame() if history is None else Frame.of(history, width, losses_explained(history))
+    if frame is None:
+        frame = Frame() if history is None else Frame.of(history, width, losses_explained(history))
     foot = frame.bottom - BOTTOM + 0.15
     total = frame.top + rows * HIGH + (rows - 1) * ABOVE + low + foot
     figure = Figure(figsize=(width, total), facecolor=LIGHT.paper)
