@@ -17,7 +17,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -231,21 +231,35 @@ def waited(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backbone", default="llava-1.5-7b", choices=SHAPES)
-    parser.add_argument("--layers", type=int, default=None, help="of each stack; without it all")
-    parser.add_argument("--method", default="houlsby")
-    parser.add_argument("--frozen", default="bfloat16", choices=("float32", "bfloat16", "nf4"))
-    parser.add_argument("--checkpointing", action="store_true")
-    parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    device = device_of(TrainingSettings(rounds=1, device=options.device))
-    where, steps = machine(), []
+class Measured(NamedTuple):
+    """What a round took.
+
+    Args:
+        frozen: MiB of the tensors that are not trained.
+        sent: number of parameters that the site sends.
+        ready: seconds until the site can train.
+        built: MiB at the peak until then.
+        step: seconds; the median of the steps after the first, which also pays for what torch loads once.
+        steps: how many that were.
+        round: seconds, evaluation included.
+        peak: MiB.
+        loss: of the round.
+    """
+
+    frozen: float
+    sent: int
+    ready: float
+    built: float
+    step: float
+    steps: int
+    round: float
+    peak: float
+    loss: float
+
+
+def measure(options: argparse.Namespace, device: torch.device) -> Measured:
+    """Train one round on a device."""
+    steps: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         backbones.register(NAME, random_backbone(options, device, Path(folder)))
         began = waited(device)
@@ -262,26 +276,57 @@ def main() -> None:
         vars(site.trainable)["step"] = step
         began = waited(device)
         update = site.train_round(1, {})
-        round_seconds = waited(device) - began
-    trained_ones = {id(parameter) for parameter in site.trainable.parameters().values()}
-    frozen = sum(p.nbytes for p in site.backbone.parameters() if id(p) not in trained_ones) / MIB
-    trained = sum(tensor.numel() for tensor in update.state.values())
-    median = statistics.median(steps[1:] or steps)  # the first one also pays for what torch loads once
+        seconds = waited(device) - began
+    trained = {id(parameter) for parameter in site.trainable.parameters().values()}
+    counted = steps[1:] or steps
+    return Measured(
+        frozen=sum(p.nbytes for p in site.backbone.parameters() if id(p) not in trained) / MIB,
+        sent=sum(tensor.numel() for tensor in update.state.values()),
+        ready=ready,
+        built=built,
+        step=statistics.median(counted),
+        steps=len(counted),
+        round=seconds,
+        peak=memory_mib(device, peak=True),
+        loss=update.metrics["loss"],
+    )
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line, or the arguments given."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backbone", default="llava-1.5-7b", choices=SHAPES)
+    parser.add_argument("--layers", type=int, default=None, help="of each stack; without it all")
+    parser.add_argument("--method", default="houlsby")
+    parser.add_argument("--frozen", default="bfloat16", choices=("float32", "bfloat16", "nf4"))
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parsed()
+    torch.set_num_threads(options.threads)
+    device = device_of(TrainingSettings(rounds=1, device=options.device))
+    where, took = machine(), measure(options, device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     print(f"{where}\n")
     print(
         f"{options.backbone}, {options.layers or 'all'} layers, {options.method}, frozen in {options.frozen}"
         f"{', checkpointing' if options.checkpointing else ''}, batch {options.batch_size}, on {name}"
     )
-    print(f"{'MiB of frozen tensors':<28}{frozen:>16.0f}")
-    print(f"{'parameters that are sent':<28}{trained:>16,}")
-    print(f"{'seconds until ready':<28}{ready:>16.1f}")
-    print(f"{'MiB at the peak until ready':<28}{built:>16.0f}")
-    print(f"{'seconds of a step':<28}{median:>16.2f}   median of {len(steps[1:]) or 1} after the first")
-    print(f"{'samples per second':<28}{options.batch_size / median:>16.2f}")
-    print(f"{'seconds of the round':<28}{round_seconds:>16.1f}   {options.samples} samples, evaluation included")
-    print(f"{'MiB at the peak':<28}{memory_mib(device, peak=True):>16.0f}")
-    print(f"{'loss of the round':<28}{update.metrics['loss']:>16.3f}")
+    print(f"{'MiB of frozen tensors':<28}{took.frozen:>16.0f}")
+    print(f"{'parameters that are sent':<28}{took.sent:>16,}")
+    print(f"{'seconds until ready':<28}{took.ready:>16.1f}")
+    print(f"{'MiB at the peak until ready':<28}{took.built:>16.0f}")
+    print(f"{'seconds of a step':<28}{took.step:>16.2f}   median of {took.steps} after the first")
+    print(f"{'samples per second':<28}{options.batch_size / took.step:>16.2f}")
+    print(f"{'seconds of the round':<28}{took.round:>16.1f}   {options.samples} samples, evaluation included")
+    print(f"{'MiB at the peak':<28}{took.peak:>16.0f}")
+    print(f"{'loss of the round':<28}{took.loss:>16.3f}")
 
 
 if __name__ == "__main__":

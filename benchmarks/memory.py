@@ -108,6 +108,20 @@ def live_tensors(model: Scored) -> int:
     return alive.peak
 
 
+def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Measure everything in bytes: what each `choice` is charged, the tensors at the peak, by how much memory grows."""
+    if device.type == "cpu":
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            grown = pool.apply(process_growth, (options,))
+    torch.set_num_threads(1)
+    model = on_device(options, device)
+    if device.type == "cuda":
+        grown = allocator_growth(model)
+        model = on_device(options, device)  # whose optimizer has no state yet
+    charged = {choice: expected(model, choice) for choice in ("any", "last")}
+    return {"charged": charged, "grown": grown, "tensors": live_tensors(model)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full-size", action="store_true")
@@ -117,22 +131,15 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options = parser.parse_args()
     device = device_of(TrainingSettings(rounds=1, device=options.device))
-    if device.type == "cpu":
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            grown, where = pool.apply(process_growth, (options,)), "the process grows by "
-    torch.set_num_threads(1)
-    model = on_device(options, device)
-    if device.type == "cuda":
-        grown, where = allocator_growth(model), "CUDA's allocator grows by"
-        model = on_device(options, device)  # whose optimizer has no state yet
+    result = measure(options, device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     print(f"{machine()}\n{name}, batch {options.samples}, Houlsby adapters, MiB\n")
-    for choice in ("any", "last"):
-        fixed, costs = expected(model, choice)
+    for choice, (fixed, costs) in result["charged"].items():
         listed = " ".join(f"{cost / MIB:.2f}" for cost in costs.tolist())
         print(f"charged, choice={choice}: {fixed / MIB:.1f} and {listed}: {(fixed + float(costs.sum())) / MIB:.1f}")
-    print(f"{where:<25} {grown / MIB:.1f}")
-    print(f"{'tensors at the peak':<25} {live_tensors(model) / MIB:.1f}")
+    where = "CUDA's allocator grows by" if device.type == "cuda" else "the process grows by "
+    print(f"{where:<25} {result['grown'] / MIB:.1f}")
+    print(f"{'tensors at the peak':<25} {result['tensors'] / MIB:.1f}")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
     python benchmarks/publish.py            # names the pages and pictures that are not those of the results
     python benchmarks/publish.py --write    # writes tables and pictures
 
-The results come from `learning.py --study`, `choices.py`, `cases.py`, `real_images.py`, `rates.py`, `merging.py` and
-`learning.py --methods all`. A table stands between `<!-- results: NAME -->` and `<!-- end -->`; where its results are
-missing, a line says so. A picture's file says which results it was drawn from.
+The results come from `learning.py --study`, `choices.py`, `cases.py`, `real_images.py`, `rates.py`, `merging.py`,
+`gpu.py --write` and `learning.py --methods all`. A table stands between `<!-- results: NAME -->` and `<!-- end -->`;
+where its results are missing, a line says so. A picture's file says which results it was drawn from.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import cases
 import cases_picture
 import choices
 import every_method
+import gpu
 import json_lines
 import learning
 import merging
@@ -36,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WITH_TABLES = ("study", "choices", "methods", "cases", "real_images", "merging")
 PAGES = (
     Path("docs/benchmarks.md"),
+    Path("docs/speed.md"),
     *(Path(f"benchmarks/results/{name}.md") for name in WITH_TABLES),
 )
 MARKED = re.compile(r"<!-- results: (?P<name>.*?) -->.*?<!-- end -->", re.DOTALL)
@@ -65,6 +67,7 @@ def tables() -> dict[str, str]:
         "methods": learning.report(compared, every_method.BASELINES, variants=True).markdown() if compared else NONE,
         "choices": "\n\n".join(table.section() for table in choices.tables(json_lines.read(choices.RESULTS))) or NONE,
         "merging": "\n\n".join(one.section() for one in merging.tables(json_lines.read(merging.RESULTS))) or NONE,
+        "gpu": gpu.section() or NONE,
         "rates": rates.table(tried).section() if tried else NONE,
     }
 

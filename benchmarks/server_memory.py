@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from measured import machine, show
@@ -47,9 +47,11 @@ from nvflare.fuel.utils.network_utils import get_open_ports
 
 import fedpeft
 from fedpeft.core.files import digest
+from fedpeft.core.stored_state import on_disk
 from fedpeft.core.workspace import GLOBAL_ADAPTER
 from fedpeft.flare import controller, disk_replies
 from fedpeft.flare.aggregator import PIAAggregator
+from fedpeft.flare.hardening import message_limits
 from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.flare.messages import from_model, register_tensors, to_model
 from fedpeft.flare.persistor import SafetensorsPersistor
@@ -146,7 +148,7 @@ class CellController(controller.FederationController):
         federation = {"sites": sites, "hello_timeout": 600, "round_timeout": 3600}
         super().__init__(job="memory", federation=federation, method=method, training={"rounds": rounds}, schedule={})
         self.aggregator, self.abort_signal, self.failure = PIAAggregator(method), Signal(), ""
-        self._given: dict[str, tuple[str, ClientTask]] = {}
+        self._given: dict[str, tuple[str, ClientTask]] = {}  # until the site's reply is there
         self._waiting: set[str] = set()
         workspace = SimpleNamespace(get_run_dir=lambda job: str(folder / "run"), get_root_dir=lambda: str(folder))
         engine = SimpleNamespace(get_workspace=lambda: workspace, get_cell=lambda: cell)
@@ -157,24 +159,22 @@ class CellController(controller.FederationController):
         cell.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic=SUBMIT, cb=self._take)
 
     def _hand_out(self, request: Any) -> Any:
-        task = self._given.pop(request.payload["site"], None)
+        name, task = self._given.get(request.payload["site"], ("", None))
         if task is None:
             return make_reply(ReturnCode.OK, body=Shareable())
-        self._sent[request.payload["site"]] = task[1]
-        order = task[1].task.data
-        order["task"] = task[0]
+        order = task.task.data
+        order["task"] = name
         return make_reply(ReturnCode.OK, body=order)
 
     def _take(self, request: Any) -> Any:
         site = request.payload.pop("site")
-        task = self._sent.pop(site)
-        task.result = request.payload
-        with contextlib.suppress(Exception):
-            self._process_result(task, self.fl_ctx)
-        self._waiting.discard(site)
+        _, task = self._given.pop(site, ("", None))
+        if task is not None:  # a reply that was sent twice has come before
+            task.result = request.payload
+            with contextlib.suppress(Exception):
+                self._process_result(task, self.fl_ctx)
+            self._waiting.discard(site)
         return make_reply(ReturnCode.OK)
-
-    _sent: ClassVar[dict[str, ClientTask]] = {}
 
     def send_model(self, task_name, data, targets, timeout, callback) -> None:
         """Keep an order until its site fetches it."""
@@ -246,8 +246,10 @@ def first(key: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.zeros(shape) if key.endswith(("bias", ".B")) else normal(shape, 0.02, 0, key)
 
 
-def answer(site: str, kind: str, shareable: Shareable, method: dict[str, Any], schema: dict[str, list[int]]) -> Any:
-    """What a site sends for an order: the global adapter with noise of its own."""
+def answer(
+    site: str, kind: str, shareable: Shareable, method: dict[str, Any], schema: dict[str, list[int]], folder: Path
+) -> Any:
+    """What a site sends for an order: the global adapter with noise of its own, which lies in a folder."""
     if kind == HELLO:
         hello = from_model(Hello, FLModelUtils.from_shareable(shareable))
         start = {key: first(key, tuple(shape)) for key, shape in schema.items()} if hello.initial else {}
@@ -269,18 +271,30 @@ def answer(site: str, kind: str, shareable: Shareable, method: dict[str, Any], s
     for key, shape in schema.items():
         before = order.state[key] if key in order.state and list(order.state[key].shape) == shape else 0
         state[key] = torch.rand(shape, generator=generator).sub_(0.5).mul_(0.002).add_(before)
+    state = on_disk(state, folder)
     facts = {"samples": 5, "metrics": dict.fromkeys(METRICS, 0.5), "seconds": 1.0}
     return TrainReply(round=order.round, scores=[], problem="", state=state, **facts)
 
 
 def visit(port: int, method: dict[str, Any], sites: list[str], megabytes: int) -> None:
-    """The process of all sites: each fetches orders and submits replies through a cell of its own."""
+    """The process of all sites: each fetches orders and submits replies through a cell of its own.
+
+    As FLARE's sites do, it asks again for an order that did not arrive, and sends a reply again. Orders and replies lie
+    on the disk, and one site at a time computes: else this process would need more memory than the server.
+    """
     logging.disable(logging.ERROR)  # FLARE's, until the server is there
     schema = schema_of(method, megabytes)
     limit_messages(UNLIMITED)
+    message_limits._turns = threading.BoundedSemaphore(len(sites))  # which a process of its own would not wait for
+    computing = threading.Lock()
 
-    def one(site: str) -> None:
+    def one(site: str, folder: Path) -> None:
         own = cell_of(site, port)
+        engine = SimpleNamespace(get_cell=lambda: own)
+        with disk_replies.offloaded(SimpleNamespace(get_engine=lambda: engine), folder):
+            attend(site, own, folder)
+
+    def attend(site: str, own: Cell, folder: Path) -> None:
         while not own.is_cell_connected("server"):
             time.sleep(WAIT)
 
@@ -290,21 +304,29 @@ def visit(port: int, method: dict[str, Any], sites: list[str], megabytes: int) -
             reply = own.send_request(
                 channel=CellChannel.SERVER_COMMAND, target="server", topic=topic, request=message, timeout=3600
             )
-            return reply.payload if reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK else None
+            if (code := reply.get_header(MessageHeaderKey.RETURN_CODE)) == ReturnCode.OK:
+                return reply.payload or {}
+            print(f"{site}: {topic} failed ({code}) and is sent again", flush=True)
+            return None
 
         while True:
             order = request(FETCH, Shareable())
             if not order or "task" not in order:
                 time.sleep(WAIT)
                 continue
-            reply = answer(site, order["task"], order, method, schema)
-            request(SUBMIT, FLModelUtils.to_shareable(to_model(reply, round=getattr(reply, "round", 0))))
+            with computing:
+                reply = answer(site, order["task"], order, method, schema, folder)
+            del order
+            shareable = FLModelUtils.to_shareable(to_model(reply, round=getattr(reply, "round", 0)))
+            while request(SUBMIT, shareable) is None:
+                time.sleep(WAIT)
 
-    threads = [threading.Thread(target=one, args=(site,), daemon=True) for site in sites]
-    for thread in threads:
-        thread.start()
-    while all(thread.is_alive() for thread in threads):
-        time.sleep(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        threads = [threading.Thread(target=one, args=(site, Path(scratch)), daemon=True) for site in sites]
+        for thread in threads:
+            thread.start()
+        while all(thread.is_alive() for thread in threads):
+            time.sleep(1)
     os._exit(1)  # a site has failed, and printed why
 
 

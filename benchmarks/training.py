@@ -46,10 +46,12 @@ class Row(NamedTuple):
 
 
 HALF = {"precision": "bfloat16"}
-LESS = {"attention": "fused", "last_layer": "first_token"}
+FIRST_TOKEN = {"last_layer": "first_token"}  # all of less that a ViT has: its attention is fused anyway
+LESS = {"attention": "fused", **FIRST_TOKEN}
 LORA, LORA_HALF = "PEFT LoRA", "PEFT LoRA, bf16"
 FEDDAT, FEDDAT_HALF = "FedDAT", "FedDAT, bf16"
 VIT = "ViT, houlsby, last third"
+VIT_LORA, VIT_LORA_HALF = "ViT, PEFT LoRA", "ViT, PEFT LoRA, bf16"
 ROWS = {
     LORA: Row(LORA),
     "lora": Row(LORA, "lora"),
@@ -72,7 +74,14 @@ ROWS = {
     "feddat, less, bf16": Row(FEDDAT_HALF, "feddat_houlsby", LESS | HALF | {"frozen_precision": "bfloat16"}),
     VIT: Row(VIT, "houlsby", last_third=True, vit=True),
     "ViT, houlsby, last third, kept": Row(VIT, "houlsby", {"features_mib": 64}, last_third=True, vit=True),
+    VIT_LORA: Row(VIT_LORA, vit=True),
+    "ViT, lora, less": Row(VIT_LORA, "lora", FIRST_TOKEN, vit=True),
+    VIT_LORA_HALF: Row(VIT_LORA_HALF, "", HALF, vit=True),
+    "ViT, lora, less, bf16": Row(
+        VIT_LORA_HALF, "lora", FIRST_TOKEN | HALF | {"frozen_precision": "bfloat16"}, vit=True
+    ),
 }
+STEPS_ON_CUDA = 10  # that count: one takes milliseconds
 VIT_PIXELS = 224
 TINY = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 4, "image_size": 96}
 
@@ -131,16 +140,32 @@ def vilt(config: Any) -> Any:
     return Vilt(ViltModel(config), tokenizer=None, prepare=None, text_length=40)
 
 
+def vit_config(config: Any) -> Any:
+    """The configuration of a ViT of the width, depth and classes of a ViLT."""
+    from transformers import ViTConfig
+
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_labels")
+    size = min(config.image_size, VIT_PIXELS)
+    return ViTConfig(**{name: getattr(config, name) for name in names}, image_size=size, patch_size=16)
+
+
 def vit(config: Any) -> Any:
     """A ViT of the width and depth of a ViLT, with random weights."""
-    from transformers import ViTConfig, ViTModel
+    from transformers import ViTModel
 
     from fedpeft.backbones.vit import Vit
 
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
-    size = min(config.image_size, VIT_PIXELS)
-    shape = ViTConfig(**{name: getattr(config, name) for name in names}, image_size=size, patch_size=16)
-    return Vit(ViTModel(shape, add_pooling_layer=False), size)
+    shape = vit_config(config)
+    return Vit(ViTModel(shape, add_pooling_layer=False), shape.image_size)
+
+
+def peer_of(row: Row, config: Any) -> Any:
+    """The model and step of others."""
+    import training_peers
+
+    if row.vit:
+        return training_peers.PeftLoraVit(vit_config(config))
+    return (training_peers.PeftLora if row.theirs in (LORA, LORA_HALF) else training_peers.FedDat)(config)
 
 
 def random_batch(config: Any, options: argparse.Namespace) -> tuple[dict, Any]:
@@ -161,7 +186,6 @@ def random_batch(config: Any, options: argparse.Namespace) -> tuple[dict, Any]:
 def measure(name: str, options: argparse.Namespace) -> Measured:
     """Measure one step of a row; in a process of its own."""
     import torch
-    import training_peers
     from transformers import ViltConfig
 
     torch.set_num_threads(options.threads)
@@ -175,20 +199,26 @@ def measure(name: str, options: argparse.Namespace) -> Measured:
     if row.method:
         step, around = own_step(row, config, device)
     else:
-        peer = (training_peers.PeftLora if row.theirs in (LORA, LORA_HALF) else training_peers.FedDat)(config)
+        peer = peer_of(row, config)
         peer.model.to(device)
         step = peer.step
         around = torch.autocast(device.type, dtype=torch.bfloat16, enabled=row.training == HALF)
     with around:
         step({key: tensor[:1] for key, tensor in inputs.items()}, target[:1])
-        if {"compile", "features_mib"} & row.training.keys():  # for another size of the batch it is compiled again
+        on_cuda = device.type == "cuda"
+        steps = STEPS_ON_CUDA if on_cuda else 1
+        if on_cuda or {"compile", "features_mib"} & row.training.keys():  # another size of the batch: compiled again
             step(inputs, target)
         held = memory_mib(device, peak=False)
+        if on_cuda:
+            torch.cuda.synchronize()
         began, cpu = time.perf_counter(), time.process_time()
-        step(inputs, target)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began, time.process_time() - cpu, memory_mib(device, peak=True), held
+        for _ in range(steps):
+            step(inputs, target)
+        if on_cuda:
+            torch.cuda.synchronize()
+    wall, spent = time.perf_counter() - began, time.process_time() - cpu
+    return wall / steps, spent / steps, memory_mib(device, peak=True), held
 
 
 def table_rows(taken: Mapping[str, Sequence[Measured]], samples: int) -> list[tuple[str, ...]]:
@@ -239,7 +269,7 @@ def main() -> None:
         "against the row of others (PEFT LoRA, FedDAT) above. less: attention=fused, last_layer=first_token; bf16: "
         "theirs in autocast, ours with precision (autocast) and frozen_precision; reuse: reuse_passes; micro: "
         "micro_batch=4; last third: adapters in the last four of twelve layers alone; kept: features_mib=64, "
-        "in a step after a sample's first. ViT: B/16 at 224 pixels, against its own row without kept features.",
+        "in a step after a sample's first. ViT: B/16 at 224 pixels; its kept features are beside its row without them.",
     )
 
 

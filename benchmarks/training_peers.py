@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Training steps of others on ViLT, with which ours is compared: transformers with PEFT, and FedDAT's.
+"""Training steps of others on ViLT and ViT, with which ours is compared: transformers with PEFT, and FedDAT's.
 
 FedDAT's is transcribed from its authors' code (github.com/HaokunChen245/FedDAT, `task_trainer.py`, `adapter.py`), with
 AdapterHub's Houlsby adapters, which have two places in a layer, around transformers' ViLT of today.
@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import ViltConfig, ViltForQuestionAnswering
+from transformers import ViltConfig, ViltForQuestionAnswering, ViTConfig, ViTForImageClassification
 
 Inputs = dict[str, Tensor]
 RATE, DECAY = 1e-4, 0.01
@@ -23,21 +23,36 @@ class PeftLora:
     """transformers' model for questions with PEFT's LoRA on query and value, its own loss, and torch's AdamW."""
 
     def __init__(self, config: ViltConfig) -> None:
-        model = ViltForQuestionAnswering(config)
-        tuner = LoraConfig(r=4, lora_alpha=8, target_modules=["query", "value"], modules_to_save=["classifier"])
+        self._train(ViltForQuestionAnswering(config), ["query", "value"])
+        self.classes = config.num_labels
+
+    def _train(self, model: nn.Module, modules: list[str]) -> None:
+        tuner = LoraConfig(r=4, lora_alpha=8, target_modules=modules, modules_to_save=["classifier"])
         self.model = get_peft_model(model, tuner).train()
         self.optimizer = torch.optim.AdamW(
             [p for p in self.model.parameters() if p.requires_grad], lr=RATE, weight_decay=DECAY, foreach=True
         )
-        self.classes = config.num_labels
 
     def step(self, inputs: Inputs, target: Tensor) -> float:
         """Train on one batch; return its loss."""
+        return self._descend(self.model(**inputs, labels=F.one_hot(target, self.classes).float()).loss)
+
+    def _descend(self, loss: Tensor) -> float:
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.model(**inputs, labels=F.one_hot(target, self.classes).float()).loss
         loss.backward()
         self.optimizer.step()
         return loss.item()
+
+
+class PeftLoraVit(PeftLora):
+    """The same with transformers' ViT for classes of images."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        self._train(ViTForImageClassification(config), ["q_proj", "v_proj"])
+
+    def step(self, inputs: Inputs, target: Tensor) -> float:
+        """Train on one batch; return its loss."""
+        return self._descend(self.model(**inputs, labels=target).loss)
 
 
 class DualAdapter(nn.Module):

@@ -5,14 +5,21 @@
     python benchmarks/virtual_clients.py --clients 1000 --drawn 50 --rounds 10
     python benchmarks/virtual_clients.py --clients 20 --drawn 4 --rounds 2 --backbone vilt
     python benchmarks/virtual_clients.py --rounds 3 --engines pool flare       # FLARE's simulator: half an hour
-    python benchmarks/virtual_clients.py --rounds 3 --engines pool flower      # pip install flwr ray
+    python benchmarks/virtual_clients.py --rounds 3 --engines pool flower --flower-python ~/flower/bin/python
 
 It runs fedpia_task4 with FedAvg. `bare` is the training of the same clients in the same rounds, in one process and
 nothing else: no server, no messages; what an engine needs is compared with that, divided by the processes. On a
-machine that others use too, compare the seconds of CPU. Flower's clients are actors of Ray that train with the same
-code; each actor keeps one model, as the pool does. Memory is the sum over all processes of the run of what each has to
-itself and its part of what they share (PSS), looked at every second. `vilt` is ViLT-B from its configuration, with
-random weights.
+machine that others use too, compare the seconds of CPU. Memory is the sum over all processes of the run of what each
+has to itself and its part of what they share (PSS), looked at every second. `vilt` is ViLT-B from its configuration,
+with random weights.
+
+Flower's simulation has actors of Ray that train with the same code on the same data; each keeps one model, as the pool
+does. It has an environment of its own, because Flower and FLARE ask for different versions of protobuf:
+
+    python -m venv ~/flower && ~/flower/bin/pip install "flwr[simulation]" -e .
+
+pfl-research (Granqvist et al. 2024, arXiv:2404.06430) is not run. It publishes the pool's way: each process has one
+model, and users take turns; it adds up their updates in the process, and keeps no state of a user between rounds.
 """
 
 from __future__ import annotations
@@ -34,6 +41,8 @@ from measured import ROOT, machine, python, show
 from fedpeft.job.composing import compose, write_job
 
 EVERY = 1.0  # seconds
+BARE = "bare training"
+SECONDS = "seconds.json"
 SMALL = ("data.train_size=40", "data.validation_size=8", "data.test_size=16")
 
 
@@ -81,8 +90,15 @@ def cpu_of_children() -> float:
     return spent.ru_utime + spent.ru_stime
 
 
-def watched(line: Sequence[str], log: Path) -> tuple[float, float, float]:
+def watched(
+    line: Sequence[str], log: Path, look: Callable[[psutil.Process], int] = memory
+) -> tuple[float, float, float]:
     """Run a command; its seconds, those of CPU, and the most GiB that it and its processes had at once.
+
+    Args:
+        line: the command.
+        log: file for what it prints.
+        look: from its process to bytes.
 
     Raises:
         RuntimeError: it failed; with the end of what it printed.
@@ -91,7 +107,7 @@ def watched(line: Sequence[str], log: Path) -> tuple[float, float, float]:
     with log.open("wb") as output, subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT) as running:
         family = psutil.Process(running.pid)
         while running.poll() is None:
-            most = max(most, memory(family))
+            most = max(most, look(family))
             time.sleep(EVERY)
     seconds = time.monotonic() - began
     if running.returncode:
@@ -99,12 +115,16 @@ def watched(line: Sequence[str], log: Path) -> tuple[float, float, float]:
     return seconds, cpu_of_children() - before, most / 2**30
 
 
-def bare(chosen: Mapping[str, Any], folder: Path) -> tuple[float, float]:
-    """Seconds, and those of CPU, of the training and measuring of all rounds in this process, and of nothing else."""
+def bare(file: Path, folder: Path) -> None:
+    """Train and measure all rounds in this process; writes the seconds of that, and those of CPU, and of nothing else.
+
+    Called in a process of its own.
+    """
     from fedpeft.federate import federate
     from fedpeft.site.learner import Learner
     from fedpeft.site.site_model import SharedModels
 
+    chosen = json.loads(file.read_text())
     shared, sites = SharedModels(), chosen["federation"]["sites"]
     made = {site: Learner.from_sections(chosen, site=site, folder=folder / site, shared=shared) for site in sites}
     spent = cpu = 0.0
@@ -122,7 +142,7 @@ def bare(chosen: Mapping[str, Any], folder: Path) -> tuple[float, float]:
         vars(learner)["train_round"] = timed
     for _ in federate(made):
         pass
-    return spent, cpu
+    (folder / SECONDS).write_text(json.dumps([spent, cpu]))
 
 
 def flower(file: Path, folder: Path, workers: int) -> None:
@@ -195,6 +215,42 @@ def _client(chosen: Mapping[str, Any], site: str, folder: Path) -> Any:
     return Client()
 
 
+def command(engine: str, given: argparse.Namespace, folder: Path) -> list[str]:
+    """The command line of an engine, or of bare training; FileNotFoundError where Flower is not installed."""
+    workspace, settings = str(folder / engine), str(folder / "sections.json")
+    if engine == BARE:
+        return python(__file__, "--inner", BARE, settings, workspace)
+    if engine == "flower":
+        line = [given.flower_python, __file__, "--workers", str(given.workers), "--inner", engine, settings, workspace]
+        if subprocess.run([given.flower_python, "-c", "import flwr, ray, fedpeft"], capture_output=True).returncode:
+            raise FileNotFoundError("not installed: --help says how")
+        return line
+    job = ("-m", "fedpeft.cli", "simulate", str(folder / "job"), "--engine", engine)
+    return python(*job, "-t", str(given.workers), "-w", workspace)
+
+
+def measure(engine: str, given: argparse.Namespace, folder: Path) -> tuple[float, ...]:
+    """Seconds of a whole run and of its rounds, seconds of CPU, and the most GiB."""
+    seconds, cpu, most = watched(command(engine, given, folder), folder / f"{engine}.log")
+    rounds = seconds
+    history = folder / engine / "server" / "simulate_job" / "fedpeft" / "history.json"
+    if history.exists():
+        rounds = sum(one["seconds"] for one in json.loads(history.read_text())["rounds"])
+    if engine == BARE:
+        rounds, cpu = json.loads((folder / engine / SECONDS).read_text())
+    return seconds, rounds, cpu, most
+
+
+def row(engine: str, taken: tuple[float, ...] | str, training: tuple[float, ...], workers: int) -> list[str]:
+    """A row of the table; beside the figures of bare training."""
+    if isinstance(taken, str):
+        return [engine, taken]
+    seconds, rounds, cpu, most = taken
+    processes = 1 if engine == BARE else workers
+    ratios = f"{rounds / (training[1] / processes):.2f}", f"{cpu:.0f}", f"{cpu / training[2]:.2f}"
+    return [engine, f"{seconds:.0f}", f"{rounds:.0f}", *ratios, f"{most:.1f}"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=100)
@@ -203,44 +259,36 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="clients that work at the same time")
     parser.add_argument("--backbone", choices=("tiny", "vilt"), default="tiny")
     parser.add_argument("--engines", nargs="+", choices=("pool", "flare", "flower"), default=["pool"])
-    parser.add_argument("--flower", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--flower-python", default=sys.executable, help="Python of the environment with Flower")
+    parser.add_argument("--inner", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.flower:
-        flower(*given.flower, given.workers)
+    if given.inner:
+        engine, file, workspace = given.inner[0], *map(Path, given.inner[1:])
+        bare(file, workspace) if engine == BARE else flower(file, workspace, given.workers)
         return
     print(machine(), flush=True)
+    taken: dict[str, tuple[float, ...] | str] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         backbone = vilt(folder / "vilt") if given.backbone == "vilt" else []
         chosen = sections(given.clients, given.drawn, given.rounds, backbone)
-        job = folder / "job"
-        write_job(job, "many", chosen)
-        settings = folder / "sections.json"
-        settings.write_text(json.dumps(chosen))
-        training, cpu = bare(chosen, folder / "bare")
-        least = training / given.workers
-        rows = [("bare training, one process", f"{training:.0f}", "-", "-", f"{cpu:.0f}", "1.00", "-")]
-        for engine in given.engines:
-            workspace = folder / engine
-            line = python("-m", "fedpeft.cli", "simulate", str(job), "-t", str(given.workers), "-w", str(workspace))
-            line += ["--engine", engine]
-            if engine == "flower":
-                line = [sys.executable, __file__, "--workers", str(given.workers), "--flower"]
-                line += [str(settings), str(workspace)]
-            seconds, spent, most = watched(line, folder / f"{engine}.log")
-            in_rounds = seconds
-            history = workspace / "server" / "simulate_job" / "fedpeft" / "history.json"
-            if history.exists():
-                in_rounds = sum(one["seconds"] for one in json.loads(history.read_text())["rounds"])
-            ratios = f"{in_rounds / least:.2f}", f"{spent:.0f}", f"{spent / cpu:.2f}"
-            rows.append((engine, f"{seconds:.0f}", f"{in_rounds:.0f}", *ratios, f"{most:.1f}"))
+        write_job(folder / "job", "many", chosen)
+        (folder / "sections.json").write_text(json.dumps(chosen))
+        (folder / BARE).mkdir()
+        for engine in (*given.engines, BARE):
+            try:
+                taken[engine] = measure(engine, given, folder)
+            except FileNotFoundError as error:
+                taken[engine] = str(error)
+            print(f"{engine}: {taken[engine]}", file=sys.stderr, flush=True)
+    training = taken[BARE]
     show(
         f"{given.clients} clients, {given.drawn} a round, {given.rounds} rounds, {given.workers} at a time, "
         f"backbone {given.backbone}",
         ("engine", "seconds", "in the rounds", "rounds / (bare / processes)", "CPU", "CPU / bare", "GiB at most"),
-        rows,
+        [row(engine, one, training, given.workers) for engine, one in taken.items()],
         "One run of each. Flower does not say how long its rounds take: its whole run stands there. CPU is that of the "
-        "whole run, with start and handshake.",
+        "whole run, with start and handshake; of bare training, of that alone.",
     )
 
 

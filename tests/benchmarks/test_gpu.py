@@ -1,0 +1,66 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""benchmarks/gpu.py on the CPU: every part is measured, and a row that fails says why and ends no other."""
+
+import json
+import time
+
+import pytest
+
+ROWS = ("steps", "round", "memory", "sites")
+
+
+@pytest.fixture
+def gpu(benchmark):
+    return benchmark("gpu")
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+@pytest.mark.parametrize("part", ROWS)
+def test_every_part_is_measured_without_a_card(gpu, part, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path / "gpu.json")
+    code = gpu.main(["--device", "cpu", "--small", "--minutes", "600", "--parts", part, "--write"])
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    assert {kind for _, kind, _ in results["rows"]} == {part}
+    assert all("problem" not in figures for *_, figures in results["rows"])
+    (table,) = gpu.tables(results)
+    assert table.markdown() in gpu.section(tmp_path / "gpu.json")
+    if part == "sites":
+        assert [row[-1] for row in table.rows] == ["the same bytes"] * 3
+
+
+def test_a_row_that_fails_says_why(gpu, tmp_path):
+    options = gpu.parsed(["--device", "cpu", "--small"])
+    row = gpu.Row("steps", lambda *_: {})
+    later = time.monotonic() + 600
+    failed = gpu.measured("no such row", row, options, tmp_path, later)
+    assert failed == {"problem": "KeyError: 'no such row' (exit code 1)"}
+    late = gpu.measured("lora, less", row, options, tmp_path, time.monotonic() - 1)
+    assert late == {"problem": "not begun: --minutes 9.5 were over."}
+    absent = gpu.measured("lora, less", gpu.Row("round", row.call, "not installed"), options, tmp_path, later)
+    assert absent == {"missing": "not installed"}
+
+
+def test_reasons_stand_below_the_tables(gpu, tmp_path):
+    step = {"seconds": 0.5, "samples": 16, "peak": 300.0, "held": 200.0}
+    rows = [
+        ("PEFT LoRA", "steps", step),
+        ("lora, less", "steps", step | {"seconds": 0.25, "peak": 250.0}),
+        ("FedDAT", "steps", {"problem": "OutOfMemoryError (exit code 1)"}),
+        ("LLaVA-1.5-7B, four bits", "round", {"missing": "not installed"}),
+    ]
+    results = {"machine": "here", "small": False, "rows": rows}
+    (table,) = gpu.tables(results)
+    assert table.rows == [
+        ("PEFT LoRA", "32.0", "1.00", "300", "1.00"),
+        ("lora, less", "64.0", "2.00", "250", "0.50"),
+    ]
+    assert gpu.reasons(results) == ["FedDAT: OutOfMemoryError (exit code 1)", "LLaVA-1.5-7B, four bits: not installed"]
+
+
+def test_without_a_card_one_sentence(gpu, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu.main([]) == 1
+    assert "no CUDA device" in capsys.readouterr().err
