@@ -57,10 +57,8 @@ def of_mesh(terms: Iterable[str]) -> tuple[str, ...] | None:
 def of_chexpert(values: Sequence[str], uncertain: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the labels of a study of MIMIC-CXR, and those that may or may not apply.
 
-    Args:
-        values: of CheXpert's 14 labels in the order of `CHEXPERT`: 1.0 (yes), 0.0 (no), -1.0 (uncertain) or empty
-            (not mentioned, so no).
-        uncertain: `data.uncertain`.
+    CheXpert's 14 values, in the order of `CHEXPERT`, are 1.0 (yes), 0.0 (no), -1.0 (uncertain: `data.uncertain`) or
+    empty (not mentioned, so no).
     """
     numbers = {label: _label_value(value, label) for label, value in zip(CHEXPERT, values, strict=True)}
     counts = (_YES, _UNCERTAIN) if uncertain == AS_POSITIVE else (_YES,)

@@ -224,17 +224,11 @@ _SHOWN, _SHOWN_INSIDE = 8, 3
 
 @dataclass(frozen=True)
 class Listing:
-    """Names in a folder.
-
-    Args:
-        root: the folder.
-        names: paths below it, each with a slash before it, and one behind it where it is a folder.
-        images: paths of images below it, alike.
-    """
+    """Names in a folder."""
 
     root: Path
-    names: tuple[str, ...]
-    images: tuple[str, ...]
+    names: tuple[str, ...]  # paths below it, each with a slash before it, and one behind it where it is a folder
+    images: tuple[str, ...]  # paths of images below it, alike
 
     def has(self, *patterns: str) -> bool:
         """Return whether each of the patterns is that of a name, whatever its case; `*` stands for any folders too."""
@@ -296,11 +290,9 @@ def list_folder(root: Path) -> Listing:
 
 
 def matches(*alternatives: str | tuple[str, ...]) -> Recognized:
-    """Return a function that recognizes a folder by its files.
+    """Return a function that recognizes a folder by the names in it: `/name` directly in it, `*/name` anywhere below.
 
-    Args:
-        alternatives: patterns of names: `/name` directly in it, `*/name` anywhere below it; of several in a tuple it
-            must have each. No folder inside it must have them as well, which would be the data set's own then.
+    Of alternatives in a tuple it must have each, and no folder inside it all: that would be the data set's own then.
     """
     wanted = [(each,) if isinstance(each, str) else each for each in alternatives]
 

@@ -34,11 +34,7 @@ def question_example(
 ) -> Example:
     """Return the question of a row: the first answer is the one to learn, and all are accepted.
 
-    Args:
-        row: has the key `question`.
-        image, image_id, question_type: see `Example`.
-        answers: at least one.
-        answer_type: OPEN or CLOSED; None: closed is what is answered by yes or no.
+    Without `answer_type`, OPEN or CLOSED, what is answered by yes or no is closed.
     """
     with reading(row):
         normal = tuple(dict.fromkeys(map(normalize, answers)))
@@ -109,14 +105,8 @@ def site_of(
 ) -> SiteData:
     """Return a site's part of a set of images; classes are measured by balanced accuracy, labels by macro-F1.
 
-    Args:
-        settings: of the site.
-        default: its name where the settings have none.
-        source: see `SiteData`.
-        train, validation, test: as published; without `test` everything in `train` is split here, by image and group.
-        labels: all of the data set, where images have labels.
-        left_out: see `SiteData`; entries with a count of 0 are dropped.
-        notes: see `SiteData`.
+    Without a test split everything in `train` is split here, by image and group. `labels` are all of the data set;
+    `left_out` and `notes` are those of `SiteData`.
     """
     refuse_paper(settings, settings.dataset)
     whole = (train,) if test is None else (train, validation or (), test)

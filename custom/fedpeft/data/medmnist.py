@@ -36,20 +36,15 @@ SPLITS = ("train", "val", "test")
 
 
 class MedMnist(NamedTuple):
-    """One of the sets: its file's name and its classes in the order of their numbers.
-
-    Args:
-        site, modality, anatomy, classes_are: where Ultra-MedVQA has it, see `ultra_med_vqa.Subject`.
-        labelled: whether an image has any number of the classes.
-    """
+    """One of the sets: its file's name and its classes in the order of their numbers."""
 
     name: str
     classes: tuple[str, ...]
-    site: str
+    site: str  # this and the next three: where Ultra-MedVQA has it, see `ultra_med_vqa.Subject`
     modality: str
     anatomy: str
     classes_are: str
-    labelled: bool = False
+    labelled: bool = False  # an image has any number of the classes
 
 
 SETS = tuple(

@@ -49,19 +49,13 @@ _ACCESS = ("Open-access", "Restricted-access")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Client:
-    """What the supplement says of one client.
+    """What the supplement says of one client."""
 
-    Args:
-        sets: names of its data sets, as the publisher's files have them.
-        pairs, images: as table 1 prints them.
-        answers: as it prints them.
-        only: by data set, the word with which `modality_type` of the records that count begins.
-    """
-
-    sets: list[str]
-    pairs: int
+    sets: list[str]  # names of its data sets, as the publisher's files have them
+    pairs: int  # this and the next two: as table 1 prints them
     images: int
     answers: list[str]
+    # data set -> the word with which `modality_type` of records that count begins
     only: dict[str, str] = field(default_factory=dict)
 
 

@@ -105,17 +105,11 @@ _NAME = re.compile(r"(?:CXR[0-9]+_)?(?:CXR)?([0-9]+_IM.*?)(?:\.dcm)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One report.
+    """One report."""
 
-    Args:
-        findings: that section; may be empty.
-        terms: its major MeSH terms with their qualifiers.
-        views: by image, "Frontal", "Lateral" or, where it is not given, "unknown".
-    """
-
-    findings: str
-    terms: tuple[str, ...]
-    views: dict[str, str]
+    findings: str  # that section; may be empty
+    terms: tuple[str, ...]  # its major MeSH terms with their qualifiers
+    views: dict[str, str]  # by image, "Frontal", "Lateral" or, where it is not given, "unknown"
 
 
 def reports_below(root: Path) -> tuple[dict[str, Report], tuple[str, ...]]:

@@ -141,11 +141,8 @@ def _of_line(line: str, where: str) -> Any:
 def csv_rows(path: Path, keys: Iterable[str], *, separator: str = "", bad: BadRows | None = None) -> list[Row]:
     """Read a CSV file with a header; quoted fields may hold separators and line breaks.
 
-    Args:
-        path: the file.
-        keys: columns that it must have.
-        separator: what is between the columns; empty: that of `SEPARATORS` which gives most of the keys.
-        bad: gathers the lines that cannot be read; None: they are refused here.
+    Without a separator that of `SEPARATORS` counts which gives most of the keys, which the file must have. `bad`
+    gathers the lines that cannot be read; without it they are refused.
     """
     gathered = bad or BadRows(path)
     text, keys = read_text(path), tuple(keys)
@@ -189,11 +186,7 @@ def complete(rows: Sequence[Row], keys: Iterable[str]) -> list[Row]:
 def bar_rows(path: Path, fields: Sequence[str], *, alternatives: bool = False, separator: str = "|") -> list[Row]:
     """Read a file without header whose fields are separated by `|`, with LF or CRLF ends; blank lines are skipped.
 
-    Args:
-        path: the file.
-        fields: names of the fields in their order.
-        alternatives: a line may have more fields; the key `alternatives` holds them.
-        separator: what is between the fields.
+    With `alternatives` a line may have more fields, which the key `alternatives` holds.
     """
     rows = []
     for number, line in enumerate(read_text(path).split("\n"), 1):

@@ -57,18 +57,12 @@ IS_NORMAL: list[str] = _WORDINGS["normal_or_abnormal"]
 
 
 class Subject(NamedTuple):
-    """What is known of all images of one set.
+    """What is known of all images of one set."""
 
-    Args:
-        modality, anatomy: as answers have them; empty: not known, and not asked for.
-        classes: all of the set.
-        classes_are: a key of `OF_CLASSES`.
-    """
-
-    modality: str
-    anatomy: str
+    modality: str  # as answers have it; empty: not known, and not asked for
+    anatomy: str  # likewise
     classes: tuple[str, ...]
-    classes_are: str
+    classes_are: str  # a key of `OF_CLASSES`
 
     @property
     def types(self) -> tuple[str, ...]:

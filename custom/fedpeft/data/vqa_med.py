@@ -193,18 +193,13 @@ VQA_MED_2019 = _declared(2019, load_2019, "Train_images/", "VQAMed2019_Test_Imag
 
 
 class Task1(NamedTuple):
-    """Files of the questions about abnormalities.
-
-    Args:
-        year: of the challenge.
-        pairs: by split, in their order, the file of `id|question|answer[|further accepted answer...]` and the folder of
-            its images.
-        test: the files of questions and of reference answers, and the folder of their images.
-    """
+    """Files of the questions about abnormalities."""
 
     year: int
+    # by split, in their order, the file of `id|question|answer[|further accepted answer...]` and the folder of its
+    # images
     pairs: dict[str, tuple[str, str]]
-    test: tuple[str, str, str]
+    test: tuple[str, str, str]  # the files of questions and of reference answers, and the folder of their images
 
 
 def _task_1(settings: DataSettings, task: Task1) -> SiteData:
