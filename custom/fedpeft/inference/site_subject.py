@@ -59,7 +59,7 @@ def differ(vectors: np.ndarray) -> bool:
 
 
 def projected(vectors: np.ndarray) -> np.ndarray:
-    """Return MIN or more vectors (n, d), which `differ`, as points of a plane (n, 2), always the same on one machine."""
+    """Return MIN or more vectors (n, d), which `differ`, as points of a plane (n, 2), the same on one machine."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
