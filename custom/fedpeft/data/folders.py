@@ -19,6 +19,7 @@ from fedpeft.core.errors import DataError
 from fedpeft.core.text import shortened
 from fedpeft.core.workspace import DATA_VARIABLE
 from fedpeft.data.answers import clean_text
+from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import DataSettings
 
 # of all formats that `fedpeft.data.images` reads
@@ -33,8 +34,9 @@ MAX_FOLDERS = 1_000_000  # below one; links that lead into each other make more
 _DEPTH = 4
 
 
-def dataset_folder(settings: DataSettings, known_as: tuple[str, ...]) -> Path:
+def dataset_folder(settings: DataSettings, known_as: tuple[str, ...] = ()) -> Path:
     """Return a data set's folder: `settings.root`, else the first of its known names that FEDPEFT_DATA has."""
+    known_as = known_as or DATASETS.get(settings.dataset).folders_of(settings.site)
     if settings.root is not None:
         root = Path(settings.root)
         if not root.is_dir():
@@ -59,6 +61,14 @@ def dataset_folder(settings: DataSettings, known_as: tuple[str, ...]) -> Path:
         f"{DATA_VARIABLE}={base} holds no folder for {settings.dataset!r}: put the unpacked data there as "
         f"{' or '.join(map(repr, known_as))}, or correct the variable."
     )
+
+
+def either(root: Path, first: str, second: str, *, remedy: str) -> Path:
+    """Return the first of two files that a folder has."""
+    for name in (first, second):
+        if (file := root / name).is_file():
+            return file
+    raise DataError(f"{root} holds neither {first!r} nor {second!r}; {remedy}.")
 
 
 def find(root: Path, name: str, *, folder: bool = False) -> Path:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,35 @@ import numpy as np
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import clean_text, closed_by_answer, closed_by_type, normalize
-from fedpeft.data.folders import files_below, is_hidden, is_image
+from fedpeft.data.folders import files_below, is_hidden, is_image, matches, tree
 from fedpeft.data.partition import NOT_DRAWN, arrange, drawn, own_parts, pooled
 from fedpeft.data.records import Row, reading
+from fedpeft.data.registry import DataSet, Origin, packaged
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import NATURAL, DataSettings
 
 TAKES = frozenset({"partition"})
+_PUBLISHED = packaged("published")
+
+
+def published_set(
+    name: str, load: Callable[[DataSettings], SiteData], *, layout: str | None = None, **declared: Any
+) -> DataSet:
+    """Return a data set whose source, terms, metric, folders and layout by patterns (`matches`) published.json lists.
+
+    `layout` is the docstring that begins with the expected files, where it is not that of `load`.
+    """
+    known = _PUBLISHED[name]
+    patterns = [each if isinstance(each, str) else tuple(each) for each in known["recognized"]]
+    return DataSet(
+        load=load,
+        metric=known["metric"],
+        origin=Origin(title=known["title"], address=known["address"], terms=known["terms"]),
+        recognized=matches(*patterns),
+        layout=tree(layout or load.__doc__),
+        folders=tuple(known["folders"]),
+        **declared,
+    )
 
 
 def refuse_paper(settings: DataSettings, what: str) -> None:

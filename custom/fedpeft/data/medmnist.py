@@ -54,7 +54,7 @@ SETS = tuple(
 
 def load(kind: MedMnist, settings: DataSettings) -> SiteData:
     """Load one of the sets, or one site's part of it."""
-    root = dataset_folder(settings, FOLDERS)
+    root = dataset_folder(settings)
     file = next((path for size in SIZES if (path := root / f"{kind.name}{size}.npz").is_file()), None)
     if file is None:
         raise DataError(f"{root} holds no {kind.name}.npz, nor one with _64, _128 or _224; put the owners' file there.")

@@ -33,16 +33,15 @@ from functools import cache
 from pathlib import Path
 
 from fedpeft.core.errors import DataError
-from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import closed_by_answer, normalize
-from fedpeft.data.folders import dataset_folder, find, image_file, inside, matches, tree
+from fedpeft.data.folders import dataset_folder, find, image_file, inside
+from fedpeft.data.loaders import published_set
 from fedpeft.data.partition import pooled
 from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows, reading
-from fedpeft.data.registry import DataSet, Origin, packaged
+from fedpeft.data.registry import packaged
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 
-FOLDERS = ("omni_med_vqa", "OmniMedVQA")
 _KEYS = ("question", "gt_answer", "image_path")
 _ACCESS = ("Open-access", "Restricted-access")
 
@@ -67,7 +66,7 @@ def load(settings: DataSettings) -> SiteData:
     if settings.site not in CLIENTS:
         raise DataError(f"site={settings.site!r} is not a client of OmniMedVQA; choose one of {', '.join(CLIENTS)}.")
     client = CLIENTS[settings.site]
-    information = find(dataset_folder(settings, FOLDERS), "QA_information", folder=True)
+    information = find(dataset_folder(settings), "QA_information", folder=True)
     files = _files(information)
     chosen, others, incomplete = [], 0, 0
     for name in client.sets:
@@ -168,17 +167,4 @@ def _deviations(client: Client, examples: tuple[Example, ...], printed: dict[str
         yield f"{len(pool - used)} of the {len(pool)} answers that F3OCUS prints (C.2.2) do not occur."
 
 
-DATASET = DataSet(
-    load=load,
-    answers=answers,
-    metric=ACCURACY,
-    origin=Origin(
-        title="OmniMedVQA",
-        address="the hub's `foreverbeliever/OmniMedVQA`",
-        terms="those of each of its data sets; the restricted ones come without images",
-    ),
-    recognized=matches(("*/QA_information/", "*/Images/")),
-    layout=tree(__doc__),
-    folders=FOLDERS,
-    sites=tuple(CLIENTS),
-)
+DATASET = published_set("omni_med_vqa", load, layout=__doc__, answers=answers, sites=tuple(CLIENTS))

@@ -27,6 +27,7 @@ from typing import IO, Any, TypeVar
 
 from fedpeft.core.errors import DataError
 from fedpeft.data.answers import clean_values, is_missing
+from fedpeft.data.folders import either
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 INCOMPLETE = "it lacks an image, a question or an answer"
@@ -275,15 +276,11 @@ def _object(row: Row) -> Row:
 
 MAX_BYTES = 2**29
 MAX_LINE = 2**16
-SUFFIXES = (".csv.gz", ".csv")
 
 
 def table(root: Path, name: str) -> Path:
     """Return the file of a table, `NAME.csv.gz` or `NAME.csv`; of both the packed one, which the owner publishes."""
-    for suffix in SUFFIXES:
-        if (path := root / f"{name}{suffix}").is_file():
-            return path
-    raise DataError(f"{root} holds neither '{name}.csv.gz' nor '{name}.csv'; put the owners' table there.")
+    return either(root, f"{name}.csv.gz", f"{name}.csv", remedy="put the owners' table there")
 
 
 def column_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
