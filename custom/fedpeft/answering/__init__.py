@@ -81,11 +81,7 @@ def that_read(makes: Collection[str]) -> list[str]:
 
 
 def check_backbone(name: str, backbone: str) -> None:
-    """Refuse a way to answer that reads what a backbone does not make.
-
-    Raises:
-        FedpeftError: the backbone answers in other ways.
-    """
+    """Refuse a way to answer that reads what a backbone does not make."""
     reads, makes = get(name).reads, BACKBONES.get(backbone).makes
     if reads in makes:
         return
@@ -107,11 +103,7 @@ def build(
     *,
     labelled: bool = False,
 ) -> Answering:
-    """Build what `training.answering` names, or for images with labels what gives these.
-
-    Raises:
-        FedpeftError: the backbone cannot answer in this way.
-    """
+    """Build what `training.answering` names, or for images with labels what gives these."""
     only = getattr(backbone, "answering", None)
     if labelled:
         if only:

@@ -34,19 +34,12 @@ Row = tuple[Any, Example]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B samples: a model's inputs and the correct answers, as the site's way of answering has them.
+    """B samples: a model's inputs and the correct answers, as the site's way of answering has them."""
 
-    Args:
-        inputs: the model's keyword arguments.
-        target: what the loss compares with, (B, ...); negative numbers are left out.
-        accepted: what the model's answers are compared with, one entry for each sample.
-        closed: booleans (B,).
-    """
-
-    inputs: dict[str, torch.Tensor]
-    target: torch.Tensor
-    accepted: Any
-    closed: torch.Tensor
+    inputs: dict[str, torch.Tensor]  # the model's keyword arguments
+    target: torch.Tensor  # what the loss compares with, (B, ...); negative numbers are left out
+    accepted: Any  # what the model's answers are compared with, one entry for each sample
+    closed: torch.Tensor  # booleans (B,)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with inputs and target on a device."""
@@ -118,32 +111,20 @@ class _Indices(BatchSampler):
 
 
 class Batches:
-    """Iterate over `Batch`, in a new random order on every pass if a generator is passed.
-
-    Args:
-        examples: n samples; images are decoded when their batch is drawn.
-        collate: from images and examples to a batch, that of the site's way of answering.
-        batch_size: B; the last batch may be smaller, or larger where `smallest` is above 1.
-        smallest: a last batch of fewer samples joins the one before it, so that no step has only one or two samples.
-        generator: for the random order; None keeps the order of `examples`.
-        workers: number of processes that decode images.
-        open_image: from an example's image to what `collate` reads.
-        weights: one for each example: a pass draws n by them, with replacement; empty: each comes once.
-        views: of an image by their names in Pillow, of which one is drawn each time; empty: as it is.
-    """
+    """Iterate over `Batch`, in a new random order on every pass if a generator is passed."""
 
     def __init__(
         self,
-        examples: Sequence[Example],
+        examples: Sequence[Example],  # images are decoded when their batch is drawn
         collate: Collate,
         *,
-        batch_size: int,
-        smallest: int = 1,
-        generator: torch.Generator | None = None,
-        workers: int = 0,
+        batch_size: int,  # the last batch may be smaller, or larger where `smallest` is above 1
+        smallest: int = 1,  # a last batch of fewer samples joins the one before it
+        generator: torch.Generator | None = None,  # for the random order; None: that of `examples`
+        workers: int = 0,  # processes that decode images
         open_image: OpenImage = open_image,
-        weights: Sequence[float] = (),
-        views: Sequence[str] = ("",),
+        weights: Sequence[float] = (),  # a pass draws n examples by them, with replacement; empty: each comes once
+        views: Sequence[str] = ("",),  # of an image by their names in Pillow, of which one is drawn each time
     ) -> None:
         if workers and (problem := no_sockets()):
             raise FedpeftError(f"training.workers is {workers}: {problem}", setting="training.workers")
@@ -292,12 +273,7 @@ class Answering(nn.Module):
 
 
 def token_losses(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the cross-entropy of each token (B, T), 0 behind an answer's end.
-
-    Args:
-        logits: (B, T, V).
-        target: tokens (B, T), `NO_TOKEN` behind an answer's end.
-    """
+    """Return the cross-entropy (B, T) of logits (B, T, V), 0 where the target is `NO_TOKEN`, behind an answer's end."""
     return nn.functional.cross_entropy(logits.transpose(1, 2), target, ignore_index=NO_TOKEN, reduction="none")
 
 

@@ -30,11 +30,7 @@ INITIAL_STD = 0.02
 def build_head(kind: str, hidden_size: int, classes: int, generator: torch.Generator) -> nn.Module:
     """Build a classifier from pooled features (B, d) to answers (B, C), weights N(0, 0.02^2), biases 0.
 
-    Args:
-        kind: `linear`, or `mlp` (Linear d-2d, LayerNorm, GELU, Linear 2d-C, the head of ViLT for VQA).
-        hidden_size: d.
-        classes: C, the size of the site's answer vocabulary.
-        generator: for the initial weights.
+    `linear`, or `mlp`: Linear d-2d, LayerNorm, GELU, Linear 2d-C, the head of ViLT for VQA.
     """
     if kind == "linear":
         head = nn.Sequential(nn.Linear(hidden_size, classes))

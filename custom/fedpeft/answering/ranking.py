@@ -28,13 +28,7 @@ ROWS = 128  # answers that go through the decoder at once
 
 
 class Ranking(Choosing):
-    """A backbone with a decoder, and the answers that it ranks.
-
-    Args:
-        backbone: of the site.
-        vocabulary: its N answers.
-        candidates: how many of them are ranked; 0: all.
-    """
+    """A backbone with a decoder that ranks so many of a site's answers; 0: all."""
 
     backbone: Decoder
     ids: Tensor

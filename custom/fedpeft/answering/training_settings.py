@@ -13,15 +13,11 @@ from fedpeft.core.settings import MAX_ROUNDS, check_ranges, one_of, within
 
 @dataclass(frozen=True, kw_only=True)
 class Personalization:
-    """How a site gets a model of its own.
+    """How a site gets a model of its own."""
 
-    Args:
-        home: the class that does it, "package.module:object" (`fedpeft.site.personalization`).
-        max_kept: the largest part of its own adapter in what a site starts a round from.
-    """
-
+    # the class that does it, "package.module:object" (`fedpeft.site.personalization`)
     home: str = "fedpeft.site.personalization:OfRound"
-    max_kept: float = 0.0
+    max_kept: float = 0.0  # the largest part of its own adapter in what a site starts a round from
 
 
 NONE = "none"

@@ -207,9 +207,8 @@ class AlbefDecoder(Albef):
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the logits (B, T - 1, V) of each token of answers, those before it given; 0 behind their ends.
 
-        Args:
-            batch: of `collate` and `answer_tokens`. Without answers, the states of the questions (B, T, d) are
-                returned; given as `states` beside `attention_mask`, they take the place of question and image.
+        Without answers the states of the questions (B, T, d) are returned; given as `states` beside `attention_mask`,
+        they take the place of question and image.
         """
         seen = batch["attention_mask"]
         states = batch.get(STATES)

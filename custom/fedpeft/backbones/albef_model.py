@@ -63,21 +63,14 @@ VISION_EPS = 1e-6
 
 
 class AlbefConfig(BertConfig):
-    """Sizes of an ALBEF: those of BERT, and
-
-    Args:
-        fusion_layer: the first text layer that attends to the image.
-        vision_layers: layers of the image encoder, as wide as those of the text.
-        image_size: pixels of both sides.
-        patch_size: pixels of a patch's sides.
-    """
+    """Sizes of an ALBEF: those of BERT, and of its image encoder, whose layers are as wide as those of the text."""
 
     model_type = "albef"
 
-    fusion_layer: int = 6
+    fusion_layer: int = 6  # the first text layer that attends to the image
     vision_layers: int = 12
-    image_size: int = 256
-    patch_size: int = 16
+    image_size: int = 256  # pixels of both sides
+    patch_size: int = 16  # pixels of a patch's sides
 
 
 class AlbefModel(PreTrainedModel):

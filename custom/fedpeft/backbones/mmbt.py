@@ -68,9 +68,8 @@ class EncodedImages:
 class ImageEncoder(nn.Module):
     """A frozen image encoder, always in evaluation mode, with what it made of images as long as it fits into memory.
 
-    Args:
-        encoder: returns a grid (B, d, h, w), or tokens (B, T, d) of which the last are a square grid.
-        grid: cells along each side of the image.
+    It returns a grid (B, d, h, w), or tokens (B, T, d) of which the last are a square grid; `grid` are the cells along
+    each side of the image.
     """
 
     def __init__(self, encoder: nn.Module, grid: int) -> None:
@@ -147,18 +146,7 @@ def norm(features: Tensor) -> Tensor:
 
 
 class Mmbt(nn.Module):
-    """A text encoder, `model`, that reads an image as tokens; without inputs and image encoder in a skeleton.
-
-    Args:
-        model: BERT-like.
-        inputs: its tokenizer.
-        prepare: of images.
-        images: their encoder.
-        image_width: of its features.
-        grid: cells along each side.
-        image_features: whether the head reads them besides tokens.
-        projection: see `BackboneSettings`.
-    """
+    """A text encoder, `model`, that reads an image as tokens; without inputs and image encoder in a skeleton."""
 
     def __init__(
         self,
@@ -167,10 +155,10 @@ class Mmbt(nn.Module):
         prepare: SquareImages | None = None,
         images: ImageEncoder | None = None,
         *,
-        image_width: int = 0,
-        grid: int = 1,
-        image_features: bool = True,
-        projection: str = ORTHOGONAL,
+        image_width: int = 0,  # of the image encoder's features
+        grid: int = 1,  # cells along each side of the image
+        image_features: bool = True,  # the head reads them besides tokens
+        projection: str = ORTHOGONAL,  # see `BackboneSettings`
     ) -> None:
         super().__init__()
         self.model, self.inputs, self.prepare, self.images = model, inputs, prepare, images
@@ -264,12 +252,8 @@ def projection_of(model: nn.Module, image_width: int) -> Tensor:
 def closed_form(words: Tensor, tokenizer: Any, rows: Tensor, names: Sequence[str]) -> Tensor:
     """Return s P: (d, d_image), P = E' W (W' W + a I)^-1, a the mean of the eigenvalues of W' W.
 
-    Args:
-        words: embeddings (V, d).
-        tokenizer: of their numbers.
-        rows: of the encoder's classifier (C, d_image); W is `norm` of them.
-        names: of the C classes; E has the mean embedding of the words of each, (C, d), and s makes of W P' vectors as
-            long as the embedding of a word.
+    `rows` (C, d_image) are those of the encoder's classifier, W is `norm` of them. E (C, d) has the mean embedding of
+    the words of each class, from `words` (V, d). s makes vectors of W P' as long as the embedding of a word.
     """
     words = words.detach().float().cpu()
     tokens = tokenizer(list(names), add_special_tokens=False)["input_ids"]

@@ -45,23 +45,15 @@ Key = tuple[str, int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One method with one seed.
-
-    Args:
-        task: name of the job.
-        method: name of the row.
-        seed: of the run.
-        sections: of the composed job.
-        recipe: the method of `app_configs/` and the row's settings; empty where all rows have settings of their own.
-        point: setting and value of a sweep (`Point.label`); empty: there is none.
-    """
+    """One method with one seed."""
 
     task: str
-    method: str
+    method: str  # name of the row
     seed: int
     sections: Mapping[str, Any]
+    # the method of `app_configs/` and the row's settings; empty where all rows have settings of their own
     recipe: str = ""
-    point: str = ""
+    point: str = ""  # setting and value of a sweep (`Point.label`); empty: there is none
 
     @property
     def settings(self) -> str:
@@ -84,18 +76,12 @@ def plan(
     task: str,
     methods: Sequence[Variant],
     seeds: Sequence[int],
-    overrides: Sequence[str],
-    sweep: Axis | None = None,
+    overrides: Sequence[str],  # settings of all methods, `section.name=value`
+    sweep: Axis | None = None,  # a setting with whose every value each method runs
 ) -> list[Run]:
     """Compose all runs, so that what is wrong is found before the first one starts.
 
-    Args:
-        configs: the `app_configs` folder.
-        task: a job in `jobs.yml`.
-        methods: the rows.
-        seeds: each gives all methods the same data, initial values and order.
-        overrides: settings of all methods, `section.name=value`.
-        sweep: a setting with whose every value each method runs.
+    Each seed gives all methods the same data, initial values and order.
     """
     axes = [sweep] if sweep else []
     given = [*overrides, *(setting for method in methods for setting in method.settings)]
@@ -153,17 +139,7 @@ def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
 def run_missing(
     folder: Path, runs: Sequence[Run], *, processes: int, finished: Callable[[Outcome], None]
 ) -> dict[Key, str]:
-    """Run what the folder lacks; a line is written when a run ends.
-
-    Args:
-        folder: of the comparison; made if needed.
-        runs: from `plan`.
-        processes: runs at the same time.
-        finished: called with each run that has ended.
-
-    Returns:
-        a sentence for each run that failed, by its `Run.key`.
-    """
+    """Run what the folder lacks, a line for each that ended; return a sentence for each that failed, by `Run.key`."""
     folder.mkdir(parents=True, exist_ok=True)
     done = {(one.method, one.seed, one.settings) for one in earlier(folder, runs)}
     missing = [run for run in runs if run.key not in done]

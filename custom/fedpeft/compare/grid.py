@@ -60,12 +60,7 @@ class Point:
         return ", ".join(f"{name.rpartition('.')[2]}={shown(value)}" for name, value in self.values)
 
     def sections(self, compose: Callable[[Sequence[str]], dict[str, Any]], *, job: str) -> dict[str, Any]:
-        """Return the checked sections of a job with these values.
-
-        Args:
-            compose: from further settings as `section.name=value` to the job's sections.
-            job: its name, for messages.
-        """
+        """Return the checked sections of a job with these values, which `compose` sets as `section.name=value`."""
         sections = compose(self.overrides)
         check_used(self.overrides, sections, job=job)
         for name, value in self.values:

@@ -20,50 +20,37 @@ Sites = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One run.
+    """One run."""
 
-    Args:
-        task: name of the job.
-        method: name of the row that it belongs to.
-        seed: of data, initial values and order.
-        figures: for each round, site -> its metric on its test split, a fraction; a site may be missing.
-        sent: for each round, site -> bytes of the adapter that it sent; empty where it was not counted.
-        metrics: site -> what it is measured by (`fedpeft.core.metrics`).
-        seconds: of the whole run, by the clock.
-        procedural, tiny: of data and backbone.
-        settings: that tell runs of one method from each other, a digest; empty for a finished run.
-        recipe: the method of `app_configs/` that ran, and the row's settings; empty where other settings were changed.
-        samples: site -> training samples; a site may be missing where they were not counted.
-        pooled: for each round, the balanced accuracy on the test images of all sites together, a fraction; empty where
-            they were not counted by class, as in a finished run, whose sites send no such counts.
-        cpu_seconds: of all threads and child processes, from the first round to the last; None where it was not
-            measured, or an accelerator did the work.
-        alignment: what became of the places that the server's alignment could have moved, in all rounds.
-        validation: for each round, site -> the same metric on its validation split; empty for a finished run.
-        validated: site -> validation samples.
-        loss_start, loss_end: for each round, site -> its loss on the probe samples at the start and the end of the
-            round; empty where they were not measured.
-    """
-
-    task: str
-    method: str
-    seed: int
+    task: str  # name of the job
+    method: str  # name of the row that it belongs to
+    seed: int  # of data, initial values and order
+    # for each round, site -> its metric on its test split, a fraction; a site may be missing
     figures: tuple[Sites, ...]
-    sent: tuple[Sites, ...]
-    metrics: Mapping[str, str]
-    seconds: float
+    sent: tuple[Sites, ...]  # for each round, site -> bytes of the adapter that it sent; empty where it was not counted
+    metrics: Mapping[str, str]  # site -> what it is measured by (`fedpeft.core.metrics`)
+    seconds: float  # of the whole run, by the clock
     procedural: bool
     tiny: bool
-    settings: str = ""
+    settings: str = ""  # that tell runs of one method from each other, a digest; empty for a finished run
+    # the method of `app_configs/` that ran, and the row's settings; empty where other settings were changed
     recipe: str = ""
+    # site -> training samples; a site may be missing where they were not counted
     samples: Mapping[str, int] = field(default_factory=dict)
+    # for each round, the balanced accuracy on the test images of all sites together; empty where they were not counted
+    # by class, as in a finished run, whose sites send no such counts
     pooled: tuple[float, ...] = ()
+    # of all threads and child processes, from the first round to the last; None where it was not measured, or an
+    # accelerator did the work
     cpu_seconds: float | None = None
+    # what became of the places that the server's alignment could have moved, in all rounds
     alignment: Alignment = field(default_factory=Alignment)
+    # for each round, site -> the same metric on its validation split; empty for a finished run
     validation: tuple[Sites, ...] = ()
-    validated: Mapping[str, int] = field(default_factory=dict)
+    validated: Mapping[str, int] = field(default_factory=dict)  # site -> validation samples
+    # for each round, site -> its loss on the probe samples at the start of the round; empty: not measured
     loss_start: tuple[Sites, ...] = ()
-    loss_end: tuple[Sites, ...] = ()
+    loss_end: tuple[Sites, ...] = ()  # the same at its end
 
     def figure(self, metric: str, *, last: int = 1) -> float:
         """Return the mean over the sites with this metric and over the last rounds, in percent; NaN: there is none."""

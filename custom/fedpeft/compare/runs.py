@@ -56,13 +56,9 @@ def variants(texts: Sequence[str]) -> list[Variant]:
 
 
 def sections_of(configs: Path, task: str, variant: Variant, overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose the task's job with another method.
+    """Compose the task's job with another method in the place of its method and schedule.
 
-    Args:
-        configs: the `app_configs` folder.
-        task: a job in `jobs.yml`; its method and schedule are replaced, everything else stays.
-        variant: the method.
-        overrides: settings of all methods of the comparison, `section.name=value`; the variant's own win.
+    `overrides` are settings of all methods of the comparison; the variant's own win.
     """
     method, *schedules = variant.method.split("+")
     own = [f"{METHODS}/{method}"] if _exists(configs, METHODS, method) else [f"{METHODS}/{AVERAGED}"]

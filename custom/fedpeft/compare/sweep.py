@@ -32,17 +32,12 @@ ENDS = 0.04  # room beside the outer values, as a share of the axis
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Runs of one task: by method, for each value of a setting those of all seeds.
-
-    Args:
-        axis: the setting.
-        runs: by method, as many lists as there are values; one is empty where no run ended.
-        last: rounds whose mean is a run's figure.
-    """
+    """Runs of one task: by method, for each value of a setting those of all seeds."""
 
     axis: Axis
+    # by method, as many lists as there are values; one is empty where no run ended
     runs: Mapping[str, Sequence[Sequence[Outcome]]]
-    last: int = 1
+    last: int = 1  # rounds whose mean is a run's figure
 
     @property
     def outcomes(self) -> list[Outcome]:

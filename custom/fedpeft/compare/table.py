@@ -166,12 +166,9 @@ CPU_SECONDS = (
 
 
 def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Table:
-    """Return the table of runs of one task, of any number of seeds for each method.
+    """Return the table of runs of one task, whose rows stand in the order of the methods' first run.
 
-    Args:
-        outcomes: the runs; rows stand in the order of the methods' first run.
-        baseline: the method that the others are compared with, seed by seed.
-        last: rounds whose mean is a run's figure.
+    The other methods are compared with the baseline seed by seed; a run's figure is the mean of its last rounds.
     """
     by_method: dict[str, list[Outcome]] = {}
     for one in outcomes:

@@ -39,9 +39,7 @@ def hints_of(declared: Any) -> Mapping[str, Any]:
 def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, source: str = JOB) -> T:
     """Build the dataclass `cls` from a JSON object; check names, types and values.
 
-    Args:
-        values: the JSON object; None means that FLARE handed over none.
-        section: where the object stands in the job, e.g. `training`; errors begin with it.
+    None means that FLARE handed over no object; errors begin with the section, such as `training`.
     """
     values = check_types(cls, values, section=section, source=source)
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -108,11 +106,9 @@ def about(setting: str, *, where: str = "") -> Iterator[None]:
 def within(
     minimum: float, maximum: float = math.inf, *, exclusive: bool = False, max_by: str = "", min_by: str = ""
 ) -> Mapping[str, Any]:
-    """Return the metadata of a field that holds a number, for `check_ranges`.
+    """Return the metadata of a field that holds a number, for `check_ranges`; the range is that of `between`.
 
-    Args:
-        minimum, maximum, exclusive: see `between`.
-        max_by, min_by: the settings of a site's own file that bound it at that site.
+    `max_by` and `min_by` name the settings of a site's own file that bound it at that site.
     """
     return {BOUNDS: (minimum, maximum, exclusive), MAX_BY: max_by, MIN_BY: min_by}
 

@@ -69,43 +69,26 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 class Misfit(NamedTuple):
-    """The first thing in a state that is not as its schema says.
+    """The first thing in a state that is not as its schema says."""
 
-    Args:
-        what: `keys`: some are missing or unknown; `form`: no dense tensor of plain numbers, or not floating-point where
-            no dtype is expected; `dtype`; `shape`; `finite`: NaN or infinity; `size`: a value above the bound.
-        key: of the tensor; empty for `keys`.
-        missing: keys of the schema that the state lacks, in its order.
-        unknown: keys that the schema lacks; they may be anything.
-        value: the one furthest above the bound, with its sign.
-    """
-
+    # `form`: no dense tensor of plain numbers, or not floating-point where no dtype is expected
     what: Literal["keys", "form", "dtype", "shape", "finite", "size"]
-    key: str = ""
-    missing: tuple[str, ...] = ()
-    unknown: tuple[Any, ...] = ()
-    value: float = 0.0
+    key: str = ""  # of the tensor; empty for `keys`
+    missing: tuple[str, ...] = ()  # keys of the schema that the state lacks, in its order
+    unknown: tuple[Any, ...] = ()  # keys that the schema lacks; they may be anything
+    value: float = 0.0  # the one furthest above the bound, with its sign
 
 
 def first_misfit(
     state: Mapping[Any, Any],
     shapes: Shapes,
     *,
-    dtype: str | None = None,
-    whole: bool = True,
-    max_side: int | None = None,
-    bound: float | None = None,
+    dtype: str | None = None,  # of every tensor, as torch names it; None: any floating-point one
+    whole: bool = True,  # every key of the schema must be there
+    max_side: int | None = None,  # any side up to it fits; None: shapes are exactly those of the schema
+    bound: float | None = None,  # largest absolute value; None: values are not looked at
 ) -> Misfit | None:
-    """Compare a state with its schema; None: it is as it should be.
-
-    Args:
-        state: tensors by key; keys and values may be anything.
-        shapes: by key, the shape of its tensor.
-        dtype: of every tensor, as torch names it; None: any floating-point one.
-        whole: whether every key of the schema must be there.
-        max_side: no side may be longer, and any length up to it fits; None: shapes are exactly those of the schema.
-        bound: largest absolute value; None: values are not looked at.
-    """
+    """Compare a state, whose keys and values may be anything, with its schema; None: it is as it should be."""
     missing = tuple(key for key in shapes if key not in state) if whole else ()
     unknown = tuple(key for key in state if key not in shapes)
     if missing or unknown:

@@ -26,9 +26,6 @@ def on_disk(state: Mapping[str, Tensor], folder: Path) -> State:
     """Return the tensors as views of a file in a folder, which has no name any more: it is gone with the last of them.
 
     Small ones stay in memory.
-
-    Raises:
-        LocalError: the file cannot be written.
     """
     large = {key: tensor.contiguous() for key, tensor in state.items() if tensor.nbytes > MAX_SMALL}
     if not large:

@@ -3,7 +3,7 @@
 
 from fedpeft.core.errors import DataError
 from fedpeft.data.answers import AnswerVocabulary
-from fedpeft.data.registry import DataSet, is_procedural, load, names, register
+from fedpeft.data.registry import DataSet, is_procedural, load, names, packaged, register
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
@@ -45,20 +45,7 @@ register("fed_isic2019", "fedpeft.data.classified_photographs:FED_ISIC2019")
 register("ham10000", "fedpeft.data.classified_photographs:HAM10000")
 register("caltech101", "fedpeft.data.classified_photographs:CALTECH101")
 register("flowers102", "fedpeft.data.classified_photographs:FLOWERS102")
-for name in (
-    "pathmnist",
-    "chestmnist",
-    "dermamnist",
-    "octmnist",
-    "pneumoniamnist",
-    "retinamnist",
-    "breastmnist",
-    "bloodmnist",
-    "tissuemnist",
-    "organamnist",
-    "organcmnist",
-    "organsmnist",
-):
+for name in packaged("medmnist"):
     register(name, f"fedpeft.data.medmnist:{name.upper()}")
 
 # last, because folders of images occur in other layouts too

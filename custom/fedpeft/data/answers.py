@@ -67,11 +67,7 @@ def clean_values(value: Any) -> Any:
 
 
 def normalize(answer: str | int) -> str:
-    """Return the normal form of an answer (see above).
-
-    Raises:
-        DataError: the answer is neither text nor a whole number, or has no visible character.
-    """
+    """Return the normal form of an answer (see above); what is no text or whole number, or is empty, is refused."""
     if isinstance(answer, bool) or not isinstance(answer, str | int):
         raise DataError(f"an answer is {type(answer).__name__}, not text or a whole number")
     normal = clean_text(" ".join(clean_text(str(answer)).lower().split()))  # lower case of İ is decomposed
@@ -83,10 +79,8 @@ def normalize(answer: str | int) -> str:
 def is_missing(cell: object, *, or_none: bool = False) -> bool:
     """Return whether a cell of a table is empty, or holds what programs write where there is no value.
 
-    Args:
-        cell: of any type.
-        or_none: the word none counts as well; of an answer it is a value, the right one to "Which abnormality is
-            there?".
+    With `or_none` the word none counts as well; of an answer it is a value, the right one to "Which abnormality is
+    there?".
     """
     if cell is None or isinstance(cell, list):
         return cell is None

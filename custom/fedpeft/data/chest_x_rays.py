@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import DataError
-from fedpeft.core.metrics import MACRO_F1
-from fedpeft.data.folders import dataset_folder, images_below, matches, tree
-from fedpeft.data.loaders import TAKES, label_example, site_of
+from fedpeft.data.folders import dataset_folder, either, images_below
+from fedpeft.data.loaders import TAKES, label_example, published_set, site_of
 from fedpeft.data.records import Row, column_rows, csv_rows, read_text, reading, table
-from fedpeft.data.registry import DataSet, Origin, packaged
+from fedpeft.data.registry import packaged
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import AS_POSITIVE, IGNORED, DataSettings
 
@@ -57,10 +56,8 @@ def of_mesh(terms: Iterable[str]) -> tuple[str, ...] | None:
 def of_chexpert(values: Sequence[str], uncertain: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the labels of a study of MIMIC-CXR, and those that may or may not apply.
 
-    Args:
-        values: of CheXpert's 14 labels in the order of `CHEXPERT`: 1.0 (yes), 0.0 (no), -1.0 (uncertain) or empty
-            (not mentioned, so no).
-        uncertain: `data.uncertain`.
+    CheXpert's 14 values, in the order of `CHEXPERT`, are 1.0 (yes), 0.0 (no), -1.0 (uncertain: `data.uncertain`) or
+    empty (not mentioned, so no).
     """
     numbers = {label: _label_value(value, label) for label, value in zip(CHEXPERT, values, strict=True)}
     counts = (_YES, _UNCERTAIN) if uncertain == AS_POSITIVE else (_YES,)
@@ -85,7 +82,6 @@ def _label_value(value: str, label: str) -> float:
     return number
 
 
-NIH_FOLDERS = ("nih_cxr14", "nih_cxr14_64px", "NIH", "CXR8", "ChestX-ray14")
 TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
 LISTS = ("train_val_list.txt", "test_list.txt")
 NO_FINDING = "No Finding"
@@ -107,10 +103,8 @@ def load_nih_cxr14(settings: DataSettings) -> SiteData:
     "No Finding" is no label: such an image has none. No patient is in two splits or at two sites. An image whose
     archive was not unpacked is left out and counted.
     """
-    root = dataset_folder(settings, NIH_FOLDERS)
-    table = next((root / name for name in TABLES if (root / name).is_file()), None)
-    if table is None:
-        raise DataError(f"{root} holds neither {TABLES[0]!r} nor {TABLES[1]!r}; put the owners' table there.")
+    root = dataset_folder(settings)
+    table = either(root, *TABLES, remedy="put the owners' table there")
     rows = csv_rows(table, _KEYS)
     files = images_below(root)
     names = [row.text("Image Index") for row in rows]
@@ -163,20 +157,7 @@ def _spelled(finding: str) -> str:
     return finding.lower().replace("_", " ")
 
 
-NIH_CXR14 = DataSet(
-    load=load_nih_cxr14,
-    answers=nih_cxr14_answers,
-    takes=TAKES,
-    metric=MACRO_F1,
-    origin=Origin(
-        title="NIH ChestX-ray14",
-        address="the NIH Clinical Center, nihcc.app.box.com/v/ChestXray-NIHCC",
-        terms="no restriction; name the NIH Clinical Center and Wang et al. 2017",
-    ),
-    recognized=matches(*(f"/{name}" for name in TABLES)),
-    layout=tree(load_nih_cxr14.__doc__),
-    folders=NIH_FOLDERS,
-)
+NIH_CXR14 = published_set("nih_cxr14", load_nih_cxr14, answers=nih_cxr14_answers, takes=TAKES)
 
 
 MAX_BYTES = 2**18
@@ -218,7 +199,6 @@ def read_report(path: Path) -> str:
     return read_text(path, MAX_BYTES)
 
 
-MIMIC_FOLDERS = ("mimic_cxr_jpg", "mimic-cxr-jpg", "MIMIC-CXR-JPG", "mimic_cxr", "MIMIC-CXR")
 TABLE = "mimic-cxr-2.0.0-{}"
 IMAGES, REPORTS = "files", ("files", "mimic-cxr-reports/files")
 FRONTAL = frozenset({"PA", "AP"})
@@ -245,7 +225,7 @@ def load_mimic_cxr_jpg(settings: DataSettings) -> SiteData:
     no FINDINGS section. With `data.partition` a site counts the latter two for its own part, and reads no other
     reports. With `data.samples` it reads all of them, because samples are drawn among those with findings.
     """
-    root = dataset_folder(settings, MIMIC_FOLDERS)
+    root = dataset_folder(settings)
     left_out: Counter[str] = Counter()
     images = _frontal(root, left_out)
     labels = _labels_of_studies(root, settings.uncertain)
@@ -359,17 +339,6 @@ def _findings(roots: tuple[Path, ...], folder: Path) -> str | None:
     return None if path is None else findings(read_report(path))
 
 
-MIMIC_CXR_JPG = DataSet(
-    load=load_mimic_cxr_jpg,
-    answers=lambda: CHEST_LABELS,
-    takes=TAKES | {"uncertain"},
-    metric=MACRO_F1,
-    origin=Origin(
-        title="MIMIC-CXR-JPG",
-        address="physionet.org/content/mimic-cxr-jpg, the reports physionet.org/content/mimic-cxr",
-        terms="PhysioNet's license for credentialed users: training, a signed agreement, no passing on",
-    ),
-    recognized=matches(f"/{TABLE.format('chexpert')}.csv*"),
-    layout=tree(load_mimic_cxr_jpg.__doc__),
-    folders=MIMIC_FOLDERS,
+MIMIC_CXR_JPG = published_set(
+    "mimic_cxr_jpg", load_mimic_cxr_jpg, answers=lambda: CHEST_LABELS, takes=TAKES | {"uncertain"}
 )

@@ -58,14 +58,10 @@ def is_nifti(file: Path) -> bool:
 def nifti_pixels(
     file: Path, plane: str, number: int | None, window: Window | None, *, pixels: bool = True
 ) -> np.ndarray:
-    """Return a slice, (H, W) uint8.
+    """Return a sagittal, coronal or axial slice, (H, W) uint8; without `pixels` check the header, return a blank one.
 
-    Args:
-        file: the volume.
-        plane: sagittal, coronal or axial.
-        number: of the slice, counted from 0 from left, posterior or inferior; None: the middle one.
-        window: of values of more than 8 bits; None: the file's own (cal_min and cal_max).
-        pixels: False: check what the header says alone, and return a blank slice.
+    Slices count from 0 from left, posterior or inferior; None: the middle one. Without a window that of the file
+    (cal_min and cal_max) shows values of more than 8 bits.
     """
     nibabel = _nibabel()
     try:

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import DataError
-from fedpeft.core.metrics import BALANCED_ACCURACY
-from fedpeft.data.folders import contains, dataset_folder, find, image_file, images_below, matches, missing_image, tree
-from fedpeft.data.loaders import TAKES, class_example, class_folders, site_of
+from fedpeft.data.folders import contains, dataset_folder, find, image_file, images_below, missing_image
+from fedpeft.data.loaders import TAKES, class_example, class_folders, published_set, site_of
 from fedpeft.data.records import Row, csv_rows
-from fedpeft.data.registry import DataSet, Origin, packaged
+from fedpeft.data.registry import packaged
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import NATURAL, DataSettings
 
-HAM_FOLDERS = ("ham10000", "HAM10000")
 TABLES = tuple(f"HAM10000_metadata{suffix}" for suffix in ("", ".csv", ".tab", ".tsv"))  # Dataverse serves .tab
 HAM_CLASSES: dict[str, str] = packaged("class_names")["ham10000"]
 
@@ -29,7 +27,7 @@ def load_ham10000(settings: DataSettings) -> SiteData:
 
     The owners publish no split: lesions are split here, so that no lesion is in two splits or at two sites.
     """
-    root = dataset_folder(settings, HAM_FOLDERS)
+    root = dataset_folder(settings)
     table = next((name for name in TABLES if contains(root, name)), TABLES[0])
     files = images_below(root)
     examples = []
@@ -53,19 +51,9 @@ def load_ham10000(settings: DataSettings) -> SiteData:
     )
 
 
-HAM10000 = DataSet(
-    load=load_ham10000,
-    answers=lambda: tuple(HAM_CLASSES.values()),
-    takes=TAKES,
-    metric=BALANCED_ACCURACY,
-    origin=Origin(title="HAM10000", address="doi.org/10.7910/DVN/DBW86T", terms="CC BY-NC 4.0"),
-    recognized=matches(("*/HAM10000_metadata*", "*/HAM10000_images_part_1/")),
-    layout=tree(load_ham10000.__doc__),
-    folders=HAM_FOLDERS,
-)
+HAM10000 = published_set("ham10000", load_ham10000, answers=lambda: tuple(HAM_CLASSES.values()), takes=TAKES)
 
 
-ISIC_FOLDERS = ("fed_isic2019", "Fed-ISIC2019", "fed_isic")
 TABLE, METADATA = "train_test_split", "ISIC_2019_Training_Metadata.csv"
 WHOLE = "fed-isic2019"
 CENTERS = ("bcn", "vidir-molemax", "vidir-modern", "rosendahl", "mskcc", "vienna-dias")
@@ -83,7 +71,7 @@ def load_fed_isic2019(settings: DataSettings) -> SiteData:
     None) has all of them. FLamby's split has some lesions on both sides: use `split="image_disjoint"` and the table of
     lesions for whatever claims to generalize. An image that was not downloaded is left out and counted.
     """
-    root = dataset_folder(settings, ISIC_FOLDERS)
+    root = dataset_folder(settings)
     site = settings.site or WHOLE
     every = rows = csv_rows(find(root, TABLE), ("image", "target", "center", "fold"))
     if settings.partition == NATURAL and site != WHOLE:
@@ -134,25 +122,11 @@ def _lesions(root: Path) -> dict[str, str]:
     return {row.text("image"): f"lesion {row.label('lesion_id')}" for row in rows if row.label("lesion_id")}
 
 
-FED_ISIC2019 = DataSet(
-    load=load_fed_isic2019,
-    answers=lambda: ISIC_CLASSES,
-    takes=TAKES,
-    metric=BALANCED_ACCURACY,
-    origin=Origin(
-        title="Fed-ISIC2019",
-        address="github.com/owkin/FLamby, from challenge.isic-archive.com/data",
-        terms="CC BY-NC 4.0",
-    ),
-    recognized=matches((f"*/{TABLE}", "*/ISIC_2019_Training_Input_preprocessed/")),
-    layout=tree(load_fed_isic2019.__doc__),
-    folders=ISIC_FOLDERS,
-    sites=CENTERS,
-    whole=WHOLE,
+FED_ISIC2019 = published_set(
+    "fed_isic2019", load_fed_isic2019, answers=lambda: ISIC_CLASSES, takes=TAKES, sites=CENTERS, whole=WHOLE
 )
 
 
-CALTECH_FOLDERS = ("caltech101", "caltech-101", "Caltech101")
 BACKGROUND = "BACKGROUND_Google"
 CALTECH_CLASSES: list[str] = packaged("class_names")["caltech101"]
 
@@ -165,7 +139,7 @@ def load_caltech101(settings: DataSettings) -> SiteData:
     The folder BACKGROUND_Google is no class and is left out. The owners publish no split: images are split here, in
     the federated tuning of vision transformers 50:50 (`test_fraction=0.5`).
     """
-    root = find(dataset_folder(settings, CALTECH_FOLDERS), "101_ObjectCategories", folder=True)
+    root = find(dataset_folder(settings), "101_ObjectCategories", folder=True)
     folders = class_folders(root)
     background = folders.pop(BACKGROUND, [])
     if unknown := [name for name in folders if name.lower() not in CALTECH_CLASSES]:
@@ -184,19 +158,14 @@ def load_caltech101(settings: DataSettings) -> SiteData:
     )
 
 
-CALTECH101 = DataSet(
-    load=load_caltech101,
+CALTECH101 = published_set(
+    "caltech101",
+    load_caltech101,
     answers=lambda: tuple(name.replace("_", " ") for name in CALTECH_CLASSES),
     takes=TAKES,
-    metric=BALANCED_ACCURACY,
-    origin=Origin(title="Caltech101", address="data.caltech.edu/records/mzrjq-6wc02", terms="CC BY 4.0 in that record"),
-    recognized=matches("*/101_ObjectCategories/"),
-    layout=tree(load_caltech101.__doc__),
-    folders=CALTECH_FOLDERS,
 )
 
 
-FLOWERS_FOLDERS = ("flowers-102", "flowers102", "Flowers102")
 FLOWERS_CLASSES = 102
 
 
@@ -209,7 +178,7 @@ def load_flowers102(settings: DataSettings) -> SiteData:
     of vision transformers trains on 25 % and tests on 75 %, which are 'trnid' with 'valid' (2040 images) and 'tstid'
     (6149).
     """
-    root = dataset_folder(settings, FLOWERS_FOLDERS)
+    root = dataset_folder(settings)
     labels = _entry(find(root, "imagelabels.mat"), "labels")
     split, folder = find(root, "setid.mat"), find(root, "jpg", folder=True)
     if labels and not 1 <= min(labels) <= max(labels) <= FLOWERS_CLASSES:
@@ -248,17 +217,9 @@ def _entry(file: Path, name: str) -> list[int]:
         raise DataError(f"{file} has no entry {name!r} with whole numbers; download it again.") from error
 
 
-FLOWERS102 = DataSet(
-    load=load_flowers102,
+FLOWERS102 = published_set(
+    "flowers102",
+    load_flowers102,
     answers=lambda: tuple(str(number) for number in range(1, FLOWERS_CLASSES + 1)),
     takes=TAKES,
-    metric=BALANCED_ACCURACY,
-    origin=Origin(
-        title="Flowers102",
-        address="robots.ox.ac.uk/~vgg/data/flowers/102",
-        terms="the owners name none; images of the web",
-    ),
-    recognized=matches(("*/imagelabels.mat", "*/setid.mat", "*/jpg/")),
-    layout=tree(load_flowers102.__doc__),
-    folders=FLOWERS_FOLDERS,
 )

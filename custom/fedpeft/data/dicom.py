@@ -121,13 +121,10 @@ def is_dicom(file: Path) -> bool:
 
 
 def dicom_pixels(file: Path, frame: int | None, window: Window | None, *, pixels: bool = True) -> np.ndarray:
-    """Return a frame, (H, W) or (H, W, 3), uint8.
+    """Return a frame, (H, W) or (H, W, 3), uint8; without `pixels` check the header and return a blank one.
 
-    Args:
-        file: the file.
-        frame: counted from 0; None: there is one alone.
-        window: for gray values of more than 8 bits; None: that of the file.
-        pixels: False: check what the header says alone, and return a blank frame.
+    Frames count from 0; None: there is one alone. The window, or else that of the file, shows grays of more than 8
+    bits.
     """
     pydicom = _pydicom()
     try:

@@ -52,17 +52,11 @@ Shown = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A lookup table: the first entry for all values up to `first`, the last one for all beyond the table.
+    """A lookup table: the first entry for all values up to `first`, the last one for all beyond the table."""
 
-    Args:
-        entries: (N,), unsigned.
-        first: the value that has the first entry.
-        bits: of an entry.
-    """
-
-    entries: np.ndarray
-    first: int
-    bits: int
+    entries: np.ndarray  # (N,), unsigned
+    first: int  # the value that has the first entry
+    bits: int  # of an entry
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
         """Return the entries of values (...)."""
@@ -91,13 +85,9 @@ def stored_values(values: np.ndarray, header: Any) -> np.ndarray:
 
 
 def grays_of(header: Any, frame: int, window: Window | None, file: Path) -> Shown:
-    """Return what makes grays (H, W), uint8, of the stored values (H, W) of a frame.
+    """Return what makes grays (H, W), uint8, of the stored values (H, W) of a frame, counted from 0.
 
-    Args:
-        header: of the file, with the elements of `READ`.
-        frame: counted from 0.
-        window: for values of more than 8 bits, in the place of the file's own window or table.
-        file: for errors.
+    For values of more than 8 bits a window takes the place of the file's own window or table.
     """
     shape = str(header.get("PresentationLUTShape") or "IDENTITY").strip().upper()
     if shape not in ("IDENTITY", "INVERSE") or "PresentationLUTSequence" in header:
@@ -193,14 +183,9 @@ def _high_bit(header: Any) -> int:
 
 
 def _table(header: Any, item: Any, file: Path, *, name: str = "LUT", negative: bool) -> Table:
-    """Return a lookup table, whose entries may be bytes or words, in numbers or as they lie in the file.
+    """Return a lookup table of a header or an item of it; entries may be bytes or words, in numbers or as in the file.
 
-    Args:
-        header: of the file.
-        item: of the header, which has the table, or the header.
-        file: for errors.
-        name: of the table's elements.
-        negative: whether values may be below 0, so that a first one beyond 15 bits is one of these.
+    With `negative` a first value beyond 15 bits is one below 0.
     """
     count, first, bits = (int(number) for number in item[f"{name}Descriptor"].value)
     count = count % 2**SIXTEEN or 2**SIXTEEN

@@ -39,20 +39,13 @@ _SALT_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """One image in one split of one site; id and content are plain or, with a salt, keyed digests.
-
-    Args:
-        site, split: where it is.
-        image_id: its id.
-        content: of its pixels.
-        own_id: the id says nothing about images of other sites.
-    """
+    """One image in one split of one site; id and content are plain or, with a salt, keyed digests."""
 
     site: str
     split: str
     image_id: str
-    content: str
-    own_id: bool = False
+    content: str  # of its pixels
+    own_id: bool = False  # the id says nothing about images of other sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +57,7 @@ class Duplicate:
 
 
 def content_digest(image: ImageSource, *, salt: bytes = b"") -> str:
-    """Return the HMAC-SHA256 of height, width and decoded RGB pixels in hex; file format and metadata do not count.
-
-    Raises:
-        DataError: the image cannot be read.
-    """
+    """Return the HMAC-SHA256 of height, width and decoded RGB pixels in hex; file format and metadata do not count."""
     pixels = as_array(image)
     shape = np.asarray(pixels.shape[:2], dtype="<u4").tobytes()
     return hmac.new(salt, shape + np.ascontiguousarray(pixels).tobytes(), hashlib.sha256).hexdigest()
@@ -77,12 +66,7 @@ def content_digest(image: ImageSource, *, salt: bytes = b"") -> str:
 def fingerprints(data: SiteData, *, salt: bytes | None = None) -> tuple[Fingerprint, ...]:
     """Return one fingerprint per image and split of a site; every image is decoded once.
 
-    Args:
-        data: the site's examples.
-        salt: None: plain, for use on this machine only; else a secret of at least 16 bytes.
-
-    Raises:
-        DataError: the salt is too short to keep anything secret, or images cannot be read; of those, some are named.
+    Without a salt, a secret of at least 16 bytes, fingerprints are plain, for use on this machine only.
     """
     if salt is not None and len(salt) < _SALT_BYTES:
         raise DataError(f"salt has {len(salt)} bytes; use at least {_SALT_BYTES} random ones (secrets.token_bytes).")
@@ -108,8 +92,7 @@ def fingerprints(data: SiteData, *, salt: bytes | None = None) -> tuple[Fingerpr
 def duplicates(fingerprints: Iterable[Fingerprint]) -> tuple[Duplicate, ...]:
     """Return images that are in more than one split or site, by id or content, in the order of their first place.
 
-    Args:
-        fingerprints: fingerprints of all sites, made with the same salt.
+    The fingerprints of all sites have the same salt.
     """
     fingerprints = tuple(fingerprints)
     if not fingerprints:

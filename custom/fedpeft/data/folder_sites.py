@@ -31,21 +31,13 @@ _TAKEN = frozenset({"server", "simulator_server"})
 
 @dataclass(frozen=True, kw_only=True)
 class FolderSites:
-    """What a folder holds.
+    """What a folder holds."""
 
-    Args:
-        kind: what it was recognized as, in words.
-        common: settings of all sites, a part of the section `data`.
-        of_sites: by site its own settings.
-        data: what each site has.
-        notes: what was chosen, and what was not read, a sentence each.
-    """
-
-    kind: str
-    common: Mapping[str, Any]
-    of_sites: Mapping[str, Mapping[str, Any]]
+    kind: str  # what it was recognized as, in words
+    common: Mapping[str, Any]  # settings of all sites, a part of the section `data`
+    of_sites: Mapping[str, Mapping[str, Any]]  # each site's own settings
     data: tuple[SiteData, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was chosen, and what was not read, a sentence each
 
     @property
     def section(self) -> dict[str, Any]:
@@ -57,9 +49,7 @@ class FolderSites:
 def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSites:
     """Recognize what lies in a folder, and load it.
 
-    Args:
-        folder: of which nothing is known.
-        chosen: settings of all sites that are not to be found out; with `dataset` the folder is one of that data set.
+    `chosen` has settings of all sites that are not to be found out; with `dataset` the folder is one of that data set.
     """
     chosen = dict(chosen or {})
     whole = list_folder(folder)

@@ -19,6 +19,7 @@ from fedpeft.core.errors import DataError
 from fedpeft.core.text import shortened
 from fedpeft.core.workspace import DATA_VARIABLE
 from fedpeft.data.answers import clean_text
+from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import DataSettings
 
 # of all formats that `fedpeft.data.images` reads
@@ -33,8 +34,9 @@ MAX_FOLDERS = 1_000_000  # below one; links that lead into each other make more
 _DEPTH = 4
 
 
-def dataset_folder(settings: DataSettings, known_as: tuple[str, ...]) -> Path:
+def dataset_folder(settings: DataSettings, known_as: tuple[str, ...] = ()) -> Path:
     """Return a data set's folder: `settings.root`, else the first of its known names that FEDPEFT_DATA has."""
+    known_as = known_as or DATASETS.get(settings.dataset).folders_of(settings.site)
     if settings.root is not None:
         root = Path(settings.root)
         if not root.is_dir():
@@ -59,6 +61,14 @@ def dataset_folder(settings: DataSettings, known_as: tuple[str, ...]) -> Path:
         f"{DATA_VARIABLE}={base} holds no folder for {settings.dataset!r}: put the unpacked data there as "
         f"{' or '.join(map(repr, known_as))}, or correct the variable."
     )
+
+
+def either(root: Path, first: str, second: str, *, remedy: str) -> Path:
+    """Return the first of two files that a folder has."""
+    for name in (first, second):
+        if (file := root / name).is_file():
+            return file
+    raise DataError(f"{root} holds neither {first!r} nor {second!r}; {remedy}.")
 
 
 def find(root: Path, name: str, *, folder: bool = False) -> Path:
@@ -224,17 +234,11 @@ _SHOWN, _SHOWN_INSIDE = 8, 3
 
 @dataclass(frozen=True)
 class Listing:
-    """Names in a folder.
-
-    Args:
-        root: the folder.
-        names: paths below it, each with a slash before it, and one behind it where it is a folder.
-        images: paths of images below it, alike.
-    """
+    """Names in a folder."""
 
     root: Path
-    names: tuple[str, ...]
-    images: tuple[str, ...]
+    names: tuple[str, ...]  # paths below it, each with a slash before it, and one behind it where it is a folder
+    images: tuple[str, ...]  # paths of images below it, alike
 
     def has(self, *patterns: str) -> bool:
         """Return whether each of the patterns is that of a name, whatever its case; `*` stands for any folders too."""
@@ -296,11 +300,9 @@ def list_folder(root: Path) -> Listing:
 
 
 def matches(*alternatives: str | tuple[str, ...]) -> Recognized:
-    """Return a function that recognizes a folder by its files.
+    """Return a function that recognizes a folder by the names in it: `/name` directly in it, `*/name` anywhere below.
 
-    Args:
-        alternatives: patterns of names: `/name` directly in it, `*/name` anywhere below it; of several in a tuple it
-            must have each. No folder inside it must have them as well, which would be the data set's own then.
+    Of alternatives in a tuple it must have each, and no folder inside it all: that would be the data set's own then.
     """
     wanted = [(each,) if isinstance(each, str) else each for each in alternatives]
 

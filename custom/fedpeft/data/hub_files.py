@@ -199,8 +199,7 @@ def image_bytes(file: Path, column: str, row: int) -> bytes:
 def encoded(cell: Any) -> bytes | str | None:
     """Return what an image column has in one row: the bytes of the file, its path, or None.
 
-    Args:
-        cell: `{"bytes": ..., "path": ...}`, bytes, a path, or a list with one of these.
+    A cell is `{"bytes": ..., "path": ...}`, bytes, a path, or a list with one of these.
     """
     if isinstance(cell, list):
         cell = cell[0] if len(cell) == 1 else None

@@ -43,15 +43,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """An image file inside a table, read and decoded when it is needed.
+    """An image file inside a table, read and decoded when it is needed."""
 
-    Args:
-        name: its place, as errors give it; no two have the same.
-        read: returns the bytes of the file.
-    """
-
-    name: str
-    read: Callable[[], bytes] = field(compare=False)
+    name: str  # its place, as errors give it; no two have the same
+    read: Callable[[], bytes] = field(compare=False)  # returns the bytes of the file
 
     def __str__(self) -> str:
         return self.name
@@ -59,17 +54,11 @@ class EncodedImage:
 
 @dataclass(frozen=True, slots=True)
 class ChosenImage:
-    """A part of an image file, see `fedpeft.data.chosen_image`.
-
-    Args:
-        file: its path.
-        part: what stands behind the file's name and `#`; empty: the file has one image, or its middle slice is meant.
-        window: of gray values of more than 8 bits; None: the file's own, if it has one.
-    """
+    """A part of an image file, see `fedpeft.data.chosen_image`."""
 
     file: Path
-    part: str
-    window: Window | None
+    part: str  # what stands behind the file's name and `#`; empty: it has one image, or its middle slice is meant
+    window: Window | None  # of gray values of more than 8 bits; None: the file's own, if it has one
 
     def __str__(self) -> str:
         return f"{self.file}#{self.part}" if self.part else str(self.file)
@@ -79,15 +68,11 @@ ImageSource = Path | str | np.ndarray | EncodedImage | ChosenImage
 
 
 def open_image(image: ImageSource) -> Image.Image:
-    """Open an image as a PIL image in mode RGB.
-
-    Args:
-        image: path of an image file, a part of one, an image file inside a table, or an (H, W, 3) uint8 array.
+    """Open an image as a PIL image in mode RGB; an array is (H, W, 3) uint8.
 
     Raises:
         UnreadableImage: the file is missing, corrupt, cut off, too large, fully transparent, or has several frames or
             more than 8 bits per channel.
-        DataError: the array has another shape or type.
     """
     if isinstance(image, np.ndarray):
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,35 @@ import numpy as np
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import clean_text, closed_by_answer, closed_by_type, normalize
-from fedpeft.data.folders import files_below, is_hidden, is_image
+from fedpeft.data.folders import files_below, is_hidden, is_image, matches, tree
 from fedpeft.data.partition import NOT_DRAWN, arrange, drawn, own_parts, pooled
 from fedpeft.data.records import Row, reading
+from fedpeft.data.registry import DataSet, Origin, packaged
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import NATURAL, DataSettings
 
 TAKES = frozenset({"partition"})
+_PUBLISHED = packaged("published")
+
+
+def published_set(
+    name: str, load: Callable[[DataSettings], SiteData], *, layout: str | None = None, **declared: Any
+) -> DataSet:
+    """Return a data set whose source, terms, metric, folders and layout by patterns (`matches`) published.json lists.
+
+    `layout` is the docstring that begins with the expected files, where it is not that of `load`.
+    """
+    known = _PUBLISHED[name]
+    patterns = [each if isinstance(each, str) else tuple(each) for each in known["recognized"]]
+    return DataSet(
+        load=load,
+        metric=known["metric"],
+        origin=Origin(title=known["title"], address=known["address"], terms=known["terms"]),
+        recognized=matches(*patterns),
+        layout=tree(layout or load.__doc__),
+        folders=tuple(known["folders"]),
+        **declared,
+    )
 
 
 def refuse_paper(settings: DataSettings, what: str) -> None:
@@ -34,11 +56,7 @@ def question_example(
 ) -> Example:
     """Return the question of a row: the first answer is the one to learn, and all are accepted.
 
-    Args:
-        row: has the key `question`.
-        image, image_id, question_type: see `Example`.
-        answers: at least one.
-        answer_type: OPEN or CLOSED; None: closed is what is answered by yes or no.
+    Without `answer_type`, OPEN or CLOSED, what is answered by yes or no is closed.
     """
     with reading(row):
         normal = tuple(dict.fromkeys(map(normalize, answers)))
@@ -109,14 +127,8 @@ def site_of(
 ) -> SiteData:
     """Return a site's part of a set of images; classes are measured by balanced accuracy, labels by macro-F1.
 
-    Args:
-        settings: of the site.
-        default: its name where the settings have none.
-        source: see `SiteData`.
-        train, validation, test: as published; without `test` everything in `train` is split here, by image and group.
-        labels: all of the data set, where images have labels.
-        left_out: see `SiteData`; entries with a count of 0 are dropped.
-        notes: see `SiteData`.
+    Without a test split everything in `train` is split here, by image and group. `labels` are all of the data set;
+    `left_out` and `notes` are those of `SiteData`.
     """
     refuse_paper(settings, settings.dataset)
     whole = (train,) if test is None else (train, validation or (), test)

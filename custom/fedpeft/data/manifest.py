@@ -47,21 +47,13 @@ _SHOWN = 300
 
 
 class Table(NamedTuple):
-    """A folder's table.
+    """A folder's table."""
 
-    Args:
-        rows: under the known names, without those that cannot be read.
-        columns: as they are spelled.
-        notes: what is unusual.
-        bad: has gathered those that cannot be read; whoever reads the others checks it at the end.
-        total: rows in all.
-    """
-
-    rows: list[Row]
-    columns: list[str]
-    notes: list[str]
-    bad: BadRows
-    total: int
+    rows: list[Row]  # under the known names, without those that cannot be read
+    columns: list[str]  # as they are spelled
+    notes: list[str]  # what is unusual
+    bad: BadRows  # has gathered those that cannot be read; whoever reads the others checks it at the end
+    total: int  # rows in all
 
 
 def table(root: Path, known: Iterable[str]) -> Table:
@@ -126,19 +118,12 @@ _OPTIONAL = ("answer_type", "question_type", "text", "split", "patient")
 
 
 class Kind(NamedTuple):
-    """What a table is about.
+    """What a table is about."""
 
-    Args:
-        keys: that it needs beside the image.
-        example: makes one of a row.
-        metric: of the site.
-        may_be_empty: a row may have nothing under its keys.
-    """
-
-    keys: tuple[str, ...]
-    example: Callable[[Row, Path | ChosenImage, str], Example]
+    keys: tuple[str, ...]  # that it needs beside the image
+    example: Callable[[Row, Path | ChosenImage, str], Example]  # makes one of a row
     metric: str
-    may_be_empty: bool = False
+    may_be_empty: bool = False  # a row may have nothing under its keys
 
 
 def load(settings: DataSettings) -> SiteData:

@@ -36,20 +36,15 @@ SPLITS = ("train", "val", "test")
 
 
 class MedMnist(NamedTuple):
-    """One of the sets: its file's name and its classes in the order of their numbers.
-
-    Args:
-        site, modality, anatomy, classes_are: where Ultra-MedVQA has it, see `ultra_med_vqa.Subject`.
-        labelled: whether an image has any number of the classes.
-    """
+    """One of the sets: its file's name and its classes in the order of their numbers."""
 
     name: str
     classes: tuple[str, ...]
-    site: str
+    site: str  # this and the next three: where Ultra-MedVQA has it, see `ultra_med_vqa.Subject`
     modality: str
     anatomy: str
     classes_are: str
-    labelled: bool = False
+    labelled: bool = False  # an image has any number of the classes
 
 
 SETS = tuple(
@@ -59,7 +54,7 @@ SETS = tuple(
 
 def load(kind: MedMnist, settings: DataSettings) -> SiteData:
     """Load one of the sets, or one site's part of it."""
-    root = dataset_folder(settings, FOLDERS)
+    root = dataset_folder(settings)
     file = next((path for size in SIZES if (path := root / f"{kind.name}{size}.npz").is_file()), None)
     if file is None:
         raise DataError(f"{root} holds no {kind.name}.npz, nor one with _64, _128 or _224; put the owners' file there.")

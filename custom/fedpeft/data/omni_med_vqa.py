@@ -33,35 +33,28 @@ from functools import cache
 from pathlib import Path
 
 from fedpeft.core.errors import DataError
-from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import closed_by_answer, normalize
-from fedpeft.data.folders import dataset_folder, find, image_file, inside, matches, tree
+from fedpeft.data.folders import dataset_folder, find, image_file, inside
+from fedpeft.data.loaders import published_set
 from fedpeft.data.partition import pooled
 from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows, reading
-from fedpeft.data.registry import DataSet, Origin, packaged
+from fedpeft.data.registry import packaged
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 
-FOLDERS = ("omni_med_vqa", "OmniMedVQA")
 _KEYS = ("question", "gt_answer", "image_path")
 _ACCESS = ("Open-access", "Restricted-access")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Client:
-    """What the supplement says of one client.
+    """What the supplement says of one client."""
 
-    Args:
-        sets: names of its data sets, as the publisher's files have them.
-        pairs, images: as table 1 prints them.
-        answers: as it prints them.
-        only: by data set, the word with which `modality_type` of the records that count begins.
-    """
-
-    sets: list[str]
-    pairs: int
+    sets: list[str]  # names of its data sets, as the publisher's files have them
+    pairs: int  # this and the next two: as table 1 prints them
     images: int
     answers: list[str]
+    # data set -> the word with which `modality_type` of records that count begins
     only: dict[str, str] = field(default_factory=dict)
 
 
@@ -73,7 +66,7 @@ def load(settings: DataSettings) -> SiteData:
     if settings.site not in CLIENTS:
         raise DataError(f"site={settings.site!r} is not a client of OmniMedVQA; choose one of {', '.join(CLIENTS)}.")
     client = CLIENTS[settings.site]
-    information = find(dataset_folder(settings, FOLDERS), "QA_information", folder=True)
+    information = find(dataset_folder(settings), "QA_information", folder=True)
     files = _files(information)
     chosen, others, incomplete = [], 0, 0
     for name in client.sets:
@@ -174,17 +167,4 @@ def _deviations(client: Client, examples: tuple[Example, ...], printed: dict[str
         yield f"{len(pool - used)} of the {len(pool)} answers that F3OCUS prints (C.2.2) do not occur."
 
 
-DATASET = DataSet(
-    load=load,
-    answers=answers,
-    metric=ACCURACY,
-    origin=Origin(
-        title="OmniMedVQA",
-        address="the hub's `foreverbeliever/OmniMedVQA`",
-        terms="those of each of its data sets; the restricted ones come without images",
-    ),
-    recognized=matches(("*/QA_information/", "*/Images/")),
-    layout=tree(__doc__),
-    folders=FOLDERS,
-    sites=tuple(CLIENTS),
-)
+DATASET = published_set("omni_med_vqa", load, layout=__doc__, answers=answers, sites=tuple(CLIENTS))

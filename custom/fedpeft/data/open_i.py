@@ -44,12 +44,10 @@ from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from fedpeft.core.errors import DataError
-from fedpeft.core.metrics import MACRO_F1
 from fedpeft.data import chest_x_rays
-from fedpeft.data.folders import contains, dataset_folder, find, images_below, matches, tree
-from fedpeft.data.loaders import TAKES, label_example, site_of
+from fedpeft.data.folders import contains, dataset_folder, find, images_below
+from fedpeft.data.loaders import TAKES, label_example, published_set, site_of
 from fedpeft.data.records import csv_rows, text_bytes
-from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
@@ -105,17 +103,11 @@ _NAME = re.compile(r"(?:CXR[0-9]+_)?(?:CXR)?([0-9]+_IM.*?)(?:\.dcm)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One report.
+    """One report."""
 
-    Args:
-        findings: that section; may be empty.
-        terms: its major MeSH terms with their qualifiers.
-        views: by image, "Frontal", "Lateral" or, where it is not given, "unknown".
-    """
-
-    findings: str
-    terms: tuple[str, ...]
-    views: dict[str, str]
+    findings: str  # that section; may be empty
+    terms: tuple[str, ...]  # its major MeSH terms with their qualifiers
+    views: dict[str, str]  # by image, "Frontal", "Lateral" or, where it is not given, "unknown"
 
 
 def reports_below(root: Path) -> tuple[dict[str, Report], tuple[str, ...]]:
@@ -206,12 +198,9 @@ def _view(caption: str) -> str:
     return named[0] if len(named) == 1 else UNKNOWN
 
 
-FOLDERS = ("open_i", "Open-I", "openi", "NLMCXR", "chest-xrays-indiana-university")
-
-
 def load(settings: DataSettings) -> SiteData:
     """Load the data set, or one site's part of it."""
-    root = dataset_folder(settings, FOLDERS)
+    root = dataset_folder(settings)
     reports, notes = reports_below(root)
     files = _files(root)
     examples: dict[str, Example] = {}
@@ -267,17 +256,4 @@ def _why_not(report: Report, name: str, labels: tuple[str, ...] | None, files: d
     return "" if report.findings.strip() else "its report has no findings"
 
 
-DATASET = DataSet(
-    load=load,
-    answers=lambda: chest_x_rays.CHEST_LABELS,
-    takes=TAKES,
-    metric=MACRO_F1,
-    origin=Origin(
-        title="Open-I",
-        address="openi.nlm.nih.gov, kaggle.com/raddar/chest-xrays-indiana-university",
-        terms="CC BY-NC-ND 4.0",
-    ),
-    recognized=matches(("*/indiana_reports.csv", "*/indiana_projections.csv"), "*/ecgen-radiology/"),
-    layout=tree(__doc__),
-    folders=FOLDERS,
-)
+DATASET = published_set("open_i", load, layout=__doc__, answers=lambda: chest_x_rays.CHEST_LABELS, takes=TAKES)

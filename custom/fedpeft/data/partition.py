@@ -50,11 +50,8 @@ def arrange(
 ) -> Splits:
     """Return train, validation and test of a site, from the published splits and the settings.
 
-    Args:
-        settings: `split="image_disjoint"` pools everything and splits it again by image; otherwise the published
-            splits stay, and a missing validation set is cut out of train by image.
-        train, test: as published.
-        validation: as published; None: none is published.
+    `split="image_disjoint"` pools everything and splits it again by image. Otherwise the published splits stay, and
+    where none is published (None) validation is cut out of train by image.
     """
     rng = np.random.default_rng(settings.seed)
     if settings.split == "image_disjoint":
@@ -74,18 +71,10 @@ def pooled(examples: Sequence[Example], settings: DataSettings) -> Splits:
 def by_image(
     examples: Sequence[Example], fractions: Sequence[float], rng: np.random.Generator
 ) -> tuple[tuple[Example, ...], ...]:
-    """Split examples so that all questions about one image, and all images of one group, stay together.
+    """Return the rest, then the parts; all questions about one image, and all images of one group, stay together.
 
     Images or groups, in the order of their ids, are shuffled; part p gets round(f_p * images) of them, at least one
-    where f_p > 0. Inside a part the examples keep their order.
-
-    Args:
-        examples: any number of questions per image.
-        fractions: shares of the *images* or groups, one per part; 0 makes an empty part.
-        rng: the only source of randomness.
-
-    Returns:
-        the rest, then the parts; all empty if there are no examples.
+    where f_p > 0. Inside a part the examples keep their order. All are empty if there are no examples.
     """
     if not examples:
         return ((),) * (1 + len(fractions))
@@ -232,14 +221,7 @@ def with_train_share(data: SiteData, settings: DataSettings) -> SiteData:
 
 
 def _units(sizes: Mapping[str, int], limit: float, seed: int, *, min_units: int = 0) -> set[str]:
-    """Return units in a random order until the next one would exceed `limit`: fewer are a part of more.
-
-    Args:
-        sizes: of each unit.
-        limit: the sum of their sizes, at most.
-        seed: of the order.
-        min_units: units that are returned in any case.
-    """
+    """Return units in a random order while the sum of their sizes is within a limit: fewer are a part of more."""
     units = sorted(sizes)
     order = [units[i] for i in np.random.default_rng(seed).permutation(len(units))]
     totals = accumulate(sizes[unit] for unit in order)

@@ -140,13 +140,10 @@ def site_profile(site: str) -> Profile:
 
 
 def skewed(weights: tuple[float, ...], label_skew: float) -> tuple[float, ...]:
-    """Type weights with another skew s: s w_k + (1 - s) / K up to 1, and w_k^s / sum_j w_j^s above.
+    """Type weights (K,) of sum 1 with another skew s: s w_k + (1 - s) / K up to 1, and w_k^s / sum_j w_j^s above.
 
-    A power below 1 would leave out what a site never asks for any s but 0, and so keep most of the sites' distance.
-
-    Args:
-        weights: one per question type (K of them), with sum 1.
-        label_skew: s, 0 or more; 0: all types alike; 1: the weights as they are, to the bit.
+    0: all types alike; 1: the weights as they are, to the bit. A power below 1 would leave out what a site never asks
+    for any s but 0, and so keep most of the sites' distance.
     """
     if label_skew == 1:
         return weights
@@ -162,11 +159,9 @@ def all_answers() -> set[str]:
 
 
 def swapped_pairs(site: str, dialects: int) -> tuple[tuple[str, str], ...]:
-    """The pairs of concepts whose words a site uses the other way round.
+    """Return the pairs of concepts whose words a site uses the other way round.
 
-    Args:
-        site: a site's name.
-        dialects: how many of `PAIRS` any site swaps, from the first on; about half of the sites swap each.
+    `dialects` of `PAIRS`, from the first on, are swapped at some site; about half of the sites swap each.
     """
     if site in SITES:
         swaps = [bits[SITES.index(site)] == "1" for bits in _SWAPS]

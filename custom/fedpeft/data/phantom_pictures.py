@@ -87,14 +87,9 @@ def pictured(
     *,
     labels: Iterable[str] = (),
 ) -> SiteData:
-    """Return a site's part of the data set, with pixels.
+    """Return a site's part of the examples, number 0 first, with pixels; splits have the shares of the settings' sizes.
 
-    Args:
-        settings: of the site; the splits are cut with the shares that the sizes have.
-        default_name: its name where the settings have none.
-        examples: without pixels, number 0 first.
-        draw: from the number of an example and its random numbers to its image, (H, W, 3) uint8.
-        labels: all of the data set, where images have labels.
+    `draw` makes an image (H, W, 3) uint8 from an example's number and its random numbers.
     """
     examples = tuple(examples)
     place = {example.image_id: number for number, example in enumerate(examples)}
@@ -171,37 +166,23 @@ _ROWS, _COLUMNS = (axis.astype(np.float64) - MIDDLE for axis in np.mgrid[0:SIZE,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lesion:
-    """How a class looks.
+    """How a class looks."""
 
-    Args:
-        color, second: of the spot and of its texture.
-        lobes: discs that make the outline; one is round.
-        sharp: how fast the edge falls off, 1 / pixel.
-        texture: plain, lines, dots, core (a disc in the middle) or scales.
-    """
-
-    color: Color
-    second: Color
-    lobes: int
-    sharp: float
-    texture: str
+    color: Color  # of the spot
+    second: Color  # of its texture
+    lobes: int  # discs that make the outline; one is round
+    sharp: float  # how fast the edge falls off, 1 / pixel
+    texture: str  # plain, lines, dots, core (a disc in the middle) or scales
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Center:
-    """A camera and the classes of its patients.
+    """A camera and the classes of its patients."""
 
-    Args:
-        tint: factors of red, green and blue.
-        vignette: how much darker the corners are, 0 to 1.
-        magnification: of the spots.
-        weights: of the classes, in their order.
-    """
-
-    tint: tuple[float, float, float]
-    vignette: float
-    magnification: float
-    weights: tuple[int, ...]
+    tint: tuple[float, float, float]  # factors of red, green and blue
+    vignette: float  # how much darker the corners are, 0 to 1
+    magnification: float  # of the spots
+    weights: tuple[int, ...]  # of the classes, in their order
 
 
 LESIONS = {

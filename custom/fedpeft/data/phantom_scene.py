@@ -102,10 +102,7 @@ _LOOKS = {
 def draw_look(modality: str, rng: np.random.Generator, spread: float = 1.0) -> Look:
     """Draw gray-value parameters of a modality.
 
-    Args:
-        modality: a key of _LOOKS.
-        rng: source of randomness.
-        spread: 1 draws from the modality's whole range; less keeps to its middle (one scanner).
+    A spread of 1 draws from the modality's whole range; less keeps to its middle (one scanner).
     """
 
     def pick(bounds: tuple[float, float]) -> float:
@@ -276,15 +273,10 @@ def ask(
     kinds: tuple[str, ...] = KINDS,
     wordings: tuple[int, ...] = (0, 1, 2),
 ) -> Question:
-    """Ask one question of a type; yes and no are equally likely, whatever the scene.
+    """Ask one question of a type, about a scene with a finding; yes and no are equally likely, whatever the scene.
 
-    Args:
-        scene: what the image shows, with at least one finding.
-        question_type: key of TEMPLATES.
-        rng: source of randomness.
-        languages: PLAIN, CLINICAL or a mixture; every word is taken from one of them at random.
-        kinds: the kinds of finding that questions may be about.
-        wordings: which wordings of the type may be used.
+    Every word comes from one of the languages at random; `kinds` and `wordings` say what questions may be about and how
+    they may be worded.
     """
     present = [finding for finding in scene.findings if finding.kind in kinds]
     target = present[rng.integers(len(present))]

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import DataError
-from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import clean_values
-from fedpeft.data.folders import dataset_folder, find, image_file, images_below, listed_image, matches, tree
-from fedpeft.data.loaders import question_example, refuse_paper, site_of_questions
+from fedpeft.data.folders import dataset_folder, either, find, image_file, images_below, listed_image
+from fedpeft.data.loaders import published_set, question_example, refuse_paper, site_of_questions
 from fedpeft.data.partition import halves
 from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows
-from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
-RAD_FOLDERS = ("vqa_rad", "VQA-RAD", "VQA_RAD", "data_RAD")
 RAD = "vqa-rad"
 PARTS = {
     "head": ("HEAD", None),
@@ -56,7 +53,7 @@ def load_vqa_rad(settings: DataSettings) -> SiteData:
     site = settings.site or RAD
     if site != RAD and site not in PARTS:
         raise DataError(f"site={site!r} is not a part of VQA-RAD; choose one of {RAD}, {', '.join(PARTS)}.")
-    root = dataset_folder(settings, RAD_FOLDERS)
+    root = dataset_folder(settings)
     published = _published(root)
     official = [[row for row in rows if _is_official(row)] for rows in published]
     whole = [complete(rows, ("image_name", "question", "answer")) for rows in official]
@@ -85,14 +82,13 @@ def load_vqa_rad(settings: DataSettings) -> SiteData:
 
 def _published(root: Path) -> tuple[list[Row], list[Row]]:
     """Return the training and test rows."""
-    if (root / _OFFICIAL).is_file():
-        rows = json_rows(root / _OFFICIAL, _RAD_KEYS)
+    file = either(root, _OFFICIAL, "trainset.json", remedy="unpack VQA-RAD there")
+    if file.name == _OFFICIAL:
+        rows = json_rows(file, _RAD_KEYS)
         tests = [row.text("phrase_type").startswith("test_") for row in rows]
         train = [row for row, is_test in zip(rows, tests, strict=True) if not is_test]
         return train, [row for row, is_test in zip(rows, tests, strict=True) if is_test]
-    if (root / "trainset.json").is_file():
-        return json_rows(root / "trainset.json", _RAD_KEYS), json_rows(root / "testset.json", _RAD_KEYS)
-    raise DataError(f"{root} holds neither {_OFFICIAL!r} nor 'trainset.json'; unpack VQA-RAD there.")
+    return json_rows(file, _RAD_KEYS), json_rows(root / "testset.json", _RAD_KEYS)
 
 
 def _is_official(row: Row) -> bool:
@@ -121,19 +117,7 @@ def _rad_example(row: Row, folder: Path) -> Example:
     )
 
 
-VQA_RAD = DataSet(
-    load=load_vqa_rad,
-    metric=ACCURACY,
-    origin=Origin(title="VQA-RAD", address="osf.io/89kps", terms="CC0"),
-    recognized=matches(f"/{_OFFICIAL}", ("/trainset.json", "/testset.json")),
-    layout=tree(load_vqa_rad.__doc__),
-    folders=RAD_FOLDERS,
-    sites=tuple(PARTS),
-    whole=RAD,
-)
-
-
-SLAKE_FOLDERS = ("slake/Slake1.0", "slake", "Slake1.0")
+VQA_RAD = published_set("vqa_rad", load_vqa_rad, sites=tuple(PARTS), whole=RAD)
 
 
 def load_slake(settings: DataSettings) -> SiteData:
@@ -145,12 +129,10 @@ def load_slake(settings: DataSettings) -> SiteData:
     the images differently and would bring 142 test images into training. CLOSED is not only yes/no here. The papers use
     the published split as it is.
     """
-    root = dataset_folder(settings, SLAKE_FOLDERS)
+    root = dataset_folder(settings)
     if (root / "Slake1.0").is_dir():
         root = root / "Slake1.0"
-    validation = next((root / n for n in ("validate.json", "validation.json") if (root / n).is_file()), None)
-    if validation is None:
-        raise DataError(f"{root} holds neither 'validate.json' nor 'validation.json'; unpack Slake1.0 there.")
+    validation = either(root, "validate.json", "validation.json", remedy="unpack Slake1.0 there")
     parts, others, incomplete = {}, 0, 0
     for part, path in (("train", root / "train.json"), ("validation", validation), ("test", root / "test.json")):
         rows = json_rows(path, ("img_name", "question", "answer", "q_lang", "answer_type"))
@@ -181,17 +163,7 @@ def _slake_example(row: Row, folder: Path) -> Example:
     )
 
 
-SLAKE = DataSet(
-    load=load_slake,
-    metric=ACCURACY,
-    origin=Origin(title="SLAKE", address="med-vqa.com/slake, the hub's `BoKelvin/SLAKE`", terms="CC BY 4.0 on the hub"),
-    recognized=matches(("/imgs/", "/validate.json"), ("/imgs/", "/validation.json"), "/Slake1.0/imgs/"),
-    layout=tree(load_slake.__doc__),
-    folders=SLAKE_FOLDERS,
-)
-
-
-PATH_FOLDERS = ("path_vqa", "PathVQA", "pvqa")
+SLAKE = published_set("slake", load_slake)
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -213,7 +185,7 @@ def load_path_vqa(settings: DataSettings) -> SiteData:
     texts and numbers, and nothing else.
     """  # noqa: E501
     refuse_paper(settings, "PathVQA")
-    root = dataset_folder(settings, PATH_FOLDERS)
+    root = dataset_folder(settings)
     images = find(root, "images", folder=True)
     parts, incomplete = [], 0
     for part in ("train", "val", "test"):
@@ -250,15 +222,4 @@ def _path_example(row: Row, folder: Path, known: dict[str, Path]) -> Example:
     return question_example(row, image, [row.values["answer"]], image_id=row.text("image").removesuffix(".jpg"))
 
 
-PATH_VQA = DataSet(
-    load=load_path_vqa,
-    metric=ACCURACY,
-    origin=Origin(
-        title="PathVQA",
-        address="github.com/UCSD-AI4H/PathVQA, the hub's `flaviagiammarino/path-vqa`",
-        terms="MIT on the hub; images of textbooks",
-    ),
-    recognized=matches(("*/train_qa.pkl", "*/images/")),
-    layout=tree(load_path_vqa.__doc__),
-    folders=PATH_FOLDERS,
-)
+PATH_VQA = published_set("path_vqa", load_path_vqa)

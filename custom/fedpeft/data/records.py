@@ -27,6 +27,7 @@ from typing import IO, Any, TypeVar
 
 from fedpeft.core.errors import DataError
 from fedpeft.data.answers import clean_values, is_missing
+from fedpeft.data.folders import either
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 INCOMPLETE = "it lacks an image, a question or an answer"
@@ -141,11 +142,8 @@ def _of_line(line: str, where: str) -> Any:
 def csv_rows(path: Path, keys: Iterable[str], *, separator: str = "", bad: BadRows | None = None) -> list[Row]:
     """Read a CSV file with a header; quoted fields may hold separators and line breaks.
 
-    Args:
-        path: the file.
-        keys: columns that it must have.
-        separator: what is between the columns; empty: that of `SEPARATORS` which gives most of the keys.
-        bad: gathers the lines that cannot be read; None: they are refused here.
+    Without a separator that of `SEPARATORS` counts which gives most of the keys, which the file must have. `bad`
+    gathers the lines that cannot be read; without it they are refused.
     """
     gathered = bad or BadRows(path)
     text, keys = read_text(path), tuple(keys)
@@ -189,11 +187,7 @@ def complete(rows: Sequence[Row], keys: Iterable[str]) -> list[Row]:
 def bar_rows(path: Path, fields: Sequence[str], *, alternatives: bool = False, separator: str = "|") -> list[Row]:
     """Read a file without header whose fields are separated by `|`, with LF or CRLF ends; blank lines are skipped.
 
-    Args:
-        path: the file.
-        fields: names of the fields in their order.
-        alternatives: a line may have more fields; the key `alternatives` holds them.
-        separator: what is between the fields.
+    With `alternatives` a line may have more fields, which the key `alternatives` holds.
     """
     rows = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
@@ -282,15 +276,11 @@ def _object(row: Row) -> Row:
 
 MAX_BYTES = 2**29
 MAX_LINE = 2**16
-SUFFIXES = (".csv.gz", ".csv")
 
 
 def table(root: Path, name: str) -> Path:
     """Return the file of a table, `NAME.csv.gz` or `NAME.csv`; of both the packed one, which the owner publishes."""
-    for suffix in SUFFIXES:
-        if (path := root / f"{name}{suffix}").is_file():
-            return path
-    raise DataError(f"{root} holds neither '{name}.csv.gz' nor '{name}.csv'; put the owners' table there.")
+    return either(root, f"{name}.csv.gz", f"{name}.csv", remedy="put the owners' table there")
 
 
 def column_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:

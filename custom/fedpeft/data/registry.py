@@ -73,6 +73,10 @@ class DataSet:
     allowed_by_default: bool = True
     as_sites: str = ""
 
+    def folders_of(self, site: str | None) -> tuple[str, ...]:
+        """Return the names of its folder under FEDPEFT_DATA at a site."""
+        return tuple(name.format(site=site or ".") for name in self.folders)
+
 
 DATASETS: Registry[DataSet] = Registry("data set", "fedpeft.datasets", DataSet)
 register, names = DATASETS.register, DATASETS.names
@@ -143,11 +147,10 @@ def _with_layout(error: DataError, data_set: DataSet, settings: DataSettings) ->
     """Return an error to which the expected files are added, where the data's folder is in another layout."""
     from fedpeft.data.folders import dataset_folder, list_folder
 
-    names = tuple(name.format(site=settings.site or ".") for name in data_set.folders)
-    if data_set.recognized is None or not names:
+    if data_set.recognized is None or not data_set.folders:
         return error
     try:
-        seen = list_folder(dataset_folder(settings, names))
+        seen = list_folder(dataset_folder(settings))
     except DataError:  # there is no folder, as the error says
         return error
     if data_set.recognized(seen):

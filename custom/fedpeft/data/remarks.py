@@ -24,11 +24,8 @@ def baseline(data: SiteData, *, min_images: int = 1) -> float | None:
     """Return the figure of the best constant answer, a fraction; None: nothing can be measured.
 
     Accuracy and the macro-F1 of answers: the most frequent answer of training. Balanced accuracy: any one class. The
-    macro-F1 of labels: every label.
-
-    Args:
-        data: of the site.
-        min_images: test images that an answer, class or label must have to count in a mean over these.
+    macro-F1 of labels: every label. Answers, classes or labels of fewer test images than `min_images` do not count in a
+    mean over these.
     """
     return (_OF_LABELS if data.labels else _OF_ANSWERS)[data.metric](data, min_images)
 

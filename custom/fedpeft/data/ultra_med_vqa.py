@@ -57,18 +57,12 @@ IS_NORMAL: list[str] = _WORDINGS["normal_or_abnormal"]
 
 
 class Subject(NamedTuple):
-    """What is known of all images of one set.
+    """What is known of all images of one set."""
 
-    Args:
-        modality, anatomy: as answers have them; empty: not known, and not asked for.
-        classes: all of the set.
-        classes_are: a key of `OF_CLASSES`.
-    """
-
-    modality: str
-    anatomy: str
+    modality: str  # as answers have it; empty: not known, and not asked for
+    anatomy: str  # likewise
     classes: tuple[str, ...]
-    classes_are: str
+    classes_are: str  # a key of `OF_CLASSES`
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -175,30 +169,11 @@ class Collection:
     subject: Subject
 
 
-_LESIONS = ("melanoma", "nevus", "keratosis", "carcinoma", "fibroma", "vascular lesion")
-_CHEST = ("no finding", "nodule", "effusion", "atelectasis", "pneumonia", "mass", "edema")
-_CELLS = ("basophil", "eosinophil", "erythroblast", "lymphocyte", "monocyte", "neutrophil", "platelet")
-_COLON = ("adipose", "debris", "lymphocytes", "mucus", "muscle", "stroma", "epithelium")
-_KIDNEY = ("glomerulus", "tubule", "duct", "interstitium", "vessel", "capsule")
-_ORGANS = ("liver", "spleen", "bladder", "pancreas", "kidney", "heart")
-SITES = {
-    "colon-pathology": Collection(look="histopathology", subject=Subject("histopathology", "colon", _COLON, "tissue")),
-    "chest-x-ray": Collection(look="xray", subject=Subject("x-ray", "lung", _CHEST, "disease")),
-    "dermatoscope": Collection(look="dermatoscopy", subject=Subject("dermatoscopy", "skin", _LESIONS, "disease")),
-    "retinal-oct": Collection(
-        look="oct",
-        subject=Subject(
-            "optical coherence tomography", "eye", ("normal", "drusen", "edema", "neovascularization"), "disease"
-        ),
-    ),
-    "fundus-camera": Collection(look="fundus", subject=Subject("fundus photography", "eye", GRADES, "grade")),
-    "ultrasound": Collection(
-        look="ultrasound", subject=Subject("ultrasound", "breast", ("normal", "benign", "malignant"), "disease")
-    ),
-    "blood-microscope": Collection(look="microscopy", subject=Subject("microscopy", "blood", _CELLS, "other")),
-    "kidney-microscope": Collection(look="microscopy", subject=Subject("microscopy", "kidney", _KIDNEY, "tissue")),
-    "abdominal-ct": Collection(look="ct", subject=Subject("ct", "", _ORGANS, "anatomy")),
-}
+def _collection(look: str, classes: Sequence[str], **known: str) -> Collection:
+    return Collection(look=look, subject=Subject(classes=tuple(classes), **known))
+
+
+SITES = {name: _collection(**known) for name, known in _WORDINGS["procedural_sites"].items()}
 _DEFAULT = next(iter(SITES))
 
 

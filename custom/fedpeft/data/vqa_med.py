@@ -10,19 +10,17 @@ by yes or no.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from fedpeft.core.errors import DataError
-from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import is_missing
-from fedpeft.data.folders import contains, dataset_folder, find, images_below, listed_image, matches, tree
-from fedpeft.data.loaders import question_example, refuse_paper, site_of_questions
+from fedpeft.data.folders import contains, dataset_folder, find, images_below, listed_image
+from fedpeft.data.loaders import published_set, question_example, refuse_paper, site_of_questions
 from fedpeft.data.partition import pooled
 from fedpeft.data.records import INCOMPLETE, Row, bar_rows, complete
-from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 
@@ -59,27 +57,6 @@ def without_incomplete(*splits: Sequence[Example | None]) -> tuple[list[tuple[Ex
     return whole, [(INCOMPLETE, sum(map(len, splits)) - sum(map(len, whole)))]
 
 
-def _declared(
-    year: int,
-    load: Callable[[DataSettings], SiteData],
-    *files: str,
-    address: str = "the organizers, github.com/abachaa",
-    images: str = "MedPix",
-) -> DataSet:
-    return DataSet(
-        load=load,
-        metric=ACCURACY,
-        origin=Origin(title=f"VQA-Med {year}", address=address, terms=f"the images are those of {images}"),
-        recognized=matches(tuple(f"*/{file}" for file in files)),
-        layout=tree(load.__doc__),
-        folders=_folders(year),
-    )
-
-
-def _folders(year: int) -> tuple[str, ...]:
-    return f"vqa_med_{year}", f"VQA-Med-{year}"
-
-
 _WITH_ANSWERS_2018 = "VQAMed2018Test-QA-Eval.csv"
 
 
@@ -95,7 +72,7 @@ def load_2018(settings: DataSettings) -> SiteData:
     needs the organizers' file with the answers. The papers do not use this set, so `split="paper"` is refused.
     """
     refuse_paper(settings, "VQA-Med 2018")
-    root = dataset_folder(settings, _folders(2018))
+    root = dataset_folder(settings)
     tested = _WITH_ANSWERS_2018 if contains(root, _WITH_ANSWERS_2018) else "VQAMed2018Test-QA.csv"
     files = {"Train": "VQAMed2018Train-QA.csv", "Valid": "VQAMed2018Valid-QA.csv", "Test": tested}
     parts, without = [], 0
@@ -124,14 +101,7 @@ def load_2018(settings: DataSettings) -> SiteData:
     )
 
 
-VQA_MED_2018 = _declared(
-    2018,
-    load_2018,
-    "VQAMed2018Train-QA.csv",
-    "VQAMed2018Valid-QA.csv",
-    address="ImageCLEF, after registration",
-    images="PubMed Central",
-)
+VQA_MED_2018 = published_set("vqa_med_2018", load_2018)
 
 
 CATEGORIES = {"C1_Modality": "modality", "C2_Plane": "plane", "C3_Organ": "organ", "C4_Abnormality": "abnormality"}
@@ -149,7 +119,7 @@ def load_2019(settings: DataSettings) -> SiteData:
     between the accepted answers. `split="paper"`: train and validation together (14792 pairs) against the test set of
     500.
     """
-    root = dataset_folder(settings, _folders(2019))
+    root = dataset_folder(settings)
     tested = bar_rows(find(root, "VQAMed2019_Test_Questions_w_Ref_Answers.txt"), ("id", "category", *_PAIR[1:]))
     (train, validation, test), incomplete = without_incomplete(
         examples(root, "Train_images", _by_category(root, "train")),
@@ -189,27 +159,22 @@ def _key(row: Row) -> tuple[str, ...]:
     return tuple(row.text(field) for field in _PAIR)
 
 
-VQA_MED_2019 = _declared(2019, load_2019, "Train_images/", "VQAMed2019_Test_Images/")
+VQA_MED_2019 = published_set("vqa_med_2019", load_2019)
 
 
 class Task1(NamedTuple):
-    """Files of the questions about abnormalities.
-
-    Args:
-        year: of the challenge.
-        pairs: by split, in their order, the file of `id|question|answer[|further accepted answer...]` and the folder of
-            its images.
-        test: the files of questions and of reference answers, and the folder of their images.
-    """
+    """Files of the questions about abnormalities."""
 
     year: int
+    # by split, in their order, the file of `id|question|answer[|further accepted answer...]` and the folder of its
+    # images
     pairs: dict[str, tuple[str, str]]
-    test: tuple[str, str, str]
+    test: tuple[str, str, str]  # the files of questions and of reference answers, and the folder of their images
 
 
 def _task_1(settings: DataSettings, task: Task1) -> SiteData:
     """Load one of these; the papers pool the last of the pairs with the test set, and do not read the others."""
-    root = dataset_folder(settings, _folders(task.year))
+    root = dataset_folder(settings)
     paper = settings.split == "paper"
     read = [_pairs(root, *files) for files in list(task.pairs.values())[-1 if paper else 0 :]]
     splits, incomplete = without_incomplete(*read, _with_references(root, *task.test))
@@ -269,9 +234,7 @@ def load_2020(settings: DataSettings) -> SiteData:
     return _task_1(settings, Task1(2020, pairs, files))
 
 
-VQA_MED_2020 = _declared(
-    2020, load_2020, "VQAnswering_2020_Val_QA_Pairs.txt", "VQAMed2020-Task1-VQAnswering-Test-Questions.txt"
-)
+VQA_MED_2020 = published_set("vqa_med_2020", load_2020)
 
 
 def load_2021(settings: DataSettings) -> SiteData:
@@ -291,9 +254,4 @@ def load_2021(settings: DataSettings) -> SiteData:
     return _task_1(settings, Task1(2021, {"train": new}, files))
 
 
-VQA_MED_2021 = _declared(
-    2021,
-    load_2021,
-    "VQA-Med-2021-VQAnswering-Task1-New-ValidationSet.txt",
-    "Task1-VQA-2021-TestSet-Questions.txt",
-)
+VQA_MED_2021 = published_set("vqa_med_2021", load_2021)

@@ -21,13 +21,8 @@ def jacobian_rows(
 
     With `captured`, a column costs one backward pass through the activations and what the rows themselves cost;
     parameters in operations that `capture` does not know are differentiated row by row and added. Nothing is kept.
-
-    Args:
-        outputs: runs the model, returns (B, K).
-        parameters: those to differentiate; they require gradients.
-        receive: called as `receive(parameter, k, rows)`, rows (B, *parameter.shape) of at least single precision,
-            once for each column at most; a parameter that a column does not depend on may be left out.
-        gradients: `captured` or `rows`.
+    `outputs` runs the model and returns (B, K). `receive(parameter, k, rows)` gets rows (B, *parameter.shape) of at
+    least single precision once for each column at most; a parameter that a column does not depend on may be left out.
     """
     if gradients == "rows":
         tape, values = None, outputs()

@@ -31,19 +31,12 @@ CHANGED = "The data of this site are not those that the model was trained with."
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is to be predicted.
+    """What is to be predicted."""
 
-    Args:
-        examples: with the site's first answer in the place of one that is not known.
-        known: of each, whether its answer, class or labels are known.
-        unseen: see `fedpeft.site.metrics.Measure`.
-        remarks: lines for the user.
-    """
-
-    examples: tuple[Example, ...]
-    known: tuple[bool, ...]
-    unseen: int = 0
-    remarks: tuple[str, ...] = ()
+    examples: tuple[Example, ...]  # with the site's first answer in the place of one that is not known
+    known: tuple[bool, ...]  # of each, whether its answer, class or labels are known
+    unseen: int = 0  # see `fedpeft.site.metrics.Measure`
+    remarks: tuple[str, ...] = ()  # lines for the user
 
 
 def window_at(kept: KeptModel) -> Window | None:
@@ -52,14 +45,7 @@ def window_at(kept: KeptModel) -> Window | None:
 
 
 def of_images(named: Path, question: str | None, record: ModelRecord, *, window: Window | None = None) -> Wanted:
-    """Return an image, or all images of a folder, with one question.
-
-    Args:
-        named: an image of any kind that a manifest may name, or a folder of pictures.
-        question: for all of them.
-        record: of the model.
-        window: see `window_at`.
-    """
+    """Return an image of any kind that a manifest may name, or all pictures of a folder, with one question."""
     question = clean_text(question or "").strip()
     if record.asks and not question:
         raise FedpeftError("this model answers questions: give one with --question.")
@@ -77,13 +63,7 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
 
 
 def of_table(named: Path, record: ModelRecord, *, window: Window | None = None) -> Wanted:
-    """Return the rows of a table, each with its answer, class or labels if it has them.
-
-    Args:
-        named: manifest.csv or manifest.jsonl, or their folder.
-        record: of the model.
-        window: see `window_at`.
-    """
+    """Return the rows of a manifest, or of that in a folder, each with its answer, class or labels if it has them."""
     root = named.parent if named.name.lower() in FILES else named
     read = table(root, ("image", "question", "answer", "answer_type", "label", "labels", "text"))
     needed = ("image", "question") if record.asks else ("image",)

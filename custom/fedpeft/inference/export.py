@@ -62,17 +62,10 @@ PROBES = ("why ?", "where is the nodule in this image ?", "is there a nodule ?")
 def export(
     kept: KeptModel, out: Path, *, force: bool = False, merged: bool = False, onnx: bool = False
 ) -> dict[str, float]:
-    """Write a site's model.
+    """Write a site's model into a folder that appears when everything in it is written.
 
-    Args:
-        kept: what the site kept.
-        out: the folder; it appears when everything in it is written.
-        force: whether an earlier export is replaced.
-        merged: write full weights too, with what was trained in them.
-        onnx: write the model for ONNX too.
-
-    Returns:
-        the largest difference of a logit from those of the run, for each of the forms `merged` and `onnx`.
+    `merged` and `onnx` ask for full weights with what was trained in them, and for a model for ONNX. Return the largest
+    difference of a logit from those of the run, for each of these forms.
     """
     check_place(out, force=force)
     model, record = model_of(kept), replace(kept.record, sections=exported_sections(kept.record))
@@ -223,10 +216,7 @@ def check_installed() -> None:
 def write_onnx(folder: Path, model: SiteModel, probes: Sequence[dict[str, Tensor]]) -> float:
     """Write `model.onnx` and return the largest difference of a logit from PyTorch's.
 
-    Args:
-        folder: that exists.
-        model: of a site.
-        probes: inputs of at least two examples, whose questions have different lengths.
+    The probes are at least two examples, whose questions have different lengths.
     """
     answering, names = model.answering.eval(), _needed(probes)
     expected = [answering(inputs) for inputs in probes]

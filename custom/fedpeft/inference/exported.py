@@ -36,12 +36,7 @@ SERVERS_KIT = Path("startup") / "fed_server.json"
 
 
 def check_own_place(path: Path, *, holds: str) -> None:
-    """Refuse a file or folder that lies in a folder of the server.
-
-    Args:
-        path: need not exist.
-        holds: what must stay at the site, a clause for the error.
-    """
+    """Refuse a path in a folder of the server; `holds` says in the error what must stay at the site."""
     path = path.resolve()
     for folder in (path, *path.parents):
         if reason := _servers(folder):
@@ -136,12 +131,7 @@ def vars_of(record: ModelRecord) -> dict[str, Any]:
 
 
 def check_place(out: Path, *, force: bool) -> None:
-    """Refuse a folder that an export must not be written to.
-
-    Args:
-        out: need not exist.
-        force: whether an earlier export may be replaced.
-    """
+    """Refuse a folder that an export must not be written to; with `force` an earlier export may be replaced."""
     out = out.resolve()
     check_own_place(out, holds="an export holds the site's head and answers")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):

@@ -34,19 +34,12 @@ BRIGHTEST = 0.995  # quantile of the absolute values that has the full color
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What spoke for an answer.
+    """What spoke for an answer."""
 
-    Args:
-        pixels: the image as the model reads it, (H, W, 3) from 0 to 1.
-        values: what each pixel added to the answer's log-probability, (H, W).
-        gained: log-probability of the answer with the image, minus that with a black one.
-        error: how much the values' sum differs from that.
-    """
-
-    pixels: np.ndarray
-    values: np.ndarray
-    gained: float
-    error: float
+    pixels: np.ndarray  # the image as the model reads it, (H, W, 3) from 0 to 1
+    values: np.ndarray  # what each pixel added to the answer's log-probability, (H, W)
+    gained: float  # log-probability of the answer with the image, minus that with a black one
+    error: float  # how much the values' sum differs from that
 
 
 def evidence(predictor: Predictor, example: Example, answer: str) -> Evidence:
@@ -77,14 +70,9 @@ def evidence(predictor: Predictor, example: Example, answer: str) -> Evidence:
 
 
 def draw(file: Path, found: Evidence, prediction: Prediction, answer: str, *, caution: str = "") -> None:
-    """Draw the image beside what spoke for an answer (orange) and against it (purple).
+    """Draw the image beside what spoke for an answer (orange) and against it (purple), as .png, .svg or .pdf.
 
-    Args:
-        file: .png, .svg or .pdf; replaced as a whole.
-        found: by `evidence`.
-        prediction: of the example.
-        answer: that is explained.
-        caution: a line below, of procedural data or a tiny backbone.
+    `caution` is a line below, of procedural data or a tiny backbone.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -28,31 +28,20 @@ from fedpeft.site.site_state import ModelRecord, SiteState, best_round
 
 @dataclass(frozen=True, kw_only=True)
 class KeptModel:
-    """A site's model of one round.
-
-    Args:
-        folder: where it lies.
-        state: its tensors.
-        record: what it is.
-        policy: the site's own file; None in the simulator, and of an exported folder.
-        exported: whether it comes from an exported folder, which may be a stranger's.
-    """
+    """A site's model of one round."""
 
     folder: Path
     state: SiteState
     record: ModelRecord
-    policy: SitePolicy | None = None
-    exported: bool = False
+    policy: SitePolicy | None = None  # the site's own file; None in the simulator, and of an exported folder
+    exported: bool = False  # it comes from an exported folder, which may be a stranger's
 
 
 def find(named: Path, *, site: str | None, round: str = LAST, backbone: str | None = None) -> KeptModel:
-    """Return a site's model.
+    """Return a site's model of the round `last`, `best` by the validation split, or a number.
 
-    Args:
-        named: see above.
-        site: its name; needed in a simulator's workspace, where all sites are.
-        round: `last`, `best` by the validation split, or a number.
-        backbone: of an exported folder: a folder or hub name in place of the backbone's default one.
+    A simulator's workspace, where all sites are, needs the site's name. `backbone` is the folder or hub name that takes
+    the place of the default one of an exported folder.
     """
     if not named.is_dir():
         raise FedpeftError(f"{named} is not a folder: name a run's workspace, a site's workspace, or an exported one.")

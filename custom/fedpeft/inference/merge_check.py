@@ -53,21 +53,14 @@ PAGE = "check.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What was measured.
+    """What was measured."""
 
-    Args:
-        table: a row for each export: its own adapter, the plain mean, the merged one.
-        lines: way -> losses at `POINTS` between the first two exports, with the first one's head.
-        between: the names of these two.
-        note: what the figures do not say.
-        remarks: folders that were not measured, a sentence each.
-    """
-
-    table: Table
+    table: Table  # a row for each export: its own adapter, the plain mean, the merged one
+    # way -> losses at `POINTS` between the first two exports, with the first one's head
     lines: Mapping[str, Sequence[float]]
-    between: tuple[str, str]
-    note: str
-    remarks: tuple[str, ...] = ()
+    between: tuple[str, str]  # the names of these two
+    note: str  # what the figures do not say
+    remarks: tuple[str, ...] = ()  # folders that were not measured, a sentence each
 
     def barriers(self) -> dict[str, float]:
         """Return how far each line rises above the straight one between its ends."""
@@ -82,14 +75,10 @@ def check(
     weights: Sequence[float] | None = None,
     backbone: str | None = None,
 ) -> Checked:
-    """Measure adapters before and after they are merged.
+    """Measure adapters before and after they are merged; those of an exported folder, with its head.
 
-    Args:
-        adapters: that were merged; those of an exported folder are measured, with its head.
-        merged: of them.
-        data: a table as `fedpeft predict --manifest` reads it, or a folder in a layout of the data registry.
-        weights: of the plain mean.
-        backbone: folder or hub name of the exports' backbone, where it is not the default one.
+    `data` is a table as `fedpeft predict --manifest` reads it, or a folder in a layout of the data registry; `backbone`
+    the exports' one, where it is not the default; `weights` are of the plain mean.
     """
     exports = [one for one in adapters if is_exported(Path(one.name))]
     without = [one for one in adapters if not is_exported(Path(one.name))]

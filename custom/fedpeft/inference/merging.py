@@ -45,21 +45,13 @@ _NUMBER = re.compile(r"(?:^|\.)(\d{1,5})(?=\.|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """An adapter of a PEFT folder.
+    """An adapter of a PEFT folder."""
 
-    Args:
-        name: of the folder, for errors and tables.
-        config: its configuration.
-        state: its tensors by key (`fedpeft.core.keys`); the last matrix of LoRA is multiplied by its scale.
-        paths: place -> path of the module in the model.
-        base: what the folder says of the model that the adapter is for; empty: nothing.
-    """
-
-    name: str
+    name: str  # of the folder, for errors and tables
     config: PeftConfig
-    state: State
-    paths: Mapping[str, str]
-    base: str = ""
+    state: State  # its tensors by key (`fedpeft.core.keys`); the last matrix of LoRA is multiplied by its scale
+    paths: Mapping[str, str]  # place -> path of the module in the model
+    base: str = ""  # what the folder says of the model that the adapter is for; empty: nothing
 
     @property
     def tuning(self) -> SlotTuning:

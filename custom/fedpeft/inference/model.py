@@ -50,12 +50,7 @@ GLOBAL, CONFIG = "global", "adapter_config.json"
 
 
 def find_adapter(named: str, run: Path) -> Path:
-    """Return the PEFT folder or the file of tensors that the user means.
-
-    Args:
-        named: see above.
-        run: what is predicted with, where `global` is looked for.
-    """
+    """Return the PEFT folder or file of tensors that the user names (see above); `global` is looked for in `run`."""
     path = Path(named)
     if named == GLOBAL:
         return _of_run(run)
@@ -157,21 +152,14 @@ def _check(adapter: State, own: State, *, whole: bool = True) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a model says of an example.
+    """What a model says of an example."""
 
-    Args:
-        example: with its answer, class or labels.
-        known: whether these are known.
-        answers: the most probable ones, the most probable first; of labels all.
-        applies: of labels, those whose probability reaches their threshold; None: there are no labels.
-        spellings: see `ModelRecord`.
-    """
-
-    example: Example
-    known: bool
-    answers: Sequence[Scored]
+    example: Example  # with its answer, class or labels
+    known: bool  # these are known
+    answers: Sequence[Scored]  # the most probable ones, the most probable first; of labels all
+    # of labels, those whose probability reaches their threshold; None: there are no labels
     applies: tuple[str, ...] | None = None
-    spellings: Mapping[str, str] = field(default_factory=dict)
+    spellings: Mapping[str, str] = field(default_factory=dict)  # see `ModelRecord`
 
     def spelled(self, text: str) -> str:
         """Return an answer, class or label as the site writes it."""
@@ -189,12 +177,7 @@ class Prediction:
 
 
 class Predictor:
-    """A site's model that answers.
-
-    Args:
-        kept: what the site kept.
-        adapter: a PEFT folder or a file that is predicted with; None: the site's own adapter.
-    """
+    """A site's model that answers, with its own adapter or the one of a PEFT folder or file."""
 
     def __init__(self, kept: KeptModel, adapter: Path | None = None) -> None:
         self.record = kept.record
@@ -228,13 +211,9 @@ class Predictor:
     def predictions(
         self, examples: Sequence[Example], known: Sequence[bool], *, max_answers: int, measure: Measure | None = None
     ) -> Iterator[Prediction]:
-        """Answer examples batch by batch.
+        """Answer examples batch by batch, in their order, with so many answers of each; of labels all.
 
-        Args:
-            examples: in the order of the predictions.
-            known: of each, whether its answer is known.
-            max_answers: answers of each; labels are all listed.
-            measure: gets every batch, where all answers are known.
+        `known` says of each whether its answer is known; where all are, `measure` gets every batch.
         """
         done = 0
         for batch in self.batches(examples):

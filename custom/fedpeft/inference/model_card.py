@@ -22,12 +22,8 @@ COLUMNS = {"overall": "test", "open": "open", "closed": "closed", VALIDATION: "v
 def card(record: ModelRecord, round: int, differences: Mapping[str, float], *, adapter: bool, beside: bool) -> str:
     """Return the card as Markdown.
 
-    Args:
-        record: of the model, with the exported sections.
-        round: that it is of.
-        differences: of logits, of the forms `merged` and `onnx` that the folder has, from the model of the run.
-        adapter: whether the folder has an adapter that PEFT loads.
-        beside: whether a second, frozen one belongs to it.
+    `differences` of logits from the model of the run are those of the forms `merged` and `onnx` that the folder has.
+    `adapter` says whether PEFT can load an adapter from it, `beside` whether a second, frozen one belongs to that.
     """
     method, backbone = record.sections["method"], record.sections["backbone"]
     base = backbone.get("source") or f"the default weights of `{backbone['name']}`"

@@ -218,13 +218,7 @@ h3 { margin: 1.5rem 0 .5rem; font-size: .9375rem; }
 
 
 def write_page(out: Path, subject: Subject, *, examples: int) -> None:
-    """Write a site's page, readable for its own account alone.
-
-    Args:
-        out: the file.
-        subject: what the page is about.
-        examples: images that were answered right, and as many that were answered wrong, which it shows.
-    """
+    """Write a site's page, readable for its own account alone, with as many images answered right as wrong."""
     text = page(subject, examples=examples)
     with replacing(out) as draft:
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

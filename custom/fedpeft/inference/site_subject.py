@@ -59,11 +59,7 @@ def differ(vectors: np.ndarray) -> bool:
 
 
 def projected(vectors: np.ndarray) -> np.ndarray:
-    """Return vectors (n, d) as points of a plane, (n, 2); the same on one machine every time.
-
-    Args:
-        vectors: at least MIN, which `differ`.
-    """
+    """Return MIN or more vectors (n, d), which `differ`, as points of a plane (n, 2), the same on one machine."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -78,27 +74,16 @@ MAX_POINTS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A site's model on its own data.
-
-    Args:
-        kept: the model.
-        data: of the site, as the job chose them.
-        predictions: of the test split.
-        figures: of it.
-        thresholds: of labels, by label.
-        mapped: examples of the test split, at most MAX_POINTS, drawn by a fixed seed.
-        features: of these, (n, d); None: there is no one vector for an example.
-        remarks: lines for the user.
-    """
+    """A site's model on its own data."""
 
     kept: KeptModel
-    data: SiteData
-    predictions: tuple[Prediction, ...]
-    figures: Measured
-    thresholds: dict[str, float]
-    mapped: tuple[Example, ...]
-    features: np.ndarray | None
-    remarks: tuple[str, ...] = ()
+    data: SiteData  # of the site, as the job chose them
+    predictions: tuple[Prediction, ...]  # of the test split
+    figures: Measured  # of the test split
+    thresholds: dict[str, float]  # of labels, by label
+    mapped: tuple[Example, ...]  # examples of the test split, at most MAX_POINTS, drawn by a fixed seed
+    features: np.ndarray | None  # of these, (n, d); None: there is no one vector for an example
+    remarks: tuple[str, ...] = ()  # lines for the user
 
 
 def subject_of(kept: KeptModel, *, console: Console) -> Subject:

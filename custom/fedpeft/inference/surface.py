@@ -49,19 +49,12 @@ Loss = Callable[[State], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Plane:
-    """A plane of adapters.
+    """A plane of adapters."""
 
-    Args:
-        origin: the global adapter, and the order and shapes of all tensors.
-        axes: u and v, (2, n).
-        places: of both sites and the global adapter on it, by name.
-        random: whether the three lie on one line, and v is a random direction.
-    """
-
-    origin: State
-    axes: torch.Tensor
-    places: Mapping[str, tuple[float, float]]
-    random: bool = False
+    origin: State  # the global adapter, and the order and shapes of all tensors
+    axes: torch.Tensor  # u and v, (2, n)
+    places: Mapping[str, tuple[float, float]]  # of both sites and the global adapter on it, by name
+    random: bool = False  # the three lie on one line, and v is a random direction
 
     def at(self, x: float, y: float) -> dict[str, torch.Tensor]:
         """Return the adapter at a point."""
@@ -85,34 +78,20 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
-    """What is drawn: a panel before and one after alignment.
+    """What is drawn: a panel before and one after alignment."""
 
-    Args:
-        panels: by title.
-        kept: both sites' models, by site.
-        moved: places whose neurons alignment moves, of both sites.
-        places: that both sites have.
-    """
-
-    panels: Mapping[str, Panel]
-    kept: Mapping[str, KeptModel]
-    moved: int
-    places: int
+    panels: Mapping[str, Panel]  # by title
+    kept: Mapping[str, KeptModel]  # by site
+    moved: int  # places whose neurons alignment moves, of both sites
+    places: int  # that both sites have
 
 
 def surface_of(
     workspace: Path, *, sites: Sequence[str] = (), grid: int = GRID, console: Console | None = None
 ) -> Surface:
-    """Compute the losses around two sites' adapters and the global one of a finished run.
+    """Compute the losses around two sites' adapters and the global one of a finished run of `fedpeft simulate`.
 
-    Args:
-        workspace: of `fedpeft simulate`, with what its sites kept.
-        sites: two of the run; empty: its first two.
-        grid: points along each side of the plane.
-        console: where progress is shown.
-
-    Raises:
-        FedpeftError: the workspace or the run has no such adapters.
+    Without sites the run's first two count; the plane has `grid` points along each side.
     """
     if not MIN_GRID <= grid <= MAX_GRID:
         raise FedpeftError(f"--grid is {grid}, it must be from {MIN_GRID} to {MAX_GRID}.")
@@ -135,12 +114,7 @@ def surface_of(
 
 
 def plane_of(origin: State, adapters: Mapping[str, State]) -> Plane:
-    """Return the plane through two adapters and the global one.
-
-    Args:
-        origin: the global adapter.
-        adapters: of two sites, with the same tensors.
-    """
+    """Return the plane through two adapters and the global one, the origin; all have the same tensors."""
     (a, b), start = adapters, flattened(origin)
     first, second = (flattened({key: adapters[site][key] for key in origin}) - start for site in (a, b))
     if not first.norm() or not second.norm():

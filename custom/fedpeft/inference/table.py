@@ -25,12 +25,9 @@ SHOWN = 20  # rows of a table on the terminal
 
 
 def write_csv(file: Path, predictions: Sequence[Prediction], *, max_answers: int) -> None:
-    """Write one row for each prediction.
+    """Write one row for each prediction of one model; an earlier file is replaced, and its folder created.
 
-    Args:
-        file: replaced as a whole; its folder is created.
-        predictions: of one model.
-        max_answers: answers of each row; of labels each has a column with its probability, in the vocabulary's order.
+    A row has so many answers; each label has a column with its probability, in the vocabulary's order.
     """
     labelled = bool(predictions) and predictions[0].applies is not None
     rows = list(map(_labels if labelled else _answers, predictions))
@@ -50,10 +47,7 @@ def write_csv(file: Path, predictions: Sequence[Prediction], *, max_answers: int
 def answer_table(prediction: Prediction, thresholds: Mapping[str, float], max_answers: int) -> Table:
     """Return the answers, or labels, of one example with their probabilities.
 
-    Args:
-        prediction: of the example.
-        thresholds: of labels.
-        max_answers: rows of labels, besides all that apply.
+    Of labels it has so many rows, besides all that apply.
     """
     labelled = prediction.applies is not None
     table = Table(box=box.SIMPLE_HEAD)

@@ -67,9 +67,8 @@ class MethodEntry:
 def entries(backbone: Backbone, settings: Settings = NO_SETTINGS) -> Iterator[MethodEntry]:
     """Yield every method that can be used here, in the order of registration.
 
-    Args:
-        settings: by method, as `method.settings` of a job; a composed job has those that its backbone declares
-            (`Pretrained.method_settings`). What they leave out is the method's default.
+    Settings by method are those of `method.settings`; a composed job has those that its backbone declares
+    (`Pretrained.method_settings`). What they leave out is the method's default.
     """
     for name, method in METHODS.usable():
         yield _entry(backbone, name, method, settings)

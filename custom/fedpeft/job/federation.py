@@ -30,24 +30,16 @@ _VARIABLES = ("MLFLOW_", "WANDB_")
 
 @dataclass(frozen=True, kw_only=True)
 class Tracker:
-    """One service.
+    """One service."""
 
-    Args:
-        title: its name, for messages.
-        library: the module that must be installed at the server.
-        extra: the extra of this package that installs it.
-        check: raises a FedpeftError if the environment does not say where the figures go.
-        receiver: makes FLARE's receiver, from the job's name and the folder of the run.
-        failed: returns why a receiver that has begun can write no more, empty if it can.
-        finish: called when a run has ended; returns what the user can do with it, empty if nothing is to be said.
-    """
-
-    title: str
-    library: str
-    extra: str
-    check: Callable[[], None]
-    receiver: Callable[[str, Path], Any]
+    title: str  # its name, for messages
+    library: str  # the module that must be installed at the server
+    extra: str  # the extra of this package that installs it
+    check: Callable[[], None]  # raises a FedpeftError if the environment does not say where the figures go
+    receiver: Callable[[str, Path], Any]  # makes FLARE's receiver, from the job's name and the folder of the run
+    # returns why a receiver that has begun can write no more, empty if it can
     failed: Callable[[Any], str] = lambda receiver: ""
+    # called when a run has ended; returns what the user can do with it, empty if nothing is to be said
     finish: Callable[[Path], str] = lambda folder: ""
 
 

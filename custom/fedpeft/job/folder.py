@@ -78,8 +78,7 @@ def _own(job: SiteJob) -> dict[str, Any]:
 
 
 def _check_data(job: SiteJob, data: DataSettings) -> None:
-    names = tuple(name.format(site=data.site or job.site) for name in DATASETS.get(data.dataset).folders)
-    if names:
+    if names := DATASETS.get(data.dataset).folders_of(data.site or job.site):
         _check_path("data.root", data.root)
         dataset_folder(data, names)
 

@@ -34,19 +34,12 @@ TASK = "tasks/"
 
 @dataclass(frozen=True, kw_only=True)
 class FoundJob:
-    """A job that is there.
+    """A job that is there."""
 
-    Args:
-        name: as `app_configs/jobs.yml` has it.
-        sections: of its folder as it is, or composed where it was named without one.
-        folder: where its folder is, or goes.
-        configs: the `app_configs` folder of which it is composed; None: there is none.
-    """
-
-    name: str
-    sections: dict[str, Any]
-    folder: Path
-    configs: Path | None
+    name: str  # as `app_configs/jobs.yml` has it
+    sections: dict[str, Any]  # of its folder as it is, or composed where it was named without one
+    folder: Path  # where its folder is, or goes
+    configs: Path | None  # the `app_configs` folder of which it is composed; None: there is none
 
 
 def find_job(job: Path, configs: Path | None = None) -> FoundJob:

@@ -31,11 +31,7 @@ from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
 
 
 def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
-    """Refuse FedProx, MOON and personalization where nothing global has shape and meaning of what a site trains.
-
-    Raises:
-        FedpeftError: names both settings, and what to use.
-    """
+    """Refuse FedProx, MOON and personalization where nothing global has the shape and the meaning of what a site trains."""
     if training.proximal_mu:
         _check_global(method, "proximal_mu", "holds what is trained near the global adapter")
     if training.moon_mu:
@@ -177,13 +173,6 @@ class SiteJob:
 
     What concerns all sites of the section `federation`, which a site does not receive, `fedpeft.job.settings.ServerJob`
     checks at the server.
-
-    Args:
-        site: the site's name in the consortium.
-        backbone, method, training, data, schedule: see their classes.
-        pooled: the section `data` of each site whose data this one holds (`data.pool`).
-        single_sites: names of the settings of the job that name single sites, as far as they are set.
-        answers: what the head of every site tells apart, where it is federated; None: each site has its own.
     """
 
     site: str
@@ -192,16 +181,17 @@ class SiteJob:
     training: TrainingSettings
     data: DataSettings
     schedule: ScheduleSettings
-    pooled: tuple[DataSettings, ...] = ()
+    pooled: tuple[DataSettings, ...] = ()  # the section `data` of each site whose data this one holds (`data.pool`)
+    # names of the settings of the job that name single sites, as far as they are set
     single_sites: tuple[str, ...] = ()
+    # what the head of every site tells apart, where it is federated; None: each site has its own
     answers: tuple[str, ...] | None = None
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any], *, site: str, policy: SitePolicy | None = None) -> SiteJob:
         """Build and check the settings from a job's sections.
 
-        Args:
-            policy: the site's own file: no plugin is imported that it does not list; None in the simulator.
+        The policy is the site's own file: no plugin is imported that it does not list; None in the simulator.
         """
         if policy:
             check_plugins(policy, sections)

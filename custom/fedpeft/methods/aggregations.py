@@ -13,17 +13,11 @@ from fedpeft.methods.method import TuningMethod
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer:
-    """How the change of the global adapter over a round becomes a step.
+    """How the change of the global adapter over a round becomes a step."""
 
-    Args:
-        label: as tables print it; empty: the aggregated adapter is the global one as it is.
-        home: the server's function, "package.module:object" (`fedpeft.server.aggregation`).
-        learning_rate: where a job names none.
-    """
-
-    label: str = ""
-    home: str = ""
-    learning_rate: float = 1.0
+    label: str = ""  # as tables print it; empty: the aggregated adapter is the global one as it is
+    home: str = ""  # the server's function, "package.module:object" (`fedpeft.server.aggregation`)
+    learning_rate: float = 1.0  # where a job names none
 
     @property
     def steps(self) -> bool:
@@ -42,31 +36,21 @@ SERVER_OPTIMIZERS: dict[str, ServerOptimizer] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """An aggregation.
+    """An aggregation."""
 
-    Args:
-        label: as tables print it.
-        home: the server's function, "package.module:object", with the arguments of `fedpeft.alignment.integrate`;
-            empty: nothing is exchanged.
-        aligns: whether it is FedPIA, to which all of `method.pia` applies.
-        adds_up: whether the server needs no more than the weighted sum of what the sites send.
-        averages: whether another average than the mean can take its place (`method.robust`).
-        unequal_ranks: whether sites may differ in the rank of LoRA's factors.
-        stacks: whether the factors of all sites stand side by side in the result, which grows from round to round, and
-            which a site adds to its frozen weights.
-        needs: what a method must declare for it, a field of `TuningMethod`; empty: nothing.
-        reason: what it does with that, for the refusal.
-    """
-
-    label: str
+    label: str  # as tables print it
+    # the server's function, "package.module:object", with the arguments of `fedpeft.alignment.integrate`; empty:
+    # nothing is exchanged
     home: str = ""
-    aligns: bool = False
-    adds_up: bool = False
-    averages: bool = True
-    unequal_ranks: bool = False
+    aligns: bool = False  # it is FedPIA, to which all of `method.pia` applies
+    adds_up: bool = False  # the server needs no more than the weighted sum of what the sites send
+    averages: bool = True  # another average than the mean can take its place (`method.robust`)
+    unequal_ranks: bool = False  # sites may differ in the rank of LoRA's factors
+    # the factors of all sites stand side by side in the result, which grows from round to round, and which a site adds
+    # to its frozen weights
     stacks: bool = False
-    needs: str = ""
-    reason: str = ""
+    needs: str = ""  # what a method must declare for it, a field of `TuningMethod`; empty: nothing
+    reason: str = ""  # what it does with that, for the refusal
 
     @property
     def exchanges(self) -> bool:

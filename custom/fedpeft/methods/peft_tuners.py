@@ -31,28 +31,20 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, eq=False)
 class PeftTuning(SlotTuning):
-    """A tuner of PEFT.
-
-    Args:
-        config_cls: its PEFT configuration.
-        name: of its registration.
-        tensors: names of its containers of tensors in PEFT's layers, such as `ia3_l`.
-        roles: of the modules that it adapts, where a job names none (`fedpeft.backbones.slots`).
-        joint: whether a joint projection to query, key and value stands for each of them.
-        defaults: settings in place of PEFT's own defaults, and of null in a job.
-        fixed: settings that a job cannot change: with other values the tensors could not be averaged.
-        min_values: what `SlotTuning.min_values` has besides.
-        first: from its configuration, a tensor's name and its shape to its first values; None: see `Tuning`.
-    """
+    """A tuner of PEFT."""
 
     config_cls: type[PeftConfig] = field(kw_only=False)
-    name: str
-    tensors: tuple[str, ...]
+    name: str  # of its registration
+    tensors: tuple[str, ...]  # names of its containers of tensors in PEFT's layers, such as `ia3_l`
+    # of the modules that it adapts, where a job names none (`fedpeft.backbones.slots`)
     roles: tuple[str, ...] = ("query", "value")
-    joint: bool = False
+    joint: bool = False  # a joint projection to query, key and value stands for each of them
+    # settings in place of PEFT's own defaults, and of null in a job
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # settings that a job cannot change: with other values the tensors could not be averaged
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    min_values: Mapping[str, int] = field(default_factory=dict)
+    min_values: Mapping[str, int] = field(default_factory=dict)  # what `SlotTuning.min_values` has besides
+    # from its configuration, a tensor's name and its shape to its first values; None: see `Tuning`
     first: Callable[[Any, str, tuple[int, ...]], FirstValues] | None = None
 
     def __post_init__(self) -> None:

@@ -126,11 +126,9 @@ def _check_length(decoder: nn.Module, length: int) -> None:
 
 
 def _positions(given: Tensor | None, real: Tensor, count: int) -> Tensor:
-    """Return the positions of R prompts and T tokens (..., R + T).
+    """Return the positions of R prompts and T tokens (..., R + T); without those of the tokens the model counts them.
 
-    Args:
-        given: of the tokens (B, T), (1, T), or (3, B, T) where an image has three axes; None: the model counts them.
-        real: whether a token is one of the text, (B, T); others pad it.
+    `given` are (B, T), (1, T), or (3, B, T) where an image has three axes; `real` (B, T) says which tokens do not pad.
     """
     if given is None or given.dim() == 2:  # counted over what pads a text where nobody said how long that is
         maximum = torch.iinfo(torch.long).max

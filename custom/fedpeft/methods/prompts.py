@@ -134,20 +134,14 @@ class Prompts(Trainable):
 
 @dataclass(eq=False)
 class PromptTuning(Tuning):
-    """A method that trains prompts, in every layer (`deep`) or before the first.
-
-    Args:
-        tower: whose layers have them, where image and text have layers of their own: `VISION` or `TEXT`.
-        std: of the tokens' initial values; None: VPT's uniform distribution, by patch size and width.
-        at_once: keep the prompts of all layers in one tensor, which no schedule of layers divides.
-    """
+    """A method that trains prompts, in every layer (`deep`) or before the first."""
 
     name: str
     settings_cls: type[PromptSettings]
     deep: bool
-    tower: str = VISION
-    std: float | None = None
-    at_once: bool = False
+    tower: str = VISION  # whose layers have them, where image and text have layers of their own: `VISION` or `TEXT`
+    std: float | None = None  # of the tokens' initial values; None: VPT's uniform distribution, by patch size and width
+    at_once: bool = False  # keep the prompts of all layers in one tensor, which no schedule of layers divides
 
     def check(self, settings: Mapping[str, Any]) -> None:
         build(self.settings_cls, settings, section=f"method.settings.{self.name}")

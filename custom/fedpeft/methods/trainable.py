@@ -59,18 +59,12 @@ def kl_of_tokens(logits: Tensor, teacher: Tensor, answered: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Part:
-    """Samples of a batch that are computed at once.
+    """Samples of a batch that are computed at once."""
 
-    Args:
-        forward: their logits, by the model as it stands.
-        loss: from those logits to what they add to the batch's mean loss.
-        share: of the batch's samples that they are.
-        divergence: from logits and those of a teacher to their KL, mean over these samples, for methods that distill.
-    """
-
-    forward: Callable[[], torch.Tensor]
-    loss: Callable[[torch.Tensor], torch.Tensor]
-    share: float = 1.0
+    forward: Callable[[], torch.Tensor]  # their logits, by the model as it stands
+    loss: Callable[[torch.Tensor], torch.Tensor]  # from those logits to what they add to the batch's mean loss
+    share: float = 1.0  # of the batch's samples that they are
+    # from logits and those of a teacher to their KL, mean over these samples, for methods that distill
     divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = kl_of_choices
 
 

@@ -86,9 +86,8 @@ class Spent:
 def enter(file: Path, lineage: str, releases: Sequence[dict], *, delta: float, limit: float) -> Spent:
     """Record releases and return epsilon of all releases in the ledger; after an error nothing may leave.
 
-    Args:
-        releases: each with `noise`, its standard deviation over its sensitivity, and fields that identify it.
-        limit: the largest epsilon of all releases together; 0: no limit.
+    A release has `noise`, its standard deviation over its sensitivity, and fields that identify it. `limit` is the
+    largest epsilon of all together; 0: none.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -58,10 +58,7 @@ Numbers = dict[str, np.ndarray]
 def encode(state: State, weight: int, sites: int) -> Numbers:
     """Encode a site's weighted tensors as uint64 arrays of the same shapes.
 
-    Args:
-        state: floating-point tensors of any dtype.
-        weight: n_k, at least 1.
-        sites: K, at least 1, the number of encodings to be added: each is below 2^62 / K, so the sum cannot overflow.
+    Each is below 2^62 / K for K encodings to be added, so that the sum cannot overflow.
     """
     max_number = 2**62 / (sites * weight)
     numbers = {}
@@ -149,14 +146,10 @@ def context_of(
 def masked(
     numbers: Mapping[str, np.ndarray], *, site: str, secret: bytes, keys: Mapping[str, bytes], context: bytes
 ) -> dict[str, torch.Tensor]:
-    """Add a site's masks to its encoded tensors; return int64 tensors of the same shapes.
+    """Add a site's masks to its uint64 arrays by wire key; return int64 tensors of the same shapes.
 
-    Args:
-        numbers: uint64 arrays by wire key.
-        site: name of the site.
-        secret: the site's private key, for this upload only.
-        keys: public key of every site of the sum, including its own.
-        context: result of `context_of`.
+    `secret` is the site's private key for this upload only, `keys` has the public key of every site of the sum,
+    `context` is the result of `context_of`.
     """
     totals = {key: numbers[key].copy() for key in sorted(numbers)}
     for peer in sorted(keys.keys() - {site}):
@@ -187,20 +180,13 @@ KEY_FILE = "secure_sum.json"
 
 @dataclass(frozen=True, kw_only=True)
 class SumRound:
-    """One round of a job's secure sum, as one of its members has it.
+    """One round of a job's secure sum, as one of its members has it."""
 
-    Args:
-        job: the job's lineage.
-        round: counted from 1.
-        site: name of the member.
-        kit: signs its keys; None in the simulator.
-        members: the sites of the sum, from the site's own file; None in the simulator: all that offer a key.
-    """
-
-    job: str
-    round: int
+    job: str  # the job's lineage
+    round: int  # counted from 1
     site: str
-    kit: Kit | None = None
+    kit: Kit | None = None  # signs its keys; None in the simulator
+    # the sites of the sum, from the site's own file; None in the simulator: all that offer a key
     members: Sequence[str] | None = None
 
     def offer(self, folder: Path, start: bytes = b"") -> SignedKey:
@@ -232,13 +218,8 @@ class SumRound:
     ) -> dict[str, torch.Tensor]:
         """Mask a site's adapter: int64 tensors that reveal nothing without those of all others; else nothing leaves.
 
-        Args:
-            trained: the adapter.
-            folder: as for `offer`.
-            settings: digest of the job as deployed to this site.
-            weight: of the site in the mean, an integer.
-            offered: the key of every member, as the server passed it on.
-            received: the global adapter that the round started from.
+        `settings` is the digest of the job as deployed to this site, `offered` the key of every member as the server
+        passed it on, `received` the global adapter that the round started from.
         """
         keys = {name: offer.public for name, offer in self.verified(offered).items()}
         secret = self._take(folder / KEY_FILE)

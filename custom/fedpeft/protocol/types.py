@@ -258,11 +258,7 @@ def _declared(kind: type[_Message]) -> dict[str, Any]:
 def empty_reply(
     kind: type[Reply], *, round: int, problem: str, setting: str = "", seconds: float = 0.0, attempts: int = 1
 ) -> Reply:
-    """A reply without a result.
-
-    Args:
-        problem: why there is no result, a code of `fedpeft.protocol.fields`.
-    """
+    """Return a reply without a result; `problem` is the code of `fedpeft.protocol.fields` that says why."""
     if kind is Introduction:
         return Introduction(version=fedpeft.__version__, problem=problem, setting=setting)
     common: dict[str, Any] = {"round": round, "seconds": seconds, "problem": problem, "setting": setting, "scores": []}

@@ -51,9 +51,8 @@ def _below(words: str) -> Padding:
 def source_tables(source: str, backbone: str) -> list[RenderableType]:
     """Return the stacks of layers of a model, the module of every role, and the methods in it; no weights are read.
 
-    Args:
-        source: a folder, a hub name, or the registered name of a backbone, whose default weights are meant.
-        backbone: registered name of what reads it.
+    The source is a folder, a hub name, or the registered name of a backbone, whose default weights are meant;
+    `backbone` is the registered name of what reads it.
     """
     named = source in backbones.names()
     backbone, read = (source, None) if named else (backbone, source)

@@ -47,8 +47,7 @@ MAX_LENGTH = 30  # letters of a label
 def label_counts(sites: Sequence[SiteData]) -> dict[str, np.ndarray]:
     """Return, by label, how many examples of each site have it, (n,), in all splits; the most frequent first.
 
-    Args:
-        sites: data of each; an image without any label counts as "no label", a question by its answer.
+    An image without any label counts as "no label", a question by its answer.
     """
     counts = []
     for data in sites:
@@ -198,22 +197,14 @@ OVERLAP_HEADS = ("in", "and in", "images", "equal pixels", "test images known")
 
 
 class Overlap:
-    """What splits and sites have in common.
-
-    Args:
-        marks: fingerprints of all sites.
-
-    Attributes:
-        common: images in more than one split or site.
-        known: the test images that are in a training or validation split as well, of any site.
-        tested: the number of all test images.
-    """
+    """What splits and sites have in common, by the fingerprints of all sites."""
 
     def __init__(self, marks: Sequence[Fingerprint]) -> None:
-        self.common = duplicates(marks)
+        self.common = duplicates(marks)  # images in more than one split or site
         self._leaking = [one for one in self.common if 0 < sum(map(_is_test, one.places)) < len(one.places)]
+        # test images that are in a training or validation split as well, of any site
         self.known = [place for one in self._leaking for place in one.places if _is_test(place)]
-        self.tested = sum(map(_is_test, marks))
+        self.tested = sum(map(_is_test, marks))  # number of test images
 
     def table(self) -> Table:
         """Return a row for each pair of splits with common images, and a row of all."""

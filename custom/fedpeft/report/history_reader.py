@@ -66,12 +66,7 @@ def read(path: str | Path) -> History:
 
 
 def parse(record: Any, *, origin: str) -> History:
-    """Check a decoded history.json.
-
-    Args:
-        record: the decoded JSON.
-        origin: what error messages call it, such as the file's path.
-    """
+    """Check a decoded history.json; error messages call it `origin`, such as the file's path."""
     top = as_mapping(record, origin, "the whole file")
     rounds = need(top, "rounds", origin)
     if not isinstance(rounds, list):

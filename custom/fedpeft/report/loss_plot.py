@@ -39,11 +39,7 @@ def losses_of(history: History) -> dict[str, np.ndarray]:
 
 
 def losses_by_site(starts: Sequence[Figures], ends: Sequence[Figures]) -> dict[str, np.ndarray]:
-    """Return losses by site, of sites that have some.
-
-    Args:
-        starts, ends: for each round, the losses at its start and its end by site.
-    """
+    """Return the losses, of sites that have some, at the start and the end of each round."""
     sites = dict.fromkeys(site for one in starts for site in one)
     both = {site: np.array([[one.get(site) for one in of] for of in (starts, ends)], dtype=float).T for site in sites}
     return {site: losses for site, losses in both.items() if np.isfinite(losses).any()}

@@ -114,17 +114,12 @@ def png(figure: Figure, description: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What stands above and below the panels of a picture that is a file of its own; empty on a page, which has it.
+    """What stands above and below the panels of a picture that is a file of its own; empty on a page, which has it."""
 
-    Args:
-        title: the job's name.
-        head: lines with the theme's color for them, and weight.
-        foot: lines at the bottom.
-    """
-
-    title: str = ""
+    title: str = ""  # the job's name
+    # lines with the theme's color for them, and weight
     head: Sequence[tuple[str, str, str]] = field(default_factory=list)
-    foot: Sequence[str] = ()
+    foot: Sequence[str] = ()  # lines at the bottom
 
     @classmethod
     def of(cls, history: History, width: float, more: str) -> Frame:

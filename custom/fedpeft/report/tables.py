@@ -277,10 +277,7 @@ def trained_layers(history: History) -> Table:
     """Return what the schedule saved: a row for every scheduled site, the mean of the sites last.
 
     A site trains and uploads share = (mean number of its layers over scheduled rounds) / L of all layers, in percent;
-    saved is 100 less that.
-
-    Args:
-        history: a run with at least one scheduled round.
+    saved is 100 less that. At least one round is scheduled.
     """
     plans = [one.schedule for one in history.scheduled]
     total = len(plans[0].numbers)

@@ -41,8 +41,7 @@ NAMES = {
 class Board:
     """Writes each round once and skips rounds that it has written; a resumed run writes its earlier rounds too.
 
-    Args:
-        folder: of the run; the event files go into `tensorboard/` below it.
+    The event files go into `tensorboard/` below the run's folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,12 +69,7 @@ class Board:
 
 
 def scalars(one: Mapping[str, Any], metrics: Mapping[str, str]) -> Iterator[tuple[str, str, float]]:
-    """Yield folder, tag and value of everything measured in a round of history.json.
-
-    Args:
-        one: the round.
-        metrics: by site, what it is measured by; accuracy, where nothing is said.
-    """
+    """Yield folder, tag and value of everything measured in a round of history.json; a site's default is accuracy."""
     overall: dict[str, list[float]] = {}
     for site, figures in one["sites"].items():
         metric = metrics.get(site, ACCURACY)

@@ -90,20 +90,14 @@ class Alignment:
     """What became of the places that a server's alignment could have moved, in all rounds of a run or of several.
 
     A place is one module of one site's adapter in one round.
-
-    Args:
-        places: those whose neurons could have stayed as they were, because widths are equal.
-        moved: those of them where neurons moved.
-        held: those where all stayed because of the margin.
-        last: the last round in which one moved; 0: there is none.
-        apart: whether sites need not be aligned from the start: each has a first adapter of its own or joins later, or
-            nothing was to move.
     """
 
-    places: int = 0
-    moved: int = 0
-    held: int = 0
-    last: int = 0
+    places: int = 0  # those whose neurons could have stayed as they were, because widths are equal
+    moved: int = 0  # those of them where neurons moved
+    held: int = 0  # those where all stayed because of the margin
+    last: int = 0  # the last round in which one moved; 0: there is none
+    # sites need not be aligned from the start: each has a first adapter of its own or joins later, or nothing was to
+    # move
     apart: bool = False
 
     def __add__(self, other: Alignment) -> Alignment:
@@ -186,13 +180,9 @@ def means(
     sites: Collection[str] | None = None,
     weights: Mapping[str, float] | None = None,
 ) -> list[Mean]:
-    """Return the mean of a quantity over the sites, round by round: sum_i w_i x_i / sum_i w_i over those with a figure.
+    """Return the mean of one of `QUANTITIES` over sites, by round: sum_i w_i x_i / sum_i w_i over those with a figure.
 
-    Args:
-        history: the run.
-        quantity: one of ``QUANTITIES``.
-        sites: only these; None: all.
-        weights: by site; a site without one counts as without a figure. None: all sites count alike.
+    A site without a weight counts as without a figure; without weights all sites count alike.
     """
     lines = [
         (line, 1 if weights is None else weights.get(site, 0))

@@ -23,15 +23,11 @@ class Problem:
 
     Build it with ``problem``, which checks scores and budgets.
 
-    Args:
-        scores: (N, L) float64, importance of layer l at client i.
-        budgets: (N,) int64, layers that client i trains.
-
     Source: F3OCUS (CVPR 2025); the supplement prints the standard deviation, which orders assignments alike.
     """
 
-    scores: np.ndarray
-    budgets: np.ndarray
+    scores: np.ndarray  # (N, L) float64, importance of layer l at client i
+    budgets: np.ndarray  # (N,) int64, layers that client i trains
 
     @cached_property
     def resolution(self) -> float:

@@ -34,21 +34,13 @@ from fedpeft.report.tables import Table
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run on disk.
+    """A run on disk."""
 
-    Args:
-        key: of letters and digits only; the same as long as the folder has its name.
-        name: of the folder that the user knows.
-        folder: with history.json and manifest.json.
-        stamp: changes when one of them does.
-        written: seconds since 1970 when the last of them was written.
-    """
-
-    key: str
-    name: str
-    folder: Path
-    stamp: tuple[tuple[int, int], ...]
-    written: float
+    key: str  # of letters and digits only; the same as long as the folder has its name
+    name: str  # of the folder that the user knows
+    folder: Path  # with history.json and manifest.json
+    stamp: tuple[tuple[int, int], ...]  # changes when one of them does
+    written: float  # seconds since 1970 when the last of them was written
 
 
 def find_runs(workspace: Path) -> dict[str, Run]:
@@ -125,13 +117,9 @@ def index(
     now: float,
     comparisons: Sequence[tuple[str, str, int]] = (),
 ) -> str:
-    """Return the list of the runs.
+    """Return the list of the runs, each with its progress; None: it cannot be read.
 
-    Args:
-        name: of the workspace.
-        runs: each with its progress; None: it cannot be read.
-        now: seconds since 1970.
-        comparisons: key, job and number of runs of each that can be read.
+    `now` is in seconds since 1970; of comparisons it has key, job and number of runs of each that can be read.
     """
     rows = "\n".join(_row(run, progress, now) for run, progress in runs)
     heads = "".join(f'<th scope="col">{head}</th>' for head in HEADS)

@@ -43,15 +43,7 @@ HEADERS = {
 
 
 class Server(ThreadingHTTPServer):
-    """Listens as soon as it is made.
-
-    Args:
-        pages: what is shown.
-        host: name or address of this machine.
-        port: 0 for any that is free.
-        deadline: seconds in which a whole request must arrive, and its answer be taken.
-        connections: that are served at the same time; others are refused.
-    """
+    """Listens as soon as it is made."""
 
     daemon_threads = True
 
@@ -59,10 +51,10 @@ class Server(ThreadingHTTPServer):
         self,
         pages: WorkspacePages,
         *,
-        host: str,
-        port: int,
-        deadline: float = DEADLINE,
-        connections: int = CONNECTIONS,
+        host: str,  # name or address of this machine
+        port: int,  # 0 for any that is free
+        deadline: float = DEADLINE,  # seconds in which a whole request must arrive, and its answer be taken
+        connections: int = CONNECTIONS,  # that are served at the same time; others are refused
     ) -> None:
         self.pages, self.host, self.deadline = pages, host, deadline
         self._free = threading.BoundedSemaphore(connections)

@@ -26,11 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkspacePages:
-    """The pages of a workspace.
-
-    Args:
-        workspace: of a simulator, or a folder of runs.
-    """
+    """The pages of a workspace of a simulator, or of a folder of runs."""
 
     def __init__(self, workspace: Path) -> None:
         self._workspace = workspace

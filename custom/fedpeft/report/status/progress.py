@@ -54,35 +54,24 @@ def _sentences(values: Any, where: str, what: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The progress of a run.
+    """The progress of a run."""
 
-    Args:
-        job: its name, empty where it is not known yet.
-        state: "running", "completed" or "failed"; "not running" for a workspace without a run, FLARE's own word for a
-            job that waits.
-        round: finished rounds.
-        rounds: rounds that the job has; None: not known yet.
-        mean: of what the sites are measured by, over those of the last round, a fraction.
-        measured_by: that, in words.
-        seconds: the last round's duration.
-        pace: mean seconds of the last rounds.
-        ago: seconds since the last round ended.
-        rejected: by site, the rounds in which its reply was left out, and the last reason.
-        reason: why the run failed.
-        not_learning: a sentence for each site that is no better than a constant answer.
-    """
-
-    job: str = must(as_sentence, default="")
+    job: str = must(as_sentence, default="")  # its name, empty where it is not known yet
+    # "running", "completed" or "failed"; "not running" for a workspace without a run, FLARE's own word for a job that
+    # waits
     state: str = must(as_sentence, default=RUNNING)
-    round: int = must(as_count, default=0)
-    rounds: int | None = must(as_count_or_none, default=None)
+    round: int = must(as_count, default=0)  # finished rounds
+    rounds: int | None = must(as_count_or_none, default=None)  # rounds that the job has; None: not known yet
+    # of what the sites are measured by, over those of the last round, a fraction
     mean: float | None = must(as_fraction, default=None)
-    measured_by: str = must(as_sentence, default=title_of(()))
-    seconds: float | None = must(as_seconds, default=None)
-    pace: float | None = must(as_seconds, default=None)
-    ago: float | None = must(as_number, default=None)
+    measured_by: str = must(as_sentence, default=title_of(()))  # that, in words
+    seconds: float | None = must(as_seconds, default=None)  # the last round's duration
+    pace: float | None = must(as_seconds, default=None)  # mean seconds of the last rounds
+    ago: float | None = must(as_number, default=None)  # seconds since the last round ended
+    # by site, the rounds in which its reply was left out, and the last reason
     rejected: tuple[str, ...] = must(_sentences, default=())
-    reason: str = must(as_sentence, default="")
+    reason: str = must(as_sentence, default="")  # why the run failed
+    # a sentence for each site that is no better than a constant answer
     not_learning: tuple[str, ...] = must(_sentences, default=())
 
     @property
@@ -258,13 +247,7 @@ def run_folder(named: Path) -> Path:
 def wait_for_run(
     named: Path, *, console: Console | None = None, pause: Callable[[], None] = lambda: time.sleep(1)
 ) -> Path:
-    """Wait until there is a run and return its folder.
-
-    Args:
-        named: as in `run_folder`.
-        console: where to print that it waits.
-        pause: called between two checks.
-    """
+    """Wait until there is a run and return its folder; `pause` is called between two checks."""
     waiting = False
     while True:
         try:

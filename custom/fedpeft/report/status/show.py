@@ -69,16 +69,10 @@ def follow(
     until_end: bool = True,
     pause: Callable[[], None] = lambda: time.sleep(2),
 ) -> Progress:
-    """Read and show the progress, repeatedly until the run has ended.
+    """Read and show the progress until the run has ended, or once; return what was shown last.
 
-    Args:
-        read: the run's progress at this moment.
-        console: where to print; on a terminal the picture stays in place, elsewhere it is printed when a round ends.
-        until_end: False shows it only once.
-        pause: called between two reads.
-
-    Returns:
-        the progress shown last.
+    On a terminal the picture stays in place, elsewhere it is printed when a round ends; `pause` is called between
+    reads.
     """
     console = console or Console()
     progress = read()
