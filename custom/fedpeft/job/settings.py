@@ -31,7 +31,7 @@ from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
 
 
 def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
-    """Refuse FedProx, MOON and personalization where nothing global has the shape and the meaning of what a site trains."""
+    """Refuse FedProx, MOON and personalization where nothing global means what a site trains, or has its shape."""
     if training.proximal_mu:
         _check_global(method, "proximal_mu", "holds what is trained near the global adapter")
     if training.moon_mu:
