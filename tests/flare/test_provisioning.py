@@ -17,10 +17,11 @@ from fedpeft.core.workspace import resources
 from fedpeft.doctor import policies
 from fedpeft.doctor.context import PASS
 from fedpeft.doctor.kit import read_kit
+from fedpeft.flare import relay
 from fedpeft.flare.job_process import RestartingLauncher
 from fedpeft.flare.job_session import JobStore
 from fedpeft.flare.policy import default_scope
-from fedpeft.flare.provisioning import PolicyBuilder
+from fedpeft.flare.provisioning import PolicyBuilder, secure_relays
 from fedpeft.flare.returning_sites import ReturningSites
 from fedpeft.flare.stale_jobs import StaleJobs
 from fedpeft.job.composing import compose
@@ -171,6 +172,60 @@ def test_the_server_keeps_outcomes_finishes_stale_jobs_and_takes_sites_back(kits
 def test_a_site_starts_a_killed_process_again(kits, name):
     components = {c["id"]: c["path"] for c in read(kits, name, "resources.json.default")["components"]}
     assert components["process_launcher"] == f"{RestartingLauncher.__module__}.{RestartingLauncher.__name__}"
+
+
+LISTENS = {"default_host": "relay.north.org", "host_names": ["10.0.0.7"], "port": 8102}
+RELAY = {"name": "relay", "type": "relay", "org": "region", "listening_host": LISTENS}
+
+
+def with_relay(folder, *, connects):
+    described = yaml.safe_load(PROJECT.read_text())
+    described["participants"].append(RELAY)
+    next(p for p in described["participants"] if p["name"] == "slake")["connect_to"] = connects
+    file = folder / "relays.yml"
+    file.write_text(yaml.safe_dump(described))
+    return provision(folder, file)
+
+
+def test_both_legs_of_a_relay_have_certificates_on_both_sides(tmp_path):
+    kits = with_relay(tmp_path, connects={"name": "relay"})
+    listens = read(kits, "relay", "comm_config.json")["internal"]
+    assert (listens["scheme"], listens["resources"]["connection_security"]) == ("http", "mtls")
+    upward = json.loads((kits / "relay" / "startup" / "fed_relay.json").read_text())["connect_to"]
+    assert (upward["fqcn"], upward["connection_security"]) == ("server", "mtls")
+    connects = read(kits, "slake", "relay__resources.json")["relay_config"]
+    assert (connects["scheme"], connects["address"]) == ("http", "relay.north.org:8102")
+    assert connects["connection_security"] == "mtls"
+    assert not (kits / "vqa-rad" / "local" / "relay__resources.json").exists()
+
+
+def test_a_relay_starts_with_its_guards_and_imports_nothing_from_the_current_folder(tmp_path):
+    kits = with_relay(tmp_path, connects={"name": "relay"})
+    script = (kits / "relay" / "startup" / "sub_start.sh").read_text()
+    assert f"-m {relay.__name__} " in script
+    assert relay.FLARES not in script
+    assert script.splitlines()[1] == "export PYTHONSAFEPATH=1"
+
+
+@pytest.mark.parametrize(
+    ("changed", "connects", "message"),
+    [
+        ({}, "relay", "slake connects to 'relay', which FLARE reads as a host: write {name: relay} for the relay."),
+        ({}, {"name": "relais"}, "slake connects to 'relais', which is no relay of this project."),
+        ({}, {"name": "relay", "connection_security": "tls"}, "slake has connection_security='tls' at a relay"),
+        ({"listening_host": LISTENS | {"connection_security": "clear"}}, None, "relay has connection_security='clear'"),
+        ({"listening_host": LISTENS | {"scheme": "tcp"}}, None, "relay has scheme='tcp' at a relay"),
+        ({"listening_host": "relay.north.org"}, None, "give it default_host, host_names and port"),
+        ({"connect_to": {"name": "relay-2"}}, None, "relay connects to 'relay-2', not to the server."),
+    ],
+)
+def test_a_relay_without_certificates_or_a_place_is_refused(changed, connects, message):
+    described = yaml.safe_load(PROJECT.read_text())
+    described["participants"].append(RELAY | changed)
+    if connects:
+        next(p for p in described["participants"] if p["name"] == "slake")["connect_to"] = connects
+    with pytest.raises(FedpeftError, match=re.escape(message)):
+        secure_relays(prepare_project(described))
 
 
 @pytest.mark.parametrize(

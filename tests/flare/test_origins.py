@@ -1,0 +1,172 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Whoever is connected sends messages of its own name and of what lies below it, and of nobody else."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.utils.network_utils import get_open_ports
+
+from fedpeft.flare import admission_components, relay
+from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
+from fedpeft.flare.hardening import origins, requests
+from fedpeft.flare.hardening.origins import fits, guard_origins
+from fedpeft.flare.hardening.requests import STOPS, guard_relay_requests
+
+JOB = "0c5"
+CASES = [  # where it arrives, who sends it, what it says, whether it is taken
+    ("server", "north", "north", True),
+    ("server", "north", f"north.{JOB}", True),
+    ("server", f"north.{JOB}", f"north.{JOB}", True),
+    ("server", "relay", "relay.north", True),
+    ("server", "relay", f"relay.north.{JOB}", True),
+    ("server", "north", "south", False),
+    ("server", "north", "server", False),
+    ("server", "north", f"server.{JOB}", False),
+    ("server", "north", "northern", False),
+    ("server", "north", "relay.south", False),
+    ("server", f"north.{JOB}", "north", False),
+    ("server", "relay", "south", False),
+    ("server", "relay", "relay-2.south", False),
+    ("server", f"server.{JOB}", f"server.{JOB}", True),
+    ("server", f"server.{JOB}", "north", False),
+    ("server", "north", None, False),
+    ("server", "north", ["north"], False),
+    ("relay", "relay.north", f"relay.north.{JOB}", True),
+    ("relay", "relay.north", "relay.south", False),
+    ("relay", "relay.north", "relay", False),
+    ("relay", "server", "server", True),
+    ("relay", "server", "relay-2.south", True),
+    ("relay.north", "relay", f"server.{JOB}", True),
+    (f"relay.north.{JOB}", "relay.north", "server", True),
+    ("relay.north", f"relay.north.{JOB}", "server", False),
+    (f"server.{JOB}", "server", "north", True),
+]
+
+
+@pytest.mark.parametrize(("here", "peer", "origin", "taken"), CASES, ids=str)
+def test_an_origin_is_taken_of_whom_it_names_and_of_those_above(here, peer, origin, taken):
+    assert fits(origin, peer=peer, here=here) is taken
+
+
+@pytest.fixture
+def guarded(monkeypatch):
+    """FLARE with the guard, and as it came after the test."""
+    monkeypatch.setattr(CoreCell, "_process_received_msg", CoreCell._process_received_msg)
+    guard_origins()
+
+
+@pytest.fixture
+def cells():
+    """Function: started cells of these names around a server, over the loopback without TLS."""
+    started = []
+
+    def start(*names):
+        url = f"tcp://localhost:{get_open_ports(1)[0]}"
+        for name in ("server", *names):
+            cell = Cell(fqcn=name, root_url=url, secure=False, credentials={})
+            cell.start()
+            started.append(cell)
+        return started
+
+    yield start
+    for cell in reversed(started):
+        cell.stop()
+
+
+def forging(cell, origin):
+    """Let a cell send every message under another name."""
+    send = cell.core_cell._send_to_endpoint
+
+    def forged(to_endpoint, message):
+        message.set_header(MessageHeaderKey.ORIGIN, origin)
+        return send(to_endpoint, message)
+
+    cell.core_cell._send_to_endpoint = forged
+
+
+def test_what_a_cell_sends_under_anothers_name_reaches_nobody(guarded, cells, monkeypatch):
+    server, north, south = cells("north", "south")
+    seen, said, dropped = [], [], threading.Event()
+
+    def note(request: Message) -> Message:
+        seen.append(request.get_header(MessageHeaderKey.ORIGIN))
+        return make_reply(ReturnCode.OK)
+
+    def warned(*sentence) -> None:
+        said.append(sentence[1:])
+        dropped.set()
+
+    server.register_request_cb(channel="some", topic="thing", cb=note)
+    monkeypatch.setattr(origins.logger, "warning", warned)
+
+    def ask(cell):
+        sent = {"channel": "some", "topic": "thing", "target": "server", "request": new_cell_message({}, None)}
+        return cell.send_request(**sent, timeout=60).get_header(MessageHeaderKey.RETURN_CODE)
+
+    assert ask(north) == ReturnCode.OK
+    forging(north, "south")
+    north.fire_and_forget(channel="some", topic="thing", targets="server", message=new_cell_message({}, None))
+    assert dropped.wait(60)
+    assert ask(south) == ReturnCode.OK
+    assert seen == ["north", "south"]
+    assert said == [("north", "south")]
+
+
+@pytest.mark.parametrize("kind", [MessageType.REQ, MessageType.REPLY, MessageType.RETURN])
+def test_no_kind_of_message_is_taken_under_anothers_name(monkeypatch, kind):
+    taken = []
+    monkeypatch.setattr(
+        CoreCell, "_process_received_msg", lambda cell, peer, connection, message: taken.append(message)
+    )
+    guard_origins()
+    server = SimpleNamespace(my_info=SimpleNamespace(fqcn="server"))
+    for origin in ("relay.north", "south"):
+        message = Message({MessageHeaderKey.ORIGIN: origin, MessageHeaderKey.MSG_TYPE: kind}, None)
+        CoreCell._process_received_msg(server, SimpleNamespace(name="relay"), None, message)
+    assert [message.get_header(MessageHeaderKey.ORIGIN) for message in taken] == ["relay.north"]
+
+
+@pytest.mark.parametrize("component", [SubmissionGuard, AdmittedAppDeployer])
+def test_server_and_site_have_the_guard(component, monkeypatch):
+    called = []
+    for name in vars(admission_components):
+        if name.startswith(("guard_", "limit_")):
+            monkeypatch.setattr(admission_components, name, lambda name=name: called.append(name))
+    component()
+    assert "guard_origins" in called
+
+
+def test_a_relay_has_its_guards_before_it_starts(monkeypatch):
+    called = []
+    guards = ["guard_local_connections", "guard_origins", "guard_relay_requests", "limit_frames"]
+    for name in guards:
+        monkeypatch.setattr(relay, name, lambda name=name: called.append(name))
+    monkeypatch.setattr(relay.os, "umask", lambda mask: called.append(mask))
+    monkeypatch.setattr(relay.relay, "parse_arguments", lambda: SimpleNamespace(workspace="kit"))
+    monkeypatch.setattr(relay.MainProcessMonitor, "run", lambda **_: called.append("started"))
+    relay.main()
+    assert called == [
+        0o077,
+        "guard_local_connections",
+        "guard_origins",
+        "guard_relay_requests",
+        "limit_frames",
+        "started",
+    ]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(("origin", "stopped"), [("server", True), ("relay.north", False), ("north", False)])
+def test_the_server_alone_stops_a_relay(monkeypatch, stop, origin, stopped):
+    done = []
+    for name in requests.HANDLERS:
+        monkeypatch.setattr(requests.NetAgent, name, lambda agent, request: done.append(request))
+    guard_relay_requests()
+    getattr(requests.NetAgent, stop)(None, Message({MessageHeaderKey.ORIGIN: origin}, None))
+    assert bool(done) is stopped
