@@ -125,6 +125,8 @@ class SiteExecutor(Executor):
             with contextlib.suppress(FedpeftError):  # raised again, and answered, with the first task
                 self._opened(fl_ctx)
             _import_tensors()
+        elif event_type == EventType.BEFORE_TASK_DATA_FILTER:
+            self._fetch(fl_ctx)
         elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
             self._hand_over(fl_ctx)
         elif event_type == EventType.END_RUN:
@@ -176,6 +178,23 @@ class SiteExecutor(Executor):
             if line:
                 self.log_info(fl_ctx, f"{where}: {line}", fire_event=False)
         return FLModelUtils.to_shareable(to_model(message, round=model.current_round))
+
+    def _fetch(self, fl_ctx: FLContext) -> None:
+        """Complete an order by the global adapter, which the relay that it names has, before the site's filters."""
+        from fedpeft.flare.messages import from_model, model_of
+        from fedpeft.flare.relay_sums import fetch
+        from fedpeft.protocol.types import TRAIN, TrainOrder
+
+        if fl_ctx.get_prop(FLContextKey.TASK_NAME) != TRAIN:
+            return
+        shareable = fl_ctx.get_prop(FLContextKey.TASK_DATA)
+        try:
+            order = from_model(TrainOrder, model_of(shareable))
+            if order.relay and not order.state:
+                cell = fl_ctx.get_engine().get_cell()
+                shareable["DXO"]["data"] = fetch(cell, order.relay, order.round, fl_ctx.get_run_abort_signal())
+        except Exception as error:  # the order stays without it, and is refused
+            self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {error}", fire_event=False)
 
     def _hand_over(self, fl_ctx: FLContext) -> None:
         """Send the adapter of a reply, as the site's filters leave it, to the relay that the order names."""

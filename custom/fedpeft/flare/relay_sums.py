@@ -25,6 +25,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import State
 from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.protocol.fields import MAX_MB, MB, Limit
 from fedpeft.protocol.types import M as AnyMessage
@@ -32,7 +33,7 @@ from fedpeft.protocol.types import Measured, PartialSum, SumOrder, SumQuery, Upl
 from fedpeft.server.relay_sums import GroupSum
 
 CHANNEL = "fedpeft_sums"
-OPEN, TAKE, MEASURE, ADD_UP = "open", "take", "measure", "add_up"
+OPEN, FETCH, TAKE, MEASURE, ADD_UP = "open", "fetch", "take", "measure", "add_up"
 MAX_JOBS = 8  # whose sums a relay keeps; of more the oldest is dropped
 SECONDS = 600.0  # for one message and its answer
 FIELDS, STATE, PROBLEM = "fields", "state", "problem"
@@ -100,14 +101,32 @@ class CellRelays:
         return unpacked(kind, answer, sender=f"relay {relay}")
 
 
+def fetch(cell: Cell, relay: str, round: int, abort_signal: Signal | None = None) -> State:
+    """Return the global adapter of a round, which the site's relay has.
+
+    Raises:
+        FedpeftError: the site does not stand behind this relay, or it has none.
+    """
+    _check_own(cell, relay)
+    answer = _asked(cell, relay, FETCH, SumQuery(round=round), abort_signal)
+    upload = unpacked(Upload, answer, sender=f"relay {relay}")
+    if upload.round != round:
+        raise FedpeftError(f"relay {relay} has the global adapter of round {upload.round}, not of round {round}.")
+    return upload.state
+
+
+def _check_own(cell: Cell, relay: str) -> None:
+    if not relay or relay != relay_of(cell.get_fqcn()):
+        raise FedpeftError(f"the server names {relay!r:.80} as this site's relay, which it is not.")
+
+
 def hand_over(cell: Cell, relay: str, upload: Upload, abort_signal: Signal | None = None) -> None:
     """Send a site's adapter to its relay.
 
     Raises:
         FedpeftError: the site does not stand behind this relay, or it does not take the adapter.
     """
-    if not relay or relay != relay_of(cell.get_fqcn()):
-        raise FedpeftError(f"the server wants this site's adapter at {relay!r:.80}, which is not its relay.")
+    _check_own(cell, relay)
     unpacked(Measured, _asked(cell, relay, TAKE, upload, abort_signal), sender=f"relay {relay}")
 
 
@@ -123,7 +142,8 @@ class SumDesk:
         self._sums: dict[str, GroupSum] = {}  # by job, the newest last
         self._lock = threading.Lock()
         limit_messages(Limit(MAX_MB * MB, LARGER))
-        for topic, answer in {OPEN: self._open, TAKE: self._take, MEASURE: self._measure, ADD_UP: self._add_up}.items():
+        answers = {OPEN: self._open, FETCH: self._fetch, TAKE: self._take, MEASURE: self._measure, ADD_UP: self._add_up}
+        for topic, answer in answers.items():
             cell.register_request_cb(channel=CHANNEL, topic=topic, cb=_answering(answer))
 
     def _open(self, origin: list[str], content: Any) -> Measured:
@@ -137,10 +157,19 @@ class SumDesk:
             self._sums[job] = one
         return Measured(round=order.round)
 
-    def _take(self, origin: list[str], content: Any) -> Measured:
-        *path, site, job = origin
+    def _fetch(self, origin: list[str], content: Any) -> Upload:
+        site, job = self._site_and_job(origin)
+        unpacked(SumQuery, content, sender=f"site {site}")
+        return self._sum(job).start(site)
+
+    def _site_and_job(self, origin: list[str]) -> tuple[str, str]:
+        *path, site, job = origin if len(origin) > 1 else ["", ""]
         if FQCN.join(path) != self._name:
-            raise FedpeftError("only a site behind this relay may send an adapter.")
+            raise FedpeftError("only a site behind this relay takes part in its sums.")
+        return site, job
+
+    def _take(self, origin: list[str], content: Any) -> Measured:
+        site, job = self._site_and_job(origin)
         upload = unpacked(Upload, content, sender=f"site {site}")
         self._sum(job).take(site, upload)
         return Measured(round=upload.round)
@@ -155,6 +184,7 @@ class SumDesk:
         answer = self._sum(job).total(unpacked(SumQuery, content, sender="the server").sites)
         with self._lock:
             self._sums.pop(job, None)
+        _log.info("job %s, round %s: the adapters of %s sites are added up", job, answer.round, len(answer.sites))
         return answer
 
     def _job_of_server(self, origin: list[str]) -> str:

@@ -160,8 +160,8 @@ class TrainOrder(_Message):
         part: of the site in the mean that the global adapter is, where it needs that (`share: agreement`). From it the
             site can tell how many samples all sites have together. 0: none.
         sum_keys: the public key of every member of the round's secure sum; empty: send the adapter itself.
-        relay: the one that adds up adapters of this site and others, which gets the trained adapter; empty: the server.
-        state: the tensors that changed since `base`; empty with base 0: go on from your own.
+        relay: the one that has the global adapter, and adds up the trained ones of its sites; empty: the server.
+        state: the tensors that changed since `base`; empty with base 0: go on from your own, or fetch it at the relay.
     """
 
     carries_state: ClassVar[bool] = True
@@ -234,7 +234,7 @@ class SumOrder(_Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Upload(_Message):
-    """Site to relay: the trained adapter of a round, as `TrainReply` would have it."""
+    """Site to relay: the trained adapter of a round, as `TrainReply` would have it. Relay to site: the global one."""
 
     carries_state: ClassVar[bool] = True
     round: int

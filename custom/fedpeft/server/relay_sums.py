@@ -2,7 +2,8 @@
 """The sum of a round's adapters, made in parts at the relays that the sites stand behind.
 
     before the round   SumOrder     to each relay: which sites, with which weights, from which global adapter
-    in the round       Upload       of a site, to its relay: the adapter; all else of its reply goes to the server
+    in the round       Upload       to a site, from its relay: the global adapter, which its order does not have
+                       Upload       of a site, to its relay: its adapter; all else of its reply goes to the server
     then               Measured     each relay says how far each of its sites moved; the server compares all sites
                        PartialSum   each relay adds up those that the server names
 
@@ -51,6 +52,16 @@ class GroupSum:
         self._lock = threading.Lock()
         self._states: dict[str, State] = {}
         self._refused: dict[str, str] = {}
+
+    def start(self, site: str) -> Upload:
+        """Return the global adapter that a site trains.
+
+        Raises:
+            FedpeftError: the site takes no part in the round.
+        """
+        if site not in self._order.weights:
+            raise FedpeftError(f"site {site} takes no part in round {self._order.round}.")
+        return Upload(round=self._order.round, state=self._order.state)
 
     def take(self, site: str, upload: Upload) -> None:
         """Check a site's adapter and keep it; the first one counts.

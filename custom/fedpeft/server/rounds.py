@@ -298,7 +298,10 @@ class Rounds:
         refused: dict[str, str] = {}
         if self._sums:
             places, refused = self._sums.begin(number, sites, self._global.state)
-            orders = {site: replace(orders[site], relay=place) for site, place in places.items()}
+            orders = {
+                site: replace(orders[site], relay=place, state={} if place else orders[site].state)
+                for site, place in places.items()
+            }
         read = partial(self._read_training, orders)
         replies, others = self._sites.collect(TRAIN, orders, read, round=number, needed=needed)
         refused |= others
