@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -184,7 +184,8 @@ class RelaySums:
         self._weights = {site: weight_of(i.samples["train"], method) for site, i in introductions.items()}
         self._schema, self._together, self._round = first.schema, 0, 0
         self._places: dict[str, str] = {}  # by site of the round
-        self._partial: list[PartialSum] = []
+        self._totals: Numbers = {}  # of the relays that have answered
+        self._lock = threading.Lock()
 
     def begin(self, round: int, sites: Sequence[str], state: State) -> tuple[dict[str, str], dict[str, str]]:
         """Order the sums of a round; return the relay of each site (empty: none), and why others take no part.
@@ -194,7 +195,7 @@ class RelaySums:
             sites: of the round.
             state: the global adapter that they train.
         """
-        self._round, self._together, self._partial = round, len(sites), []
+        self._round, self._together, self._totals = round, len(sites), {}
         self._places = self._relays.behind(sites)
         orders = {
             relay: SumOrder(
@@ -207,14 +208,15 @@ class RelaySums:
             )
             for relay, group in self._groups(sites).items()
         }
-        _, failed = self._ask(orders, Measured)
+        failed = self._ask(orders, Measured)
         refused = {site: failed[self._places[site]] for site in sites if self._places[site] in failed}
         return {site: self._places[site] for site in sites if site not in refused}, refused
 
     def measured(self, sites: Iterable[str]) -> tuple[dict[str, float], dict[str, str]]:
         """Return how far the sites moved whose adapters are at relays, and why others cannot be used."""
         groups = self._groups(sites)
-        answers, failed = self._ask({relay: SumQuery(round=self._round) for relay in groups}, Measured)
+        answers: dict[str, Measured] = {}
+        failed = self._ask({relay: SumQuery(round=self._round) for relay in groups}, Measured, answers.__setitem__)
         lengths: dict[str, float] = {}
         refused: dict[str, str] = {}
         for relay, group in groups.items():
@@ -231,17 +233,16 @@ class RelaySums:
     def add_up(self, sites: Iterable[str]) -> dict[str, str]:
         """Let the relays add up these sites; return why some are not in a sum."""
         groups = self._groups(sites)
+
+        def take(relay: str, answer: PartialSum) -> None:
+            if answer.sites != groups[relay]:
+                raise FedpeftError(f"relay {relay} added up other sites than it was asked to: look at its log.")
+            check_tensors(answer.state, site=relay, schema=self._schema, dtype=self._dtype, masked=True)
+            with self._lock:
+                self._totals = added((self._totals, {key: from_wire(tensor) for key, tensor in answer.state.items()}))
+
         orders = {relay: SumQuery(round=self._round, sites=group) for relay, group in groups.items()}
-        answers, failed = self._ask(orders, PartialSum)
-        for relay, answer in answers.items():
-            try:
-                if answer.sites != groups[relay]:
-                    raise FedpeftError(f"relay {relay} added up other sites than it was asked to: look at its log.")
-                check_tensors(answer.state, site=relay, schema=self._schema, dtype=self._dtype, masked=True)
-            except FedpeftError as error:
-                failed[relay] = str(error)
-            else:
-                self._partial.append(answer)
+        failed = self._ask(orders, PartialSum, take)
         return {site: failed[relay] for relay, group in groups.items() if relay in failed for site in group}
 
     def mean(self, replies: Mapping[str, TrainReply], previous: State) -> State:
@@ -256,8 +257,7 @@ class RelaySums:
             for site, reply in replies.items()
             if not self._places[site]
         )
-        summed = ({key: from_wire(tensor) for key, tensor in part.state.items()} for part in self._partial)
-        totals = added(itertools.chain(summed, direct))
+        totals = added(itertools.chain((self._totals,), direct))
         dtypes: dict[str, torch.dtype] = {key: tensor.dtype for key, tensor in previous.items()}
         return decode(totals, sum(self._weights[site] for site in replies), dtypes)
 
@@ -269,10 +269,12 @@ class RelaySums:
         return groups
 
     def _ask(
-        self, orders: Mapping[str, SumOrder] | Mapping[str, SumQuery], kind: type[M]
-    ) -> tuple[dict[str, M], dict[str, str]]:
-        """Ask the relays, several at a time; return their answers, and why others have none."""
-        answers: dict[str, M] = {}
+        self,
+        orders: Mapping[str, SumOrder] | Mapping[str, SumQuery],
+        kind: type[M],
+        take: Callable[[str, M], None] = lambda relay, answer: None,
+    ) -> dict[str, str]:
+        """Ask the relays, several at a time, and take each answer as it comes; return why others have none."""
         failed: dict[str, str] = {}
 
         def ask(relay: str) -> None:
@@ -280,10 +282,10 @@ class RelaySums:
                 answer = self._relays.ask(relay, orders[relay], kind)
                 if answer.round != self._round:
                     raise FedpeftError(f"relay {relay} answered for round {answer.round} in round {self._round}.")
-                answers[relay] = answer
+                take(relay, answer)
             except FedpeftError as error:
                 failed[relay] = str(error)
 
         with ThreadPoolExecutor(MAX_AT_ONCE) as threads:
             list(threads.map(ask, orders))
-        return answers, failed
+        return failed
