@@ -9,11 +9,13 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from kits import ABSENT, LEAD, SITES, connected, free_port, provision, session, started, wait_until
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from safetensors.torch import load_file
 
 from fedpeft.job.composing import write_job
 from fedpeft.report.history_reader import verify
@@ -25,6 +27,7 @@ FORGER = "vqa-med-2020"  # behind a relay, too; its processes are not started
 RELAYS = {"relay-a": list(SITES), "relay-b": [ABSENT, FORGER]}
 MEMBERS = (*SITES, ABSENT)
 TRUE_SITE = SITES[0]
+ROUNDS = 2
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,29 @@ def test_a_job_of_sites_behind_relays_runs_to_its_end(behind_relays, sections, t
     assert status == "FINISHED:COMPLETED"
     manifest = verify(run_folder(Path(behind_relays.lead.download_job_result(job, str(tmp_path / "download")))))
     assert set(manifest["sites"]) == set(MEMBERS)
+
+
+def test_relays_add_up_the_adapters_of_their_sites(behind_relays, sections, tmp_path):
+    """The server gets two sums and no adapter, and makes the same global one as from the adapters themselves."""
+    common = f"federation.sites=[{', '.join(MEMBERS)}]", "federation.hello_timeout=600", "method.aggregation=fedavg"
+    found = {}
+    for name, setting in {"sums": "true", "single": "false"}.items():
+        write_job(tmp_path / name, name, sections(*common, f"federation.sums_at_relays={setting}"))
+        job = behind_relays.lead.submit_job(str(tmp_path / name))
+        status = behind_relays.lead.wait_for_job(job, timeout=900, poll_interval=0.3)["status"]
+        assert status == "FINISHED:COMPLETED"
+        folder = Path(behind_relays.lead.download_job_result(job, str(tmp_path / f"{name}-result")))
+        manifest = verify(run_folder(folder))
+        assert manifest["faults"] == []
+        rounds = json.loads((run_folder(folder) / "history.json").read_text())["rounds"]
+        assert [set(one["sites"]) for one in rounds] == [set(MEMBERS)] * ROUNDS
+        found[name] = load_file(run_folder(folder) / "adapter" / "adapter_model.safetensors")
+    assert found["sums"].keys() == found["single"].keys()
+    for relay, behind in RELAYS.items():
+        log = (behind_relays.kits / relay / "log.txt").read_text()
+        assert log.count(f"the adapters of {len(behind)} sites are added up") == ROUNDS
+    for key, tensor in found["sums"].items():
+        assert torch.allclose(tensor, found["single"][key], atol=1e-4)
 
 
 def test_a_site_behind_a_relay_is_connected_to_it_alone(behind_relays):

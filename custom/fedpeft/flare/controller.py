@@ -31,6 +31,7 @@ from fedpeft.flare.hardening.message_limits import limit_messages, take_refusal
 from fedpeft.flare.hardening.requests import guard_local_connections
 from fedpeft.flare.job_store import report_progress
 from fedpeft.flare.messages import Inbox, from_model, note_kind, register_early, register_tensors, to_model
+from fedpeft.flare.relay_sums import CellRelays
 from fedpeft.flare.returning_sites import AwaySites
 from fedpeft.flare.tracking import start_tracking
 from fedpeft.job.federation import RunTracking
@@ -160,6 +161,13 @@ class FederationController(ModelController):
 
     def _is_large(self, replies: int) -> bool:
         return self._reply_bytes * replies > disk_replies.MAX_IN_MEMORY
+
+    def relays(self) -> CellRelays:
+        """The relays that the job's sites stand behind."""
+        engine = self.fl_ctx.get_engine()
+        return CellRelays(
+            engine.get_cell(), lambda site: engine.get_client_from_name(site).get_fqcn() or site, self.abort_signal
+        )
 
     def start_from(self, state: State) -> None:
         """Give the first global adapter to the aggregator.

@@ -33,6 +33,7 @@ from fedpeft.site.frames import Failure
 from fedpeft.site.supervisor import WorkerSupervisor
 
 if TYPE_CHECKING:
+    from fedpeft.protocol.types import Order
     from fedpeft.site.site_tasks import SitePlace
 
 
@@ -114,6 +115,7 @@ class SiteExecutor(Executor):
         }
         self._supervisor = WorkerSupervisor(self._sections, module=self.worker)
         self._lock = StateLock()
+        self._order: Order | None = None  # of the task that is running
         threading.Thread(target=_import_tensors, daemon=True).start()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -123,6 +125,10 @@ class SiteExecutor(Executor):
             with contextlib.suppress(FedpeftError):  # raised again, and answered, with the first task
                 self._opened(fl_ctx)
             _import_tensors()
+        elif event_type == EventType.BEFORE_TASK_DATA_FILTER:
+            self._fetch(fl_ctx)
+        elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
+            self._hand_over(fl_ctx)
         elif event_type == EventType.END_RUN:
             self._supervisor.close()
             self._lock.release()
@@ -138,6 +144,7 @@ class SiteExecutor(Executor):
         # if another component called this one, the reply would bypass the site's filters
         if task_name not in TASKS or fl_ctx.get_prop(FLContextKey.TASK_NAME) != task_name:
             return make_reply(ReturnCode.TASK_UNKNOWN)
+        self._order = None
         model = model_of(shareable)
         place = _place(fl_ctx)
         where = f"site {place.site}"
@@ -153,7 +160,8 @@ class SiteExecutor(Executor):
             policy = self._opened(fl_ctx)
             startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir()) if policy else None
             tasks = SiteTasks(self._sections, place, policy, request=request, lock=self._lock, startup=startup)
-            message, line = tasks.answer(task_name, from_model(TASKS[task_name].order, model))
+            self._order = from_model(TASKS[task_name].order, model)
+            message, line = tasks.answer(task_name, self._order)
         except Aborted:
             self.log_info(
                 fl_ctx,
@@ -170,6 +178,44 @@ class SiteExecutor(Executor):
             if line:
                 self.log_info(fl_ctx, f"{where}: {line}", fire_event=False)
         return FLModelUtils.to_shareable(to_model(message, round=model.current_round))
+
+    def _fetch(self, fl_ctx: FLContext) -> None:
+        """Complete an order by the global adapter, which the relay that it names has, before the site's filters."""
+        from fedpeft.flare.messages import from_model, model_of
+        from fedpeft.flare.relay_sums import fetch
+        from fedpeft.protocol.types import TRAIN, TrainOrder
+
+        if fl_ctx.get_prop(FLContextKey.TASK_NAME) != TRAIN:
+            return
+        shareable = fl_ctx.get_prop(FLContextKey.TASK_DATA)
+        try:
+            order = from_model(TrainOrder, model_of(shareable))
+            if order.relay and not order.state:
+                cell = fl_ctx.get_engine().get_cell()
+                shareable["DXO"]["data"] = fetch(cell, order.relay, order.round, fl_ctx.get_run_abort_signal())
+        except Exception as error:  # the order stays without it, and is refused
+            self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {error}", fire_event=False)
+
+    def _hand_over(self, fl_ctx: FLContext) -> None:
+        """Send the adapter of a reply, as the site's filters leave it, to the relay that the order names."""
+        from fedpeft.flare.messages import from_model, model_of
+        from fedpeft.flare.relay_sums import hand_over
+        from fedpeft.protocol.types import TrainOrder, TrainReply, Upload
+
+        order, self._order = self._order, None
+        shareable = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+        if not isinstance(order, TrainOrder) or not order.relay or shareable.get_return_code() != ReturnCode.OK:
+            return
+        try:
+            reply = from_model(TrainReply, model_of(shareable), sender="this site")
+            if not reply.problem:
+                upload = Upload(round=reply.round, state=reply.state)
+                cell = fl_ctx.get_engine().get_cell()
+                hand_over(cell, order.relay, upload, fl_ctx.get_run_abort_signal())
+        except Exception as error:  # the server hears from the relay, or of none, why this site is not in the sum
+            self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {error}", fire_event=False)
+        finally:
+            shareable["DXO"]["data"] = {}  # in no case the server's
 
     def _opened(self, fl_ctx: FLContext) -> SitePolicy | None:
         """Read the site's policy, keep to its plugins, and start building the learner with it."""

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
+from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.private.fed.app.relay import relay
 
+from fedpeft.flare.hardening import replace_function
 from fedpeft.flare.hardening.message_limits import limit_frames
 from fedpeft.flare.hardening.origins import guard_origins
 from fedpeft.flare.hardening.requests import guard_local_connections, guard_relay_requests
+from fedpeft.flare.messages import register_tensors
+from fedpeft.flare.relay_sums import SumDesk
 
 FLARES = "nvflare.private.fed.app.relay.relay"
 
@@ -27,8 +33,16 @@ def main() -> int:
     guard_origins()
     guard_relay_requests()
     limit_frames()
+    register_tensors()
+    replace_function(relay, "set_add_auth_headers_filters", _then_adding_up)
     arguments = relay.parse_arguments()
     return MainProcessMonitor.run(main_func=relay.main, run_dir=arguments.workspace, args=arguments)  # type: ignore[no-any-return]
+
+
+def _then_adding_up(authenticate: Callable, cell: Cell, *arguments: Any, **named: Any) -> None:
+    """Answer requests for partial sums once the relay is known to the server."""
+    authenticate(cell, *arguments, **named)
+    SumDesk(cell)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from fedpeft import answering
-from fedpeft.alignment.settings import PIASettings
-from fedpeft.answering.training_settings import NONE, TrainingSettings
+from fedpeft.alignment.settings import PIASettings, RobustSettings
+from fedpeft.answering.training_settings import NONE, PERSONALIZATIONS, TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build, by_site
@@ -128,6 +128,7 @@ class ServerJob:
         federation = build(FederationSettings, sections.get("federation"), section="federation")
         method, training, schedule = CommonSettings.from_sections(sections)
         check_secure_sum(method, schedule, federation)
+        check_relay_sums(method, training, schedule, federation)
         check_joins(schedule.joins, federation, rounds=training.rounds)
         return cls(federation=federation, method=method, training=training, schedule=schedule)
 
@@ -152,6 +153,35 @@ def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federat
         raise FedpeftError(
             f"method.secure_sum needs at least {MIN_MEMBERS} sites, because each of two learns the other's adapter; "
             f"federation.sites has {len(federation.sites)}."
+        )
+
+
+def check_relay_sums(
+    method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings, federation: FederationSettings
+) -> None:
+    """Refuse a job whose other settings need single adapters at the server."""
+    if not federation.sums_at_relays:
+        return
+    pia, robust, default = cast(PIASettings, method.pia), cast(RobustSettings, method.robust), RobustSettings()
+    kept = max(pia.max_kept if method.aligns else 0.0, PERSONALIZATIONS[training.personalization].max_kept)
+    reason = ""
+    if not method.sums:
+        reason = "method.aggregation needs single adapters: use 'fedavg', or 'pia' with method.pia.aligned_at='site'"
+    elif (robust.average, robust.max_share) != (default.average, default.max_share):
+        reason = "method.robust.average and max_share compare sites: leave them out"
+    elif method.initialization == "own":
+        reason = "adapters must be in one order from the start: use method.initialization='shared'"
+    elif schedule.active:
+        reason = "sites must send the same layers: use schedule.solver='all'"
+    elif kept and robust.update_factor and not method.secure_sum:
+        reason = (
+            "the update check needs what each site sent last, which no relay keeps, where sites keep a part of their "
+            "own adapter: set method.pia.client to false, or method.robust.update_factor to 0"
+        )
+    if reason:
+        raise FedpeftError(
+            f"federation.sums_at_relays lets the server see sums alone, and {reason}; or leave sums_at_relays out.",
+            setting="federation.sums_at_relays",
         )
 
 

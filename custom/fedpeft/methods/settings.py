@@ -122,6 +122,11 @@ class MethodSettings:
         return self.rule.aligns
 
     @property
+    def sums(self) -> bool:
+        """Whether the server needs no more than the weighted sum of what the sites send."""
+        return self.exchanges and (not self.pia.aligns_on_server if self.aligns else self.rule.adds_up)
+
+    @property
     def server_rule(self) -> ServerOptimizer:
         return SERVER_OPTIMIZERS[self.server_optimizer]
 

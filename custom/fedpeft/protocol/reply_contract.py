@@ -150,11 +150,19 @@ def check_score_reply(reply: ScoreReply, *, site: str, round: int, schema: Schem
 
 
 def check_train_reply(
-    reply: TrainReply, *, site: str, order: TrainOrder, schema: Schema, dtype: str, samples: int
+    reply: TrainReply,
+    *,
+    site: str,
+    order: TrainOrder,
+    schema: Schema,
+    dtype: str,
+    samples: int,
+    at_relay: bool = False,
 ) -> None:
     """Accept a reply to `train` only if it is what the site announced, of the layers that it was to train, and finite.
 
-    Any other must not reach the global adapter. Where no adapters travel in this job, the schema is empty.
+    Any other must not reach the global adapter. Where no adapters travel in this job, the schema is empty;
+    where the adapter is `at_relay`, the relay has checked it.
     """
     if reply.problem:
         attempts = f" in {MAX_ATTEMPTS} attempts" if reply.attempts == MAX_ATTEMPTS else ""
@@ -170,6 +178,8 @@ def check_train_reply(
     _check_metrics(reply.metrics, site)
     check_scores(reply.scores, len(layers_of(schema)) if order.scored else 0, site)
     assigned = {key: shape for key, shape in schema.items() if belongs(key, order.layers)}
+    if at_relay:
+        assigned = {}
     check_tensors(reply.state, site=site, schema=assigned, dtype=dtype, masked=bool(order.sum_keys))
     _check_sum_key(reply.sum_key, site, needed=bool(order.sum_keys))
 

@@ -65,13 +65,24 @@ def encode(state: State, weight: int, sites: int) -> Numbers:
     for key, tensor in state.items():
         scaled = np.rint(tensor.detach().to("cpu", torch.float64).numpy() * 2.0**FRACTION_BITS)
         if not (np.abs(scaled) <= max_number).all():  # NaN compares false
-            raise FedpeftError(
-                f"{key} has a number that a secure sum of {sites} sites cannot hold with a weight of {weight}: the "
-                f"site's training diverged, or use method.pia.weighting='uniform'.",
-                code="training-diverged",
-            )
+            raise _too_large(key, weight, sites)
         numbers[key] = (scaled.astype(np.int64) * np.int64(weight)).view(np.uint64)
     return numbers
+
+
+def check_fits(state: State, *, weight: int, sites: int) -> None:
+    """Refuse finite tensors that `encode` would refuse, without encoding them."""
+    for key, tensor in state.items():
+        if tensor.numel() and float(tensor.abs().max()) * 2.0**FRACTION_BITS > 2**62 / (sites * weight) - 1:
+            raise _too_large(key, weight, sites)
+
+
+def _too_large(key: str, weight: int, sites: int) -> FedpeftError:
+    return FedpeftError(
+        f"{key} has a number that a secure sum of {sites} sites cannot hold with a weight of {weight}: the "
+        f"site's training diverged, or use method.pia.weighting='uniform'.",
+        code="training-diverged",
+    )
 
 
 def wrapped_sum(states: Sequence[State]) -> Numbers:

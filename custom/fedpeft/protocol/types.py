@@ -161,7 +161,8 @@ class TrainOrder(_Message):
         part: of the site in the mean that the global adapter is, where it needs that (`share: agreement`). From it the
             site can tell how many samples all sites have together. 0: none.
         sum_keys: the public key of every member of the round's secure sum; empty: send the adapter itself.
-        state: the tensors that changed since `base`; empty with base 0: go on from your own.
+        relay: the one that has the global adapter, and adds up the trained ones of its sites; empty: the server.
+        state: the tensors that changed since `base`; empty with base 0: go on from your own, or fetch it at the relay.
     """
 
     carries_state: ClassVar[bool] = True
@@ -173,6 +174,7 @@ class TrainOrder(_Message):
     scored: bool
     part: float = 0.0
     sum_keys: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    relay: str = ""
     state: dict[str, torch.Tensor]
 
 
@@ -195,7 +197,7 @@ class TrainReply(_Message):
         setting: the name of the job's setting that the problem is about, if it is about one.
         attempts: how often the site began the round; more than once where its training process was lost.
         sum_key: the site's public key for the next round's secure sum, as in Introduction.
-        state: the tensors of the layers that it was to train; masked in a secure sum.
+        state: the tensors of the layers that it was to train; masked in a secure sum, empty where a relay has them.
     """
 
     carries_state: ClassVar[bool] = True
@@ -208,6 +210,75 @@ class TrainReply(_Message):
     setting: str = ""
     attempts: int = 1
     sum_key: dict[str, list[str]] = field(default_factory=dict)
+    state: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOrder(_Message):
+    """Server to relay: add up what these sites will send in a round.
+
+    Args:
+        round: counted from 1.
+        weights: by site behind the relay, its integer weight in the mean.
+        together: number of sites of the round, behind all relays and none.
+        dtype: of what the sites send, unless it is masked.
+        masked: whether it is masked for a secure sum.
+        state: the global adapter that the sites train.
+    """
+
+    carries_state: ClassVar[bool] = True
+    round: int
+    weights: dict[str, int]
+    together: int
+    dtype: str
+    masked: bool
+    state: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload(_Message):
+    """Site to relay: the trained adapter of a round, as `TrainReply` would have it. Relay to site: the global one."""
+
+    carries_state: ClassVar[bool] = True
+    round: int
+    state: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumQuery(_Message):
+    """Server to relay: measure what has come, or add up these sites (`sites`).
+
+    Args:
+        round: counted from 1.
+        sites: whose adapters go into the sum.
+    """
+
+    round: int
+    sites: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(_Message):
+    """Relay to server: what has come of a round.
+
+    Args:
+        round: counted from 1.
+        lengths: by site, how far it moved its adapter (root mean square); 0 where it is masked.
+        refused: by site, why its adapter is not used.
+    """
+
+    round: int
+    lengths: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialSum(_Message):
+    """Relay to server: the sum of the weighted adapters of the named sites, as integers modulo 2^64."""
+
+    carries_state: ClassVar[bool] = True
+    round: int
+    sites: list[str]
     state: dict[str, torch.Tensor]
 
 

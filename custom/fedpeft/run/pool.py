@@ -35,6 +35,7 @@ from fedpeft.protocol.fields import Limit
 from fedpeft.protocol.types import Order, Reply, TrainReply
 from fedpeft.server.aggregation import Aggregator
 from fedpeft.server.job_run import JobRun, ServerPlace
+from fedpeft.server.relay_sums import NoRelays
 from fedpeft.server.rounds import Read
 from fedpeft.site import fork_server
 from fedpeft.site.connection import Aborted
@@ -167,6 +168,10 @@ class PoolHost:
 
     def limit_replies(self, limit: Limit) -> None:
         """Do nothing: replies come from this program's own processes."""
+
+    def relays(self) -> NoRelays:
+        """There are none on one machine."""
+        return NoRelays()
 
     def stored(self, state: Mapping[str, Tensor]) -> State:
         """Return the tensors as they are: all replies are in memory here."""

@@ -35,6 +35,7 @@ from fedpeft.protocol.types import HELLO, Hello, Introduction
 from fedpeft.server import checkpoint, first_adapter, handshake
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.first_adapter import Sender
+from fedpeft.server.relay_sums import Relays, RelaySums
 from fedpeft.server.rounds import Integrator, Round, Rounds, Sites, check_enough
 from fedpeft.server.run_recorder import RunRecorder
 
@@ -104,6 +105,9 @@ class Host(Sites, Integrator, Protocol):
 
     def limit_replies(self, limit: Limit) -> None:
         """Refuse larger replies from now on."""
+
+    def relays(self) -> Relays:
+        """The relays of the job's sites."""
 
     def info(self, message: str) -> None:
         """Write a line to the server's log."""
@@ -221,10 +225,10 @@ class JobRun:
         problems |= others
         check_enough("the handshake", introductions, federation.needed, problems)
         sending = introductions.values() if method.exchanges else ()
-        self._host.limit_replies(
-            handshake.limit_of_replies(sending, max_mb=federation.largest_reply_mb, masked=method.secure_sum)
-        )
-        fresh = first_adapter.is_needed(method, schedule) and not before
+        masked = method.secure_sum or federation.sums_at_relays
+        self._host.limit_replies(handshake.limit_of_replies(sending, max_mb=federation.largest_reply_mb, masked=masked))
+        needed = first_adapter.is_needed(method, schedule) or federation.sums_at_relays
+        fresh = needed and not before
         while fresh:
             sender = self._sender(introductions, problems)
             again, others = self._introduce([sender.site], finished, sender, introductions[sender.site])
@@ -307,6 +311,7 @@ class JobRun:
             lineage=self._lineage,
             needed=job.federation.needed,
             before=before,
+            sums=RelaySums(self._host.relays(), job.method, introductions) if job.federation.sums_at_relays else None,
         )
         for one in rounds:
             recorder.add_round(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -37,6 +37,7 @@ from fedpeft.protocol.types import (
 from fedpeft.server.aggregation import ServerSteps, check_global, parts_of
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.planner import Assignment, RoundPlanner
+from fedpeft.server.relay_sums import RelaySums
 from fedpeft.server.update_check import UpdateCheck
 
 
@@ -194,6 +195,7 @@ class Rounds:
         lineage: names the state that the sites keep of this job.
         needed: accepted replies that a round needs, or all sites of a round where these are fewer.
         before: the checkpoint to go on from.
+        sums: adds up the adapters, partly at relays; None: the integrator does it.
 
     Raises:
         FedpeftError: while iterating: too few sites are left, or the new global adapter is not finite.
@@ -209,7 +211,9 @@ class Rounds:
         lineage: str,
         needed: int,
         before: Checkpoint | None = None,
+        sums: RelaySums | None = None,
     ) -> None:
+        self._sums = sums
         self._method, self._training, self._schedule = job.method, job.training, job.schedule
         self._introductions, self._sites, self._integrator = introductions, sites, integrator
         self._lineage, self._needed = lineage, needed
@@ -260,9 +264,12 @@ class Rounds:
             self._sum_keys = {site: reply.sum_key for site, reply in accepted.items()}
         report: dict[str, Any] = {}
         if self._method.exchanges:
-            state, report = self._integrator.integrate(accepted)
-            self.check.accept({site: reply.state for site, reply in accepted.items()})
-            trained = {key for reply in accepted.values() for key in reply.state}
+            if self._sums:
+                state, trained = self._sums.mean(accepted, self._global.state), set(self._global.state)
+            else:
+                state, report = self._integrator.integrate(accepted)
+                self.check.accept({site: reply.state for site, reply in accepted.items()})
+                trained = {key for reply in accepted.values() for key in reply.state}
             state = self.steps.step(self._global.state, state, trained, store=self._integrator.stored)
             check_global(state)
             self._integrator.keep(state)
@@ -305,11 +312,25 @@ class Rounds:
         """Let the sites train; return the replies that go into the global adapter, and why others do not."""
         parts = parts_of(self._averaged, self._method)
         orders = {site: self._order(number, site, assignment, part=parts.get(site, 0.0)) for site in sites}
+        refused: dict[str, str] = {}
+        if self._sums:
+            places, refused = self._sums.begin(number, sites, self._global.state)
+            orders = {
+                site: replace(orders[site], relay=place, state={} if place else orders[site].state)
+                for site, place in places.items()
+            }
         read = partial(self._read_training, orders)
-        replies, refused = self._sites.collect(TRAIN, orders, read, round=number, needed=needed)
-        sent = {site: reply.state for site, reply in replies.items()}
-        announced = {site: self._introductions[site].samples["train"] for site in sent}
-        refused |= self.check.outlying(sent, self._global.state, announced, number)
+        replies, others = self._sites.collect(TRAIN, orders, read, round=number, needed=needed)
+        refused |= others
+        sent = {site: reply.state for site, reply in replies.items() if not orders[site].relay}
+        measured: dict[str, float] = {}
+        if self._sums:
+            measured, others = self._sums.measured(site for site in replies if orders[site].relay)
+            refused |= others
+        announced = {site: self._introductions[site].samples["train"] for site in (*sent, *measured)}
+        refused |= self.check.outlying(sent, self._global.state, announced, number, measured)
+        if self._sums:
+            refused |= self._sums.add_up(site for site in measured if site not in refused)
         accepted = {site: reply for site, reply in replies.items() if site not in refused}
         self._averaged = {site: reply.samples for site, reply in accepted.items()}
         self._global.confirm({site: site in accepted for site in orders})
@@ -337,6 +358,7 @@ class Rounds:
             site=site,
             order=orders[site],
             schema=introduction.schema if self._method.exchanges else {},
+            at_relay=bool(orders[site].relay),
             dtype=introduction.dtype,
             samples=introduction.samples["train"],
         )

@@ -85,7 +85,12 @@ class UpdateCheck:
         self.excess: dict[str, float] = dict(excess or {})
 
     def outlying(
-        self, states: Mapping[str, Mapping[str, Tensor]], previous: State, samples: Mapping[str, int], round: int
+        self,
+        states: Mapping[str, Mapping[str, Tensor]],
+        previous: State,
+        samples: Mapping[str, int],
+        round: int,
+        measured: Mapping[str, float] | None = None,
     ) -> dict[str, str]:
         """Return, by site, the reason to refuse its update in this round, and note what later rounds need.
 
@@ -99,21 +104,22 @@ class UpdateCheck:
                 where the round's coordinate-wise median is the reference, or 0 for two sites.
             samples: by site, the training samples that it announced.
             round: counted from 1.
+            measured: length of the update, by site whose adapter is at its relay (`fedpeft.server.relay_sums`).
         """
-        if not self._factor or len(states) < 2:
+        if not self._factor or len(states) + len(measured or {}) < 2:
             return {}
         unknown = not previous and len(states) == 2
         start = previous or ({} if unknown else _median_of(states, self._store))
         lengths = {
             site: update_length(state, start, stacked=self._stacked, own=self.own.get(site), kept=self._kept)
             for site, state in states.items()
-        }
+        } | dict(measured or {})
         median, when = self._median_length(lengths.values(), remembered=self._kept and not unknown)
         learning = self._learning(samples, round)
-        typical, few = statistics.median_high(learning.values()), len(states) < MIN_REPLIES
+        typical, few = statistics.median_high(learning.values()), len(lengths) < MIN_REPLIES
         refused = {}
         for site, length in lengths.items():
-            size = _size_of(start, states[site]) if few and not self._bounded and not self._stacked else 0.0
+            size = _size_of(start, states.get(site, start)) if few and not self._bounded and not self._stacked else 0.0
             explained, pace = self._room(learning[site], typical, median, few=few, size=size)
             if unknown:
                 explained = pace = max(explained, INITIAL_SIZE)
@@ -178,9 +184,14 @@ class UpdateCheck:
             for site, count in samples.items()
         }
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it compares what a site sends with what that site sent last."""
+        return bool(self._factor and self._kept)
+
     def accept(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Note the adapters that were not refused, where their sites may keep a part of them."""
-        if self._factor and self._kept:
+        if self.keeps:
             self.own |= {site: self._store(state) for site, state in states.items()}
 
 

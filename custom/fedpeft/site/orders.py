@@ -168,6 +168,12 @@ def check_order(order: Order, job: SiteJob) -> None:
         raise refused(f"to take {order.part!r:.40} as the site's part in the mean")
     if order.scored and not (schedule.scored and schedule.scoring == "with_reply"):
         raise refused("for layer scores with the reply")
+    if order.relay and not order.state:
+        raise FedpeftError(
+            f"this site has no global adapter of round {order.round} from its relay {order.relay!r:.80}: its log says "
+            f"why.",
+            code=OUTDATED,
+        )
     if schedule.active != (order.layers is not None):
         raise refused("to train some layers, and none are scheduled" if order.layers else "to train all layers")
     if order.layers is None:

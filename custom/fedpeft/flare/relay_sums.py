@@ -1,0 +1,213 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Partial sums over FLARE's cells: the server's orders to relays, what a site sends its relay, and the relay's answers.
+
+FLARE's relay forwards messages and runs no part of a job. A message between two sites goes through the server, also
+where both stand behind one relay (`nvflare.fuel.sec.authn`), so a sum at a site would save the server nothing. A relay
+is on the way of its sites' messages, and one that is addressed to it ends there. So the relay's own process adds up.
+
+A relay takes orders of a job from that job's process at the server, and adapters from the processes of the job at sites
+behind it; `fedpeft.flare.hardening.origins` holds that an origin is what it says.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+from nvflare.fuel.f3.message import Message
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import State
+from fedpeft.flare.hardening.message_limits import limit_messages
+from fedpeft.protocol.fields import MAX_MB, MB, Limit
+from fedpeft.protocol.types import M as AnyMessage
+from fedpeft.protocol.types import Measured, PartialSum, SumOrder, SumQuery, Upload, fields_of, message_from
+from fedpeft.server.relay_sums import GroupSum
+
+CHANNEL = "fedpeft_sums"
+OPEN, FETCH, TAKE, MEASURE, ADD_UP = "open", "fetch", "take", "measure", "add_up"
+MAX_JOBS = 8  # whose sums a relay keeps; of more the oldest is dropped
+SECONDS = 600.0  # for one message and its answer
+FIELDS, STATE, PROBLEM = "fields", "state", "problem"
+LARGER = "a relay reads no larger message."
+_log = logging.getLogger(__name__)
+M = TypeVar("M", Measured, PartialSum)
+
+
+def packed(message: Any) -> Shareable:
+    """Return a message as FLARE's cells carry it."""
+    content = Shareable()
+    content[FIELDS] = fields_of(message)
+    content[STATE] = dict(getattr(message, STATE, {}))
+    return content
+
+
+def unpacked(kind: type[AnyMessage], content: Any, *, sender: str) -> AnyMessage:
+    """Read a message that another cell sent."""
+    if not isinstance(content, Mapping):
+        raise FedpeftError(f"{sender} sent no {kind.__name__} message.")
+    if problem := content.get(PROBLEM):
+        raise FedpeftError(f"{sender} answered: {str(problem)[:300]}")
+    return message_from(kind, content.get(FIELDS), content.get(STATE), sender=sender)
+
+
+def relay_of(cell: str) -> str:
+    """Return the relay that a site's process of a job stands behind, by the name of its cell; empty: none."""
+    return FQCN.join(FQCN.split(cell)[:-2])
+
+
+def _asked(cell: Cell, relay: str, topic: str, message: Any, abort_signal: Signal | None) -> Any:
+    answer = cell.send_request(
+        channel=CHANNEL,
+        topic=topic,
+        target=relay,
+        request=new_cell_message({}, packed(message)),
+        timeout=SECONDS,
+        abort_signal=abort_signal,
+    )
+    if (code := answer.get_header(MessageHeaderKey.RETURN_CODE)) != ReturnCode.OK:
+        raise FedpeftError(f"relay {relay} does not answer ({code}): is it fedpeft's, and does it run?")
+    return answer.payload
+
+
+class CellRelays:
+    """The relays of a job, as its process at the server reaches them.
+
+    Args:
+        cell: of that process.
+        path: from a site's name to the name of its cell, below that of its relay.
+        abort_signal: of the job.
+    """
+
+    def __init__(self, cell: Cell, path: Callable[[str], str], abort_signal: Signal | None = None) -> None:
+        self._cell, self._path, self._abort_signal = cell, path, abort_signal
+
+    def behind(self, sites: Iterable[str]) -> dict[str, str]:
+        """Return, by site, its relay; empty: it is connected to the server."""
+        return {site: FQCN.join(FQCN.split(self._path(site))[:-1]) for site in sites}
+
+    def ask(self, relay: str, order: SumOrder | SumQuery, kind: type[M]) -> M:
+        """Send an order to a relay and return its answer."""
+        topic = OPEN if isinstance(order, SumOrder) else MEASURE if kind is Measured else ADD_UP
+        answer = _asked(self._cell, relay, topic, order, self._abort_signal)
+        return unpacked(kind, answer, sender=f"relay {relay}")
+
+
+def fetch(cell: Cell, relay: str, round: int, abort_signal: Signal | None = None) -> State:
+    """Return the global adapter of a round, which the site's relay has.
+
+    Raises:
+        FedpeftError: the site does not stand behind this relay, or it has none.
+    """
+    _check_own(cell, relay)
+    answer = _asked(cell, relay, FETCH, SumQuery(round=round), abort_signal)
+    upload = unpacked(Upload, answer, sender=f"relay {relay}")
+    if upload.round != round:
+        raise FedpeftError(f"relay {relay} has the global adapter of round {upload.round}, not of round {round}.")
+    return upload.state
+
+
+def _check_own(cell: Cell, relay: str) -> None:
+    if not relay or relay != relay_of(cell.get_fqcn()):
+        raise FedpeftError(f"the server names {relay!r:.80} as this site's relay, which it is not.")
+
+
+def hand_over(cell: Cell, relay: str, upload: Upload, abort_signal: Signal | None = None) -> None:
+    """Send a site's adapter to its relay.
+
+    Raises:
+        FedpeftError: the site does not stand behind this relay, or it does not take the adapter.
+    """
+    _check_own(cell, relay)
+    unpacked(Measured, _asked(cell, relay, TAKE, upload, abort_signal), sender=f"relay {relay}")
+
+
+class SumDesk:
+    """Answers at a relay what servers' and sites' processes of jobs send for sums.
+
+    Args:
+        cell: of the relay, started.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self._name = cell.get_fqcn()
+        self._sums: dict[str, GroupSum] = {}  # by job, the newest last
+        self._lock = threading.Lock()
+        limit_messages(Limit(MAX_MB * MB, LARGER))
+        answers = {OPEN: self._open, FETCH: self._fetch, TAKE: self._take, MEASURE: self._measure, ADD_UP: self._add_up}
+        for topic, answer in answers.items():
+            cell.register_request_cb(channel=CHANNEL, topic=topic, cb=_answering(answer))
+
+    def _open(self, origin: list[str], content: Any) -> Measured:
+        job = self._job_of_server(origin)
+        order = unpacked(SumOrder, content, sender="the server")
+        one = GroupSum(order)
+        with self._lock:
+            self._sums.pop(job, None)
+            while len(self._sums) >= MAX_JOBS:
+                del self._sums[next(iter(self._sums))]
+            self._sums[job] = one
+        return Measured(round=order.round)
+
+    def _fetch(self, origin: list[str], content: Any) -> Upload:
+        site, job = self._site_and_job(origin)
+        unpacked(SumQuery, content, sender=f"site {site}")
+        return self._sum(job).start(site)
+
+    def _site_and_job(self, origin: list[str]) -> tuple[str, str]:
+        *path, site, job = origin if len(origin) > 1 else ["", ""]
+        if FQCN.join(path) != self._name:
+            raise FedpeftError("only a site behind this relay takes part in its sums.")
+        return site, job
+
+    def _take(self, origin: list[str], content: Any) -> Measured:
+        site, job = self._site_and_job(origin)
+        upload = unpacked(Upload, content, sender=f"site {site}")
+        self._sum(job).take(site, upload)
+        return Measured(round=upload.round)
+
+    def _measure(self, origin: list[str], content: Any) -> Measured:
+        one = self._sum(self._job_of_server(origin))
+        unpacked(SumQuery, content, sender="the server")
+        return one.measured()
+
+    def _add_up(self, origin: list[str], content: Any) -> PartialSum:
+        job = self._job_of_server(origin)
+        answer = self._sum(job).total(unpacked(SumQuery, content, sender="the server").sites)
+        with self._lock:
+            self._sums.pop(job, None)
+        _log.info("job %s, round %s: the adapters of %s sites are added up", job, answer.round, len(answer.sites))
+        return answer
+
+    def _job_of_server(self, origin: list[str]) -> str:
+        if len(origin) != 2 or origin[0] != FQCN.ROOT_SERVER:
+            raise FedpeftError("only a job's process at the server may order a sum.")
+        return origin[1]
+
+    def _sum(self, job: str) -> GroupSum:
+        with self._lock:
+            if job not in self._sums:
+                raise FedpeftError("no sum of this job is ordered at this relay.")
+            return self._sums[job]
+
+
+def _answering(answer: Callable[[list[str], Any], Any]) -> Callable[[Message], Message]:
+    def callback(request: Message) -> Message:
+        try:
+            origin = FQCN.split(str(request.get_header(MessageHeaderKey.ORIGIN)))
+            content = packed(answer(origin, request.payload))
+        except FedpeftError as error:
+            _log.warning("%s", error)
+            content = Shareable()
+            content[PROBLEM] = str(error)
+        return make_reply(ReturnCode.OK, body=content)
+
+    return callback

@@ -1,0 +1,291 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The sum of a round's adapters, made in parts at the relays that the sites stand behind.
+
+    before the round   SumOrder     to each relay: which sites, with which weights, from which global adapter
+    in the round       Upload       to a site, from its relay: the global adapter, which its order does not have
+                       Upload       of a site, to its relay: its adapter; all else of its reply goes to the server
+    then               Measured     each relay says how far each of its sites moved; the server compares all sites
+                       PartialSum   each relay adds up those that the server names
+
+The update check stays at the server and is the one of any other job: it needs lengths, not adapters. Adapters are added
+up as in a secure sum: as integers modulo 2^64 (`fedpeft.protocol.secure_sum.encode`). Their sum is exact, so it does
+not depend on who stands behind which relay, and a relay adds masked adapters as it adds others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+import torch
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import State
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.protocol.reply_contract import MAX_FIGURE, check_tensors
+from fedpeft.protocol.secure_sum import Numbers, check_fits, decode, encode, from_wire, to_wire, weight_of
+from fedpeft.protocol.types import Introduction, Measured, PartialSum, SumOrder, SumQuery, TrainReply, Upload
+from fedpeft.server.update_check import update_length
+
+MAX_AT_ONCE = 16  # relays that are asked at the same time
+MAX_REASON = 290  # letters: a message holds no longer text
+
+
+class GroupSum:
+    """The adapters of a round at a relay; threads may call it at the same time.
+
+    Args:
+        order: of the server.
+
+    Raises:
+        FedpeftError: the order has no sites, or weights that no sum can hold.
+    """
+
+    def __init__(self, order: SumOrder) -> None:
+        if not order.weights or min(order.weights.values()) < 1 or order.together < len(order.weights):
+            raise FedpeftError(f"an order to add up {len(order.weights)} of {order.together} sites is no order.")
+        self._order = order
+        self._schema = {key: list(tensor.shape) for key, tensor in order.state.items()}
+        self._lock = threading.Lock()
+        self._states: dict[str, State] = {}
+        self._refused: dict[str, str] = {}
+
+    def start(self, site: str) -> Upload:
+        """Return the global adapter that a site trains.
+
+        Raises:
+            FedpeftError: the site takes no part in the round.
+        """
+        if site not in self._order.weights:
+            raise FedpeftError(f"site {site} takes no part in round {self._order.round}.")
+        return Upload(round=self._order.round, state=self._order.state)
+
+    def take(self, site: str, upload: Upload) -> None:
+        """Check a site's adapter and keep it; the first one counts.
+
+        Raises:
+            FedpeftError: it is not used; the server hears why.
+        """
+        order = self._order
+        with self._lock:
+            if site not in order.weights or site in self._states or site in self._refused:
+                raise FedpeftError(f"site {site} has no adapter to send in round {order.round}.")
+            self._refused[site] = f"the adapter of site {site} was still on its way to the relay."
+        try:
+            if upload.round != order.round:
+                raise FedpeftError(f"site {site} sent its adapter of round {upload.round} in round {order.round}.")
+            check_tensors(upload.state, site=site, schema=self._schema, dtype=order.dtype, masked=order.masked)
+            if not order.masked:
+                check_fits(upload.state, weight=order.weights[site], sites=order.together)
+        except FedpeftError as error:
+            with self._lock:
+                self._refused[site] = str(error)[:MAX_REASON]
+            raise
+        with self._lock:
+            self._states[site] = upload.state
+            del self._refused[site]
+
+    def measured(self) -> Measured:
+        """Return how far each site moved, and why others are not used; what comes later is not used either."""
+        order = self._order
+        with self._lock:
+            states, refused = dict(self._states), dict(self._refused)
+            for site in order.weights.keys() - states.keys():
+                self._refused.setdefault(site, f"the adapter of site {site} came too late.")
+        lengths = {
+            site: 0.0 if order.masked else update_length(state, order.state) for site, state in sorted(states.items())
+        }
+        return Measured(round=order.round, lengths=lengths, refused=refused)
+
+    def total(self, sites: Sequence[str]) -> PartialSum:
+        """Return the sum of these sites' weighted adapters.
+
+        Raises:
+            FedpeftError: one of them has sent none, or numbers that no sum can hold.
+        """
+        order = self._order
+        with self._lock:
+            states = dict(self._states)
+        if not sites or len(set(sites)) != len(sites) or not states.keys() >= set(sites):
+            raise FedpeftError(f"a sum of {len(sites)} sites is asked for, {len(states)} have sent an adapter.")
+        totals = added(encoded(states[site], order.weights[site], order.together, order.masked) for site in sites)
+        return PartialSum(round=order.round, sites=list(sites), state={k: to_wire(n) for k, n in totals.items()})
+
+
+def encoded(state: State, weight: int, together: int, masked: bool) -> Numbers:
+    """Return a site's weighted adapter as integers modulo 2^64; a masked one is that already."""
+    return {key: from_wire(tensor) for key, tensor in state.items()} if masked else encode(state, weight, together)
+
+
+def added(parts: Iterable[Numbers]) -> Numbers:
+    """Return the sum of encodings, one of which is read at a time."""
+    totals: Numbers = {}
+    for part in parts:
+        for key, numbers in part.items():
+            if key in totals:
+                totals[key] += numbers
+            else:
+                totals[key] = numbers.copy()
+    return totals
+
+
+M = TypeVar("M", Measured, PartialSum)
+
+
+class Relays(Protocol):
+    """The relays of a job, as its server reaches them."""
+
+    def behind(self, sites: Iterable[str]) -> dict[str, str]:
+        """Return, by site, the relay that it stands behind; empty: it is connected to the server."""
+
+    def ask(self, relay: str, order: SumOrder | SumQuery, kind: type[M]) -> M:
+        """Send an order to a relay and return its answer.
+
+        Raises:
+            FedpeftError: it does not answer; the message names it.
+        """
+
+
+class NoRelays:
+    """Of a job whose sites are all connected to its server."""
+
+    def behind(self, sites: Iterable[str]) -> dict[str, str]:
+        """Return no relay for any site."""
+        return dict.fromkeys(sites, "")
+
+    def ask(self, relay: str, order: SumOrder | SumQuery, kind: type[M]) -> M:
+        """Refuse: there is no relay."""
+        raise FedpeftError(f"there is no relay {relay}.")
+
+
+class RelaySums:
+    """Adds up the adapters of a job's rounds, partly at relays.
+
+    Args:
+        relays: takes orders to them.
+        method: of the job.
+        introductions: of the sites that take part.
+
+    Raises:
+        FedpeftError: the sites have adapters of different shapes.
+    """
+
+    def __init__(self, relays: Relays, method: MethodSettings, introductions: Mapping[str, Introduction]) -> None:
+        first, *others = introductions.values()
+        if any((other.schema, other.dtype) != (first.schema, first.dtype) for other in others):
+            raise FedpeftError(
+                "federation.sums_at_relays adds up the same tensors of all sites, and these have adapters of "
+                "different shapes or dtypes: use the same backbone and widths everywhere, or leave it out."
+            )
+        self._relays, self._masked, self._dtype = relays, method.secure_sum, first.dtype
+        self._weights = {site: weight_of(i.samples["train"], method) for site, i in introductions.items()}
+        self._schema, self._together, self._round = first.schema, 0, 0
+        self._places: dict[str, str] = {}  # by site of the round
+        self._totals: Numbers = {}  # of the relays that have answered
+        self._lock = threading.Lock()
+
+    def begin(self, round: int, sites: Sequence[str], state: State) -> tuple[dict[str, str], dict[str, str]]:
+        """Order the sums of a round; return the relay of each site (empty: none), and why others take no part.
+
+        Args:
+            round: counted from 1.
+            sites: of the round.
+            state: the global adapter that they train.
+        """
+        self._round, self._together, self._totals = round, len(sites), {}
+        self._places = self._relays.behind(sites)
+        orders = {
+            relay: SumOrder(
+                round=round,
+                weights={site: self._weights[site] for site in group},
+                together=len(sites),
+                dtype=self._dtype,
+                masked=self._masked,
+                state=state,
+            )
+            for relay, group in self._groups(sites).items()
+        }
+        failed = self._ask(orders, Measured)
+        refused = {site: failed[self._places[site]] for site in sites if self._places[site] in failed}
+        return {site: self._places[site] for site in sites if site not in refused}, refused
+
+    def measured(self, sites: Iterable[str]) -> tuple[dict[str, float], dict[str, str]]:
+        """Return how far the sites moved whose adapters are at relays, and why others cannot be used."""
+        groups = self._groups(sites)
+        answers: dict[str, Measured] = {}
+        failed = self._ask({relay: SumQuery(round=self._round) for relay in groups}, Measured, answers.__setitem__)
+        lengths: dict[str, float] = {}
+        refused: dict[str, str] = {}
+        for relay, group in groups.items():
+            for site in group:
+                answer = answers.get(relay)
+                length = answer.lengths.get(site) if answer else None
+                if length is not None and 0 <= length <= MAX_FIGURE:
+                    lengths[site] = length
+                else:
+                    missing = f"the adapter of site {site} did not reach relay {relay}."
+                    refused[site] = answer.refused.get(site, missing) if answer else failed[relay]
+        return lengths, refused
+
+    def add_up(self, sites: Iterable[str]) -> dict[str, str]:
+        """Let the relays add up these sites; return why some are not in a sum."""
+        groups = self._groups(sites)
+
+        def take(relay: str, answer: PartialSum) -> None:
+            if answer.sites != groups[relay]:
+                raise FedpeftError(f"relay {relay} added up other sites than it was asked to: look at its log.")
+            check_tensors(answer.state, site=relay, schema=self._schema, dtype=self._dtype, masked=True)
+            with self._lock:
+                self._totals = added((self._totals, {key: from_wire(tensor) for key, tensor in answer.state.items()}))
+
+        orders = {relay: SumQuery(round=self._round, sites=group) for relay, group in groups.items()}
+        failed = self._ask(orders, PartialSum, take)
+        return {site: failed[relay] for relay, group in groups.items() if relay in failed for site in group}
+
+    def mean(self, replies: Mapping[str, TrainReply], previous: State) -> State:
+        """Return the weighted mean of a round's adapters.
+
+        Args:
+            replies: that were accepted, by site; one whose adapter is at a relay has none.
+            previous: the global adapter, whose dtypes the mean gets.
+        """
+        direct = (
+            encoded(reply.state, self._weights[site], self._together, self._masked)
+            for site, reply in replies.items()
+            if not self._places[site]
+        )
+        totals = added(itertools.chain((self._totals,), direct))
+        dtypes: dict[str, torch.dtype] = {key: tensor.dtype for key, tensor in previous.items()}
+        return decode(totals, sum(self._weights[site] for site in replies), dtypes)
+
+    def _groups(self, sites: Iterable[str]) -> dict[str, list[str]]:
+        groups: dict[str, list[str]] = {}
+        for site in sites:
+            if relay := self._places[site]:
+                groups.setdefault(relay, []).append(site)
+        return groups
+
+    def _ask(
+        self,
+        orders: Mapping[str, SumOrder] | Mapping[str, SumQuery],
+        kind: type[M],
+        take: Callable[[str, M], None] = lambda relay, answer: None,
+    ) -> dict[str, str]:
+        """Ask the relays, several at a time, and take each answer as it comes; return why others have none."""
+        failed: dict[str, str] = {}
+
+        def ask(relay: str) -> None:
+            try:
+                answer = self._relays.ask(relay, orders[relay], kind)
+                if answer.round != self._round:
+                    raise FedpeftError(f"relay {relay} answered for round {answer.round} in round {self._round}.")
+                take(relay, answer)
+            except FedpeftError as error:
+                failed[relay] = str(error)
+
+        with ThreadPoolExecutor(MAX_AT_ONCE) as threads:
+            list(threads.map(ask, orders))
+        return failed

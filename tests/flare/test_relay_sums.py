@@ -1,0 +1,181 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Who may ask a relay for what, and what a site sends to which relay."""
+
+import pytest
+import torch
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.flare import relay_sums
+from fedpeft.flare.relay_sums import ADD_UP, FETCH, MEASURE, OPEN, TAKE, CellRelays, SumDesk, fetch, hand_over
+from fedpeft.protocol.types import Measured, PartialSum, SumOrder, SumQuery, Upload
+
+KEY = "layer.0.output.down.weight"
+START = {KEY: torch.zeros(3, 4)}
+RELAY, JOB = "relay-a", "job-1"
+SERVER, NORTH, SOUTH = f"server.{JOB}", f"{RELAY}.north.{JOB}", f"{RELAY}.south.{JOB}"
+
+
+class Wire:
+    """Cells of one relay and of those that send to it, each message with the origin that its sender has.
+
+    Args:
+        names: what a relay's own cell is called.
+    """
+
+    def __init__(self, name=RELAY):
+        self.name, self.answers, self.reached = name, {}, []
+
+    def get_fqcn(self):
+        return self.name
+
+    def register_request_cb(self, *, channel, topic, cb):
+        self.answers[topic] = cb
+
+    def of(self, origin):
+        return Sender(self, origin)
+
+
+class Sender:
+    def __init__(self, wire, origin):
+        self._wire, self._origin = wire, origin
+
+    def get_fqcn(self):
+        return self._origin
+
+    def send_request(self, *, channel, topic, target, request, timeout, abort_signal):
+        if target != self._wire.name or topic not in self._wire.answers:
+            return make_reply(ReturnCode.TARGET_UNREACHABLE)
+        self._wire.reached.append((topic, self._origin))
+        request.set_header(MessageHeaderKey.ORIGIN, self._origin)
+        return self._wire.answers[topic](request)
+
+
+@pytest.fixture
+def wire(monkeypatch):
+    monkeypatch.setattr(relay_sums, "limit_messages", lambda limit: None)
+    made = Wire()
+    SumDesk(made)
+    return made
+
+
+def order(weights=("north", "south"), round=1):
+    return SumOrder(
+        round=round,
+        weights=dict.fromkeys(weights, 3),
+        together=len(weights),
+        dtype="float32",
+        masked=False,
+        state=START,
+    )
+
+
+def relays(wire, origin=SERVER):
+    return CellRelays(wire.of(origin), lambda site: f"{RELAY}.{site}" if site != "far" else site)
+
+
+def test_a_round_goes_through_the_relay(wire):
+    server = relays(wire)
+    assert server.behind(["north", "far"]) == {"north": RELAY, "far": ""}
+    server.ask(RELAY, order(), Measured)
+    for number, cell in enumerate((NORTH, SOUTH)):
+        state = fetch(wire.of(cell), RELAY, 1)
+        assert torch.equal(state[KEY], START[KEY])
+        hand_over(wire.of(cell), RELAY, Upload(round=1, state={KEY: state[KEY] + 1 + number}))
+    assert server.ask(RELAY, SumQuery(round=1), Measured).lengths == {"north": 1.0, "south": 2.0}
+    total = server.ask(RELAY, SumQuery(round=1, sites=["north", "south"]), PartialSum)
+    assert torch.equal(total.state[KEY], torch.full((3, 4), 9 * 2**32))
+    with pytest.raises(FedpeftError, match="no sum"):  # it keeps no adapter longer
+        server.ask(RELAY, SumQuery(round=1), Measured)
+
+
+@pytest.mark.parametrize("origin", [NORTH, f"{RELAY}.{JOB}", "server", f"server.x.{JOB}", f"far.{JOB}", JOB])
+@pytest.mark.parametrize(
+    "message",
+    [order(("north",)), SumQuery(round=1), SumQuery(round=1, sites=["north"])],
+    ids=["open", "measure", "sum"],
+)
+def test_only_a_jobs_process_at_the_server_orders_sums(wire, origin, message):
+    relays(wire).ask(RELAY, order(), Measured)
+    with pytest.raises(FedpeftError, match="only a job's process at the server"):
+        relays(wire, origin).ask(RELAY, message, PartialSum if getattr(message, "sites", ()) else Measured)
+
+
+def test_the_server_orders_sums_of_its_own_job_alone(wire):
+    relays(wire).ask(RELAY, order(), Measured)
+    with pytest.raises(FedpeftError, match="no sum"):
+        relays(wire, "server.job-2").ask(RELAY, SumQuery(round=1), Measured)
+
+
+@pytest.mark.parametrize("origin", [f"far.{JOB}", f"relay-b.north.{JOB}", f"{RELAY}.x.north.{JOB}", SERVER, "north"])
+@pytest.mark.parametrize("topic", [FETCH, TAKE])
+def test_only_a_site_behind_the_relay_takes_part(wire, origin, topic):
+    relays(wire).ask(RELAY, order(), Measured)
+    message = SumQuery(round=1) if topic == FETCH else Upload(round=1, state=START)
+    request = new_cell_message({MessageHeaderKey.ORIGIN: origin}, relay_sums.packed(message))
+    answer = wire.answers[topic](request)
+    assert "only a site behind" in answer.payload[relay_sums.PROBLEM]
+    assert relays(wire).ask(RELAY, SumQuery(round=1), Measured).lengths == {}
+
+
+def test_a_site_that_takes_no_part_gets_no_adapter(wire):
+    relays(wire).ask(RELAY, order(("north",)), Measured)
+    with pytest.raises(FedpeftError, match="takes no part"):
+        fetch(wire.of(SOUTH), RELAY, 1)
+
+
+def test_a_site_of_another_job_gets_no_adapter(wire):
+    relays(wire).ask(RELAY, order(), Measured)
+    with pytest.raises(FedpeftError, match="no sum"):
+        fetch(wire.of(f"{RELAY}.north.job-2"), RELAY, 1)
+
+
+@pytest.mark.parametrize("named", ["relay-b", "north", "server", "", f"{RELAY}.south"])
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda cell, relay: fetch(cell, relay, 1),
+        lambda cell, relay: hand_over(cell, relay, Upload(round=1, state=START)),
+    ],
+    ids=["fetch", "hand over"],
+)
+def test_a_site_sends_its_adapter_to_its_own_relay_alone(wire, named, send):
+    with pytest.raises(FedpeftError, match="which it is not"):
+        send(wire.of(NORTH), named)
+    assert wire.reached == []
+
+
+def test_a_site_without_a_relay_sends_it_to_none(wire):
+    for named in ("", RELAY, "north"):
+        with pytest.raises(FedpeftError, match="which it is not"):
+            hand_over(wire.of(f"north.{JOB}"), named, Upload(round=1, state=START))
+
+
+def test_a_global_adapter_of_another_round_is_refused(wire):
+    relays(wire).ask(RELAY, order(round=2), Measured)
+    with pytest.raises(FedpeftError, match="round 2"):
+        fetch(wire.of(NORTH), RELAY, 1)
+
+
+@pytest.mark.parametrize("topic", [OPEN, FETCH, TAKE, MEASURE, ADD_UP])
+@pytest.mark.parametrize("content", [None, "text", {}, {"fields": {"round": "x"}}, {"fields": {"round": 1, "more": 2}}])
+def test_what_is_no_message_is_answered_by_a_reason(wire, topic, content):
+    relays(wire).ask(RELAY, order(), Measured)
+    origin = NORTH if topic in (FETCH, TAKE) else SERVER
+    answer = wire.answers[topic](new_cell_message({MessageHeaderKey.ORIGIN: origin}, content))
+    assert answer.payload[relay_sums.PROBLEM]
+    assert relays(wire).ask(RELAY, SumQuery(round=1), Measured).lengths == {}
+
+
+def test_a_relay_keeps_the_sums_of_the_newest_jobs(wire):
+    for number in range(relay_sums.MAX_JOBS + 1):
+        relays(wire, f"server.job-{number}").ask(RELAY, order(), Measured)
+    with pytest.raises(FedpeftError, match="no sum"):
+        relays(wire, "server.job-0").ask(RELAY, SumQuery(round=1), Measured)
+    relays(wire, "server.job-1").ask(RELAY, SumQuery(round=1), Measured)
+
+
+def test_a_relay_that_does_not_answer_is_named(wire):
+    with pytest.raises(FedpeftError, match="relay relay-b does not answer"):
+        relays(wire).ask("relay-b", order(), Measured)
