@@ -123,7 +123,8 @@ def main() -> None:
         more = [*FEW, f"data.train_size={options.samples}", f"training.batch_size={min(16, options.samples)}"]
         if options.full_size:
             save_backbone(folder / "vilt")
-            more += [f"backbone.source={folder / 'vilt'}", "backbone.image_size=384", "schedule.score_samples=1"]
+            more += ["backbone.name=vilt", f"backbone.source={folder / 'vilt'}", "schedule.score_samples=1"]
+            more += ["backbone.image_size=384", "backbone.text_length=40"]
         for number, name in enumerate(options.methods):
             method = [f"method.name={name.partition(',')[0]}", "method.aggregation=fedavg", *METHODS[name]]
             one = cost([*more, *method], folder / str(number))
