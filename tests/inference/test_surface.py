@@ -149,6 +149,7 @@ def test_the_command_writes_the_picture_and_prints_the_table(own, capsys):
         assert text in printed
     picture = (own[0] / RESULT / "report" / "surface.svg").read_text()
     assert ElementTree.fromstring(picture).tag.endswith("}svg")
+    assert "Procedural data, tiny backbone: these figures say nothing about medicine." in picture
 
 
 @pytest.mark.parametrize(

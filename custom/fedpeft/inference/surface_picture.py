@@ -33,9 +33,8 @@ def title(surface: Surface) -> str:
 
 def remarks(surface: Surface) -> tuple[str, ...]:
     """Return the lines below table and picture."""
-    records = [one.record for one in surface.kept.values()]
     rounds = ", ".join(f"{site} after round {one.state.round}" for site, one in surface.kept.items())
-    note = caution(procedural=any(r.procedural for r in records), tiny=any(r.tiny for r in records))
+    note = _caution(surface)
     equal = "" if surface.moved else ": the sites are in the global order, and both panels are equal"
     flat = [form for form, panel in surface.panels.items() if panel.plane.random]
     return (
@@ -44,6 +43,11 @@ def remarks(surface: Surface) -> tuple[str, ...]:
         *(f"plane    {form}: all three are on one line, and up is a random direction" for form in flat),
         *((f"note     {note}",) if note else ()),
     )
+
+
+def _caution(surface: Surface) -> str:
+    records = [one.record for one in surface.kept.values()]
+    return caution(procedural=any(r.procedural for r in records), tiny=any(r.tiny for r in records))
 
 
 def report_lines(surface: Surface) -> Iterator[Any]:
@@ -80,6 +84,9 @@ def _figure(surface: Surface) -> Figure:
         axes.set_title(name, loc="left", fontsize=8.5, fontweight="bold", pad=6)
     figure.colorbar(shown, ax=list(panels), label="loss", shrink=0.9)
     figure.suptitle(title(surface), x=0.01, ha="left", fontsize=9.5, fontweight="bold", color=LIGHT.ink)
+    if note := _caution(surface):
+        warned = f"{note[0].upper()}{note[1:]}."
+        figure.supxlabel(warned, x=0.01, ha="left", fontsize=7.5, fontweight="bold", color=LIGHT.warning)
     return figure
 
 
@@ -93,7 +100,7 @@ def _draw(axes: Axes, panel: Panel, levels: np.ndarray) -> Any:
     for name, (x, y) in panel.plane.places.items():
         marker, size = STAR if name == OF_ALL else POINT
         axes.plot(x, y, marker=marker, markersize=size, **look)
-        text = f"{shorten(name, LETTERS)} {panel.at_points[name]:.2f}"
+        text = f"{shorten(name, LETTERS)} {panel.at_points[name]:.3f}"
         axes.annotate(text, (x, y), color=LIGHT.ink, bbox=behind, **label)
     axes.set_xlabel("distance from the global adapter", labelpad=2)
     axes.xaxis.set_major_locator(MaxNLocator(5))
