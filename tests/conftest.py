@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import sys
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,18 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(items):
-    """What takes longest comes first: pytest-xdist hands out tests in this order."""
+    """What takes longest comes first, and what waits for FLARE beside what computes.
+
+    pytest-xdist hands out tests in this order.
+    """
     items.sort(key=_order)
+    waiting, computing = {}, {}
+    for item in items:
+        scope = _scope(item.nodeid)
+        of_flare = scope in waiting or (scope not in computing and _order(item)[0] < COSTS.index("slow"))
+        (waiting if of_flare else computing).setdefault(scope, []).append(item)
+    turns = zip_longest(waiting.values(), computing.values(), fillvalue=())
+    items[:] = [item for turn in turns for tests in turn for item in tests]
 
 
 def _order(item) -> tuple[int, bool, bool, bool, bool]:
@@ -57,17 +68,22 @@ def _order(item) -> tuple[int, bool, bool, bool, bool]:
     return rank, file not in LONG, file in OWN_PROCESSES, file == "test_console.py", file not in KILLING
 
 
+def _scope(nodeid: str) -> str:
+    """The tests that share what they started: those of a file, or those of the running federation."""
+    file = Path(nodeid.partition("::")[0])
+    if file.parent.name != "consortium" or file.name in OWN_PROCESSES:
+        return str(file)
+    return str(file) if file.name in KILLING else "consortium"
+
+
 class SharedProcesses(LoadScopeScheduling):
-    """Tests that share what they started run in one worker: those of a file, and those of the running federation.
+    """Tests that share what they started run in one worker.
 
     `--dist loadgroup` does the same, but not with pytest 9.2 and pytest-xdist 3.8.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = Path(nodeid.partition("::")[0])
-        if file.parent.name != "consortium" or file.name in OWN_PROCESSES:
-            return str(file)
-        return str(file) if file.name in KILLING else "consortium"
+        return _scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -104,6 +120,18 @@ def fresh_processes():
     processes = FreshProcesses()
     yield processes
     processes.close()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kept_backbones(request):
+    """A small backbone is read once in a process, but for the tests of reading; where nothing has one, for none."""
+    if request.path.parent.name == "backbones" or "fedpeft.backbones.backbone" not in sys.modules:
+        yield
+        return
+    from kept_backbones import kept_backbones
+
+    with kept_backbones():
+        yield
 
 
 @pytest.fixture(autouse=True)

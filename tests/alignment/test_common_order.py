@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from cases import each
+from grids import each
 from samples import generator
 
 from fedpeft.alignment.common_order import climb, common_order, in_order, problem_of, search

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from cases import each
+from grids import each
 from samples import PLACES, at, generator, largest_difference, noisy, same_bytes, shuffled_state, state
 
 from fedpeft.alignment import PIASettings, align_upload, barycenter, integrate

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from cases import each
+from grids import each
 from samples import (
     PLACES,
     adapter,

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 import torch
-from cases import each
+from grids import each
 from samples import PLACES, generator, noisy, state
 from scipy.optimize import minimize
 from scipy.stats import trim_mean

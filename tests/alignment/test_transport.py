@@ -6,7 +6,7 @@ import os
 import ot
 import pytest
 import torch
-from cases import each
+from grids import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import generator

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import each
+from grids import each
 
 import fedpeft.data as data
 from fedpeft.core.errors import FedpeftError

@@ -10,7 +10,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from cases import each
+from grids import each
 from layouts import lines
 from PIL import Image
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from cases import each
+from grids import each
 from layouts import picture
 from PIL import ExifTags, Image, PngImagePlugin
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from cases import each
+from grids import each
 from layouts import lines, picture
 
 from fedpeft.data import DataError, DataSettings, load

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from cases import each
+from grids import each
 
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.phantom import SITES, SIZES, site_profile, skewed, swapped_pairs

@@ -5,7 +5,7 @@ import ast
 import re
 from pathlib import Path
 
-from cases import each
+from grids import each
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "custom" / "fedpeft"

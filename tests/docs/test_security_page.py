@@ -5,7 +5,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from cases import each
+from grids import each
 
 from fedpeft.job.site_policy import SitePolicy
 

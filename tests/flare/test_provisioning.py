@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cases import each
+from grids import each
 from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
 

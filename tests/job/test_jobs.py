@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from cases import each
+from grids import each
 
 from fedpeft import adapters, backbones, importance, scheduling
 from fedpeft.cli import main

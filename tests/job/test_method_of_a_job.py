@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import each
+from grids import each
 
 from fedpeft import methods
 from fedpeft.core.errors import FedpeftError

@@ -5,7 +5,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from cases import each
+from grids import each
 from peft import LoraConfig, PeftConfig
 
 import fedpeft.methods

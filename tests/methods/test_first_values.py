@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from cases import each
+from grids import each
 from scipy import stats
 
 from fedpeft import methods

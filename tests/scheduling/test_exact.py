@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from cases import each
+from grids import each
 from instances import ODD, enumerated, hull, realistic, small
 
 from fedpeft.core.errors import FedpeftError

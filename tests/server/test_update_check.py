@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from cases import each
+from grids import each
 from torch import nn
 
 from fedpeft.answering.training_settings import TrainingSettings
