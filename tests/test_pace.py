@@ -3,7 +3,7 @@
 
 from itertools import pairwise
 
-from fedpeft.core.pace import StepLines
+from fedpeft.core.text import StepLines
 
 
 def said(seconds, steps, before=0.0):

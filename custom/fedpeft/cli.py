@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedpeft
+from fedpeft import serve
 from fedpeft.compare import command as compare
 from fedpeft.compare import tune
 from fedpeft.core.errors import FedpeftError
@@ -19,7 +20,6 @@ from fedpeft.core.settings import suggestion
 from fedpeft.core.text import cleaned_output, shortened
 from fedpeft.inference.commands import add_export, add_inspect, add_merge, add_predict
 from fedpeft.job import JOB_HELP
-from fedpeft.serve import command as serve
 
 if TYPE_CHECKING:
     from fedpeft.data import SiteData

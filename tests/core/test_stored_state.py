@@ -8,10 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedpeft.core import stored_state
+from fedpeft.core import states
 from fedpeft.core.errors import LocalError
-from fedpeft.core.states import digest, equal
-from fedpeft.core.stored_state import Stored, StoredState, on_disk
+from fedpeft.core.states import Stored, StoredState, digest, equal, on_disk
 from fedpeft.protocol.secure_sum import wrapped_sum
 
 STATE = {"layer.0.output.down.weight": torch.randn(3, 2), "shared.rule": torch.randn(4).bfloat16()}
@@ -60,7 +59,7 @@ def test_a_disk_that_is_full_is_named_with_its_remedy(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(stored_state, "save_file", full)
+    monkeypatch.setattr(states, "save_file", full)
     with pytest.raises(LocalError, match=r"cannot be written \(No space left on device\): make room on its disk"):
         on_disk({"shared.rule": torch.zeros(100_000)}, tmp_path)
     assert not list(tmp_path.iterdir())

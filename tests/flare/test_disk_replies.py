@@ -22,10 +22,9 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.utils.fobs import FOBSContextKey
 from safetensors.torch import save, save_file
 
-from fedpeft.core import stored_state
+from fedpeft.core import states
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.states import digest
-from fedpeft.core.stored_state import StoredState
+from fedpeft.core.states import StoredState, digest
 from fedpeft.flare import disk_replies
 from fedpeft.flare.controller import REPLIES
 from fedpeft.flare.hardening import message_limits
@@ -127,7 +126,7 @@ def finished(run, tmp_path, monkeypatch):
     """Function: run a job with replies on disk or in memory; its server, and the digest of each round's adapter."""
     monkeypatch.setattr(disk_replies, "offloaded", offloaded)
     monkeypatch.setattr(disk_replies, "MAX_IN_MEMORY", -1)
-    monkeypatch.setattr(stored_state, "MAX_SMALL", 0)
+    monkeypatch.setattr(states, "MAX_SMALL", 0)
 
     def finish(parts, *, stored, rounds=3):
         monkeypatch.setattr(Disk, "disk", stored)

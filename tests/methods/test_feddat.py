@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from fedpeft import adapters, methods
 from fedpeft.answering.answering import Batch
 from fedpeft.answering.classification import Multilabel
-from fedpeft.answering.generation import Generation
-from fedpeft.answering.ranking import Ranking
+from fedpeft.answering.decoders import Generation, Ranking
 from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, NO_TOKEN
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.answers import AnswerVocabulary

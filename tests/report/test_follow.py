@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedpeft import cli
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.pace import duration
+from fedpeft.core.text import duration
 from fedpeft.report.status import Progress, follow, run_folder, show, wait_for_run
 from fedpeft.report.status.show import figures
 

@@ -69,8 +69,8 @@ ANSWERING.register(
         home="fedpeft.answering.classification:build", first_head="fedpeft.answering.classification:first_values"
     ),
 )
-ANSWERING.register("generation", WayToAnswer(home="fedpeft.answering.generation:build", reads=TEXT))
-ANSWERING.register("ranking", WayToAnswer(home="fedpeft.answering.ranking:build", reads=LIKELIHOODS))
+ANSWERING.register("generation", WayToAnswer(home="fedpeft.answering.decoders:build_generation", reads=TEXT))
+ANSWERING.register("ranking", WayToAnswer(home="fedpeft.answering.decoders:build_ranking", reads=LIKELIHOODS))
 
 register, names, get = ANSWERING.register, ANSWERING.names, ANSWERING.get
 

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import temporary_folder
-from fedpeft.core.states import State, in_memory
-from fedpeft.core.stored_state import on_disk
+from fedpeft.core.states import State, in_memory, on_disk
 from fedpeft.flare import disk_replies
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.folders import is_simulated, lineages_folder, run_folder, submitter_of, take_workspace

@@ -20,7 +20,7 @@ from nvflare.app_opt.pt.lazy_tensor_dict import _LazyRef
 from nvflare.app_opt.pt.tensor_downloader import cleanup_active_disk_tensor_downloads
 from nvflare.fuel.utils.fobs import FOBSContextKey
 
-from fedpeft.core.stored_state import Stored, StoredState
+from fedpeft.core.states import Stored, StoredState
 from fedpeft.protocol.fields import MB
 
 M_MMAP_THRESHOLD = -3  # of malloc.h

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -19,19 +18,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from fedpeft.alignment.integration import integrate
 from fedpeft.alignment.low_rank import merge_products
 from fedpeft.alignment.settings import FIXED_POINT, PIASettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import check_folder, check_regular, read_json, replacing
+from fedpeft.core.files import check_folder, read_json, replacing
 from fedpeft.core.keys import SHARED, by_place, parse_key, place_of
 from fedpeft.core.states import State
 from fedpeft.inference.exported import BESIDE
 from fedpeft.methods import METHODS
-from fedpeft.methods.adapters import CONFIG_FILE, MODEL, ROOT, WEIGHTS_FILE, read_config, tuning_of
+from fedpeft.methods.adapters import (
+    CONFIG_FILE,
+    MODEL,
+    ROOT,
+    WEIGHTS_FILE,
+    read_config,
+    read_tensors,
+    tuning_of,
+    write_files,
+)
 from fedpeft.site.site_state import RECORD
 
 if TYPE_CHECKING:
@@ -219,11 +225,9 @@ def write(out: Path, merged: Merged, *, pages: Mapping[str, str] | None = None) 
     for name, value in merged.settings.items():
         setattr(config, name, value)
     config.inference_mode = True
-    values = {key: sorted(v) if isinstance(v, set) else v for key, v in config.to_dict().items()}
     with replacing(out) as draft:
         draft.mkdir()
-        (draft / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        save_file(peft_tensors(merged), draft / WEIGHTS_FILE, metadata={"format": "pt"})
+        write_files(draft, config, peft_tensors(merged))
         for name, text in (pages or {}).items():
             (draft / name).write_text(text, encoding="utf-8")
 
@@ -231,10 +235,7 @@ def write(out: Path, merged: Merged, *, pages: Mapping[str, str] | None = None) 
 def _tensors(file: Path) -> State:
     if not file.is_file():
         raise FedpeftError(f"{file} does not exist: name a folder that PEFT, fedpeft export or a run wrote.")
-    try:
-        tensors = load_file(check_regular(file))
-    except (SafetensorError, OSError) as error:
-        raise FedpeftError(f"{file} is not a readable safetensors file ({error}): write the adapter again.") from error
+    tensors = read_tensors(file)
     for key, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise FedpeftError(f"{file} has {key} as {tensor.dtype}: only floating-point tensors can be averaged.")

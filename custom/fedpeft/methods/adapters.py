@@ -279,12 +279,17 @@ def save_adapter(
     settings = copy.deepcopy(config)
     settings.inference_mode = True  # as PEFT's save_pretrained does
     tuning.name_modules(settings, templates)
-    values = {key: sorted(v) if isinstance(v, set) else v for key, v in settings.to_dict().items()}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    write_files(folder, settings, tensors)
     return folder
+
+
+def write_files(folder: Path, config: PeftConfig, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a configuration, and tensors under PEFT's names, into a folder."""
+    values = {key: sorted(v) if isinstance(v, set) else v for key, v in config.to_dict().items()}
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 
 def load_adapter(
@@ -342,10 +347,13 @@ def read_state(folder: str | Path, config: PeftConfig, family: str | None = None
     file = Path(folder) / WEIGHTS_FILE
     if not file.is_file():
         raise FedpeftError(_NO_FILE.format(file))
-    try:
-        tensors = load_file(check_regular(file))
-    except (SafetensorError, OSError) as error:
-        raise FedpeftError(f"{file} is not a readable safetensors file ({error}): write the adapter again.") from error
-    tuning = tuning_of(config)
+    tensors, tuning = read_tensors(file), tuning_of(config)
     templates = tuning.templates(config, family)
     return {own_key(key, templates, tuning): tensor for key, tensor in tensors.items()}
+
+
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(check_regular(file))
+    except (SafetensorError, OSError) as error:
+        raise FedpeftError(f"{file} is not a readable safetensors file ({error}): write the adapter again.") from error

@@ -18,7 +18,7 @@ import torch
 import fedpeft
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, ENDS, VALIDATION
-from fedpeft.core.stored_state import StoredState
+from fedpeft.core.states import StoredState
 from fedpeft.protocol.fields import REFUSED, Unread, check_fields, shown, some
 
 HELLO, SCORE, TRAIN = "hello", "score", "train"

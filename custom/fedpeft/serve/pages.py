@@ -22,7 +22,7 @@ from fedpeft.compare.runs import of_histories
 from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import runs_folder
-from fedpeft.core.pace import duration
+from fedpeft.core.text import duration
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import read

@@ -18,7 +18,7 @@ from fedpeft.core.files import write_json
 from fedpeft.core.keys import layers_of
 from fedpeft.core.locks import FILE as LOCK
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, title_of
-from fedpeft.core.pace import RECENT, duration
+from fedpeft.core.text import RECENT, duration
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.types import ACCURACIES, Introduction, TrainReply

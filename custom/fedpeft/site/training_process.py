@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 from fedpeft.answering import ANSWERING
 from fedpeft.backbones import is_tiny
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.pace import StepLines
 from fedpeft.core.registry import only_plugins
 from fedpeft.core.settings import build
-from fedpeft.core.text import CleanedStream, one_line
+from fedpeft.core.text import CleanedStream, StepLines, one_line
 from fedpeft.data.registry import is_procedural
 from fedpeft.data.remarks import cut_texts, remarks, unread_questions
 from fedpeft.job.site_policy import FILE, SitePolicy, keep_to

@@ -20,7 +20,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
 from fedpeft.core.locks import lock_file
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, title_of
-from fedpeft.core.pace import RECENT
+from fedpeft.core.text import RECENT
 from fedpeft.core.workspace import HISTORY, MANIFEST, OF_SIMULATOR
 from fedpeft.report.history import (
     as_count,

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.pace import duration
+from fedpeft.core.text import duration
 from fedpeft.report.status.progress import COMPLETED, FAILED, Progress
 
 BAR = 40
