@@ -47,7 +47,7 @@ from nvflare.fuel.utils.network_utils import get_open_ports
 
 import fedpeft
 from fedpeft.core.files import digest
-from fedpeft.core.stored_state import on_disk
+from fedpeft.core.states import on_disk
 from fedpeft.core.workspace import GLOBAL_ADAPTER
 from fedpeft.flare import controller, disk_replies
 from fedpeft.flare.aggregator import PIAAggregator
