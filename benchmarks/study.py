@@ -34,6 +34,7 @@ RATES = {  # by row and rounds, chosen on seeds from 100 on (choices.py)
     ("fedavg", SHORT): "8e-3",
     (OURS, SHORT): "8e-3",
     (WEIGHT_SPACE, SHORT): "8e-3",
+    (TWO_BRANCHES, SHORT): "8e-3",
     (TWO_BRANCHES, LONG): "8e-3",
     (WEIGHT_SPACE, LONG): "8e-3",
 }
