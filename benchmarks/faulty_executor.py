@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from nvflare.apis.shareable import Shareable
 
+from fedpeft.flare import disk_replies
 from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.site import training_process as worker
@@ -49,10 +50,11 @@ class FaultyExecutor(SiteExecutor):
 
 
 class CrashingAggregator(PIAAggregator):
-    """The server's process is killed while it integrates a round, once."""
+    """The server's process is killed while it integrates a round, once; its replies are on disk, however small."""
 
     def __init__(self, round: int, marker: str, **settings) -> None:
         super().__init__(**settings)
+        disk_replies.MAX_IN_MEMORY = -1
         self._round, self._marker, self._integrated = round, Path(marker), 0
 
     def aggregate_model(self):

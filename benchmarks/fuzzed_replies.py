@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -370,8 +371,9 @@ def job(task: str, changes: dict[str, Spoil], *, carried: bool = True) -> tuple[
         sites=[*changes, *HONEST],
     )
     with ExitStack() as patches:
-        for name in ("run_folder", "lineages_folder"):
-            patches.enter_context(patch.object(controller, name, lambda fl_ctx: None))
+        lineages = Path(patches.enter_context(TemporaryDirectory()))
+        for name, folder in (("run_folder", None), ("lineages_folder", lineages)):
+            patches.enter_context(patch.object(controller, name, lambda fl_ctx, folder=folder: folder))
         for name, value in (_WRITES_NOTHING | {"RunRecorder": lambda *args, **kwargs: record}).items():
             patches.enter_context(patch.object(job_run, name, value))
         harness.run()

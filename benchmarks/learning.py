@@ -38,6 +38,7 @@ from result_table import ResultTable
 from rich.console import Console
 
 from fedpeft import importance, scheduling
+from fedpeft.answering.training_settings import BALANCED
 from fedpeft.backbones.mmbt import EncodedImages
 from fedpeft.compare.table import paired, signed
 from fedpeft.core.seeds import derive
@@ -45,6 +46,7 @@ from fedpeft.federate import federate
 from fedpeft.job.composing import compose
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import build_optimizer, parts_of, rate_factor
+from fedpeft.site.site_batches import balancing
 from fedpeft.site.site_model import SharedModels
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -199,7 +201,11 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
     )
     generator = torch.Generator().manual_seed(derive(seed, "pooled"))
     size = settings.batch_size
-    rows = {s: one.batches.of(one.data.train, size, generator) for s, one in learners.items()}
+    balanced, rates = settings.sampling == BALANCED, [group["lr"] for group in optimizer.param_groups]
+    rows = {
+        s: one.batches.of(one.data.train, size, generator, weights=balancing(one.data.train) if balanced else ())
+        for s, one in learners.items()
+    }
     total = sum(map(len, rows.values())) * settings.local_epochs * settings.rounds
     step, rounds = 0, []
     for _ in range(settings.rounds):
@@ -208,8 +214,8 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
             for i in torch.randperm(len(mixed), generator=generator).tolist():
                 site, batch = mixed[i]
                 rate = rate_factor(step, total_steps=total, warmup=settings.warmup)
-                for group in optimizer.param_groups:
-                    group["lr"] = settings.learning_rate * rate  # body and heads have one rate here
+                for group, peak in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = peak * rate
                 first.trainable.step(parts_of(batch, learners[site].answering.train()), optimizer)
                 step += 1
         rounds.append({s: learner.evaluate() for s, learner in learners.items()})

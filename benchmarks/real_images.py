@@ -7,9 +7,11 @@
     python benchmarks/real_images.py --table                             # the tables of what is there, without a run
     python benchmarks/publish.py --write                                 # the same in the docs
 
-Every method trains Houlsby adapters with the rounds, steps and learning rate of the task's job, and heads stay at the
-sites. A figure is the mean of the sites and the last three rounds, as in `study.py`, of what the task is measured by. A
-run is one line of `benchmarks/results/real_images.jsonl`; what is there is not run again.
+Every method trains Houlsby adapters with the rounds, steps and learning rate of the task's job, or with `SETTINGS`, and
+heads stay at the sites. Two rows are on demand: `fedavg, one head` averages the head too, and `pooled` trains one
+adapter on the batches of all sites, with a head for each. A figure is the mean of the sites and the last three rounds,
+as in `study.py`, of what the task is measured by. A run is one line of `benchmarks/results/real_images.jsonl`; what is
+there is not run again.
 """
 
 from __future__ import annotations
@@ -40,10 +42,27 @@ SEEDS = (0, 1, 2)
 BASELINES = ("local", "fedavg")
 OWN = ""  # the backbone of the task's job, a tiny one
 AS_THEY_COME = "training.sampling=default"  # of the runs with the tiny backbones, which are older than the setting
-RATES = {  # of one trial with FedAvg on seed 0, no grid; others have the job's
+SETTINGS = {  # beside those of the job, for all rows alike; no grid chose them
+    ("mmbt-small", "vqa_rad"): [
+        "backbone.image_features=false",
+        "training.head_learning_rate=1e-2",
+        "training.precision=bfloat16",
+    ],
     ("mmbt-small", "fed_isic2019"): ["training.learning_rate=3e-4", "training.head_learning_rate=1e-3"],
+    ("mmbt-small", "nih_cxr14"): [
+        "training.learning_rate=3e-4",
+        "training.head_learning_rate=1e-3",
+        "training.thresholds=share",
+        "training.precision=bfloat16",
+    ],
 }
-PRETRAINED = ("fed_isic2019 mmbt-small",)  # further tables in the docs
+PRETRAINED = tuple(f"{task} {backbone}" for backbone, task in SETTINGS)  # further tables in the docs
+ONE_HEAD, POOLED = "fedavg, one head", "pooled"
+ROWS = {
+    **{name: learning.METHODS[name] for name in study.METHODS},
+    ONE_HEAD: ["method.aggregation=fedavg", "method.head=federated"],  # where all sites have the same classes
+    POOLED: learning.METHODS[POOLED],
+}
 ENCODED = EncodedImages()  # of this process, in which runs follow each other
 Run = tuple[str, str, int, str]  # task, row of the study, seed, backbone
 
@@ -51,8 +70,8 @@ Run = tuple[str, str, int, str]  # task, row of the study, seed, backbone
 def run(task: str, method: str, seed: int, backbone: str = OWN) -> dict[str, Any]:
     """The line of a run."""
     overrides = [f"training.seed={seed}", f"data.seed={seed}"]
-    overrides += [f"backbone.name={backbone}", *RATES.get((backbone, task), [])] if backbone else [AS_THEY_COME]
-    variant = Variant(name=method, method="fedavg", settings=tuple(learning.METHODS[method]))
+    overrides += [f"backbone.name={backbone}", *SETTINGS.get((backbone, task), [])] if backbone else [AS_THEY_COME]
+    variant = Variant(name=method, method="fedavg", settings=(learning.UNVALIDATED, *ROWS[method]))
     sections = sections_of(ROOT / "app_configs", task, variant, overrides)
     result = learning.run_sections(sections, method, seed, ENCODED)
     chosen = {"backbone": backbone} if backbone else {}
@@ -78,7 +97,7 @@ def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
             if (line["task"], line.get("backbone", OWN)) == (task, backbone):
                 figures.setdefault(line["method"], {})[line["seed"]] = study.figure(dict(line))
         rows = []
-        for method in (method for method in study.METHODS if method in figures):
+        for method in (method for method in ROWS if method in figures):
             mine = figures[method]
             pairs = [[] if method == name else paired(mine, figures.get(name, {})) for name in BASELINES]
             differences = [signed(one) if one else "" for one in pairs]
@@ -94,10 +113,10 @@ def main() -> None:
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=study.METHODS,
+        choices=ROWS,
         default=list(study.METHODS),
         metavar="METHOD",
-        help="; ".join(study.METHODS).replace("%", "%%"),
+        help="; ".join(ROWS).replace("%", "%%"),
     )
     parser.add_argument("--backbone", default=OWN, help="in the place of the job's own, e.g. mmbt-small")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help=f"default: {SEEDS}")
@@ -111,6 +130,7 @@ def main() -> None:
         for seed in chosen.seeds
         for task in chosen.tasks
         for method in chosen.methods
+        if (task, method) != ("vqa_rad", ONE_HEAD)  # its sites have answers of their own
     ]
     missing = [one for one in wanted if not chosen.table and one not in known]
     with parallel.processes(chosen.processes) as pool:

@@ -86,7 +86,8 @@ OF_PEFT = {
     "bias": "biases that are trained besides; a site takes only `none`.",
     "use_rslora": "the product counts `lora_alpha / sqrt(r)` times.",
     "init_lora_weights": "PEFT's way to draw the first values; a site takes true (B is 0) and false.",
-    "start_std": "standard deviation of the normal distribution of A's first values; not set: uniform, as PEFT has it.",
+    "start_std": "standard deviation of the normal distribution of A's first values; `xavier`: sqrt(2 / (r + d)); not "
+    "set: uniform, as PEFT has it.",
     "oft_block_size": "width of a block, which divides that of the layer's input; 0: it follows from `r`.",
     "d_initial": "first value of the trained vector of `r` numbers.",
     "projection_prng_key": "seed of the frozen matrices, the same at all sites.",
@@ -205,7 +206,8 @@ def _roles_of_peft(code: SlotTuning) -> Sequence[str]:
 def _peft_setting(code: SlotTuning, name: str) -> Setting:
     default = getattr(code.config({}), name, None)
     field = dataclasses.field(default=default)
-    hint = float if name in ("lora_alpha", "start_std") else typing.get_type_hints(code.config_cls)[name]
+    own = {"lora_alpha": float, "start_std": float | str}
+    hint = own.get(name) or typing.get_type_hints(code.config_cls)[name]
     return Setting(name, kind_of(hint), OF_PEFT[name], default_of(field))
 
 

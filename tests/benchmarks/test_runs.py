@@ -4,6 +4,7 @@
 import time
 
 import pytest
+import torch
 
 from fedpeft.core.settings import build
 from fedpeft.methods.settings import MethodSettings
@@ -57,3 +58,20 @@ def test_ours_is_the_method_that_the_jobs_have(benchmark):
     configs = learning.ROOT / "app_configs"
     job, ours = (learning.compose(configs, "fedpia_task1", own)["method"] for own in ([], learning.KNOWN["ours"]))
     assert build(MethodSettings, job, section="method") == build(MethodSettings, ours, section="method")
+
+
+def test_pooled_sites_train_one_adapter_and_answer_with_heads_of_their_own(benchmark, monkeypatch):
+    learning, ended = benchmark("learning"), {}
+    pooled = learning.pooled
+    monkeypatch.setattr(learning, "pooled", lambda learners, seed: ended.update(learners) or pooled(learners, seed))
+    small = [f"data.{split}_size=4" for split in ("train", "validation", "test")]
+    chosen = ["federation.sites=[slake, vqa-rad]", "training.sampling=balanced", "training.head_learning_rate=0.02"]
+    rounds = ["training.rounds=1", "training.local_epochs=1"]
+    result = learning.run_with(learning.settings_of("pooled"), "pooled", 0, [*chosen, *small, *rounds])
+    assert [sorted(sites) for sites in result["rounds"]] == [["slake", "vqa-rad"]]
+    first, second = ended.values()
+    assert first.trainable is second.trainable
+    assert first.answering.backbone is second.answering.backbone
+    assert first.head is not second.head
+    own = first.values.first_head
+    assert any(not torch.equal(tensor, own[name]) for name, tensor in first.head.state_dict().items())

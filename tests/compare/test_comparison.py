@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from fedpeft.compare.outcome import Outcome, from_json
-from fedpeft.compare.page import _figure, page, picture, picture_file
+from fedpeft.compare.page import _figure, losses, losses_file, page, picture, picture_file
 from fedpeft.compare.table import compared, csv_of, grids, interval, latex, markdown
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, pooled_balanced_accuracy
@@ -344,6 +344,25 @@ def test_the_page_says_task_and_caution_once_and_the_file_has_them_too(monkeypat
     assert not drawn[0].texts
     picture_file(RUNS)
     assert "vqa_rad, 2 seeds" in drawn[-1].texts[0].get_text()
+
+
+def test_losses_at_both_ends_of_the_rounds_have_a_panel_for_each_method_that_measured_them():
+    def ends(scale):
+        return {
+            "loss_start": ({"north": 4 * scale}, {"north": 3 * scale}),
+            "loss_end": ({"north": 2 * scale}, {"north": scale}),
+        }
+
+    runs = [outcome("fedavg", seed, (0.2, 0.4), (0.4, 0.6), **ends(seed + 1)) for seed in (0, 1)] + RUNS[2:]
+    assert losses_file(RUNS) is None
+    assert losses_file(runs)
+    assert {name: {site: v.tolist() for site, v in of.items()} for name, of in losses(runs).items()} == {
+        "fedavg": {"north": [[6, 3], [4.5, 1.5]]}
+    }
+    text = page(compared(runs, baseline="ours"), Picture(b"a picture"), runs)
+    assert text.count("<img") == 2
+    assert "the start of the next: fedavg +1.500" in text
+    assert [from_json(one.as_json(), origin="a") for one in runs] == runs
 
 
 @pytest.mark.slow

@@ -11,6 +11,10 @@ import psutil
 import pytest
 import torch
 from kits import ABSENT, LEAD, SITES, connected, free_port, provision, session, started, wait_until
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.utils import new_cell_message
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from safetensors.torch import load_file
 
 from fedpeft.job.composing import write_job
@@ -19,7 +23,8 @@ from fedpeft.report.status import run_folder
 
 pytestmark = pytest.mark.consortium
 
-RELAYS = {"relay-a": list(SITES), "relay-b": [ABSENT]}
+FORGER = "vqa-med-2020"  # behind a relay, too; its processes are not started
+RELAYS = {"relay-a": list(SITES), "relay-b": [ABSENT, FORGER]}
 MEMBERS = (*SITES, ABSENT)
 TRUE_SITE = SITES[0]
 ROUNDS = 2
@@ -30,7 +35,7 @@ def behind_relays(tmp_path_factory, small_policy):
     """The running federation of three sites, none of which is connected to the server."""
     folder = tmp_path_factory.mktemp("relays")
     port = free_port()
-    kits = provision(folder, port=port, sites=MEMBERS, policy=small_policy, relays=RELAYS)
+    kits = provision(folder, port=port, sites=(*MEMBERS, FORGER), policy=small_policy, relays=RELAYS)
     with started(*(kits / name for name in ("server", *RELAYS, *MEMBERS)), true=("relay-a", TRUE_SITE)):
         federation = SimpleNamespace(kits=kits, lead=session(kits / LEAD), port=port)
         wait_until(lambda: connected(federation) == set(MEMBERS))
@@ -112,3 +117,34 @@ def test_a_relay_does_not_answer_the_network_diagnosis(behind_relays, command):
     said = str(behind_relays.lead.api.do_command(command.format("relay-a", "relay-a")))
     assert "invalid_request" in said
     assert "Process ID" not in said
+
+
+@pytest.fixture
+def forger(behind_relays):
+    """A cell with the certificate of a site behind a relay, connected to it, that names its neighbor as origin."""
+    startup = behind_relays.kits / FORGER / "startup"
+    credentials = {
+        DriverParams.CA_CERT.value: str(startup / "rootCA.pem"),
+        DriverParams.CLIENT_KEY.value: str(startup / "client.key"),
+        DriverParams.CLIENT_CERT.value: str(startup / "client.crt"),
+    }
+    url = f"https://localhost:{port_of(behind_relays.kits, 'relay-b')}"
+    cell = Cell(f"relay-b.{FORGER}", None, True, credentials, parent_url=url, auth_identity=FORGER)
+    send = cell.core_cell._send_to_endpoint
+
+    def forged(to_endpoint, message):
+        message.set_header(MessageHeaderKey.ORIGIN, f"relay-b.{ABSENT}")
+        return send(to_endpoint, message)
+
+    cell.start()
+    wait_until(lambda: cell.is_cell_connected("relay-b"))
+    cell.core_cell._send_to_endpoint = forged
+    yield cell
+    cell.stop()
+
+
+def test_a_relay_passes_on_nothing_that_a_site_says_under_its_neighbors_name(behind_relays, forger):
+    nothing = new_cell_message({}, None)
+    forger.fire_and_forget(CellChannel.SERVER_MAIN, CellChannelTopic.Challenge, "server", nothing)
+    said = f"a message of 'relay-b.{FORGER}' is dropped: it says that it comes from 'relay-b.{ABSENT}'"
+    wait_until(lambda: said in (behind_relays.kits / "relay-b" / "log.txt").read_text())

@@ -88,6 +88,15 @@ def test_a_reused_process_id_keeps_no_draft(tmp_path):
     assert drafts(tmp_path) == []
 
 
+def test_the_draft_of_a_process_that_nobody_has_buried_is_removed(tmp_path):
+    """As in a container whose first process waits for none of those that it inherits."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        (tmp_path / f".history.json.{process.pid}.draft").touch()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        write_json(tmp_path / "other.json", {})
+        assert drafts(tmp_path) == []
+
+
 def test_hidden_files_of_others_stay(tmp_path):
     for name in (".env", ".bash_history.4711", ".a.draft", ".b.x.draft"):
         (tmp_path / name).touch()

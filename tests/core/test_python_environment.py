@@ -41,10 +41,10 @@ print(run_missing(Path("out"), [run], processes=1, finished=print))
 MEASUREMENT = """
 from pathlib import Path
 from fedpeft.core.errors import FedpeftError
-from fedpeft.doctor import footprint
-footprint._driver = lambda: True
+from fedpeft.doctor import memory
+memory._driver = lambda: True
 try:
-    footprint.sites_at_once(Path("no-such-job"), 1, workspace=Path("ws"))
+    memory.sites_at_once(Path("no-such-job"), 1, workspace=Path("ws"))
 except FedpeftError as error:
     print(error)
 """

@@ -8,22 +8,13 @@ import pytest
 
 from fedpeft.data import is_procedural
 from fedpeft.federate import federate
-from fedpeft.job.composing import compose, recipes
+from fedpeft.job.composing import compose, read_yaml, recipes
 from fedpeft.job.federation import site_data
 from fedpeft.site.learner import Learner
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 PAPERS = "paper/"
-VARIANTS = {"f3ocus_task1_unequal"}  # of a task, not tasks
-OTHER_BACKBONES = ("_llava", "_blip2")  # tasks on backbones of which there is no tiny one
-TASKS = sorted(
-    {
-        job.removeprefix(PAPERS)
-        for job in recipes(CONFIGS)
-        if job.startswith(PAPERS) and not job.endswith(OTHER_BACKBONES)
-    }
-    - VARIANTS
-)
+TASKS = sorted(read_yaml(CONFIGS / "papers.yml"))
 SMALL = ("training.rounds=2", "training.local_epochs=1", "data.train_size=12", "data.validation_size=4")
 QUICK = ("method.probe_samples=8", "schedule.score_samples=8")
 
@@ -31,6 +22,15 @@ QUICK = ("method.probe_samples=8", "schedule.score_samples=8")
 def test_there_is_one_job_for_each_of_the_fifteen_tasks():
     assert len(TASKS) == 15
     assert set(TASKS) <= recipes(CONFIGS).keys()
+    assert {PAPERS + task for task in TASKS} <= recipes(CONFIGS).keys()
+
+
+@pytest.mark.parametrize("job", sorted(job for job in recipes(CONFIGS) if job.startswith(PAPERS)))
+def test_every_published_recipe_is_a_task_or_a_variant_that_differs_in_backbone_or_schedule(job):
+    task = max((each for each in TASKS if job.removeprefix(PAPERS).startswith(each)), key=len)
+    varied = ("backbones/", "answering/", "schedules/")
+    own, first = ([p for p in recipes(CONFIGS)[name] if not p.startswith(varied)] for name in (job, PAPERS + task))
+    assert own == first
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.doctor import footprint, open_context
+from fedpeft.doctor import memory, open_context
 from fedpeft.doctor.footprint import Footprint
 from fedpeft.run import simulate
 from fedpeft.site import computing
@@ -32,28 +32,28 @@ def test_as_many_sites_run_at_once_as_fit(make_job, gpu, free, threads, count):
     gpu(round(free * GB))
     context = open_context(make_job())
     vars(context)["footprint"] = ONE
-    found, sentence = footprint.fitting(context, threads)
+    found, sentence = memory.fitting(context, threads)
     assert found == count
     assert "memory of H200 with 80 GB: a site needs about 3.5 GB (measured with a batch of 16)" in sentence
 
 
 def test_on_the_cpu_nothing_is_measured_and_all_run(make_job):
     context = open_context(make_job("training.device=cpu"))
-    assert footprint.fitting(context, 2) == (2, "")
+    assert memory.fitting(context, 2) == (2, "")
     assert "footprint" not in vars(context)
 
 
 def test_simulate_runs_fewer_sites_and_says_why_or_refuses(make_job, monkeypatch, capsys, tmp_path):
     job = make_job()
-    monkeypatch.setattr(footprint, "sites_at_once", lambda job, threads, workspace: (1, "memory of H200: too little."))
+    monkeypatch.setattr(memory, "sites_at_once", lambda job, threads, workspace: (1, "memory of H200: too little."))
     assert simulate._that_fit(job, tmp_path, 2) == 1
     assert capsys.readouterr().out == "at once  1 of 2 sites; memory of H200: too little.\n"
     monkeypatch.undo()
-    monkeypatch.setattr(footprint, "_driver", lambda: True)
-    monkeypatch.setattr(footprint, "ProcessPoolExecutor", Here)
-    monkeypatch.setattr(footprint, "_measured", lambda job, threads, workspace: (0, "a batch of 16 does not fit."))
+    monkeypatch.setattr(memory, "_driver", lambda: True)
+    monkeypatch.setattr(memory, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(memory, "_measured", lambda job, threads, workspace: (0, "a batch of 16 does not fit."))
     with pytest.raises(FedpeftError, match="a batch of 16 does not fit"):
-        footprint.sites_at_once(job, 2, workspace=tmp_path)
+        memory.sites_at_once(job, 2, workspace=tmp_path)
 
 
 class Here:

@@ -19,7 +19,7 @@ from fedpeft.data import Example, SiteData
 from fedpeft.doctor import content as backbone
 from fedpeft.doctor import content as data
 from fedpeft.doctor import context as job
-from fedpeft.doctor import footprint, machine, open_context, policies
+from fedpeft.doctor import machine, memory, open_context, policies
 from fedpeft.doctor.footprint import Footprint, largest
 from fedpeft.flare.policy import default_scope
 from fedpeft.report.status.progress import SIMULATED
@@ -494,23 +494,22 @@ SMALL = Footprint(process=GB, weights=GB, step=2 * GB, state=GB, device="cpu", m
     ],
 )
 def test_a_site_needs_the_main_memory_of_its_footprint(free, count, expected):
-    assert re.match(expected, text(footprint.main_memory(SMALL, free, count, on_gpu=False)))
+    assert re.match(expected, text(memory.main_memory(SMALL, free, count, on_gpu=False)))
 
 
 def test_a_site_that_trains_on_a_gpu_needs_its_footprint_there():
-    refused = text(footprint.gpu(SMALL, 3 * GB, 1, name="H200"))
-    assert refused.startswith("fail: memory of H200: a site needs about 3.5 GB")
-    shown = text(footprint.main_memory(SMALL, 2 * GB, 1, on_gpu=True))
+    assert text(memory.gpu(SMALL, 3 * GB, 1, name="H200")).startswith("fail: memory of H200: a site needs about 3.5 GB")
+    shown = text(memory.main_memory(SMALL, 2 * GB, 1, on_gpu=True))
     assert shown.startswith("pass: main memory: a site needs about 1.3 GB")
 
 
 def test_the_memory_limit_of_a_container_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(footprint, "CONTAINER", tmp_path)
+    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")
-    assert footprint.available() == 2000
+    assert memory.available() == 2000
     (tmp_path / "memory.max").write_text("max\n")
-    assert footprint.available() > 2000
+    assert memory.available() > 2000
 
 
 def test_the_footprint_of_a_job_grows_with_its_batch(make_job):
@@ -626,7 +625,7 @@ def test_all_settings_that_the_site_would_refuse_are_reported(make_kit, make_job
 def test_a_job_that_trains_too_much_is_reported_before_its_adapter_is_made(make_kit, make_job, small_policy):
     kit = make_kit("site", policy={**small_policy, "max_trained_parameters": 100})
     with pytest.raises(FedpeftError, match=r"^method.settings asks for .* max_trained_parameters is 100"):
-        list(footprint.check_memory(open_context(make_job(), startup_kit=kit)))
+        list(memory.check_memory(open_context(make_job(), startup_kit=kit)))
 
 
 def test_a_pattern_of_a_job_is_not_matched_by_the_doctor(make_kit, make_job, small_policy):
@@ -634,7 +633,7 @@ def test_a_pattern_of_a_job_is_not_matched_by_the_doctor(make_kit, make_job, sma
     context = open_context(folder, startup_kit=make_kit("site", policy=small_policy))
     assert "fail: method.settings has target_modules='.*output'" in text(policies.check_site_file(context))
     with pytest.raises(FedpeftError, match="which no job may set at a site"):
-        list(footprint.check_memory(context))
+        list(memory.check_memory(context))
 
 
 def test_a_job_that_asks_for_nothing_special_passes(make_kit, make_job):

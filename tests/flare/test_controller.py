@@ -25,6 +25,7 @@ from fedpeft.flare import controller as module
 from fedpeft.flare.controller import FederationController
 from fedpeft.flare.messages import to_model
 from fedpeft.job.settings import ServerJob
+from fedpeft.protocol.fields import MIN_TENSOR
 from fedpeft.protocol.reply_contract import check_train_reply
 from fedpeft.protocol.types import METRICS, Introduction, TrainOrder
 from fedpeft.server.handshake import SLACK
@@ -116,7 +117,7 @@ def test_declared_widths_may_differ(run):
     assert manifest["status"] == "completed", manifest.get("reason")
 
 
-@pytest.mark.parametrize(("aggregation", "largest"), [("none", SLACK), ("fedavg", 2 * 6 * 9 * 4 * 11 // 10 + SLACK)])
+@pytest.mark.parametrize(("aggregation", "largest"), [("none", SLACK), ("fedavg", 2 * MIN_TENSOR * 11 // 10 + SLACK)])
 def test_what_no_site_sends_bounds_no_message(run, monkeypatch, aggregation, largest):
     limits = []
     monkeypatch.setattr(module, "limit_messages", limits.append)

@@ -10,7 +10,7 @@ from nvflare.fuel.flare_api.api_spec import AuthenticationError, InternalError, 
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.flare import job_session
+from fedpeft.flare import job_session, job_store
 from fedpeft.flare.controller import FederationController
 from fedpeft.flare.job_session import JobSession
 
@@ -163,7 +163,7 @@ def test_only_an_administrator_can_ask(tmp_path):
 
 
 def test_the_server_tells_its_progress_to_flares_collector(tmp_path, monkeypatch):
-    monkeypatch.setattr(job_session, "run_folder", lambda fl_ctx: tmp_path)
+    monkeypatch.setattr(job_store, "run_folder", lambda fl_ctx: tmp_path)
     made = {
         "job": "small",
         "settings": {"training": {"rounds": 4}},

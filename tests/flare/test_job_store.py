@@ -2,6 +2,7 @@
 """What the server keeps of a finished job, and of one that its own death cut off, in FLARE's real store."""
 
 import json
+import os
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -14,7 +15,8 @@ from nvflare.apis.utils.event import fire_event_to_components
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from nvflare.private.fed.app.utils import component_security_check
 
-from fedpeft.flare.job_session import JobStore
+from fedpeft.flare.controller import REPLIES
+from fedpeft.flare.job_store import JobStore
 from fedpeft.flare.stale_jobs import StaleJobs
 from fedpeft.report.status import Progress
 
@@ -26,7 +28,9 @@ def server(tmp_path):
     """A server with FLARE's storage: `store`, `context`, and `runs`, the folder of the run directories."""
     store, storage = JobStore(uri_root=str(tmp_path / "jobs")), FilesystemStorage(root_dir=str(tmp_path))
     parts = {"job_manager": store, "job_store": storage}
-    workspace = SimpleNamespace(get_run_dir=lambda job: str(tmp_path / "runs" / job))
+    workspace = SimpleNamespace(
+        get_run_dir=lambda job: str(tmp_path / "runs" / job), get_root_dir=lambda: str(tmp_path)
+    )
     engine = Mock(spec=ServerEngineSpec, get_component=parts.get, get_workspace=lambda: workspace)
     context = FLContext()
     context.get_engine = lambda: engine
@@ -88,6 +92,16 @@ def test_what_a_dead_server_left_running_is_finished(server, status):
     assert server.store.get_job(job, server.context).meta[JobMetaKey.STATUS.value] == now.value
     assert ("workspace" in server.store.list_components(job, server.context)) == stale
     assert (kept(server, job) is not None) == stale
+
+
+def test_what_a_dead_server_was_writing_is_removed(server, tmp_path):
+    """As a killed job leaves the replies that were on its disk (above the largest process id)."""
+    submitted(server)
+    for name in (f".{REPLIES}.4194305.draft", f".{REPLIES}.{os.getpid()}.draft", "small-1"):
+        (tmp_path / "fedpeft" / name).mkdir(parents=True)
+    StaleJobs().handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
+    left = {path.name for path in (tmp_path / "fedpeft").iterdir()}
+    assert left == {f".{REPLIES}.{os.getpid()}.draft", "small-1"}
 
 
 def test_a_run_that_cannot_be_stored_is_finished_all_the_same(server, monkeypatch):

@@ -4,6 +4,8 @@
 import contextlib
 import json
 import os
+import queue
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +29,7 @@ from safetensors.torch import save
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.hardening import message_limits
-from fedpeft.flare.hardening.message_limits import limit_messages, take_refusal
+from fedpeft.flare.hardening.message_limits import MAX_FETCHED, limit_messages, take_refusal
 from fedpeft.flare.messages import FIELDS, from_model, to_model
 from fedpeft.protocol.fields import MB, Limit
 from fedpeft.protocol.types import SCORE, TOO_LARGE, TRAIN, ScoreOrder, TrainOrder, TrainReply
@@ -84,6 +86,23 @@ def test_a_message_within_the_limit_arrives():
     assert torch.equal(fetched(Source(2)), torch.zeros(100_000))
 
 
+class Crumbs(Source):
+    """A cell at whose other end a sender cuts its message into many tensors of one number."""
+
+    def send_request(self, **request):
+        reply = super().send_request(**request)
+        if "data" in reply.payload:
+            reply.payload["data"] = [save({f"T{self.left}-{n}": torch.zeros(1)}) for n in range(100)]
+        return reply
+
+
+def test_tensors_that_are_too_many_are_left_at_their_sender():
+    source = Crumbs(100)
+    with pytest.raises(FedpeftError, match="site chest sent more than 1 MB, which was not read"):
+        from_model(TrainReply, reply_with(fetched(source)), sender="site chest")
+    assert source.tensors - source.left <= 5
+
+
 def test_tensors_that_are_too_large_together_are_left_at_their_sender_and_refused_by_name():
     source = Source(100)
     value = fetched(source)
@@ -109,6 +128,37 @@ def test_an_order_that_is_too_large_is_left_at_the_server(context, tmp_path, ord
     filtered.hello()
     reply = {TRAIN: train_reply, SCORE: score_reply}[task]
     assert filtered.message(task, message, reply()).problem == TOO_LARGE
+
+
+@pytest.mark.parametrize("disk", [True, False])
+def test_tensors_that_go_to_the_disk_are_fetched_for_a_few_messages_at_a_time(disk):
+    entered, may_end, running, largest = queue.Queue(), threading.Event(), set(), []
+
+    def fetch(decomposer, context, ref):
+        running.add(ref["ref_id"])
+        largest.append(len(running))
+        entered.put(ref)
+        may_end.wait()
+        running.discard(ref["ref_id"])
+
+    class Cell:
+        def get_fobs_context(self):
+            return {FOBSContextKey.TENSOR_DISK_OFFLOAD: disk}
+
+    def one(number):
+        context, ref = {FOBSContextKey.CELL: Cell()}, {"fqcn": f"site-{number}.job", "ref_id": number}
+        message_limits._fetching_within_the_limit(fetch, None, context, ref)
+
+    messages, at_once = 7, MAX_FETCHED if disk else 7
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(messages)]
+    for thread in threads:
+        thread.start()
+    for _ in range(at_once):
+        entered.get()
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert (max(largest), entered.qsize()) == (at_once, messages - at_once)
 
 
 def test_arrays_are_counted_too():
@@ -182,7 +232,12 @@ def test_a_reply_that_cannot_be_read_does_not_end_the_server_s_process(monkeypat
 
 @pytest.mark.parametrize(
     ("shape", "masked", "size"),
-    [([10, 10], False, 440 + SLACK), ([10, 10], True, 880 + SLACK), ([2**31, 8], False, 50 * MB)],
+    [
+        ([50, 50], False, 11_000 + SLACK),
+        ([50, 50], True, 22_000 + SLACK),
+        ([1], False, 4096 + 409 + SLACK),
+        ([2**31, 8], False, 50 * MB),
+    ],
 )
 def test_what_was_announced_bounds_a_reply(shape, masked, size):
     sites = [SimpleNamespace(schema={"key": shape}, dtype="float32"), SimpleNamespace(schema={}, dtype="bfloat16")]

@@ -19,7 +19,7 @@ from fedpeft.doctor.context import PASS
 from fedpeft.doctor.kit import read_kit
 from fedpeft.flare import relay
 from fedpeft.flare.job_process import RestartingLauncher
-from fedpeft.flare.job_session import JobStore
+from fedpeft.flare.job_store import JobStore
 from fedpeft.flare.policy import default_scope
 from fedpeft.flare.provisioning import PolicyBuilder, secure_relays
 from fedpeft.flare.returning_sites import ReturningSites
@@ -68,7 +68,7 @@ COMPONENTS_OF_KITS = (  # in start-up kits that exist already: these paths must 
     "fedpeft.flare.filters.AdapterOnly",
     "fedpeft.flare.filters.RememberOrder",
     "fedpeft.flare.job_process.RestartingLauncher",
-    "fedpeft.flare.job_session.JobStore",
+    "fedpeft.flare.job_store.JobStore",
     "fedpeft.flare.persistor.SafetensorsPersistor",
     "fedpeft.flare.returning_sites.ReturningSites",
     "fedpeft.flare.stale_jobs.StaleJobs",

@@ -7,6 +7,7 @@ spoilt sites come first, so that they are also asked for the adapter that all st
 """
 
 import copy
+import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -138,7 +139,7 @@ class Silent:
 def run(monkeypatch, **spoilt):
     """A job of one round in which the spoilt sites' replies to one task are changed."""
     monkeypatch.setattr(module, "run_folder", lambda fl_ctx: None)
-    monkeypatch.setattr(module, "lineages_folder", lambda fl_ctx: None)
+    monkeypatch.setattr(module, "lineages_folder", lambda fl_ctx: Path(tempfile.gettempdir()))
     monkeypatch.setattr(job_run, "prune", lambda *args: None)
     monkeypatch.setattr(job_run, "RunRecorder", Silent)
     monkeypatch.setattr(job_run, "export_adapter", lambda *args, **kwargs: None)

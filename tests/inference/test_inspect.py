@@ -1,7 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """`fedpeft inspect`: what a site's own page shows, where it may be written, and what is refused."""
 
+import json
 import re
+import shutil
 import stat
 
 import numpy as np
@@ -17,6 +19,23 @@ from fedpeft.inference.model import Prediction
 from fedpeft.inference.site_page import confusion, recognized
 
 IMAGE = np.zeros((2, 2, 3), dtype=np.uint8)
+
+
+def test_the_page_draws_the_losses_of_the_rounds_where_the_run_measured_them(of_tables, tmp_path):
+    folder = tmp_path / "state"
+    shutil.copytree(of_tables["classes"][0], folder)
+    assert "Losses by round" not in page_of(folder, tmp_path / "plain.html")
+    file = sorted(folder.glob("round-*"))[-1] / "model.json"
+    model = json.loads(file.read_text())
+    for one in model["rounds"]:
+        one |= {"loss_start": 2.0, "loss_end": 1.0}
+    file.write_text(json.dumps(model))
+    assert "Losses by round" in page_of(folder, tmp_path / "measured.html")
+
+
+def page_of(folder, out):
+    assert main(["inspect", str(folder), "--out", str(out)]) == 0
+    return out.read_text()
 
 
 @pytest.fixture

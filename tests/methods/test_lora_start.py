@@ -12,6 +12,7 @@ from fedpeft.backbones import BackboneSettings, build
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build as build_settings
 from fedpeft.job.composing import compose, recipes
+from fedpeft.methods.first_values import misfit
 from fedpeft.methods.products import fresh_factors
 from fedpeft.methods.setting_limits import refused_settings
 from fedpeft.methods.settings import MethodSettings
@@ -43,6 +44,21 @@ def test_a_is_normal_with_the_papers_deviation_and_b_is_zero(name, settings):
     assert trainable.start_std == 0.1
 
 
+@pytest.mark.parametrize("rank", [4, 8])
+def test_xavier_is_that_of_torch(rank):
+    trainable = prepared(settings={"r": rank, "start_std": "xavier"})
+    down, up = factors(trainable)
+    expected = torch.cat([torch.nn.init.xavier_normal_(torch.empty_like(tensor)).flatten() for tensor in down.values()])
+    values = torch.cat([tensor.flatten() for tensor in down.values()])
+    assert values.std().item() == pytest.approx(expected.std().item(), rel=0.05)
+    assert not any(tensor.any() for tensor in up.values())
+    tuning = methods.get("lora").tuning()
+    declared = {k: tuning.first_values({"r": rank, "start_std": "xavier"}, k, tuple(t.shape)) for k, t in down.items()}
+    assert not misfit(down, declared)
+    fresh = fresh_factors(trainable.state(), 3, start_std="xavier")
+    assert not misfit({key: fresh[key] for key in down}, declared)
+
+
 def test_it_depends_on_the_seed_and_the_usual_start_is_pefts():
     (first, _), (again, _), (other, _) = (factors(prepared(settings=START, seed=seed)) for seed in (0, 0, 1))
     default, _ = factors(prepared())
@@ -64,6 +80,7 @@ def test_factors_that_start_anew_in_every_round_start_so_too():
     [
         ({"start_std": 0}, "lora has start_std=0, it must be a number above 0"),
         ({"start_std": "0.1"}, "lora has start_std='0.1'"),
+        ({"start_std": "kaiming"}, "it must be a number above 0, or 'xavier'"),
         ({"start_std": True}, "lora has start_std=True"),
         ({"start_std": 0.1, "init_lora_weights": False}, "and another init_lora_weights: leave one of them out"),
     ],
@@ -77,7 +94,7 @@ def test_what_is_no_deviation_is_refused(settings, message):
 
 def test_a_site_has_limits_for_it_and_pefts_own_configuration_does_not_know_it():
     limits = methods.get("lora").limits
-    assert not list(refused_settings(START, limits))
+    assert not any(list(refused_settings(start, limits)) for start in (START, {"start_std": "xavier"}))
     assert all(list(refused_settings({"start_std": value}, limits)) for value in (0, 1.5, "0.1", True))
     with pytest.raises(FedpeftError, match="has no setting 'start_std'"):
         adapters.config("lora", **START)

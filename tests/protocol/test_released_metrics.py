@@ -39,6 +39,13 @@ def test_a_small_validation_split_is_not_reported(enough, expected):
     assert released == {"overall": 0.61, "validation": expected}
 
 
+@pytest.mark.parametrize(("enough", "expected"), [(True, 0.714), (False, None)])
+def test_losses_on_a_small_probe_are_not_reported(enough, expected):
+    measured = {"loss": 0.61234, "loss_start": 0.71449, "loss_end": 0.71351}
+    released = released_metrics(measured, {}, min_questions=10, enough_probe=enough)
+    assert released == {"loss": 0.612, "loss_start": expected, "loss_end": expected}
+
+
 def test_what_was_not_measured_stays_so():
     measured = {"overall": 0.5, "open": None, "closed": 0.5, "loss": None}
     assert released_metrics(measured, {"open": 0, "closed": 20}, min_questions=10) == measured

@@ -10,6 +10,7 @@ import torch
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import equal
 from fedpeft.job.settings import digest_of
 from fedpeft.protocol import secure_sum
 from fedpeft.protocol import secure_sum as fixed_point
@@ -108,6 +109,15 @@ def test_the_mean_is_the_weighted_mean(tmp_path, dtype):
         exact = sum(WEIGHTS[site] * states[site][key].double() for site in SITES) / sum(WEIGHTS.values())
         assert tensor.dtype == dtype
         assert (tensor.double() - exact).abs().max() <= max(2**-33, torch.finfo(dtype).eps * float(exact.abs().max()))
+
+
+def test_the_mean_is_taken_one_tensor_after_the_other(tmp_path):
+    chosen, stored = Round(tmp_path), []
+    uploads = [chosen.send(site, adapter(number)) for number, site in enumerate(SITES)]
+    weights, dtypes = [WEIGHTS[site] for site in SITES], dict.fromkeys(SHAPES, torch.float32)
+    found = secure_sum.mean(uploads, weights, dtypes, store=lambda part: stored.append(dict(part)) or dict(part))
+    assert [list(part) for part in stored] == [[key] for key in SHAPES]
+    assert equal(found, secure_sum.mean(uploads, weights, dtypes))
 
 
 def test_one_sites_upload_looks_uniform_whatever_it_holds(tmp_path):

@@ -75,7 +75,10 @@ def own_page(folder):
     predictions = tuple(
         Prediction(example=one, known=True, answers=[Scored(answers[n % 4], 0.5)]) for n, one in enumerate(test)
     )
-    record = SimpleNamespace(site="north", labelled=False, asks=True, metric=ACCURACY, procedural=True, tiny=True)
+    ends = [{"loss_start": 1.0 / n, "loss_end": 0.9 / n} for n in (1, 2, 3)]
+    record = SimpleNamespace(
+        site="north", labelled=False, asks=True, metric=ACCURACY, procedural=True, tiny=True, rounds=ends
+    )
     subject = Subject(
         kept=SimpleNamespace(record=record, state=SimpleNamespace(round=3)),
         data=SiteData(site="north", train=test, validation=(), test=test, source=f"{LONG}."),

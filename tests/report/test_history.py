@@ -21,7 +21,7 @@ def test_reading_keeps_every_figure_of_the_file(tmp_path):
     assert history.settings == {"method.gamma": "0.1", "method.integration": "two_branches", "seed": "0"}
     for one, entry in zip(history.rounds, made["rounds"], strict=True):
         given = {
-            name: {"validation": None, "sent": None, "below_constant": None, **result}
+            name: {**dict.fromkeys(("validation", "sent", "below_constant", "loss_start", "loss_end")), **result}
             for name, result in entry["sites"].items()
         }
         assert {name: vars(result) for name, result in one.sites.items()} == given

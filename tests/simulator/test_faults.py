@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from simulator_runs import sabotage, simulate, workspace_for_tests, write
 
 from fedpeft.federate import federate
+from fedpeft.flare.controller import REPLIES
 from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.simulator
@@ -109,11 +110,15 @@ def test_a_killed_server_loses_the_round_and_the_resumed_job_ends_alike(tmp_path
     assert killed.code == 1
     assert "Finished rounds: 1" in killed.error
     assert "resume_from=latest" in killed.error
+    left = list(tmp_path.rglob(f".{REPLIES}.*"))
+    assert len(left) == 1
+    assert len(list(left[0].rglob("*.safetensors"))) > 2
     job = write(tmp_path / "two", sections(*chosen, "resume_from=latest"))
     resumed = simulate(job, workspace, threads=2)
     assert resumed.code == 0, resumed.text
     assert manifest(resumed)["resumed"] == {"after_round": 1, "sites_with_other_state": {}}
     assert manifest(resumed)["rounds"] == 3
+    assert not list(tmp_path.rglob(f".{REPLIES}.*"))
     learners = {s: Learner.from_sections(sections(*chosen), site=s, folder=tmp_path / s) for s in ("slake", "vqa-rad")}
     *_, last = federate(learners)
     saved = load_file(resumed.results / "global.safetensors")

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from fedpeft import importance
+from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import belongs, layer_of
 from fedpeft.core.states import digest
 from fedpeft.federate import federate
+from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import site_state
 from fedpeft.site.learner import Learner
 
@@ -134,6 +136,19 @@ def test_drawn_budgets_lie_in_their_range(sections, tmp_path):
     learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
     for site, layers in next(federate(learners)).assignment.layers.items():
         assert len(layers) == learners[site].layer_budget() in (1, 2)
+
+
+@pytest.mark.parametrize(("margin", "layers"), [(0.1, [0, 1]), (0.999999, [])])
+def test_the_margin_of_a_job_decides_how_many_layers_the_memory_holds(sections, tmp_path, margin, layers):
+    chosen = sections("schedule.solver=exact", f"schedule.memory_margin={margin}", "method.aggregation=fedavg")
+    learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
+    assert next(federate(learners)).assignment.layers == dict.fromkeys(SITES, layers)
+
+
+@pytest.mark.parametrize("margin", [-0.1, 1, 1.5])
+def test_a_margin_that_is_no_share_is_refused(margin):
+    with pytest.raises(FedpeftError, match=f"memory_margin is {margin}"):
+        ScheduleSettings(memory_margin=margin)
 
 
 DIGESTS = {  # settings of a job, and the sites that announce a digest of what all start from

@@ -7,6 +7,7 @@ UNDRAWN = "FEDPEFT_TESTS_UNDRAWN"  # environment variable: what the warm server 
 FIGURES = {
     "convergence": "plots",
     "sent_figure": "plots",
+    "losses_figure": "loss_plot",
     "schedule_figure": "schedule_plot",
     "fronts_figure": "schedule_plot",
 }

@@ -24,7 +24,7 @@ from fedpeft.alignment.transport import cost_matrices
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
 from fedpeft.core.settings import suggestion
-from fedpeft.core.states import State, common_dtype, computable
+from fedpeft.core.states import State, Store, common_dtype, computable, in_memory
 
 TIE_BREAK = 1e-6
 MIN_SHARE = 0.01  # least sum of the paper's weights, which do not sum to 1
@@ -38,6 +38,7 @@ def integrate(
     sites: Sequence[str] | None = None,
     previous: State | None = None,
     robust: RobustSettings | None = None,
+    store: Store = in_memory,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Integrate the adapters of a round: reference, alignment, average, one place after the other.
 
@@ -64,6 +65,7 @@ def integrate(
         sites: names for errors and report; default `states[0]`, `states[1]`, ...
         previous: the global adapter so far, which determines the keys and the width of each adapter.
         robust: its `average` and `attackers` are used; default: the mean.
+        store: gets the new tensors of one place after the other, and returns them as they are kept from then on.
 
     Returns:
         The global adapter, in the sites' dtype and sharing no memory with them, and a report that JSON can
@@ -88,7 +90,9 @@ def integrate(
     """
     settings, robust = settings or PIASettings(), robust or RobustSettings()
     merged, figures = integrate_round(
-        Round(states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust)
+        Round(
+            states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust, store=store
+        )
     )
     return merged, report_of(figures)
 
@@ -103,6 +107,7 @@ class Round:
     sites: Sequence[str] | None = None
     previous: State | None = None
     robust: RobustSettings = field(default_factory=RobustSettings)
+    store: Store = in_memory
     unnamed: str = "states"  # of which a state without a site's name is one
 
     @cached_property
@@ -147,26 +152,27 @@ def integrate_round(round: Round) -> tuple[dict[str, Tensor], dict[str, dict[str
     for name, names, neurons in sorted(grouped, key=lambda entry: entry[2] is not None):
         members = round.members(next(iter(names.values())))
         if not members:
-            result |= round.kept(names.values())
+            result |= round.store(round.kept(names.values()))
             continue
         if neurons is None:
             shares = fedavg_weights([round.counts[k] for k in members], settings)
             tables = [{name: round.states[k][key] for name, key in names.items()} for k in members]
             merged = average(tables, names, shares, robust)
         else:
+            aligns = settings.aligns_on_server
             place = Place(
                 name=name,
                 neurons=neurons,
-                clients={round.owners[k]: neurons.gather(round.states[k], names) for k in members},
+                clients={round.owners[k]: neurons.gather(round.states[k], names, convert=aligns) for k in members},
                 counts={round.owners[k]: round.counts[k] for k in members},
                 previous=neurons.gather(round.previous, names) if round.previous else None,
                 shared={key: computable(result[key]) for key in neurons.shared},
             )
-            combine = _aligned_average if settings.aligns_on_server else _plain_average
+            combine = _aligned_average if aligns else _plain_average
             merged, rows = combine(place, settings, robust)
             figures[name] = {round.names[k]: rows[round.owners[k]] for k in members}
         dtypes = {name: common_dtype(round.states[k][key] for k in members) for name, key in names.items()}
-        result |= {key: merged[name].to(dtypes[name]) for name, key in names.items()}
+        result |= round.store({key: merged[name].to(dtypes[name]) for name, key in names.items()})
     return {key: result[key] for key in model}, figures
 
 

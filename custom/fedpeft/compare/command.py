@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 OUT = "comparison"
 NAME = "comparison"  # of the files
+LOSSES = "losses.svg"
 
 
 def add(commands: Any) -> None:
@@ -52,7 +53,7 @@ def add(commands: Any) -> None:
 
 def compare(chosen: argparse.Namespace) -> None:
     """Carry out the command."""
-    from fedpeft.compare.page import page, picture, picture_file
+    from fedpeft.compare.page import losses_file, page, picture, picture_file
     from fedpeft.compare.table import compared
 
     for name in ("seeds", "last", "processes"):
@@ -70,7 +71,7 @@ def compare(chosen: argparse.Namespace) -> None:
     table = compared(outcomes, baseline=chosen.baseline or outcomes[0].method, last=chosen.last)
     table = replace(table, notes=(*table.notes, *short))
     shown = page(table, picture(outcomes), outcomes)
-    _finish(out, table, html=shown, svg=picture_file(outcomes), failed=failed)
+    _finish(out, table, html=shown, svg=picture_file(outcomes), failed=failed, losses=losses_file(outcomes))
 
 
 def _sweep(chosen: argparse.Namespace) -> None:
@@ -96,8 +97,10 @@ def _out_of(chosen: argparse.Namespace) -> Path:
     return Path(OUT) / name_of(Path(chosen.what[0]))
 
 
-def _finish(out: Path, table: Table, *, html: str, svg: bytes, failed: Sequence[str]) -> None:
-    """Print and write a table, with its page and picture."""
+def _finish(
+    out: Path, table: Table, *, html: str, svg: bytes, failed: Sequence[str], losses: bytes | None = None
+) -> None:
+    """Print and write a table, with its page and pictures."""
     from fedpeft.compare.table import csv_of, grids, latex, markdown
     from fedpeft.core.console import Console
     from fedpeft.core.files import replacing
@@ -108,8 +111,9 @@ def _finish(out: Path, table: Table, *, html: str, svg: bytes, failed: Sequence[
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     out.mkdir(parents=True, exist_ok=True)
     texts = {"md": markdown(table), "csv": csv_of(table), "tex": latex(table), "html": html}
-    for kind, content in ({kind: text.encode() for kind, text in texts.items()} | {"svg": svg}).items():
-        with replacing(out / f"{NAME}.{kind}") as draft:
+    files = {f"{NAME}.{kind}": text.encode() for kind, text in texts.items()} | {f"{NAME}.svg": svg}
+    for name, content in (files | ({LOSSES: losses} if losses else {})).items():
+        with replacing(out / name) as draft:
             draft.write_bytes(content)
     print(f"tables and picture  {out}\npage                {out / NAME}.html")
     if failed:

@@ -28,7 +28,7 @@ from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import parse_json, read_text
-from fedpeft.core.metrics import VALIDATION, pooled_balanced_accuracy
+from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
 from fedpeft.core.processes import without_current_folder
 from fedpeft.job.composing import changed, check_used, unused
 from fedpeft.job.federation import NONE, SETTING
@@ -236,7 +236,13 @@ def carry_out(run: Run) -> Outcome:
         alignment=alignment,
         validation=_by_site(rounds, VALIDATION),
         validated={site: len(learner.data.validation) for site, learner in learners.items()},
+        **_ends(rounds),
     )
+
+
+def _ends(rounds: Sequence[Mapping[str, Update]]) -> dict[str, Any]:
+    measured = any(ENDS[0] in one.metrics for updates in rounds for one in updates.values())
+    return {name: _by_site(rounds, name) for name in ENDS} if measured else {}
 
 
 def _by_site(rounds: Sequence[Mapping[str, Update]], metric: str) -> tuple[dict[str, float], ...]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.metrics import TITLES
+from fedpeft.core.metrics import ENDS, TITLES
 from fedpeft.core.text import one_line
 from fedpeft.protocol.fields import MB
 from fedpeft.report.history import History
@@ -41,6 +41,8 @@ class Outcome:
         alignment: what became of the places that the server's alignment could have moved, in all rounds.
         validation: for each round, site -> the same metric on its validation split; empty for a finished run.
         validated: site -> validation samples.
+        loss_start, loss_end: for each round, site -> its loss on the probe samples at the start and the end of the
+            round; empty where they were not measured.
     """
 
     task: str
@@ -60,6 +62,8 @@ class Outcome:
     alignment: Alignment = field(default_factory=Alignment)
     validation: tuple[Sites, ...] = ()
     validated: Mapping[str, int] = field(default_factory=dict)
+    loss_start: tuple[Sites, ...] = ()
+    loss_end: tuple[Sites, ...] = ()
 
     def figure(self, metric: str, *, last: int = 1) -> float:
         """Return the mean over the sites with this metric and over the last rounds, in percent; NaN: there is none."""
@@ -113,7 +117,7 @@ class Outcome:
 def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
     """Return the run of one line that an experiment wrote."""
     try:
-        of_rounds = {name: tuple(values.get(name, ())) for name in ("figures", "sent", "pooled", "validation")}
+        of_rounds = {name: tuple(values.get(name, ())) for name in ("figures", "sent", "pooled", "validation", *ENDS)}
         alignment = Alignment(**values.get("alignment", {}))
         outcome = Outcome(**{**values, **of_rounds, "alignment": alignment})
         fine = alignment.counted and _are_figures(outcome)
@@ -129,10 +133,12 @@ def _are_figures(outcome: Outcome) -> bool:
     measured = (*outcome.figures, *outcome.validation)
     fractions = [*outcome.pooled, *(value for sites in measured for value in sites.values())]
     counts = [*outcome.samples.values(), *outcome.validated.values()]
+    losses = [value for sites in (*outcome.loss_start, *outcome.loss_end) for value in sites.values()]
     amounts = [outcome.seconds, outcome.cpu_seconds or 0, *(v for sites in outcome.sent for v in sites.values())]
     return (
         all(0 <= value <= 1 for value in fractions)
         and all(0 <= value < math.inf for value in amounts)
+        and all(map(math.isfinite, losses))
         and all(isinstance(count, int) and count >= 0 for count in counts)
         and outcome.seed == int(outcome.seed)
         and all(map(one_line, (outcome.task, outcome.method)))
@@ -169,7 +175,16 @@ def of_history(history: History, *, method: str, recipe: str = "") -> Outcome:
         recipe=recipe,
         samples={s: r.samples for one in rounds for s, r in one.sites.items() if r.samples is not None},
         alignment=alignment_of(history),
+        loss_start=_measured(history, ENDS[0]),
+        loss_end=_measured(history, ENDS[1]),
     )
+
+
+def _measured(history: History, name: str) -> tuple[dict[str, float], ...]:
+    """Return a figure of the sites for each round; empty where no site has it in any."""
+    values = [{site: getattr(result, name) for site, result in one.sites.items()} for one in history.rounds]
+    known = tuple({site: value for site, value in one.items() if value is not None} for one in values)
+    return known if any(known) else ()
 
 
 def _seed(history: History) -> int:

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -18,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpeft.compare.outcome import Outcome, caution_of, metrics_of
 from fedpeft.core.metrics import TITLES, title_of
+from fedpeft.report.loss_plot import losses_by_site, panels_figure, rise_text
 from fedpeft.report.page_parts import Picture, figure, laid_out, page_of, section
 from fedpeft.report.palette import DISTINCT, LIGHT, SIDE_BY_SIDE, drawn, line_style, set_apart, shorten, svg
 from fedpeft.report.tables import Table
@@ -39,6 +41,43 @@ def picture(outcomes: Sequence[Outcome]) -> Picture:
 def picture_file(outcomes: Sequence[Outcome]) -> bytes:
     """Return the picture as a file of its own, which also says the task, the seeds and the caution."""
     return svg(drawn(lambda: _figure(outcomes, framed=True)), title(outcomes))
+
+
+def losses(outcomes: Sequence[Outcome]) -> dict[str, dict[str, np.ndarray]]:
+    """Return for each method that measured them the losses at both ends of every round by site, means over seeds."""
+    runs: dict[str, list[dict[str, np.ndarray]]] = {}
+    for one in outcomes:
+        if measured := losses_by_site(one.loss_start, one.loss_end):
+            runs.setdefault(one.method, []).append(measured)
+    return {method: {site: _mean([run[site] for run in of]) for site in _common(of)} for method, of in runs.items()}
+
+
+def _common(runs: Sequence[Mapping[str, np.ndarray]]) -> list[str]:
+    return [site for site in runs[0] if all(site in run for run in runs)]
+
+
+def _mean(of_seeds: Sequence[np.ndarray]) -> np.ndarray:
+    rounds = min(map(len, of_seeds))
+    return np.mean([losses[:rounds] for losses in of_seeds], axis=0)
+
+
+def losses_file(outcomes: Sequence[Outcome]) -> bytes | None:
+    """Return the picture of these losses; None: no run measured them."""
+    panels = losses(outcomes)
+    return svg(panels_figure(panels), title(outcomes)) if panels else None
+
+
+def _losses_section(outcomes: Sequence[Outcome]) -> str:
+    drawing = losses_file(outcomes)
+    if drawing is None:
+        return ""
+    changes = [f"{method} {text}" for method, by_site in losses(outcomes).items() if (text := rise_text(by_site))]
+    means = ", means over seeds" if len({one.seed for one in outcomes}) > 1 else ""
+    caption = f"Loss on the same training samples at the start and the end of every round{means}."
+    if changes:
+        caption += f" Mean change from the end of a round to the start of the next: {'; '.join(changes)}."
+    described = "Lines through the losses at the start and the end of every round, a panel for each method."
+    return section("Oscillation", figure(Picture(drawing, caption=caption), described))
 
 
 def _figure(outcomes: Sequence[Outcome], *, framed: bool = False) -> Figure:
@@ -129,6 +168,7 @@ def page(comparison: Table, picture: Picture, outcomes: Sequence[Outcome], *, to
         sections=(
             section("Methods", laid_out(replace(comparison, notes=notes))),
             section("Convergence and communication", figure(picture, curves)),
+            _losses_section(outcomes),
         ),
         top=top,
         more_style=STYLE,

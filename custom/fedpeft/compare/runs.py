@@ -112,7 +112,9 @@ def _files(configs: Path, folder: str) -> list[str]:
     return sorted({file.stem for root in (configs, PACKAGED) for file in (root / folder).glob("*.yml")})
 
 
-OF_NO_RESULT = {f"training.{name}" for name in ("seed", "threads", "workers", "device", "keep", "images_mib")}
+OF_NO_RESULT = {
+    f"training.{name}" for name in ("seed", "threads", "workers", "device", "keep", "images_mib", "measure")
+}
 
 
 def recipe_of(history: History) -> str:

@@ -42,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path.parent)
+        remove_leftovers(path.parent)
         _remove(draft)
         yield draft
         if path.is_dir():
@@ -76,10 +76,27 @@ def is_full(error: BaseException) -> bool:
     return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+@contextlib.contextmanager
+def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Yield a new folder, which is removed at the end, or by the next process that writes there if this one dies."""
+    folder = parent / f".{name}.{os.getpid()}.draft"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(parent)
+        _remove(folder)
+        folder.mkdir()
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+
+
 def drop(folder: Path) -> None:
     """Remove a folder in one step, so that it is never there in part; a missing folder is not an error."""
     dropped = folder.with_name(f".{folder.name}.{os.getpid()}.dropped")
-    _remove_leftovers(folder.parent)
+    remove_leftovers(folder.parent)
     _remove(dropped)
     with contextlib.suppress(FileNotFoundError):
         folder.replace(dropped)
@@ -100,7 +117,8 @@ def write_json(path: Path, value: Any) -> None:
         draft.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def _remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
+    """Remove what dead processes were writing in a folder."""
     for path in folder.glob(".*"):
         match = _LEFTOVER.fullmatch(path.name)
         if match and not _is_alive(int(match[1]), path):
@@ -112,7 +130,9 @@ def _is_alive(pid: int, draft: Path) -> bool:
     import psutil
 
     try:
-        return psutil.Process(pid).create_time() <= draft.stat().st_mtime + SECONDS_OF_DOUBT
+        process = psutil.Process(pid)
+        early = process.create_time() <= draft.stat().st_mtime + SECONDS_OF_DOUBT
+        return early and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, FileNotFoundError):
         return False
     except psutil.Error:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 VALIDATION = "validation"  # the name of the same figure on the validation split
+ENDS = ("loss_start", "loss_end")  # mean loss on the probe before the first and after the last step of a round
 BELOW_CONSTANT = "below_constant"  # 1: no better than the best constant answer in each of the last rounds, else 0
 ROUNDS_BELOW = 3  # of the site, before that is said
 NO_BETTER = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -27,8 +27,18 @@ def common_dtype(tensors: Iterable[Tensor]) -> torch.dtype | None:
     return common
 
 
+Store = Callable[[Mapping[str, Tensor]], State]  # returns the same tensors, where they are kept from then on
+
+
+def in_memory(state: Mapping[str, Tensor]) -> State:
+    """Return the tensors as they are."""
+    return dict(state)
+
+
 def of_keys(state: Mapping[str, Tensor], keys: Container[str]) -> State:
-    """Return the tensors of a state that have one of these keys."""
+    """Return the tensors of a state that have one of these keys; of one on disk none is read."""
+    if part := getattr(state, "of_keys", None):
+        return part(keys)
     return {key: tensor for key, tensor in state.items() if key in keys}
 
 

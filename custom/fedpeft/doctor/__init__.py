@@ -36,7 +36,7 @@ register("ports", "fedpeft.doctor.machine:check_ports")
 register("site-file", "fedpeft.doctor.policies:check_site_file")
 register("data", "fedpeft.doctor.content:check_data")
 register("backbone", "fedpeft.doctor.content:check_backbone")
-register("memory", "fedpeft.doctor.footprint:check_memory")
+register("memory", "fedpeft.doctor.memory:check_memory")
 register("disk", "fedpeft.doctor.machine:check_disk")
 
 

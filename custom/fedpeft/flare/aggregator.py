@@ -9,6 +9,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
 from fedpeft.core.settings import build
+from fedpeft.core.states import Store, in_memory
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import State, aggregate
 
@@ -20,7 +21,12 @@ class PIAAggregator(ModelAggregator):
 
     Args:
         method: see `MethodSettings`.
+
+    Attributes:
+        store: where the server keeps tensors of the new adapter.
     """
+
+    store: Store = staticmethod(in_memory)
 
     def __init__(self, method: dict[str, Any] | None = None) -> None:
         super().__init__()
@@ -39,7 +45,8 @@ class PIAAggregator(ModelAggregator):
     def aggregate_model(self) -> FLModel:
         """Return the aggregated adapter, with the alignment report by site in `meta["report"]`."""
         method = build(MethodSettings, self._method, section="method")
-        merged, report = aggregate(self._received, method, previous=self._previous)
+        merged, report = aggregate(self._received, method, previous=self._previous, store=self.store)
+        self.reset_stats()
         return FLModel(params_type=ParamsType.FULL, params=merged, meta={REPORT: report})
 
     def reset_stats(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,28 +16,36 @@ from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.fuel.utils.memory_utils import try_malloc_trim
+from torch import Tensor
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.states import State
+from fedpeft.core.files import temporary_folder
+from fedpeft.core.states import State, in_memory
+from fedpeft.core.stored_state import on_disk
+from fedpeft.flare import disk_replies
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.folders import is_simulated, lineages_folder, run_folder, submitter_of, take_workspace
 from fedpeft.flare.hardening import replace_function
 from fedpeft.flare.hardening.message_limits import limit_messages, take_refusal
 from fedpeft.flare.hardening.requests import guard_local_connections
-from fedpeft.flare.job_session import report_progress
+from fedpeft.flare.job_store import report_progress
 from fedpeft.flare.messages import Inbox, from_model, note_kind, register_early, register_tensors, to_model
 from fedpeft.flare.relay_sums import CellRelays
 from fedpeft.flare.returning_sites import AwaySites
 from fedpeft.flare.tracking import start_tracking
 from fedpeft.job.federation import RunTracking
 from fedpeft.job.settings import ServerJob
-from fedpeft.protocol.fields import Limit
+from fedpeft.protocol.fields import MB, Limit
 from fedpeft.protocol.types import HELLO, SCORE, TASKS, TRAIN, Order, Reply, TrainReply
+from fedpeft.server.handshake import SLACK
 from fedpeft.server.job_run import JobRun, ServerPlace
 from fedpeft.server.rounds import Read
 from fedpeft.site import fork_server
 
 POLL_SECONDS = 0.1
+TRIMMED_EVERY = 16 * MB
+REPLIES = "replies"  # the temporary folder of those that are on disk
 SILENCE = {
     HELLO: "site {site} did not answer within {timeout} s: is it connected, and is fedpeft installed there? Where many "
     "sites take turns, raise federation.hello_timeout.",
@@ -80,6 +89,9 @@ class FederationController(ModelController):
         self._aggregator_id = aggregator_id
         self._away_sites = AwaySites()
         self._tasks: dict[str, Task] = {}  # by site, of the request that is running
+        self._reply_bytes = 0  # of the largest adapter that a site announced
+        self._untrimmed = 0  # bytes that were stored since memory was given back
+        self._large = False  # whether the replies of this task go to the disk
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Report the job's progress on request, and note which sites are away or return."""
@@ -115,7 +127,8 @@ class FederationController(ModelController):
             lock_run=not is_simulated(context),  # the simulator has a lock on the workspace
         )
         try:
-            JobRun(self._job, self._sections, place, self).run()
+            with temporary_folder(place.lineages, REPLIES) as self._replies, disk_replies.downloads_into(self._replies):
+                JobRun(self._job, self._sections, place, self).run()
         except FedpeftError as error:
             self.panic(str(error))
 
@@ -130,6 +143,24 @@ class FederationController(ModelController):
     def limit_replies(self, limit: Limit) -> None:
         """Refuse larger messages in this process from now on."""
         limit_messages(limit)
+        self._reply_bytes = limit.size - SLACK
+
+    def stored(self, state: Mapping[str, Tensor]) -> State:
+        """Return the tensors as the server keeps them: where replies go to the disk, on the disk."""
+        if not self._is_large(len(self._federation.sites)):
+            return in_memory(state)
+        self._untrimmed += sum(tensor.nbytes for tensor in state.values())
+        if self._untrimmed > TRIMMED_EVERY:
+            self._trim()
+        return on_disk(state, self._replies)
+
+    def _trim(self) -> None:
+        """Give back what was freed: with many threads the allocator keeps it for each of them."""
+        self._untrimmed = 0
+        try_malloc_trim()
+
+    def _is_large(self, replies: int) -> bool:
+        return self._reply_bytes * replies > disk_replies.MAX_IN_MEMORY
 
     def relays(self) -> CellRelays:
         """The relays that the job's sites stand behind."""
@@ -153,6 +184,7 @@ class FederationController(ModelController):
     def integrate(self, replies: Mapping[str, TrainReply]) -> tuple[State, dict[str, Any]]:
         """Let the aggregator make one adapter of the replies."""
         self._aggregator.reset_stats()
+        self._aggregator.store = self.stored
         for site, reply in replies.items():
             model = FLModel(params=reply.state, meta={"client_name": site, "samples": reply.samples})
             self._aggregator.accept_model(model)
@@ -172,6 +204,8 @@ class FederationController(ModelController):
     def broadcast(self, task: Task, fl_ctx: FLContext, targets: Any = None, **options: Any) -> None:
         """Hand a site's task to FLARE, and keep it: it ends if the site's reply is refused unread."""
         self._tasks[targets[0]] = task
+        if self._large:
+            task._broadcast_data = task.data  # else FLARE keeps a copy of the global adapter for each site
         super().broadcast(task, fl_ctx, targets, **options)
 
     def collect(
@@ -181,6 +215,13 @@ class FederationController(ModelController):
 
         No site that is away is waited for; where that leaves too few, it has the grace period to return.
         """
+        self._large = task == TRAIN and self._is_large(len(orders))
+        with disk_replies.offloaded(self.fl_ctx, self._replies) if self._large else nullcontext():
+            return self._collect(task, orders, read, round=round, needed=needed)
+
+    def _collect(
+        self, task: str, orders: Mapping[str, Order], read: Read[R], *, round: int, needed: int
+    ) -> tuple[dict[str, R], dict[str, str]]:
         federation, kind = self._federation, TASKS[task].reply
         timeout = federation.round_timeout if round else federation.hello_timeout
         inbox: Inbox[R] = Inbox(lambda model, site: read(from_model(kind, model, sender=f"site {site}"), site))
@@ -209,6 +250,8 @@ class FederationController(ModelController):
         since = None
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(POLL_SECONDS)
+            if self._large:
+                self._trim()
             self._end_refused_tasks(inbox, sites)
             silent = inbox.silent(sites)
             coming, enough = [site for site in silent if not self._away(site)], len(inbox.accepted) >= needed

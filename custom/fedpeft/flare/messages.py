@@ -20,6 +20,7 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.flare.disk_replies import read_from_disk
 from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.protocol.fields import REFUSED, shown
 from fedpeft.protocol.types import M, Order, Reply, fields_of, message_from
@@ -70,7 +71,7 @@ def model_of(shareable: Shareable) -> FLModel:
 def from_model(kind: type[M], model: FLModel, *, sender: str = "the server") -> M:
     """Read a message out of what FLARE received; errors name the sender."""
     _check_kind(model, sender)
-    return message_from(kind, model.meta.get(FIELDS), model.params, sender=sender)
+    return message_from(kind, model.meta.get(FIELDS), read_from_disk(model.params), sender=sender)
 
 
 def _check_kind(model: FLModel, sender: str) -> None:

@@ -21,7 +21,7 @@ from fedpeft.flare import relay as relay_module
 from fedpeft.flare.policy import default_scope
 from fedpeft.job.site_policy import FILE, PrivacySettings, SitePolicy, build_policy
 
-JOB_STORE = "fedpeft.flare.job_session.JobStore"
+JOB_STORE = "fedpeft.flare.job_store.JobStore"
 LAUNCHER = "fedpeft.flare.job_process.RestartingLauncher"
 SERVER_COMPONENTS = (
     {"id": "stale_jobs", "path": "fedpeft.flare.stale_jobs.StaleJobs", "args": {}},

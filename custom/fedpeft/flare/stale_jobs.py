@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Finish jobs that a killed server left running, when it starts again.
+"""Finish jobs that a killed server left running, when it starts again, and remove the replies that it left on its disk.
 
 FLARE stores the status and never checks it again: such a job could be neither aborted nor deleted.
 """
@@ -16,7 +16,9 @@ from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.job_def import RunStatus
 
 from fedpeft.core.errors import LocalError
+from fedpeft.core.files import remove_leftovers
 from fedpeft.core.locks import IN_USE, StateLock
+from fedpeft.flare.folders import lineages_folder
 
 
 class StaleJobs(FLComponent):
@@ -37,9 +39,10 @@ class StaleJobs(FLComponent):
             if not (folder := getattr(store, "uri_root", None)):
                 raise UnsafeComponentError(
                     f"job_manager is a {type(store).__name__}, which names no folder of jobs to lock: use "
-                    f"fedpeft.flare.job_session.JobStore in resources.json, or leave out stale_jobs there."
+                    f"fedpeft.flare.job_store.JobStore in resources.json, or leave out stale_jobs there."
                 )
             self._take(Path(folder))
+            remove_leftovers(lineages_folder(fl_ctx))
             self._finish(fl_ctx)
 
     def _take(self, jobs: Path) -> None:

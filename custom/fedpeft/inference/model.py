@@ -1,5 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Build a site's model again from what it kept, and answer examples with it as the run did."""
+"""Build a site's model again from what it kept, and answer examples with it as the run did.
+
+It predicts with another adapter than the site's own where one is named:
+
+global                                the result of the run that is predicted with, which a simulator's workspace has
+a run's folder, a downloaded job      its global.safetensors
+a file *.safetensors                  the same
+a folder with adapter_config.json     as PEFT, the server (adapter/) and fedpeft export write it
+"""
 
 from __future__ import annotations
 
@@ -112,13 +120,18 @@ def _of_run(run: Path) -> Path:
     return file
 
 
+def read_tensors(file: Path) -> State:
+    """Return the tensors of a file of the server under their keys in messages."""
+    try:
+        return load_file(check_regular(file))
+    except (SafetensorError, OSError) as error:
+        raise FedpeftError(f"{file} cannot be read ({error}): download the server's result again.") from error
+
+
 def _read(model: SiteModel, adapter: Path) -> State:
     """Return the tensors under their keys in messages."""
     if adapter.is_file():
-        try:
-            return load_file(check_regular(adapter))
-        except (SafetensorError, OSError) as error:
-            raise FedpeftError(f"{adapter} cannot be read ({error}): download the server's result again.") from error
+        return read_tensors(adapter)
     from fedpeft.methods.adapters import read_config, read_state
 
     config, own = read_config(adapter), model.trainable.peft_config()

@@ -21,13 +21,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedpeft.core.files import replacing
-from fedpeft.core.metrics import TITLES, VALIDATION
+from fedpeft.core.metrics import ENDS, TITLES, VALIDATION
 from fedpeft.core.seeds import derive
 from fedpeft.data.images import as_array
 from fedpeft.data.schema import Example
 from fedpeft.inference.model import Prediction
 from fedpeft.inference.site_subject import MIN, Subject, differ, has_projection, projected
 from fedpeft.report.data_summary import counted_as
+from fedpeft.report.loss_plot import BY_PROBE, losses_by_site, panels_figure
 from fedpeft.report.page_parts import Picture, embedded, figure, headline, laid_out, page_of, section
 from fedpeft.report.palette import COLORS, DPI, LIGHT, drawn, shorten, svg, text_width
 from fedpeft.report.tables import SHADES, Table
@@ -242,6 +243,7 @@ def page(subject: Subject, *, examples: int) -> str:
         section(f"How often each {head} occurs", figure(shares, _bars(head)) + _left_out(data.train, data.test)),
         *_tables(subject, head),
         section("Map of the features", _map(subject, head)),
+        _losses(subject),
         _examples(subject, examples) if examples else "",
     ]
     return page_of(
@@ -280,6 +282,18 @@ def _tables(subject: Subject, head: str) -> Iterator[str]:
     if not subject.kept.record.labelled:
         table = confusion(head, subject.predictions)
         yield section(table.title, laid_out(table))
+
+
+def _losses(subject: Subject) -> str:
+    """Return the section of the losses at both ends of every round; empty where the run did not measure them."""
+    record = subject.kept.record
+    starts, ends = ([{record.site: one.get(name)} for one in record.rounds] for name in ENDS)
+    losses = losses_by_site(starts, ends)
+    if not losses:
+        return ""
+    drawing = svg(panels_figure({"": losses}), f"Losses of site {record.site} at both ends of every round.")
+    described = "A line through the losses at the start and the end of every round."
+    return section("Losses by round", figure(Picture(drawing, caption=BY_PROBE), described))
 
 
 def _map(subject: Subject, head: str) -> str:

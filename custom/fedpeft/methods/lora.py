@@ -26,7 +26,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
 from fedpeft.core.settings import hints_of
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Normal, Uniform
-from fedpeft.methods.products import Product, first_factor
+from fedpeft.methods.products import XAVIER, Product, first_factor, start_deviation
 from fedpeft.methods.slot_tuning import AdapterTrainable, Parameters, Shapes, SlotTuning, check_layers, check_types
 
 RANK, SCALE = 4, 2  # where a job sets neither r nor lora_alpha
@@ -59,7 +59,7 @@ class LoraTuning(SlotTuning):
     """PEFT's LoRA, on query and value with r = 4 and a scale (alpha / r) of 2 where nothing else is set.
 
     With `start_std` in a job's settings the first values of A are from N(0, start_std^2), not uniform in 1 / sqrt(d_in)
-    as PEFT draws them; those of B are 0 either way.
+    as PEFT draws them; `xavier` is sqrt(2 / (r + d_in)). Those of B are 0 either way.
     """
 
     name = "lora"
@@ -71,8 +71,8 @@ class LoraTuning(SlotTuning):
 
     def of_peft(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         std = settings.get(START_STD)
-        if std is not None and (type(std) not in (int, float) or not 0 < std < math.inf):
-            raise FedpeftError(f"{self.name} has {START_STD}={std!r:.80}, it must be a number above 0.")
+        if std not in (None, XAVIER) and (type(std) not in (int, float) or not 0 < std < math.inf):
+            raise FedpeftError(f"{self.name} has {START_STD}={std!r:.80}, it must be a number above 0, or {XAVIER!r}.")
         if std is not None and settings.get("init_lora_weights", True) is not True:
             raise FedpeftError(
                 f"{self.name} has {START_STD}={std!r:.80} and another init_lora_weights: leave one of them out."
@@ -94,7 +94,8 @@ class LoraTuning(SlotTuning):
         if key.endswith(".B") and how in (True, "gaussian"):
             return Constant()
         if key.endswith(".A") and (how == "gaussian" or settings.get(START_STD) is not None):
-            return Normal(settings.get(START_STD) or 1 / math.prod(shape[:1]))
+            std = settings.get(START_STD)
+            return Normal(start_deviation(std, shape) if std is not None else 1 / math.prod(shape[:1]))
         return Uniform(1 / math.sqrt(math.prod(shape[1:]))) if key.endswith(".A") and how is True else Bounded()
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:

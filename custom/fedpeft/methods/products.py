@@ -17,6 +17,9 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.seeds import derive
 from fedpeft.core.states import State, computable
 
+XAVIER = "xavier"
+StartStd = float | str | None  # deviation of A's first values, or XAVIER; None: as PEFT draws them
+
 
 class Product(NamedTuple):
     """A frozen matrix (m, n) and the scale with which a product `B A` is added to it."""
@@ -52,17 +55,25 @@ class FrozenProducts:
             weight.copy_(computable(first).to(weight.device) + scale * added)
 
 
-def first_factor(shape: tuple[int, ...], seed: int, key: str, *, start_std: float | None) -> Tensor:
+def start_deviation(start_std: float | str, shape: tuple[int, ...]) -> float:
+    """Return the deviation of first values of a factor (r, n): a number, or for XAVIER sqrt(2 / (r + n)).
+
+    Source: Glorot and Bengio 2010, Understanding the difficulty of training deep feedforward neural networks.
+    """
+    return math.sqrt(2 / sum(shape)) if start_std == XAVIER else float(start_std)
+
+
+def first_factor(shape: tuple[int, ...], seed: int, key: str, *, start_std: StartStd) -> Tensor:
     """Return first values of a factor A (r, n), float32 on the CPU; see `fresh_factors`."""
     generator = torch.Generator().manual_seed(derive(seed, key))
     empty = torch.empty(shape, device="cpu", dtype=torch.float32)
     if start_std is not None:
-        return empty.normal_(0.0, start_std, generator=generator)
+        return empty.normal_(0.0, start_deviation(start_std, shape), generator=generator)
     bound = 1 / math.sqrt(shape[1])
     return empty.uniform_(-bound, bound, generator=generator)
 
 
-def fresh_factors(state: State, seed: int, *, start_std: float | None = None) -> State:
+def fresh_factors(state: State, seed: int, *, start_std: StartStd = None) -> State:
     """Return a state whose factors are drawn anew, as LoRA begins: A uniform in 1 / sqrt(n), or normal, and B zero."""
     fresh = dict(state)
     for key, tensor in state.items():

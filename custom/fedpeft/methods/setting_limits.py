@@ -38,6 +38,10 @@ def choice(*allowed: str) -> Check:
     return lambda value: isinstance(value, str) and value in allowed
 
 
+def one_of(*checks: Check) -> Check:
+    return lambda value: any(check(value) for check in checks)
+
+
 def flag(value: Any) -> bool:
     return type(value) is bool
 
@@ -90,7 +94,7 @@ LORA: Limits = {
     "bias": choice("none"),
     "use_rslora": flag,
     "init_lora_weights": flag,
-    "start_std": number(1e-4, 1),
+    "start_std": one_of(number(1e-4, 1), choice("xavier")),
 }
 MODULES: dict[str, Check] = {"target_modules": modules}
 RANKED: dict[str, Check] = MODULES | {"r": whole(MAX_WIDTH), "layers_to_transform": LAYERS}

@@ -24,7 +24,7 @@ from fedpeft.core.keys import PRIVATE, belongs
 from fedpeft.core.states import State
 from fedpeft.methods.adapters import check_state
 from fedpeft.methods.first_values import Bounded, FirstValues
-from fedpeft.methods.products import Product
+from fedpeft.methods.products import Product, StartStd
 
 
 def kl_of_choices(logits: Tensor, teacher: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class Trainable:
     """
 
     one_model = True  # whether all passes of a step have the same active parts
-    start_std: float | None = None  # of the first values of a factor A; None: as PEFT draws them
+    start_std: StartStd = None  # of the first values of a factor A
 
     def state(self) -> State:
         """Return copies on the CPU of the tensors that are exchanged, by key (`fedpeft.core.keys`)."""

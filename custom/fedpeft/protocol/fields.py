@@ -21,6 +21,7 @@ from fedpeft.job.setting_names import known
 
 MB = 10**6
 MAX_MB = 1024  # of a job's message: the weights of ViLT-B, masked for a secure sum, have 900 MB
+MIN_TENSOR = 4096  # bytes that a tensor counts at least: on a disk its file takes as many
 MAX_ATTEMPTS = 2  # a site begins a round again where its training process was lost
 
 
@@ -37,9 +38,9 @@ class Limit:
 
 @dataclass(frozen=True)
 class Unread:
-    """Placeholder of a tensor that was not fetched, because its message exceeds the limit."""
+    """Placeholder of a tensor that was not fetched; `reason` goes on after who sent it."""
 
-    limit: Limit
+    reason: str
 
 
 REFUSED = "message-refused"  # what a site tells the server of it

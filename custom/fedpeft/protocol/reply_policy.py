@@ -24,7 +24,7 @@ import fedpeft
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import replacing, write_json
 from fedpeft.core.keys import HEAD
-from fedpeft.core.metrics import BELOW_CONSTANT, VALIDATION
+from fedpeft.core.metrics import BELOW_CONSTANT, ENDS, VALIDATION
 from fedpeft.core.states import State, digest
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.protocol.fields import MAX_ATTEMPTS, is_known
@@ -262,6 +262,7 @@ def released_metrics(
     *,
     min_questions: int,
     enough_validation: bool = True,
+    enough_probe: bool = True,
 ) -> Metrics:
     """Round accuracies to whole percent and losses to three digits; withheld values become None.
 
@@ -271,6 +272,7 @@ def released_metrics(
     small = any(0 < count < min_questions for count in questions.values())
     withheld = {*questions, BELOW_CONSTANT} if small else set()
     withheld |= set() if enough_validation else {VALIDATION}
+    withheld |= set() if enough_probe else set(ENDS)
     fractions = {OVERALL, VALIDATION, *questions}
     return {
         name: None if value is None or name in withheld else _rounded_value(value, fraction=name in fractions)

@@ -46,7 +46,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedpeft.core.errors import FedpeftError, SecureSumError
 from fedpeft.core.files import replacing
-from fedpeft.core.states import State, digest
+from fedpeft.core.states import State, Store, digest, in_memory
 from fedpeft.job.site_policy import MIN_MEMBERS
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.signed_keys import Kit, Offer, SignedKey, private, signed, verified
@@ -297,10 +297,18 @@ class SumRound:
 
 
 def mean(
-    uploads: Sequence[State], weights: Sequence[int], dtypes: Mapping[str, torch.dtype]
-) -> dict[str, torch.Tensor]:
-    """The weighted mean of the members' adapters, from their masked uploads."""
-    return decode(wrapped_sum(uploads), sum(weights), dtypes)
+    uploads: Sequence[Mapping[str, torch.Tensor]],
+    weights: Sequence[int],
+    dtypes: Mapping[str, torch.dtype],
+    *,
+    store: Store = in_memory,
+) -> State:
+    """The weighted mean of the members' adapters, from their masked uploads, one tensor after the other."""
+    result: State = {}
+    for key in uploads[0]:
+        total = wrapped_sum([{key: upload[key]} for upload in uploads])
+        result |= store(decode(total, sum(weights), dtypes))
+    return result
 
 
 def weight_of(samples: int, method: MethodSettings) -> int:
@@ -313,8 +321,14 @@ def without_masks(state: State, samples: int, method: MethodSettings, *, sites: 
     return {key: to_wire(numbers) for key, numbers in encode(state, weight_of(samples, method), sites).items()}
 
 
-def secure_mean(replies: Mapping[str, tuple[State, int]], method: MethodSettings, *, previous: State) -> State:
+def secure_mean(
+    replies: Mapping[str, tuple[Mapping[str, torch.Tensor], int]],
+    method: MethodSettings,
+    *,
+    previous: State,
+    store: Store = in_memory,
+) -> State:
     """The new global adapter from masked uploads and sample counts by site, in the dtypes of `previous`."""
     uploads, counts = zip(*(replies[site] for site in sorted(replies)), strict=True)
     dtypes = {key: tensor.dtype for key, tensor in previous.items()}
-    return mean(uploads, [weight_of(count, method) for count in counts], dtypes)
+    return mean(uploads, [weight_of(count, method) for count in counts], dtypes, store=store)

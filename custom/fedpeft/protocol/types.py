@@ -17,14 +17,15 @@ import torch
 
 import fedpeft
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, VALIDATION
+from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, ENDS, VALIDATION
+from fedpeft.core.stored_state import StoredState
 from fedpeft.protocol.fields import REFUSED, Unread, check_fields, shown, some
 
 HELLO, SCORE, TRAIN = "hello", "score", "train"
 TOO_LARGE = "message-too-large"
 ACCURACIES = ("overall", "open", "closed")
 FRACTIONS = (*ACCURACIES, VALIDATION)
-METRICS = (*FRACTIONS, "loss", "loss_first", BELOW_CONSTANT)
+METRICS = (*FRACTIONS, "loss", "loss_first", *ENDS, BELOW_CONSTANT)
 SPLITS = ("train", "validation", "test")
 Schema = dict[str, list[int]]
 
@@ -184,10 +185,12 @@ class TrainReply(_Message):
     Args:
         round: the round it belongs to.
         samples: size n_k of the training split as it was announced, the site's weight.
-        metrics: seven figures, None where one was not measured or is withheld: `overall` (of the test split), `open`
+        metrics: nine figures, None where one was not measured or is withheld: `overall` (of the test split), `open`
             and `closed` (of its questions of each kind), `validation` (as `overall`, of the validation split),
-            `loss_first` and `loss` (mean training loss of the first and the last local epoch), `below_constant` (1
-            where `overall` was no better than the best constant answer in each of the last three rounds, else 0).
+            `loss_first` and `loss` (mean training loss of the first and the last local epoch), `loss_start` and
+            `loss_end` (with `training.measure: start`, mean loss on the probe samples before the first and after the
+            last step), `below_constant` (1 where `overall` was no better than the best constant answer in each of the
+            last three rounds, else 0).
         scores: one for each transformer layer, where the server asked for them.
         seconds: wall time of the local work.
         problem: why the round failed here, a code as in Introduction; empty when it did not.
@@ -305,10 +308,12 @@ def message_from(kind: type[M], values: Any, tensors: Any, *, sender: str) -> M:
     tensors = {} if tensors is None else tensors
     if not isinstance(tensors, Mapping):
         raise FedpeftError(f"{sender} sent {shown(tensors)} in place of tensors by name.", code=REFUSED)
-    if unread := next((value for value in tensors.values() if isinstance(value, Unread)), None):
-        raise FedpeftError(f"{sender} sent {unread.limit}", code=TOO_LARGE)
+    held = () if isinstance(tensors, StoredState) else tensors.values()
+    if unread := next((value for value in held if isinstance(value, Unread)), None):
+        raise FedpeftError(f"{sender} sent {unread.reason}", code=TOO_LARGE)
     if kind.carries_state:
-        return kind(**{**values, "state": dict(tensors)})
+        state = tensors if isinstance(tensors, StoredState) else dict(tensors)
+        return kind(**{**values, "state": state})
     if tensors:
         raise FedpeftError(f"{sender} sent tensors in a {kind.__name__} message: {some(tensors)}.", code=REFUSED)
     return kind(**values)

@@ -21,8 +21,9 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
 
     Returns:
         ``markdown`` (tables.md), ``csv`` (accuracy.csv), ``picture`` (convergence.svg), ``page`` (report.html),
-        and ``sent`` (sent.svg) if what was sent was counted, ``schedule`` (schedule.svg) if any round has a schedule,
-        ``fronts`` (fronts.svg) if layers were scored.
+        and ``sent`` (sent.svg) if what was sent was counted, ``losses`` (losses.svg) if losses were measured at both
+        ends of the rounds, ``schedule`` (schedule.svg) if any round has a schedule, ``fronts`` (fronts.svg) if layers
+        were scored.
 
     Raises:
         HistoryError: the history is missing, damaged or incomplete; nothing is written then.

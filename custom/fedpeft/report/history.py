@@ -18,15 +18,16 @@
 nothing is said. ``tested`` is how many test samples a site has, and what the best constant answer reaches on them, or
 null where that is not known, as in a consortium. ``open`` and ``closed`` are accuracies of questions of these kinds.
 All are fractions in [0, 1], or null where the test split has no such questions or nothing was measured; so is
-``validation``, the same on the validation split, which may be left out; ``loss`` is the mean training loss, ``samples``
+``validation``, the same on the validation split, which may be left out; ``loss`` is the mean training loss,
+``loss_start`` and ``loss_end`` the mean loss on the probe samples at the start and the end of the round, ``samples``
 the number of training examples, ``below_constant`` is 1 where the site was no better than its best constant answer in
 each of its last three rounds, else 0 or null; ``sent`` the bytes of the adapter that the site sent, ``alignment`` the
 transport distance of a site's adapter and ``alignment_report`` what the alignment changed; ``schedule`` says which
 layers each site was to train and its score of every layer; the scored layers are those in its ``numbers``, or where
 that is left out 0, 1, 2 and so on. Where layers are drawn, ``scores`` is empty. ``settings``, ``metrics``, ``tested``,
-``seconds``, ``alignment``, ``alignment_report``, ``schedule``, ``rejected``, ``loss``, ``samples``, ``below_constant``
-and ``sent`` may be left out; a round may lack any site, and an empty schedule means none. Unknown keys are ignored, so
-that an older version reads a newer run.
+``seconds``, ``alignment``, ``alignment_report``, ``schedule``, ``rejected``, ``loss``, ``loss_start``, ``loss_end``,
+``samples``, ``below_constant`` and ``sent`` may be left out; a round may lack any site, and an empty schedule means
+none. Unknown keys are ignored, so that an older version reads a newer run.
 """
 
 from __future__ import annotations
@@ -177,6 +178,8 @@ class SiteResult:
     open: float | None = must(as_fraction)
     closed: float | None = must(as_fraction)
     loss: float | None = must(partial(as_number, low=-MAX), default=None)
+    loss_start: float | None = must(partial(as_number, low=-MAX), default=None)
+    loss_end: float | None = must(partial(as_number, low=-MAX), default=None)
     samples: int | None = must(as_count_or_none, default=None)
     validation: float | None = must(as_fraction, default=None)
     sent: int | None = must(as_count_or_none, default=None)

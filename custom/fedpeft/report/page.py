@@ -15,6 +15,7 @@ from fedpeft.report.wording import TITLES, Mean, means, not_learning, note, part
 SECTIONS = {
     "curves": "Convergence",
     "sent": "Communication",
+    "losses": "Oscillation",
     "schedule": "Layer schedule",
     "fronts": "What the schedule was chosen from",
 }
@@ -78,6 +79,8 @@ def _described(history: History, picture: str) -> str:
             f"Curves of {history.measured_by} against the MB of adapters that a site had sent, for "
             f"{', '.join(history.sites)} and their mean; a table below has what each sent in each round."
         )
+    if picture == "losses":
+        return f"Lines through the losses at the start and the end of every round, for {', '.join(history.sites)}."
     if picture == "schedule":
         return (
             "Heat maps of every site's layer scores with the layers chosen for it marked, and how often each layer was "

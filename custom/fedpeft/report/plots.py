@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The pictures of a run: accuracy by round and against what was sent, with training loss and transport distance.
 
-The schedule's pictures are in `fedpeft.report.schedule_plot`.
+The schedule's pictures are in `fedpeft.report.schedule_plot`, that of the losses in `fedpeft.report.loss_plot`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedpeft.protocol.fields import MB
-from fedpeft.report import schedule_plot
+from fedpeft.report import loss_plot, schedule_plot
 from fedpeft.report.history import History
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.palette import (
@@ -69,6 +69,8 @@ def _drawings(history: History) -> dict[str, tuple[Callable[..., Figure], Callab
     drawings: dict[str, tuple[Callable[..., Figure], Callable[[History], str]]] = {"curves": (convergence, explained)}
     if was_counted(history):
         drawings["sent"] = sent_figure, sent_explained
+    if loss_plot.losses_of(history):
+        drawings["losses"] = loss_plot.losses_figure, loss_plot.losses_explained
     if history.scheduled:
         drawings["schedule"] = schedule_plot.schedule_figure, schedule_plot.schedule_explained
         if history.scheduled[-1].schedule.scores:

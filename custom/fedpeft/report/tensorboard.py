@@ -31,6 +31,8 @@ NAMES = {
     "closed": "accuracy/closed",
     "loss": "loss/last epoch",
     "loss_first": "loss/first epoch",
+    "loss_start": "loss/start of round",
+    "loss_end": "loss/end of round",
     "seconds": "seconds/site",
     "sent": "communication/bytes sent",
 }

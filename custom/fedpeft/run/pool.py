@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import replacing
@@ -171,6 +172,10 @@ class PoolHost:
     def relays(self) -> NoRelays:
         """There are none on one machine."""
         return NoRelays()
+
+    def stored(self, state: Mapping[str, Tensor]) -> State:
+        """Return the tensors as they are: all replies are in memory here."""
+        return self._aggregator.stored(state)
 
     def start_from(self, state: State) -> None:
         """Set the global adapter before the first round."""

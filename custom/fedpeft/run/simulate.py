@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import signal
 import subprocess
@@ -23,12 +22,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json, write_json
 from fedpeft.core.locks import SERVER, held, kept_folder, runs_folder
-from fedpeft.core.processes import end_all, python_environment, with_sockets
+from fedpeft.core.processes import python_environment, with_sockets
 from fedpeft.core.workspace import (
     DATA_VARIABLE,
     HISTORY,
@@ -46,66 +43,7 @@ from fedpeft.flare.policy import with_site_filters
 from fedpeft.job.admission import admit_folder
 from fedpeft.job.folder import check_sites, job_folder
 from fedpeft.report.status.progress import CUT_OFF, FAILED, SIMULATED
-
-MARK = "FEDPEFT_FAMILY"
-ATTEMPTS = 5  # a member can start another one while it is being ended
-
-
-@contextlib.contextmanager
-def family(*, holding: Sequence[int] = (), removing: Sequence[str] = ()) -> Iterator[dict[str, str]]:
-    """Yield environment variables for processes that are ended with this block, or with this process.
-
-    Args:
-        holding: file descriptors that stay open until the last member has ended, such as that of a lock.
-        removing: folders that are removed then.
-    """
-    mark = secrets.token_hex(16)
-    guard = subprocess.Popen(
-        [sys.executable, "-m", "fedpeft.run.simulate", mark, *removing],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        pass_fds=holding,
-        env=python_environment(),
-        start_new_session=True,  # Ctrl-C and the end of a terminal must not end the guard
-    )
-    try:
-        yield {MARK: f"{os.environ.get(MARK, '')} {mark}".strip()}
-    finally:
-        end_members(mark)
-        guard.stdin.close()
-        guard.wait()
-
-
-def end_members(mark: str) -> None:
-    """End every process that carries a mark."""
-    for _ in range(ATTEMPTS):
-        if not (running := members(mark)):
-            return
-        end_all(running)
-
-
-def members(mark: str) -> list[psutil.Process]:
-    """Return the processes that carry a mark, except this one."""
-    marked = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and mark in process.environ().get(MARK, "").split():
-                marked.append(process)
-    return marked
-
-
-def main() -> None:
-    """Wait for the end of standard input, then end the members."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.stdin.buffer.read()
-    mark, *removing = sys.argv[1:]
-    end_members(mark)
-    for folder in removing:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main()
+from fedpeft.run.family import family
 
 STAYS = ("local", "startup")  # what FLARE does not delete
 
@@ -260,7 +198,7 @@ def _ended_by_signal() -> Iterator[None]:
 
 def _that_fit(job: Path, workspace: Path, threads: int) -> int:
     """Return how many sites may run at once, by the memory of the GPU that they train on, if they do."""
-    from fedpeft.doctor.footprint import sites_at_once
+    from fedpeft.doctor.memory import sites_at_once
 
     count, sentence = sites_at_once(job, threads, workspace=workspace)
     if count < threads:

@@ -81,6 +81,8 @@ class ScheduleSettings:
         budget: layers a site may train; 0: what its memory holds, measured at the site.
         budget_range: lowest and highest budget, drawn for each site from the seed; replaces `budget`; 0: the head only.
         site_budgets: by site, a budget that replaces the others; 0: that site trains its head alone.
+        memory_margin: share of a site's free memory that stays unused where its memory decides the budget, as in the
+            paper's Algorithm 46; below 1.
         weight_importance: weight of the importance when one point of the front is chosen.
         weight_diversity: weight of the diversity (minus the variance of the layers' use) in that choice.
         clients_per_round: number of sites drawn for each round; 0: all.
@@ -98,6 +100,7 @@ class ScheduleSettings:
     budget: int = field(default=0, metadata=within(0, MAX_BUDGET))
     budget_range: tuple[int, ...] = ()
     site_budgets: Mapping[str, int] = field(default_factory=dict, metadata=BY_SITE)
+    memory_margin: float = field(default=importance.MemorySettings.margin, metadata=within(0))
     weight_importance: float = field(default=1.0, metadata=within(0))
     weight_diversity: float = field(default=1.0, metadata=within(0))
     clients_per_round: int = field(default=0, metadata=within(0))
@@ -125,6 +128,11 @@ class ScheduleSettings:
         ):
             raise FedpeftError(
                 f"budget_range is {list(self.budget_range)}, it must be [lowest, highest], at most {MAX_BUDGET:,}."
+            )
+        if self.memory_margin >= 1:
+            raise FedpeftError(
+                f"memory_margin is {self.memory_margin!r}, it must be a share of at least 0 and below 1.",
+                setting="memory_margin",
             )
         for site, budget in self.site_budgets.items():
             between(f"site_budgets.{site}", budget, 0, MAX_BUDGET)

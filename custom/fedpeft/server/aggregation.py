@@ -1,5 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Aggregate the sites' adapters of a round into the global adapter."""
+"""Aggregate the sites' adapters of a round into the global adapter, and take the server optimizer's step.
+
+    D = aggregated - x                      after alignment, of the updates that were not refused
+    x <- x + rate * momentum's or Adam's direction of D
+
+A tensor that no site trained in a round keeps its value and its moments, as with a gradient that is None.
+
+Source: Hsu et al. 2019 (FedAvgM), https://arxiv.org/abs/1909.06335; Reddi et al. 2021, Algorithm 2,
+https://arxiv.org/abs/2003.00295.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +23,7 @@ from fedpeft.alignment.averaging import cap_share
 from fedpeft.alignment.neurons import check_tensors
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import imported
-from fedpeft.core.states import State, computable
+from fedpeft.core.states import State, Store, computable, in_memory
 from fedpeft.methods.aggregations import SERVER_OPTIMIZERS
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.secure_sum import secure_mean
@@ -76,13 +85,14 @@ class ServerSteps:
         self._rate = self._rule.learning_rate if method.server_learning_rate is None else method.server_learning_rate
         self.moments: dict[str, Moments] = {key: dict(own) for key, own in (moments or {}).items()}
 
-    def step(self, before: State, aggregated: State, trained: Collection[str]) -> State:
+    def step(self, before: State, aggregated: State, trained: Collection[str], *, store: Store = in_memory) -> State:
         """Return the new global adapter.
 
         Args:
             before: the one that the sites were sent.
             aggregated: the (aligned) average of what they trained.
             trained: keys that a site sent in this round.
+            store: where the server keeps the tensors.
         """
         if not self._rule.steps:
             return aggregated
@@ -92,7 +102,7 @@ class ServerSteps:
             start = computable(before[key])
             change = computable(aggregated[key]) - start
             step = direction(self.moments.setdefault(key, {}), change, self._settings)
-            stepped[key] = (start + self._rate * step).to(aggregated[key].dtype)
+            stepped |= store({key: (start + self._rate * step).to(aggregated[key].dtype)})
         return stepped
 
 
@@ -101,7 +111,11 @@ MAX_GLOBAL = 1e7  # a site may send values up to 1e6
 
 
 def aggregate(
-    replies: Mapping[str, tuple[State, int]], method: MethodSettings, *, previous: State | None
+    replies: Mapping[str, tuple[Mapping[str, Tensor], int]],
+    method: MethodSettings,
+    *,
+    previous: State | None,
+    store: Store = in_memory,
 ) -> tuple[State, dict[str, Any]]:
     """Aggregate as the job's `method.aggregation` says (`fedpeft.methods.aggregations`).
 
@@ -111,12 +125,13 @@ def aggregate(
         replies: by site, its adapter under wire keys (with `secure_sum`, masked) and its number of training samples.
         method: the job's settings.
         previous: the global adapter of the round before; layers that no site sent keep its values.
+        store: where the server keeps the tensors of one place after the other.
 
     Raises:
         FedpeftError: the result is not finite or too large; it must not be saved or sent.
     """
     if method.secure_sum:
-        merged = secure_mean(replies, method, previous=previous or {})
+        merged = secure_mean(replies, method, previous=previous or {}, store=store)
         check_global(merged)
         return merged, {}
     if method.aligns:
@@ -126,7 +141,9 @@ def aggregate(
     settings = method.pia if method.aligns else replace(method.pia, server=False, aligned_at="server")
     capped = cap_share(counts, method.robust.max_share)
     integrate = imported(method.rule.home)
-    merged, report = integrate(states, capped, settings, sites=sites, previous=previous, robust=method.robust)
+    merged, report = integrate(
+        states, capped, settings, sites=sites, previous=previous, robust=method.robust, store=store
+    )
     check_global(merged)
     return merged, report
 
@@ -150,6 +167,10 @@ class Aggregator:
         """Return the aggregated adapter and the report of its alignment."""
         sent = {site: (reply.state, reply.samples) for site, reply in replies.items()}
         return aggregate(sent, self._method, previous=self._previous)
+
+    def stored(self, state: Mapping[str, Tensor]) -> State:
+        """Return the tensors as they are: all replies are in memory here."""
+        return in_memory(state)
 
     def keep(self, state: State) -> None:
         """Set the global adapter of a round; layers that no site trains next keep its values."""

@@ -23,7 +23,7 @@ from fedpeft.core.keys import HEAD, by_place, layer_of, layers_of
 from fedpeft.core.layer_matching import one_layer
 from fedpeft.methods.setting_limits import MAX_WIDTH
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.fields import MB, Limit
+from fedpeft.protocol.fields import MB, MIN_TENSOR, Limit
 from fedpeft.protocol.reply_contract import RESTART
 from fedpeft.protocol.types import Introduction, Schema
 
@@ -313,4 +313,4 @@ def _layers(introduction: Introduction) -> int:
 
 
 def _bytes(schema: Schema, width: int) -> int:
-    return width * sum(math.prod(shape) for shape in schema.values())
+    return sum(max(width * math.prod(shape), MIN_TENSOR) for shape in schema.values())

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A whole job at its server: handshake, rounds, checkpoints, history, exports and the completion manifest."""
+"""A whole job at its server: handshake, rounds, checkpoints, history, exports and the completion manifest.
+
+The global adapter is exported as a PEFT folder for `PeftModel.from_pretrained` and `fedpeft.load_adapter`.
+"""
 
 from __future__ import annotations
 
@@ -291,7 +294,7 @@ class JobRun:
                 return introduction
             state, answering = introduction.state, job.training.answering
             first_adapter.check(state, sender, announced, job.method, answering=answering)
-            return replace(announced, state=state, sum_key=introduction.sum_key)
+            return replace(announced, state=self._host.stored(state), sum_key=introduction.sum_key)
 
         return self._host.collect(HELLO, dict.fromkeys(sites, hello), read, round=0, needed=len(sites))
 
@@ -326,6 +329,7 @@ class JobRun:
             if best := recorder.ends_early(job.training.patience):
                 self._host.info(f"ended early: no round since round {best} was better on the validation splits")
                 break
+            del one  # or its replies would stay through the next round
         return rounds.state
 
     def _keeping(self, recorder: RunRecorder, rounds: Rounds, one: Round) -> Callable[[], None]:

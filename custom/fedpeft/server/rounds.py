@@ -2,7 +2,8 @@
 """The rounds of a job at its server: score, schedule, train, check the updates, integrate.
 
 FLARE's controller, the pool of processes and `federate` all run them; they differ in `Sites`, which takes orders to the
-sites and brings back their replies, and in who integrates these.
+sites and brings back their replies, and in who integrates these. Each site is sent only the tensors of the global
+adapter that changed since it last received it, or the factors put behind those that it holds.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from fedpeft.alignment.factors import RANK_AXIS, factor_places
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import layers_of
-from fedpeft.core.states import State, of_keys
+from fedpeft.core.states import State, Store, in_memory, of_keys
 from fedpeft.job.settings import CommonSettings, ServerJob
 from fedpeft.protocol.reply_contract import check_score_reply, check_train_reply
 from fedpeft.protocol.types import (
@@ -79,24 +81,35 @@ class StackedBroadcast(DeltaBroadcast):
 
     Args:
         state: the first global adapter; version 1.
+        store: where the server keeps what it sends.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, store: Store = in_memory) -> None:
         super().__init__(state)
-        self._ranks = {self.version: _ranks(state)}
+        self._ranks, self._store = {self.version: _ranks(state)}, store
+        self._payloads: dict[int, State] = {}
 
     def update(self, state: State) -> None:
         """Set a new global adapter; where it does not only grow, every site needs it whole."""
         grown = all(_begins_with(state, self.state, names) for names in factor_places(self.state).values())
         super().update(state)
+        self._payloads.clear()
         self._ranks[self.version] = _ranks(state)
         if not grown:
             self._held.clear()
 
     def payload(self, site: str) -> State:
-        """The factors behind those that a site holds, and the other tensors that changed since."""
-        held = self._ranks.get(self.base(site), {})
-        payload = super().payload(site)
+        """The factors behind those that a site holds, and the other tensors that changed since.
+
+        Sites that hold the same share the tensors.
+        """
+        base = self.base(site)
+        if base not in self._payloads:
+            self._payloads[base] = self._store(self._behind(base, super().payload(site)))
+        return dict(self._payloads[base])
+
+    def _behind(self, base: int, payload: State) -> State:
+        held = self._ranks.get(base, {})
         for place, names in factor_places(payload).items():
             for name, axis in RANK_AXIS.items():
                 tensor, start = payload[names[name]], held.get(place, 0)
@@ -146,6 +159,9 @@ class Integrator(Protocol):
 
     def start_from(self, state: State) -> None:
         """Set the global adapter before the first round."""
+
+    def stored(self, state: Mapping[str, Tensor]) -> State:
+        """Return tensors as the server keeps them, in memory or on its disk."""
 
     def integrate(self, replies: Mapping[str, TrainReply]) -> tuple[State, dict[str, Any]]:
         """Return the aggregated adapter and the report of its alignment."""
@@ -202,8 +218,9 @@ class Rounds:
         self._introductions, self._sites, self._integrator = introductions, sites, integrator
         self._lineage, self._needed = lineage, needed
         first = next((i for i in introductions.values() if i.state), None)
-        broadcast = StackedBroadcast if self._method.rule.stacks else DeltaBroadcast
-        self._global = broadcast(before.state if before else first.state if first else {})
+        start = before.state if before else first.state if first else {}
+        stacks = self._method.rule.stacks
+        self._global = StackedBroadcast(start, integrator.stored) if stacks else DeltaBroadcast(start)
         integrator.start_from(self._global.state)
         self.planner = RoundPlanner(
             self._schedule,
@@ -216,7 +233,7 @@ class Rounds:
         last = before.history["rounds"][-1]["sites"] if before else {}  # a site of it may be away now
         self._averaged = {site: entry["samples"] for site, entry in last.items()}
         past: dict[str, Any] = {"own": before.own, "median": before.median, "excess": before.excess} if before else {}
-        self.check = UpdateCheck(self._method, self._training, self._schedule, **past)
+        self.check = UpdateCheck(self._method, self._training, self._schedule, store=integrator.stored, **past)
         self.steps = ServerSteps(self._method, before.moments if before else None)
         self._first = before.round + 1 if before else 1
 
@@ -253,7 +270,7 @@ class Rounds:
                 state, report = self._integrator.integrate(accepted)
                 self.check.accept({site: reply.state for site, reply in accepted.items()})
                 trained = {key for reply in accepted.values() for key in reply.state}
-            state = self.steps.step(self._global.state, state, trained)
+            state = self.steps.step(self._global.state, state, trained, store=self._integrator.stored)
             check_global(state)
             self._integrator.keep(state)
             self._global.update(state)

@@ -8,13 +8,14 @@ import statistics
 from collections.abc import Iterable, Mapping
 
 import torch
+from torch import Tensor
 
 from fedpeft.alignment.averaging import robust_row
 from fedpeft.alignment.factors import factor_places
 from fedpeft.alignment.low_rank import product_length
 from fedpeft.alignment.settings import MEDIAN, RobustSettings
 from fedpeft.answering.training_settings import PERSONALIZATIONS, TrainingSettings
-from fedpeft.core.states import State
+from fedpeft.core.states import State, Store, in_memory
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site.loop import NORMALIZES, learning_in_round
@@ -22,6 +23,7 @@ from fedpeft.site.loop import NORMALIZES, learning_in_round
 MEDIAN_RULE = RobustSettings(average=MEDIAN)
 MIN_REPLIES = 5  # of fewer, two that agree may be the median
 MOVED_NEURONS = 2.0  # a permutation changes a tensor by at most twice its own norm
+MAX_COLUMNS = 2**16  # numbers of a tensor whose median is computed at once
 INITIAL_SIZE = 1.0  # root mean square that no initial adapter exceeds
 
 
@@ -47,6 +49,7 @@ class UpdateCheck:
         training: says how far a site can train in a round.
         schedule: says when sites join.
         own, median, excess: of a run that is resumed, as below.
+        store: where the server keeps tensors.
 
     Attributes:
         own: by site, the adapter that it sent last; empty where every site starts from the global adapter.
@@ -63,6 +66,7 @@ class UpdateCheck:
         own: Mapping[str, State] | None = None,
         median: float = 0.0,
         excess: Mapping[str, float] | None = None,
+        store: Store = in_memory,
     ) -> None:
         hidden = not method.exchanges or method.secure_sum
         self._factor = 0.0 if hidden else method.robust.update_factor
@@ -77,11 +81,12 @@ class UpdateCheck:
         self._bounded = self._normalizes and not self._kept and not changes_shape
         self.own: dict[str, State] = dict(own or {})
         self.median = median
+        self._store = store
         self.excess: dict[str, float] = dict(excess or {})
 
     def outlying(
         self,
-        states: Mapping[str, State],
+        states: Mapping[str, Mapping[str, Tensor]],
         previous: State,
         samples: Mapping[str, int],
         round: int,
@@ -104,7 +109,7 @@ class UpdateCheck:
         if not self._factor or len(states) + len(measured or {}) < 2:
             return {}
         unknown = not previous and len(states) == 2
-        start = previous or ({} if unknown else _median_of(states))
+        start = previous or ({} if unknown else _median_of(states, self._store))
         lengths = {
             site: update_length(state, start, stacked=self._stacked, own=self.own.get(site), kept=self._kept)
             for site, state in states.items()
@@ -179,26 +184,21 @@ class UpdateCheck:
             for site, count in samples.items()
         }
 
-    @property
-    def keeps(self) -> bool:
-        """Whether it compares what a site sends with what that site sent last."""
-        return bool(self._factor and self._kept)
-
-    def accept(self, states: Mapping[str, State]) -> None:
+    def accept(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Note the adapters that were not refused, where their sites may keep a part of them."""
-        if self.keeps:
-            self.own |= states
+        if self._factor and self._kept:
+            self.own |= {site: self._store(state) for site, state in states.items()}
 
 
-def _size_of(start: State, sent: State) -> float:
+def _size_of(start: State, sent: Mapping[str, Tensor]) -> float:
     """Root mean square of the tensors of a start that a site sent."""
-    tensors = [start[key].double() for key in sent if key in start]
-    count = sum(tensor.numel() for tensor in tensors)
-    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors) / count) if count else 0.0
+    keys = [key for key in sent if key in start]
+    count = sum(start[key].numel() for key in keys)
+    return math.sqrt(sum(float(start[key].double().square().sum()) for key in keys) / count) if count else 0.0
 
 
 def update_length(
-    state: State, start: State, *, stacked: bool = False, own: State | None = None, kept: float = 0.0
+    state: Mapping[str, Tensor], start: State, *, stacked: bool = False, own: State | None = None, kept: float = 0.0
 ) -> float:
     """Root mean square of a change; a tensor with another shape than at the start is counted as it is.
 
@@ -210,11 +210,12 @@ def update_length(
         kept: the change is counted from the nearest point between `start` and this part of the way to `own`.
     """
     total, count = product_length(state) if stacked else (0.0, 0)
-    if stacked:
-        factors = {key for names in factor_places(state).values() for key in names.values()}
-        state = {key: tensor for key, tensor in state.items() if key not in factors}
+    factors = {key for names in factor_places(state).values() for key in names.values()} if stacked else ()
     along, way = 0.0, 0.0  # products of the way to the own adapter with the change, and with itself
-    for key, tensor in state.items():
+    for key in state:
+        if key in factors:
+            continue
+        tensor = state[key]
         before, last = start.get(key), (own or {}).get(key)
         if before is None or before.shape != tensor.shape:
             change = tensor.double()
@@ -230,12 +231,15 @@ def update_length(
     return math.sqrt(max(total - 2 * part * along + part * part * way, 0.0) / count) if count else 0.0
 
 
-def _median_of(states: Mapping[str, State]) -> State:
+def _median_of(states: Mapping[str, Mapping[str, Tensor]], store: Store) -> State:
     """Coordinate-wise median of the tensors that at least two sites sent in the same shape."""
     median: State = {}
     for key in {key for state in states.values() for key in state}:
         tensors = [state[key] for state in states.values() if key in state]
         if len(tensors) > 1 and len({tensor.shape for tensor in tensors}) == 1:
-            rows = torch.stack([tensor.double().flatten() for tensor in tensors])
-            median[key] = robust_row(rows, MEDIAN_RULE).reshape(tensors[0].shape)
+            parts = [
+                robust_row(torch.stack([part.double() for part in parts]), MEDIAN_RULE)
+                for parts in zip(*(tensor.flatten().split(MAX_COLUMNS) for tensor in tensors), strict=True)
+            ]
+            median |= store({key: torch.cat(parts).reshape(tensors[0].shape)})
     return median

@@ -276,8 +276,9 @@ class Learner:
         if own is not None and self.training.optimizer_state == "keep":
             restore_moments(optimizer, self.values.moments(own.optimizer))
         parameters, mu = self.parameters(), self.training.proximal_mu
+        probe = partial(self.batches.lasting_sample, self.method.probe_samples)
         with held_near(parameters, optimizer, near, mu), client_round.half_trained(parameters, optimizer, half):
-            return optimizer, dict(self.fit(optimizer, round))
+            return optimizer, self._evaluation.around(partial(self.fit, optimizer, round), probe)
 
     def _own_state(self, round: int) -> site_state.SiteState | None:
         """The site's state of the round before; None: it has none yet."""
@@ -328,15 +329,15 @@ class Learner:
         """How many layers this site can train: set by the job, or measured from its memory."""
         if not self.schedule.active:
             return len(layers_of(self.trainable.parameters()))
-        budget = self.schedule.budget_of(self.site, seed=self.training.seed)
-        if budget is not None:
+        if (budget := self.schedule.budget_of(self.site, seed=self.training.seed)) is not None:
             return budget
         training, parameters = self.training, self.trainable.parameters()
         seed = derive(training.seed, "budget", self.site)
         batch = self.batches.sample(training.micro_batch or training.batch_size, seed)[0]
         self.trainable.train_only(None)
         with computing.as_trained(self.backbone, training):
-            return measure_budget(self.answering.train(), parameters, batch, optimizer=training.optimizer)
+            model = self.answering.train()
+            return measure_budget(model, parameters, batch, self.schedule, optimizer=training.optimizer)
 
     def finished(self, last: int) -> int:
         """The last round, up to `last`, of which the site has a state; 0: none. Newer states are set aside."""

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from fedpeft.answering.answering import Answering, Batch, Batches
-from fedpeft.answering.training_settings import ADAMW, LINEAR, SGD, SHARE, TrainingSettings
+from fedpeft.answering.training_settings import ADAMW, LINEAR, SGD, SHARE, START, TrainingSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.metrics import BALANCED_ACCURACY, VALIDATION
+from fedpeft.core.metrics import BALANCED_ACCURACY, ENDS, VALIDATION
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.methods.trainable import Part, Step
@@ -287,6 +287,30 @@ class Evaluation:
         figures = test.figures() | {VALIDATION: wanted.figures()["overall"] if wanted else None}
         self.tested = test
         return figures, test.thresholds
+
+    def around(
+        self, train: Callable[[], dict[str, float]], probe: Callable[[], Sequence[Batch]]
+    ) -> dict[str, float | None]:
+        """Train and return the losses, with `training.measure: start` those on the probe before and after as well.
+
+        Whatever training draws, keeps of features, and leaves is as without: measuring changes no bit of it.
+        """
+        if self._model.training.measure != START:
+            return dict(train())
+        with torch.random.fork_rng(devices=()):  # a loader draws a number for its workers, even where it has none
+            batches = probe()
+        start = self._probed(batches)
+        losses = train()
+        return {**losses, **dict(zip(ENDS, (start, self._probed(batches)), strict=True))}
+
+    def _probed(self, batches: Sequence[Batch]) -> float | None:
+        """Return the mean loss on batches; None where it is not finite, or no sample has a target."""
+        model = self._model
+        training = model.answering.training
+        with computing.as_trained(model.backbone, model.training):
+            loss = mean_loss(model.answering.eval(), batches)
+        model.answering.train(training)
+        return loss if math.isfinite(loss) else None
 
     def of(self, examples: Sequence[Example]) -> Measure:
         """Answer examples, with the thresholds that a round would have."""

@@ -94,14 +94,19 @@ def scores_of_changes(changes: Mapping[int, float], layers: Sequence[int], metho
 
 
 def measure_budget(
-    answering: Answering, parameters: Mapping[str, nn.Parameter], batch: Batch, *, optimizer: str
+    answering: Answering,
+    parameters: Mapping[str, nn.Parameter],
+    batch: Batch,
+    schedule: ScheduleSettings,
+    *,
+    optimizer: str,
 ) -> int:
-    """How many transformer layers fit into the device's memory when training on batches of this size.
+    """How many transformer layers fit into the device's memory, less the schedule's margin.
 
     Source: F3OCUS, supplement, Algorithm 46.
     """
     losses = _losses(answering)
-    memory = MemorySettings(optimizer_tensors=KEPT_TENSORS[optimizer])
+    memory = MemorySettings(margin=schedule.memory_margin, optimizer_tensors=KEPT_TENSORS[optimizer])
     return layer_budget(
         lambda rows: answering(rows.inputs), _by_layer(parameters), batch, losses, model=answering, settings=memory
     )

@@ -17,6 +17,7 @@ from PIL import Image
 from fedpeft.answering.answering import Batch, Batches
 from fedpeft.answering.training_settings import BALANCED, VIEWS, TrainingSettings
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.seeds import derive
 from fedpeft.data.images import ImageSource, open_image
 from fedpeft.data.schema import Example, SiteData
 
@@ -132,6 +133,10 @@ class SiteBatches:
         order = torch.randperm(len(self._data.train), generator=torch.Generator().manual_seed(seed))
         chosen = [self._data.train[i] for i in order[:count].tolist()]
         return [batch.to(self._device) for batch in self.of(chosen, self._training.evaluation_batch_size)]
+
+    def lasting_sample(self, count: int) -> list[Batch]:
+        """Random samples of the training split, the same in every round, on the device."""
+        return self.sample(count, derive(self._training.seed, "measure", self._site))
 
     def validation(self) -> list[Batch]:
         """The validation split on the device.

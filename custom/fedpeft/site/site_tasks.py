@@ -1,5 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Handle each task at a site: from the server's order to a request to the learner, and back to a reply."""
+"""Handle each task at a site: from the server's order to a request to the learner, and back to a reply.
+
+It also says which job a state folder belongs to and how much state a site keeps; a server cannot use or remove another
+job's.
+
+<lineages>/<lineage>/job.json                       whose job made it, its settings, the jobs that used it
+<lineages>/<lineage>/round-00003/                   `site_state`
+<lineages>/<lineage>/set-aside/<when>-round-00003/  later rounds, set aside when a job resumed from an earlier one
+"""
 
 from __future__ import annotations
 
@@ -292,6 +300,7 @@ def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
             answer.values["questions"],
             min_questions=site.policy.min_test_samples,
             enough_validation=answer.values["validation"] >= site.policy.min_validation_samples,
+            enough_probe=min(member.method.probe_samples, samples) >= site.policy.min_test_samples,
         )
         metrics = first_of_round(metrics, order.round, site.run)
     sent = member.upload(answer.state, folder, order, samples=samples, received=state)

@@ -30,8 +30,9 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import is_full
 from fedpeft.flare.hardening import replace_function
-from fedpeft.protocol.fields import MB, Limit, Unread
+from fedpeft.protocol.fields import MB, MIN_TENSOR, Limit, Unread
 
 FRAME = 64 * 2**20
 _NAME = "MAX_FRAME_SIZE"
@@ -47,7 +48,10 @@ def limit_frames() -> None:
 
 MAX_NOTED = 100  # senders whose refused messages are recorded
 MAX_NAME_LENGTH = 1000  # characters of a recorded name, which comes with the message
+MAX_FETCHED = 4  # messages whose tensors go to the disk at once: FLARE has some tens of MB of each in memory
+MAX_WAIT = 20.0  # seconds that one waits for those before it; its sender abandons it after a minute of silence
 _COUNT = "fedpeft_count"
+_turns = threading.BoundedSemaphore(MAX_FETCHED)
 _current: ContextVar[_Count | None] = ContextVar("count", default=None)
 _lock = threading.Lock()
 _refused: dict[str, str] = {}  # by sender
@@ -58,8 +62,8 @@ _limit = Limit(64 * MB, "only messages of a job may be larger.")
 class _UnreadItems:
     """Placeholder of the tensors of a message, by name."""
 
-    def __init__(self, limit: Limit) -> None:
-        self._limit = limit
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
 
     def __len__(self) -> int:
         return 0
@@ -68,14 +72,14 @@ class _UnreadItems:
         return True
 
     def get(self, name: str) -> Unread:
-        return Unread(self._limit)
+        return Unread(self._reason)
 
 
 class _Count:
-    """Counts the bytes received for a message."""
+    """Counts the bytes received for a message, and notes why its tensors cannot be written where they go to a disk."""
 
     def __init__(self, limit: Limit) -> None:
-        self.limit, self.size = limit, 0
+        self.limit, self.size, self.unwritten = limit, 0, ""
 
     @property
     def over(self) -> bool:
@@ -127,32 +131,54 @@ def _refusing_large_streams(
 
 
 def _counting(consume: Callable, self: ItemConsumer, ref_id: str, state: dict, data: Any) -> dict:
-    if count := _current.get():
-        count.add(sum(len(item) for item in data))
-    return consume(self, ref_id, state, data)
+    count = _current.get()
+    if count:
+        count.add(sum(max(len(item), MIN_TENSOR) for item in data))
+    try:
+        return consume(self, ref_id, state, data)
+    except OSError as error:  # FLARE goes on with its text alone
+        if count:
+            count.unwritten = _unwritten(error)
+        raise
+
+
+def _unwritten(error: OSError) -> str:
+    """Return the reason to refuse a message that the disk does not take."""
+    remedy = "make room on its disk" if is_full(error) else "let this user write in the folder of its checkpoints"
+    return f"tensors that the server cannot write to its disk ({error.strerror}): {remedy}."
 
 
 def _fetching_within_the_limit(fetch: Callable, self: ViaDownloaderDecomposer, fobs_ctx: dict, ref: dict) -> Any:
     count = fobs_ctx.setdefault(_COUNT, _Count(_limit))  # one message may name several sets of tensors
     if count.over:
-        return _UnreadItems(count.limit)
+        return _UnreadItems(str(count.limit))
     before, aborted, sender = _current.set(count), fobs_ctx.get(FOBSContextKey.ABORT_SIGNAL), str(ref.get("fqcn"))
     fobs_ctx[FOBSContextKey.ABORT_SIGNAL] = refused = Signal(parent=aborted)
     with _lock:
         _fetches.setdefault(sender, []).append(refused)
+    turn = _turns.acquire(timeout=MAX_WAIT) if _goes_to_disk(fobs_ctx) else False
     try:
         return fetch(self, fobs_ctx, ref)
-    except Exception:
-        if not (count.over or refused.value):
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename:  # not even a folder for them
+            count.unwritten = _unwritten(error)
+        if not (count.over or refused.value or count.unwritten):
             raise
-        return _UnreadItems(count.limit)
+        return _UnreadItems(count.unwritten or str(count.limit))
     finally:
+        if turn:
+            _turns.release()
         with _lock:
             _fetches[sender].remove(refused)
             if not _fetches[sender]:
                 del _fetches[sender]
         fobs_ctx[FOBSContextKey.ABORT_SIGNAL] = aborted
         _current.reset(before)
+
+
+def _goes_to_disk(fobs_ctx: dict) -> bool:
+    cell_of_job = fobs_ctx.get(FOBSContextKey.CELL)
+    return bool(cell_of_job and cell_of_job.get_fobs_context().get(FOBSContextKey.TENSOR_DISK_OFFLOAD))
 
 
 def _never(is_server_job_cell: Callable, my_info: Any) -> bool:

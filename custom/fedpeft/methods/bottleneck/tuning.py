@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What all bottleneck adapters have in common besides their layers: shapes, parameters, names, initial values."""
+"""What all bottleneck adapters have in common besides their layers: shapes, parameters, names, initial values.
+
+The activations of their neurons on the same inputs are the supports of client-side alignment.
+"""
 
 from __future__ import annotations
 

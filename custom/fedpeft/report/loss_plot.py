@@ -1,0 +1,147 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The picture of the losses at the start and at the end of every round, where a run measured them.
+
+Within a round a line goes from the loss before the first step to that after the last one; where the next round begins,
+it jumps to the loss of what the site got and integrated. These jumps are the oscillation of FedPIA's Figure 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from fedpeft.core.metrics import ENDS
+from fedpeft.report.history import History
+from fedpeft.report.palette import BOTTOM, DISTINCT, LIGHT, Frame, drawn, line_style, shorten
+
+Figures = Mapping[str, float | None]  # by site
+Losses = Mapping[str, np.ndarray]  # by site (R, 2): losses at the start and the end of each round, NaN where unknown
+
+TITLE = "Loss on the probe samples, at the start and the end of every round"
+BY_PROBE = "Mean loss on the same training samples every round."
+# inches
+PANEL, WIDE, HIGH, LEFT, RIGHT, BETWEEN = 2.2, 5.6, 2.1, 0.5, 0.15, 0.2
+COLUMNS = 3  # of panels, and of the legend
+NAMES, ROW, ABOVE = 0.42, 0.16, 0.5  # below the panels, for each row of the legend, and above a panel
+LETTERS = 30  # of a panel's or line's name
+
+
+def losses_of(history: History) -> dict[str, np.ndarray]:
+    """Return the losses of the sites that measured some."""
+    of_rounds = [[{s: getattr(r, name) for s, r in one.sites.items()} for one in history.rounds] for name in ENDS]
+    return losses_by_site(*of_rounds)
+
+
+def losses_by_site(starts: Sequence[Figures], ends: Sequence[Figures]) -> dict[str, np.ndarray]:
+    """Return losses by site, of sites that have some.
+
+    Args:
+        starts, ends: for each round, the losses at its start and its end by site.
+    """
+    sites = dict.fromkeys(site for one in starts for site in one)
+    both = {site: np.array([[one.get(site) for one in of] for of in (starts, ends)], dtype=float).T for site in sites}
+    return {site: losses for site, losses in both.items() if np.isfinite(losses).any()}
+
+
+def rise(losses: Losses) -> float | None:
+    """Return by how much the loss rises from the end of a round to the start of the next one, the mean over sites.
+
+    Of each site it is the mean over its rounds; below 0, where the losses fall between rounds; None: nothing is known.
+    """
+    jumps = [one[1:, 0] - one[:-1, 1] for one in losses.values()]
+    means = [one[np.isfinite(one)].mean() for one in jumps if np.isfinite(one).any()]
+    return float(np.mean(means)) if means else None
+
+
+def rise_text(losses: Losses) -> str:
+    """Return the rise with its sign; empty where it is not known."""
+    value = rise(losses)
+    return "" if value is None else f"{value:+.3f}"
+
+
+def losses_figure(history: History, *, framed: bool = True) -> Figure:
+    """Draw the losses of a run that measured them."""
+    return drawn(lambda: _figure({"": losses_of(history)}, history if framed else None))
+
+
+def panels_figure(panels: Mapping[str, Losses]) -> Figure:
+    """Draw the losses of several methods in panels beside each other, with one axis of losses."""
+    return drawn(lambda: _figure(panels, None))
+
+
+def losses_explained(history: History) -> str:
+    """Return what the losses are of, and how far they jump between rounds."""
+    text = rise_text(losses_of(history))
+    return f"{BY_PROBE} Mean change from the end of a round to the start of the next: {text}." if text else BY_PROBE
+
+
+def _figure(panels: Mapping[str, Losses], history: History | None) -> Figure:
+    sites = list(dict.fromkeys(site for losses in panels.values() for site in losses))
+    columns = min(len(panels), COLUMNS)
+    rows = -(-len(panels) // columns)
+    wide, named = WIDE if columns == 1 else PANEL, any(panels)
+    names = (len(sites) + (len(sites) > 1)) if len(sites) <= DISTINCT else 2
+    low = NAMES + ROW * -(-names // COLUMNS)
+    width = LEFT + columns * wide + (columns - 1) * BETWEEN + RIGHT
+    frame = Frame() if history is None else Frame.of(history, width, losses_explained(history))
+    foot = frame.bottom - BOTTOM + 0.15
+    total = frame.top + rows * HIGH + (rows - 1) * ABOVE + low + foot
+    figure = Figure(figsize=(width, total), facecolor=LIGHT.paper)
+    first: Axes | None = None
+    lines: dict[str, Line2D] = {}
+    for number, (name, losses) in enumerate(panels.items()):
+        row, column = divmod(number, columns)
+        left = (LEFT + column * (wide + BETWEEN)) / width
+        up = 1 - (frame.top + HIGH + row * (HIGH + ABOVE)) / total
+        axes = figure.add_axes((left, up, wide / width, HIGH / total), sharey=first)
+        first = first or axes
+        lines |= _panel(axes, losses, sites)
+        axes.set_title(shorten(name, LETTERS) if named else TITLE, loc="left", fontsize=8.5, fontweight="bold", pad=6)
+        axes.tick_params(labelleft=column == 0)
+        if number + columns >= len(panels):
+            axes.set_xlabel("round", labelpad=2)
+    place = (0.5, (foot - 0.05) / total)
+    look: dict[str, Any] = {"ncols": COLUMNS, "frameon": False, "fontsize": 7.5, "borderaxespad": 0.0}
+    shown = [shorten(name, LETTERS) for name in lines]
+    figure.legend(lines.values(), shown, loc="lower center", bbox_to_anchor=place, **look)
+    frame.write(figure)
+    return figure
+
+
+def _panel(axes: Axes, losses: Losses, sites: list[str]) -> dict[str, Line2D]:
+    """Draw a line for every site and, above them, that of their mean; return them by what the legend calls them."""
+    lines = {}
+    for site, one in losses.items():
+        style = line_style(sites.index(site), len(sites))
+        label = site if len(sites) <= DISTINCT else "sites"
+        (lines[label],) = axes.plot(*saw_tooth(one), **{**style, "linewidth": 0.9, "alpha": 0.75})
+    if len(losses) > 1:
+        together = mean_of(losses)
+        (lines["mean"],) = axes.plot(*saw_tooth(together), color=LIGHT.ink, linewidth=1.8, zorder=4)
+    rounds = max(map(len, losses.values()), default=1)
+    axes.set_xlim(-0.02 * rounds, 1.02 * rounds)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
+    if all(np.nanmin(one) > 0 for one in losses.values()):  # else the fall of the first round hides all later jumps
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
+    return lines
+
+
+def saw_tooth(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places (2R,) and the losses (2R,) of a line through starts and ends; round t lies from t - 1 to t."""
+    begins = np.arange(len(losses), dtype=float)
+    return np.stack((begins, begins + 1), axis=1).ravel(), losses.ravel()
+
+
+def mean_of(losses: Losses) -> np.ndarray:
+    """Return the mean of the sites (R, 2); NaN in rounds that not all of them measured."""
+    return np.mean(list(losses.values()), axis=0)

@@ -1,0 +1,87 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""`training.measure: start`: the losses at both ends of a round are those of the model, and training stays the same."""
+
+import pytest
+import torch
+
+from fedpeft.core.metrics import ENDS
+from fedpeft.core.seeds import derive
+from fedpeft.federate import federate
+from fedpeft.site.learner import Learner
+
+SITES = ("slake", "vqa-rad")
+MEASURE = "training.measure=start"
+
+
+def run(sections, folder, *settings):
+    """All rounds of a job, and its learners."""
+    made = sections("method.probe_samples=5", *settings)
+    learners = {site: Learner.from_sections(made, site=site, folder=folder / site) for site in SITES}
+    return list(federate(learners)), learners
+
+
+def by_hand(learner):
+    """The mean loss over the probe, one sample after the other."""
+    order = torch.randperm(
+        len(learner.data.train),
+        generator=torch.Generator().manual_seed(derive(learner.training.seed, "measure", learner.site)),
+    )
+    losses = []
+    learner.answering.eval()
+    for number in order[:5].tolist():
+        (batch,) = learner.batches.of([learner.data.train[number]], 1)
+        with torch.no_grad():
+            logits = learner.answering(batch.inputs)
+        losses.append(torch.nn.functional.cross_entropy(logits, batch.target).item())
+    learner.answering.train()
+    return sum(losses) / len(losses)
+
+
+def test_the_losses_are_those_of_the_model_before_and_after_training(sections, tmp_path, monkeypatch):
+    expected = {}
+    fit = Learner.fit
+
+    def measured(self, optimizer, round):
+        start = by_hand(self)
+        losses = fit(self, optimizer, round)
+        expected[self.site, round] = start, by_hand(self)
+        return losses
+
+    monkeypatch.setattr(Learner, "fit", measured)
+    rounds, _ = run(sections, tmp_path, MEASURE)
+    for result in rounds:
+        for site, update in result.updates.items():
+            got = tuple(update.metrics[name] for name in ENDS)
+            assert got == pytest.approx(expected[site, result.round], rel=1e-5)
+    starts = [result.updates["slake"].metrics["loss_start"] for result in rounds]
+    assert len(set(starts)) == len(rounds) == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("method.pia.integration=two_branches",),
+        ("method.name=lora", "method.settings.lora.lora_dropout=0.5", "method.aggregation=fedavg"),
+        ("method.aggregation=fedavg", "training.personalization=ditto", "training.augmentation=flips"),
+        ("method.settings.houlsby.layers=[1]", "training.features_mib=64"),
+    ],
+    ids=["branches", "dropout", "ditto", "features"],
+)
+def test_measuring_changes_no_bit_of_a_run(sections, tmp_path, settings):
+    (plain, _), (measured, _) = (
+        run(sections, tmp_path / name, *settings, *more) for name, more in (("plain", ()), ("measured", (MEASURE,)))
+    )
+    for one, other in zip(plain, measured, strict=True):
+        assert one.state.keys() == other.state.keys()
+        assert all(torch.equal(tensor, other.state[key]) for key, tensor in one.state.items())
+        for site, update in one.updates.items():
+            assert not set(ENDS) & set(update.metrics)
+            figures = dict(other.updates[site].metrics)
+            assert all(figures.pop(name) > 0 for name in ENDS)
+            assert figures == update.metrics
+
+
+def test_a_loss_that_is_no_number_is_not_measured(sections, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpeft.site.loop.mean_loss", lambda answering, batches: float("inf"))
+    rounds, _ = run(sections, tmp_path, MEASURE, "method.aggregation=fedavg", "training.rounds=1")
+    assert all(update.metrics[name] is None for update in rounds[0].updates.values() for name in ENDS)
