@@ -10,7 +10,7 @@ import torch
 from fedpeft.core.errors import FedpeftError
 from fedpeft.job.settings import ServerJob
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.secure_sum import without_masks
+from fedpeft.protocol.secure_sum import encode, masked, new_secret, public_key, without_masks
 from fedpeft.protocol.types import METRICS, Introduction, SumOrder, TrainReply, Upload
 from fedpeft.server.aggregation import Aggregator, aggregate
 from fedpeft.server.relay_sums import GroupSum, RelaySums
@@ -72,13 +72,13 @@ def reply(site, state, round=1):
     )
 
 
-def round_of(groups, method=FEDAVG, *, send=trained, refused=(), lost=()):
+def round_of(groups, method=FEDAVG, *, send=trained, refused=(), lost=(), mask=True):
     """The mean of a round, how far sites at relays moved, and who is left out."""
     relays = LocalRelays(groups, lost)
     sums = RelaySums(relays, method, introductions())
     places, problems = sums.begin(1, list(SITES), START)
     states = {site: send(site) for site in places}
-    if method.secure_sum:
+    if method.secure_sum and mask:
         states = {site: without_masks(state, SITES[site], method, sites=6) for site, state in states.items()}
     for site, place in places.items():
         if place:
@@ -89,6 +89,22 @@ def round_of(groups, method=FEDAVG, *, send=trained, refused=(), lost=()):
     in_mean = [site for site in places if site not in problems and site not in refused]
     accepted = {site: reply(site, {} if places[site] else states[site]) for site in in_mean}
     return sums.mean(accepted, START)[KEY], lengths, problems
+
+
+def test_masks_cancel_across_relays_and_a_relay_sees_no_adapter():
+    secrets = {site: new_secret() for site in SITES}
+    keys = {site: public_key(secret) for site, secret in secrets.items()}
+
+    def send(site):
+        numbers = encode(trained(site), SITES[site], len(SITES))
+        return masked(numbers, site=site, secret=secrets[site], keys=keys, context=b"round 1")
+
+    groups = {"a": ["site-0", "site-1"], "b": ["site-2"]}
+    assert torch.equal(round_of(groups, SECURE, send=send, mask=False)[0], ALL_DIRECT)
+    part = GroupSum(order(weights={"site-2": SITES["site-2"]}, together=6, masked=True))
+    part.take("site-2", Upload(round=1, state=send("site-2")))
+    plain = without_masks(trained("site-2"), SITES["site-2"], SECURE, sites=6)
+    assert not torch.isclose(part.total(["site-2"]).state[KEY].double(), plain[KEY].double(), rtol=0.1).any()
 
 
 ALL_DIRECT = round_of({})[0]
