@@ -214,7 +214,7 @@ def test_large_adapters_are_added_from_the_relays_disk(wire, monkeypatch, tmp_pa
     assert wire.context[FOBSContextKey.TENSOR_DISK_OFFLOAD]
     for number, cell in enumerate((NORTH, SOUTH)):
         save_file({KEY: torch.full((3, 4), float(1 + number))}, tmp_path / str(number))
-        folder = tmp_path / str(number)
+        folder = tmp_path / f"adapter-{number}"
         folder.mkdir()
         save_file({"t": torch.full((3, 4), float(1 + number))}, folder / "chunk")
         tensors = LazyTensorDict({KEY: (str(folder / "chunk"), "t")}, str(folder))

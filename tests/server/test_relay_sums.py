@@ -225,6 +225,9 @@ def test_sites_with_adapters_of_different_shapes_cannot_be_added_up():
         ("method", {"aggregation": "pia", "pia": {"aligned_at": "site", "share": 0.5}}, "sent last"),
         ("method", {"aggregation": "fedavg", "initialization": "own"}, "one order"),
         ("schedule", {"solver": "exact", "budget": 4}, "same layers"),
+        ("schedule", {"joins": {"slake": 2}}, "leave schedule.joins out"),
+        ("method", {"name": "lora", "aggregation": "svd"}, "single adapters"),
+        ("method", {"aggregation": "none"}, "single adapters"),
     ],
 )
 def test_a_job_that_needs_single_adapters_at_the_server_is_refused(sections, section, values, words):
