@@ -340,6 +340,7 @@ HOSTILE = {
         BOTH["b"],
         "no sum of the announced",
     ),
+    "a relay sends what nobody can read": ({"lies": {"b": lambda one: None}}, BOTH["b"], "cannot be read"),
     "a relay answers for another round": ({"lies": {"b": lambda one: replace(one, round=7)}}, BOTH["b"], "round 7"),
     "a relay measures what no update is": (
         {"lies": {"b": lambda one: replace(one, lengths={"site-3": float("nan")}) if hasattr(one, "lengths") else one}},
@@ -370,7 +371,29 @@ def test_a_job_goes_on_when_a_relay_returns(sections):
     assert all(torch.equal(one.state[KEY], other.state[KEY]) for one, other in zip(direct, through, strict=True))
 
 
+@pytest.mark.parametrize(("method", "width"), [(FEDAVG, 4), (SECURE, 8)])
+def test_the_history_counts_what_sites_send_to_their_relays(method, width):
+    assert RelaySums(LocalRelays({}), method, introductions()).size == 3 * 4 * width
+
+
 def test_a_round_without_enough_sites_is_not_begun(sections):
     federation = Federation(BOTH, lost={"a": ["order"], "b": ["order"]})
     with pytest.raises(FedpeftError, match=r"quorum is 4.*relay a does not answer"):
         next(iter(rounds_of(sections, federation, needed=4)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method.aggregation=fedavg"],
+        ["method.aggregation=fedavg", "method.server_optimizer=adam"],
+        ["method.aggregation=fedavg", "schedule.clients_per_round=1"],
+        ["method.pia.aligned_at=site", "method.pia.client=false"],
+        ["method.pia.aligned_at=site", "method.robust.update_factor=0"],
+        ["method.aggregation=fedavg", "method.secure_sum=true", "federation.sites=[slake, vqa-rad, vqa-med-2019]"],
+        ["method.pia.aligned_at=site", "method.secure_sum=true", "federation.sites=[slake, vqa-rad, vqa-med-2019]"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_a_mean_can_be_added_up(sections, settings):
+    assert ServerJob.from_sections(sections(*settings, "federation.sums_at_relays=true")).method.sums

@@ -202,6 +202,12 @@ class RelaySums:
         self._totals: Numbers = {}  # of the relays that have answered
         self._lock = threading.Lock()
 
+    @property
+    def size(self) -> int:
+        """Bytes of the adapter that each site sends, to its relay or to the server."""
+        width = 8 if self._masked else getattr(torch, self._dtype).itemsize
+        return sum(math.prod(shape) for shape in self._schema.values()) * width
+
     def begin(self, round: int, sites: Sequence[str], state: State) -> tuple[dict[str, str], dict[str, str]]:
         """Order the sums of a round; return the relay of each site (empty: none), and why others take no part.
 
@@ -323,6 +329,8 @@ class RelaySums:
                 take(relay, answer)
             except FedpeftError as error:
                 failed[relay] = str(error)
+            except Exception as error:  # whatever a relay sends may cost its sites the round, and nobody else
+                failed[relay] = f"relay {relay} sent an answer that cannot be read ({type(error).__name__})."
 
         with ThreadPoolExecutor(MAX_AT_ONCE) as threads:
             list(threads.map(ask, orders))
