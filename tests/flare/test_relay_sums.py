@@ -1,15 +1,36 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Who may ask a relay for what, and what a site sends to which relay."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+from nvflare.fuel.utils.fobs import FOBSContextKey
+from safetensors.torch import save_file
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare import relay_sums
+from fedpeft.flare.executor import SiteExecutor
+from fedpeft.flare.messages import to_model
 from fedpeft.flare.relay_sums import ADD_UP, FETCH, MEASURE, OPEN, TAKE, CellRelays, SumDesk, fetch, hand_over
-from fedpeft.protocol.types import Measured, PartialSum, SumOrder, SumQuery, Upload
+from fedpeft.protocol.types import (
+    METRICS,
+    TRAIN,
+    Measured,
+    PartialSum,
+    SumOrder,
+    SumQuery,
+    TrainOrder,
+    TrainReply,
+    Upload,
+)
 
 KEY = "layer.0.output.down.weight"
 START = {KEY: torch.zeros(3, 4)}
@@ -25,13 +46,16 @@ class Wire:
     """
 
     def __init__(self, name=RELAY):
-        self.name, self.answers, self.reached = name, {}, []
+        self.name, self.answers, self.reached, self.context = name, {}, [], {}
 
     def get_fqcn(self):
         return self.name
 
     def register_request_cb(self, *, channel, topic, cb):
         self.answers[topic] = cb
+
+    def update_fobs_context(self, values):
+        self.context |= values
 
     def of(self, origin):
         return Sender(self, origin)
@@ -53,10 +77,10 @@ class Sender:
 
 
 @pytest.fixture
-def wire(monkeypatch):
+def wire(monkeypatch, tmp_path):
     monkeypatch.setattr(relay_sums, "limit_messages", lambda limit: None)
     made = Wire()
-    SumDesk(made)
+    SumDesk(made, tmp_path)
     return made
 
 
@@ -179,3 +203,89 @@ def test_a_relay_keeps_the_sums_of_the_newest_jobs(wire):
 def test_a_relay_that_does_not_answer_is_named(wire):
     with pytest.raises(FedpeftError, match="relay relay-b does not answer"):
         relays(wire).ask("relay-b", order(), Measured)
+
+
+def test_large_adapters_are_added_from_the_relays_disk(wire, monkeypatch, tmp_path):
+    """Small ones stay in memory; the sum is the same."""
+    relays(wire).ask(RELAY, order(), Measured)
+    assert wire.context == {}
+    monkeypatch.setattr(relay_sums, "MAX_IN_MEMORY", 50)
+    relays(wire).ask(RELAY, order(), Measured)
+    assert wire.context[FOBSContextKey.TENSOR_DISK_OFFLOAD]
+    for number, cell in enumerate((NORTH, SOUTH)):
+        save_file({KEY: torch.full((3, 4), float(1 + number))}, tmp_path / str(number))
+        folder = tmp_path / f"adapter-{number}"
+        folder.mkdir()
+        save_file({"t": torch.full((3, 4), float(1 + number))}, folder / "chunk")
+        tensors = LazyTensorDict({KEY: (str(folder / "chunk"), "t")}, str(folder))
+        content = relay_sums.packed(Upload(round=1, state={}))
+        content[relay_sums.STATE] = {KEY: tensors.make_lazy_ref(KEY)}
+        request = new_cell_message({MessageHeaderKey.ORIGIN: cell}, content)
+        assert relay_sums.PROBLEM not in wire.answers[TAKE](request).payload
+    assert relays(wire).ask(RELAY, SumQuery(round=1), Measured).lengths == {"north": 1.0, "south": 2.0}
+    total = relays(wire).ask(RELAY, SumQuery(round=1, sites=["south"]), PartialSum)
+    assert torch.equal(total.state[KEY], torch.full((3, 4), 6 * 2**32))
+
+
+@pytest.fixture
+def site(wire):
+    """Function from an order and a reply to what FLARE of a site behind the relay reads and sends."""
+
+    def run(order, reply):
+        executor, context = SiteExecutor(), FLContext()
+        engine = SimpleNamespace(get_cell=lambda: wire.of(NORTH))
+        for key, value in {ReservedKey.ENGINE: engine, ReservedKey.IDENTITY_NAME: "north"}.items():
+            context.set_prop(key, value, private=True, sticky=False)
+        read = FLModelUtils.to_shareable(to_model(order, round=1))
+        context.set_prop(FLContextKey.TASK_NAME, TRAIN, private=True, sticky=False)
+        context.set_prop(FLContextKey.TASK_DATA, read, private=True, sticky=False)
+        executor.handle_event(EventType.BEFORE_TASK_DATA_FILTER, context)
+        executor._order = order
+        sent = FLModelUtils.to_shareable(to_model(reply, round=1))
+        context.set_prop(FLContextKey.TASK_RESULT, sent, private=True, sticky=False)
+        executor.handle_event(EventType.AFTER_TASK_RESULT_FILTER, context)
+        return read["DXO"]["data"], sent["DXO"]["data"]
+
+    return run
+
+
+def of_relay(relay, state):
+    values = {"lineage": "first", "base": 0, "version": 0, "layers": None, "scored": False}
+    return TrainOrder(round=1, relay=relay, state=state, **values)
+
+
+def answered(problem="", round=1):
+    values = {"samples": 3, "metrics": dict.fromkeys(METRICS), "scores": [], "seconds": 1.0, "problem": problem}
+    return TrainReply(round=round, state={} if problem else {KEY: torch.ones(3, 4)}, **values)
+
+
+def test_a_site_fetches_at_its_relay_and_hands_over_there(wire, site):
+    relays(wire).ask(RELAY, order(), Measured)
+    fetched, sent = site(of_relay(RELAY, {}), answered())
+    assert torch.equal(fetched[KEY], START[KEY])
+    assert sent == {}
+    assert relays(wire).ask(RELAY, SumQuery(round=1), Measured).lengths == {"north": 1.0}
+
+
+@pytest.mark.parametrize("named", ["relay-b", "server", "south"])
+def test_no_adapter_leaves_a_site_for_a_relay_that_is_not_its_own(wire, site, named):
+    """Nor does the server get it instead."""
+    fetched, sent = site(of_relay(named, {}), answered())
+    assert (fetched, sent, wire.reached) == ({}, {}, [])
+
+
+def test_a_relay_that_lost_its_order_gets_no_adapter_and_the_server_none_either(wire, site):
+    assert site(of_relay(RELAY, {}), answered()) == ({}, {})
+
+
+def test_a_reply_with_a_problem_brings_no_adapter_to_the_relay(wire, site):
+    relays(wire).ask(RELAY, order(), Measured)
+    site(of_relay(RELAY, {}), answered("training-diverged"))
+    assert relays(wire).ask(RELAY, SumQuery(round=1), Measured).lengths == {}
+
+
+def test_without_a_relay_the_adapter_goes_to_the_server(wire, site):
+    fetched, sent = site(of_relay("", START), answered())
+    assert torch.equal(fetched[KEY], START[KEY])
+    assert torch.equal(sent[KEY], torch.ones(3, 4))
+    assert wire.reached == []

@@ -1,16 +1,20 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Sums that relays make in parts: the same as the mean of all, whoever stands where, and what is refused."""
 
+from contextlib import suppress
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.job.settings import ServerJob
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.secure_sum import without_masks
+from fedpeft.protocol.secure_sum import encode, masked, new_secret, public_key, without_masks
 from fedpeft.protocol.types import METRICS, Introduction, SumOrder, TrainReply, Upload
-from fedpeft.server.aggregation import aggregate
+from fedpeft.server.aggregation import Aggregator, aggregate
 from fedpeft.server.relay_sums import GroupSum, RelaySums
+from fedpeft.server.rounds import Rounds
 
 KEY = "layer.0.output.down.weight"
 START = {KEY: torch.zeros(3, 4)}
@@ -56,9 +60,9 @@ def introductions(schemas=None):
     }
 
 
-def reply(site, state):
+def reply(site, state, round=1):
     return TrainReply(
-        round=1,
+        round=round,
         samples=SITES[site],
         metrics=dict.fromkeys(METRICS),
         scores=[],
@@ -68,13 +72,13 @@ def reply(site, state):
     )
 
 
-def round_of(groups, method=FEDAVG, *, send=trained, refused=(), lost=()):
+def round_of(groups, method=FEDAVG, *, send=trained, refused=(), lost=(), mask=True):
     """The mean of a round, how far sites at relays moved, and who is left out."""
     relays = LocalRelays(groups, lost)
     sums = RelaySums(relays, method, introductions())
     places, problems = sums.begin(1, list(SITES), START)
     states = {site: send(site) for site in places}
-    if method.secure_sum:
+    if method.secure_sum and mask:
         states = {site: without_masks(state, SITES[site], method, sites=6) for site, state in states.items()}
     for site, place in places.items():
         if place:
@@ -85,6 +89,22 @@ def round_of(groups, method=FEDAVG, *, send=trained, refused=(), lost=()):
     in_mean = [site for site in places if site not in problems and site not in refused]
     accepted = {site: reply(site, {} if places[site] else states[site]) for site in in_mean}
     return sums.mean(accepted, START)[KEY], lengths, problems
+
+
+def test_masks_cancel_across_relays_and_a_relay_sees_no_adapter():
+    secrets = {site: new_secret() for site in SITES}
+    keys = {site: public_key(secret) for site, secret in secrets.items()}
+
+    def send(site):
+        numbers = encode(trained(site), SITES[site], len(SITES))
+        return masked(numbers, site=site, secret=secrets[site], keys=keys, context=b"round 1")
+
+    groups = {"a": ["site-0", "site-1"], "b": ["site-2"]}
+    assert torch.equal(round_of(groups, SECURE, send=send, mask=False)[0], ALL_DIRECT)
+    part = GroupSum(order(weights={"site-2": SITES["site-2"]}, together=6, masked=True))
+    part.take("site-2", Upload(round=1, state=send("site-2")))
+    plain = without_masks(trained("site-2"), SITES["site-2"], SECURE, sites=6)
+    assert not torch.isclose(part.total(["site-2"]).state[KEY].double(), plain[KEY].double(), rtol=0.1).any()
 
 
 ALL_DIRECT = round_of({})[0]
@@ -205,6 +225,9 @@ def test_sites_with_adapters_of_different_shapes_cannot_be_added_up():
         ("method", {"aggregation": "pia", "pia": {"aligned_at": "site", "share": 0.5}}, "sent last"),
         ("method", {"aggregation": "fedavg", "initialization": "own"}, "one order"),
         ("schedule", {"solver": "exact", "budget": 4}, "same layers"),
+        ("schedule", {"joins": {"slake": 2}}, "leave schedule.joins out"),
+        ("method", {"name": "lora", "aggregation": "svd"}, "single adapters"),
+        ("method", {"aggregation": "none"}, "single adapters"),
     ],
 )
 def test_a_job_that_needs_single_adapters_at_the_server_is_refused(sections, section, values, words):
@@ -218,3 +241,159 @@ def test_a_job_that_needs_single_adapters_at_the_server_is_refused(sections, sec
     )
     with pytest.raises(FedpeftError, match=words):
         ServerJob.from_sections(job)
+
+
+class Federation(LocalRelays):
+    """Sites and relays of a job in this process.
+
+    Args:
+        groups: as above.
+        send: from a site and the global adapter to the one that it trains.
+        changed: of a site's reply.
+        lost: by relay, the kinds of messages that it does not answer in round 1.
+        lies: by relay, from its answer to the one that it gives.
+    """
+
+    def __init__(self, groups, *, send=None, changed=None, lost=None, lies=None):
+        super().__init__(groups)
+        self.send = send or (lambda site, state: {KEY: state[KEY] + trained(site)[KEY]})
+        self.changed, self.stages, self.lies = changed or (lambda site, one: one), lost or {}, lies or {}
+
+    def ask(self, relay, order, kind):
+        stage = "order" if isinstance(order, SumOrder) else kind.__name__
+        if order.round == 1 and stage in self.stages.get(relay, ()):
+            raise FedpeftError(f"relay {relay} does not answer.")
+        return self.lies.get(relay, lambda answer: answer)(super().ask(relay, order, kind))
+
+    def collect(self, task, orders, read, *, round, needed):
+        replies, problems = {}, {}
+        for site, order in orders.items():
+            at_relay = self.sums[order.relay] if order.relay else None
+            state = self.send(site, (at_relay.start(site) if at_relay else order).state)
+            if at_relay:
+                with suppress(FedpeftError):
+                    at_relay.take(site, Upload(round=round, state=state))
+                state = {}
+            try:
+                replies[site] = read(self.changed(site, reply(site, state, round)), site)
+            except FedpeftError as error:
+                problems[site] = str(error)
+        return replies, problems
+
+
+def rounds_of(sections, federation, *settings, sites=SITES, needed=1):
+    job = sections("method.aggregation=fedavg", "training.rounds=2", *settings)
+    job["federation"] = {**job["federation"], "sums_at_relays": True}
+    settings = ServerJob.from_sections(job)
+    announced = {site: replace(one, state=START) for site, one in introductions().items() if site in sites}
+    return Rounds(
+        settings,
+        announced,
+        federation,
+        Aggregator(settings.method),
+        lineage="",
+        needed=needed,
+        sums=RelaySums(federation, settings.method, announced),
+    )
+
+
+BOTH = {"a": ["site-0", "site-1", "site-2"], "b": ["site-3", "site-4"]}
+ONE = "site-1"
+
+
+def only_one(act):
+    return lambda site, value: act(value) if site == ONE else {KEY: value[KEY] + trained(site)[KEY]}
+
+
+def far(answer):
+    """A sum of the same sites that lies far from the global adapter."""
+    state = getattr(answer, "state", None)
+    return replace(answer, state={KEY: state[KEY] + 2**50}) if state else answer
+
+
+HOSTILE = {
+    "a site sends NaN": ({"send": only_one(lambda s: {KEY: s[KEY] * torch.nan})}, [ONE], "NaN"),
+    "a site sends another shape": ({"send": only_one(lambda s: {KEY: s[KEY].T})}, [ONE], "shape"),
+    "a site sends nothing": ({"send": only_one(lambda s: {})}, [ONE], "lacks"),
+    "a site goes far": ({"send": only_one(lambda s: {KEY: s[KEY] + 1e4})}, [ONE], "update"),
+    "a site claims another weight": (
+        {"changed": lambda site, one: replace(one, samples=10**5) if site == ONE else one},
+        [ONE],
+        "samples",
+    ),
+    "a site sends its adapter to the server as well": (
+        {"changed": lambda site, one: replace(one, state=START) if site == ONE else one},
+        [ONE],
+        "keys",
+    ),
+    "a relay is away before the round": ({"lost": {"b": ["order"]}}, BOTH["b"], "relay b"),
+    "a relay ends while its sites train": ({"lost": {"b": ["Measured"]}}, BOTH["b"], "relay b"),
+    "a relay ends before it adds up": ({"lost": {"b": ["PartialSum"]}}, BOTH["b"], "relay b"),
+    "a relay sends a sum of its own": ({"lies": {"b": far}}, BOTH["b"], "cannot have"),
+    "a relay sends a sum of fewer": (
+        {"lies": {"b": lambda one: replace(one, sites=one.sites[:1]) if hasattr(one, "sites") else one}},
+        BOTH["b"],
+        "other sites",
+    ),
+    "a relay sends what is no sum": (
+        {"lies": {"b": lambda one: replace(one, state=START) if hasattr(one, "state") else one}},
+        BOTH["b"],
+        "no sum of the announced",
+    ),
+    "a relay sends what nobody can read": ({"lies": {"b": lambda one: None}}, BOTH["b"], "cannot be read"),
+    "a relay answers for another round": ({"lies": {"b": lambda one: replace(one, round=7)}}, BOTH["b"], "round 7"),
+    "a relay measures what no update is": (
+        {"lies": {"b": lambda one: replace(one, lengths={"site-3": float("nan")}) if hasattr(one, "lengths") else one}},
+        BOTH["b"],
+        "did not reach",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_whoever_misbehaves_misses_the_round_and_the_mean_is_that_of_all_others(sections, case):
+    behavior, missing, words = HOSTILE[case]
+    one = next(iter(rounds_of(sections, Federation(BOTH, **behavior))))
+    assert set(one.rejected) == set(missing)
+    assert all(words in reason for reason in one.rejected.values()), one.rejected
+    rest = [site for site in SITES if site not in missing]
+    alone = next(iter(rounds_of(sections, Federation({}), sites=rest)))
+    assert torch.equal(one.state[KEY], alone.state[KEY])
+
+
+def test_a_job_goes_on_when_a_relay_returns(sections):
+    """And comes where all rounds would have come without the relays, from the round that it missed on."""
+    first, second = rounds_of(sections, Federation(BOTH, lost={"b": ["Measured"]}))
+    assert set(first.accepted) == set(SITES) - set(BOTH["b"])
+    assert set(second.accepted) == set(SITES)
+    direct = list(rounds_of(sections, Federation({}, send=lambda s, g: {KEY: g[KEY] + trained(s)[KEY]})))
+    through = list(rounds_of(sections, Federation(BOTH)))
+    assert all(torch.equal(one.state[KEY], other.state[KEY]) for one, other in zip(direct, through, strict=True))
+
+
+@pytest.mark.parametrize(("method", "width"), [(FEDAVG, 4), (SECURE, 8)])
+def test_the_history_counts_what_sites_send_to_their_relays(method, width):
+    assert RelaySums(LocalRelays({}), method, introductions()).size == 3 * 4 * width
+
+
+def test_a_round_without_enough_sites_is_not_begun(sections):
+    federation = Federation(BOTH, lost={"a": ["order"], "b": ["order"]})
+    with pytest.raises(FedpeftError, match=r"quorum is 4.*relay a does not answer"):
+        next(iter(rounds_of(sections, federation, needed=4)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method.aggregation=fedavg"],
+        ["method.aggregation=fedavg", "method.server_optimizer=adam"],
+        ["method.aggregation=fedavg", "schedule.clients_per_round=1"],
+        ["method.pia.aligned_at=site", "method.pia.client=false"],
+        ["method.pia.aligned_at=site", "method.robust.update_factor=0"],
+        ["method.aggregation=fedavg", "method.secure_sum=true", "federation.sites=[slake, vqa-rad, vqa-med-2019]"],
+        ["method.pia.aligned_at=site", "method.secure_sum=true", "federation.sites=[slake, vqa-rad, vqa-med-2019]"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_a_mean_can_be_added_up(sections, settings):
+    assert ServerJob.from_sections(sections(*settings, "federation.sums_at_relays=true")).method.sums

@@ -164,9 +164,12 @@ class FederationController(ModelController):
     def relays(self) -> CellRelays:
         """The relays that the job's sites stand behind."""
         engine = self.fl_ctx.get_engine()
-        return CellRelays(
-            engine.get_cell(), lambda site: engine.get_client_from_name(site).get_fqcn() or site, self.abort_signal
-        )
+
+        def path(site: str) -> str:
+            client = engine.get_client_from_name(site)  # None: it is away
+            return (client and client.get_fqcn()) or site
+
+        return CellRelays(engine.get_cell(), path, self.abort_signal)
 
     def start_from(self, state: State) -> None:
         """Give the first global adapter to the aggregator.

@@ -9,7 +9,7 @@ that writes there removes what a dead one left.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,20 @@ def give_freed_memory_back() -> None:
 @contextmanager
 def offloaded(fl_ctx: FLContext, folder: Path) -> Iterator[None]:
     """Let the tensors of messages that this process receives go to files in a folder."""
-    give_freed_memory_back()
     cells = _cells(fl_ctx)
-    for cell in cells:
-        cell.update_fobs_context({FOBSContextKey.TENSOR_DISK_OFFLOAD: True, _TENSOR_DISK_OFFLOAD_ROOT_DIR: str(folder)})
+    offload(cells, folder)
     try:
         yield
     finally:
         for cell in cells:
             cell.update_fobs_context({FOBSContextKey.TENSOR_DISK_OFFLOAD: False})
+
+
+def offload(cells: Iterable[Any], folder: Path) -> None:
+    """Let the tensors of messages that these cells receive go to files in a folder from now on."""
+    give_freed_memory_back()
+    for cell in cells:
+        cell.update_fobs_context({FOBSContextKey.TENSOR_DISK_OFFLOAD: True, _TENSOR_DISK_OFFLOAD_ROOT_DIR: str(folder)})
 
 
 def _cells(fl_ctx: FLContext) -> list[Any]:

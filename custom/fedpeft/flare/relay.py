@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.private.fed.app.relay import relay
 
+from fedpeft.core.files import temporary_folder
 from fedpeft.flare.hardening import replace_function
 from fedpeft.flare.hardening.message_limits import limit_frames
 from fedpeft.flare.hardening.origins import guard_origins
@@ -34,15 +37,16 @@ def main() -> int:
     guard_relay_requests()
     limit_frames()
     register_tensors()
-    replace_function(relay, "set_add_auth_headers_filters", _then_adding_up)
     arguments = relay.parse_arguments()
-    return MainProcessMonitor.run(main_func=relay.main, run_dir=arguments.workspace, args=arguments)  # type: ignore[no-any-return]
+    with temporary_folder(Path(arguments.workspace), "adapters") as folder:
+        replace_function(relay, "set_add_auth_headers_filters", partial(_then_adding_up, folder))
+        return MainProcessMonitor.run(main_func=relay.main, run_dir=arguments.workspace, args=arguments)  # type: ignore[no-any-return]
 
 
-def _then_adding_up(authenticate: Callable, cell: Cell, *arguments: Any, **named: Any) -> None:
+def _then_adding_up(folder: Path, authenticate: Callable, cell: Cell, *arguments: Any, **named: Any) -> None:
     """Answer requests for partial sums once the relay is known to the server."""
     authenticate(cell, *arguments, **named)
-    SumDesk(cell)
+    SumDesk(cell, folder)
 
 
 if __name__ == "__main__":

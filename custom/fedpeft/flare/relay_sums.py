@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from nvflare.apis.shareable import Shareable
@@ -26,6 +27,7 @@ from nvflare.fuel.f3.message import Message
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import State
+from fedpeft.flare.disk_replies import MAX_IN_MEMORY, offload, read_from_disk
 from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.protocol.fields import MAX_MB, MB, Limit
 from fedpeft.protocol.types import M as AnyMessage
@@ -56,7 +58,7 @@ def unpacked(kind: type[AnyMessage], content: Any, *, sender: str) -> AnyMessage
         raise FedpeftError(f"{sender} sent no {kind.__name__} message.")
     if problem := content.get(PROBLEM):
         raise FedpeftError(f"{sender} answered: {str(problem)[:300]}")
-    return message_from(kind, content.get(FIELDS), content.get(STATE), sender=sender)
+    return message_from(kind, content.get(FIELDS), read_from_disk(content.get(STATE)), sender=sender)
 
 
 def relay_of(cell: str) -> str:
@@ -135,10 +137,11 @@ class SumDesk:
 
     Args:
         cell: of the relay, started.
+        folder: for adapters that are large together, on the relay's disk.
     """
 
-    def __init__(self, cell: Cell) -> None:
-        self._name = cell.get_fqcn()
+    def __init__(self, cell: Cell, folder: Path) -> None:
+        self._cell, self._folder, self._name = cell, folder, cell.get_fqcn()
         self._sums: dict[str, GroupSum] = {}  # by job, the newest last
         self._lock = threading.Lock()
         limit_messages(Limit(MAX_MB * MB, LARGER))
@@ -150,6 +153,9 @@ class SumDesk:
         job = self._job_of_server(origin)
         order = unpacked(SumOrder, content, sender="the server")
         one = GroupSum(order)
+        size = sum(tensor.nbytes for tensor in order.state.values()) * (2 if order.masked else 1)
+        if size * len(order.weights) > MAX_IN_MEMORY:
+            offload([self._cell], self._folder)
         with self._lock:
             self._sums.pop(job, None)
             while len(self._sums) >= MAX_JOBS:

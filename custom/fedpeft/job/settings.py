@@ -173,6 +173,8 @@ def check_relay_sums(
         reason = "adapters must be in one order from the start: use method.initialization='shared'"
     elif schedule.active:
         reason = "sites must send the same layers: use schedule.solver='all'"
+    elif schedule.joins:
+        reason = "a site that joins starts from initial values, which no relay hands out: leave schedule.joins out"
     elif kept and robust.update_factor and not method.secure_sum:
         reason = (
             "the update check needs what each site sent last, which no relay keeps, where sites keep a part of their "

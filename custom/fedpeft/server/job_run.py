@@ -303,6 +303,7 @@ class JobRun:
     ) -> State:
         """Run and record the remaining rounds; return the final global adapter, empty if nothing is exchanged."""
         job = self._job
+        sums = RelaySums(self._host.relays(), job.method, introductions) if job.federation.sums_at_relays else None
         rounds = Rounds(
             job,
             introductions,
@@ -311,7 +312,7 @@ class JobRun:
             lineage=self._lineage,
             needed=job.federation.needed,
             before=before,
-            sums=RelaySums(self._host.relays(), job.method, introductions) if job.federation.sums_at_relays else None,
+            sums=sums,
         )
         for one in rounds:
             recorder.add_round(
@@ -321,6 +322,7 @@ class JobRun:
                 one.report,
                 one.assignment,
                 seconds=one.seconds,
+                sent=sums.size if sums else None,
                 keep=self._keeping(recorder, rounds, one),
             )
             for site, reason in one.rejected.items():

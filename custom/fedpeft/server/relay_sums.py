@@ -14,23 +14,25 @@ not depend on who stands behind which relay, and a relay adds masked adapters as
 
 from __future__ import annotations
 
-import itertools
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.states import State
+from fedpeft.core.states import State, first_misfit
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.reply_contract import MAX_FIGURE, check_tensors
 from fedpeft.protocol.secure_sum import Numbers, check_fits, decode, encode, from_wire, to_wire, weight_of
 from fedpeft.protocol.types import Introduction, Measured, PartialSum, SumOrder, SumQuery, TrainReply, Upload
 from fedpeft.server.update_check import update_length
 
-MAX_AT_ONCE = 16  # relays that are asked at the same time
+MAX_AT_ONCE = 4  # relays that are asked at the same time: the server holds the sum of each until it is added
+ROUNDING = 1e-6
 MAX_REASON = 290  # letters: a message holds no longer text
 
 
@@ -51,7 +53,9 @@ class GroupSum:
         self._schema = {key: list(tensor.shape) for key, tensor in order.state.items()}
         self._lock = threading.Lock()
         self._states: dict[str, State] = {}
+        self._lengths: dict[str, float] = {}
         self._refused: dict[str, str] = {}
+        self._totals: Numbers = {}  # of all that came: few are taken out again, and most of the work is done by then
 
     def start(self, site: str) -> Upload:
         """Return the global adapter that a site trains.
@@ -64,7 +68,7 @@ class GroupSum:
         return Upload(round=self._order.round, state=self._order.state)
 
     def take(self, site: str, upload: Upload) -> None:
-        """Check a site's adapter and keep it; the first one counts.
+        """Check a site's adapter, keep it and add it; the first one counts.
 
         Raises:
             FedpeftError: it is not used; the server hears why.
@@ -80,56 +84,65 @@ class GroupSum:
             check_tensors(upload.state, site=site, schema=self._schema, dtype=order.dtype, masked=order.masked)
             if not order.masked:
                 check_fits(upload.state, weight=order.weights[site], sites=order.together)
+            length = 0.0 if order.masked else update_length(upload.state, order.state)
         except FedpeftError as error:
             with self._lock:
                 self._refused[site] = str(error)[:MAX_REASON]
             raise
         with self._lock:
-            self._states[site] = upload.state
+            self._states[site], self._lengths[site] = upload.state, length
             del self._refused[site]
+            self._add(site)
 
     def measured(self) -> Measured:
         """Return how far each site moved, and why others are not used; what comes later is not used either."""
-        order = self._order
         with self._lock:
-            states, refused = dict(self._states), dict(self._refused)
-            for site in order.weights.keys() - states.keys():
+            lengths, refused = dict(sorted(self._lengths.items())), dict(self._refused)
+            for site in self._order.weights.keys() - lengths.keys():
                 self._refused.setdefault(site, f"the adapter of site {site} came too late.")
-        lengths = {
-            site: 0.0 if order.masked else update_length(state, order.state) for site, state in sorted(states.items())
-        }
-        return Measured(round=order.round, lengths=lengths, refused=refused)
+        return Measured(round=self._order.round, lengths=lengths, refused=refused)
 
     def total(self, sites: Sequence[str]) -> PartialSum:
         """Return the sum of these sites' weighted adapters.
 
         Raises:
-            FedpeftError: one of them has sent none, or numbers that no sum can hold.
+            FedpeftError: one of them has sent none.
         """
-        order = self._order
         with self._lock:
-            states = dict(self._states)
-        if not sites or len(set(sites)) != len(sites) or not states.keys() >= set(sites):
-            raise FedpeftError(f"a sum of {len(sites)} sites is asked for, {len(states)} have sent an adapter.")
-        totals = added(encoded(states[site], order.weights[site], order.together, order.masked) for site in sites)
-        return PartialSum(round=order.round, sites=list(sites), state={k: to_wire(n) for k, n in totals.items()})
+            if not sites or len(set(sites)) != len(sites) or not self._states.keys() >= set(sites):
+                raise FedpeftError(
+                    f"a sum of {len(sites)} sites is asked for, {len(self._states)} have sent an adapter."
+                )
+            for site in self._states.keys() - set(sites):
+                self._add(site, out=True)
+                del self._states[site]
+            state = {key: to_wire(numbers) for key, numbers in self._totals.items()}
+        return PartialSum(round=self._order.round, sites=list(sites), state=state)
+
+    def _add(self, site: str, *, out: bool = False) -> None:
+        order = self._order
+        add(self._totals, self._states[site], order.weights[site], order.together, masked=order.masked, out=out)
 
 
-def encoded(state: State, weight: int, together: int, masked: bool) -> Numbers:
-    """Return a site's weighted adapter as integers modulo 2^64; a masked one is that already."""
-    return {key: from_wire(tensor) for key, tensor in state.items()} if masked else encode(state, weight, together)
+def add(totals: Numbers, state: State, weight: int, together: int, *, masked: bool, out: bool = False) -> None:
+    """Add a site's weighted adapter to a sum of integers modulo 2^64, or take it out, one tensor after the other.
 
-
-def added(parts: Iterable[Numbers]) -> Numbers:
-    """Return the sum of encodings, one of which is read at a time."""
-    totals: Numbers = {}
-    for part in parts:
-        for key, numbers in part.items():
-            if key in totals:
-                totals[key] += numbers
-            else:
-                totals[key] = numbers.copy()
-    return totals
+    Args:
+        totals: the sum, which is changed; empty before the first adapter.
+        state: the adapter; masked, or a sum, it is such integers already.
+        weight: n_k.
+        together: number of sites of the round.
+        masked: whether it is.
+        out: whether to subtract it.
+    """
+    for key, tensor in state.items():
+        numbers = from_wire(tensor) if masked else encode({key: tensor}, weight, together)[key]
+        if key not in totals:
+            totals[key] = np.zeros_like(numbers)
+        if out:
+            totals[key] -= numbers
+        else:
+            totals[key] += numbers
 
 
 M = TypeVar("M", Measured, PartialSum)
@@ -184,8 +197,16 @@ class RelaySums:
         self._weights = {site: weight_of(i.samples["train"], method) for site, i in introductions.items()}
         self._schema, self._together, self._round = first.schema, 0, 0
         self._places: dict[str, str] = {}  # by site of the round
+        self._start: State = {}  # the global adapter of the round
+        self._lengths: dict[str, float] = {}  # by site whose adapter is at a relay, as that measured it
         self._totals: Numbers = {}  # of the relays that have answered
         self._lock = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the adapter that each site sends, to its relay or to the server."""
+        width = 8 if self._masked else getattr(torch, self._dtype).itemsize
+        return sum(math.prod(shape) for shape in self._schema.values()) * width
 
     def begin(self, round: int, sites: Sequence[str], state: State) -> tuple[dict[str, str], dict[str, str]]:
         """Order the sums of a round; return the relay of each site (empty: none), and why others take no part.
@@ -195,7 +216,7 @@ class RelaySums:
             sites: of the round.
             state: the global adapter that they train.
         """
-        self._round, self._together, self._totals = round, len(sites), {}
+        self._round, self._together, self._totals, self._start = round, len(sites), {}, state
         self._places = self._relays.behind(sites)
         orders = {
             relay: SumOrder(
@@ -228,22 +249,48 @@ class RelaySums:
                 else:
                     missing = f"the adapter of site {site} did not reach relay {relay}."
                     refused[site] = answer.refused.get(site, missing) if answer else failed[relay]
+        self._lengths = lengths
         return lengths, refused
 
     def add_up(self, sites: Iterable[str]) -> dict[str, str]:
-        """Let the relays add up these sites; return why some are not in a sum."""
+        """Let the relays add up these sites; return why some are not in a sum.
+
+        A mean of adapters lies no further from the global one than they do in the mean. So a relay can send no sum that
+        goes beyond the lengths that it measured, which were compared with those of all other sites.
+        """
         groups = self._groups(sites)
 
         def take(relay: str, answer: PartialSum) -> None:
             if answer.sites != groups[relay]:
                 raise FedpeftError(f"relay {relay} added up other sites than it was asked to: look at its log.")
-            check_tensors(answer.state, site=relay, schema=self._schema, dtype=self._dtype, masked=True)
+            if misfit := first_misfit(answer.state, self._schema, dtype="int64"):
+                raise FedpeftError(
+                    f"relay {relay} sent no sum of the announced tensors ({misfit.what} {misfit.key}): install the "
+                    f"same fedpeft version there."
+                )
+            if not self._masked:
+                self._check_reach(relay, answer)
             with self._lock:
-                self._totals = added((self._totals, {key: from_wire(tensor) for key, tensor in answer.state.items()}))
+                add(self._totals, answer.state, 1, self._together, masked=True)
 
         orders = {relay: SumQuery(round=self._round, sites=group) for relay, group in groups.items()}
         failed = self._ask(orders, PartialSum, take)
         return {site: failed[relay] for relay, group in groups.items() if relay in failed for site in group}
+
+    def _check_reach(self, relay: str, answer: PartialSum) -> None:
+        """Refuse a sum whose mean lies further from the global adapter than the adapters that the relay measured."""
+        weights = {site: self._weights[site] for site in answer.sites}
+        whole, square, count = sum(weights.values()), 0.0, 0
+        for key, tensor in answer.state.items():
+            mean = decode({key: from_wire(tensor)}, whole, {key: torch.float64})
+            square += update_length(mean, self._start) ** 2 * tensor.numel()
+            count += tensor.numel()
+        reach = sum(weight * self._lengths[site] for site, weight in weights.items()) / whole
+        if not math.sqrt(square / max(count, 1)) <= reach * (1 + ROUNDING) + ROUNDING:
+            raise FedpeftError(
+                f"relay {relay} sent a sum that the adapters which it measured cannot have: look at its log, or "
+                f"let its sites connect to another."
+            )
 
     def mean(self, replies: Mapping[str, TrainReply], previous: State) -> State:
         """Return the weighted mean of a round's adapters.
@@ -252,14 +299,11 @@ class RelaySums:
             replies: that were accepted, by site; one whose adapter is at a relay has none.
             previous: the global adapter, whose dtypes the mean gets.
         """
-        direct = (
-            encoded(reply.state, self._weights[site], self._together, self._masked)
-            for site, reply in replies.items()
-            if not self._places[site]
-        )
-        totals = added(itertools.chain((self._totals,), direct))
+        for site, reply in replies.items():
+            if not self._places[site]:
+                add(self._totals, reply.state, self._weights[site], self._together, masked=self._masked)
         dtypes: dict[str, torch.dtype] = {key: tensor.dtype for key, tensor in previous.items()}
-        return decode(totals, sum(self._weights[site] for site in replies), dtypes)
+        return decode(self._totals, sum(self._weights[site] for site in replies), dtypes)
 
     def _groups(self, sites: Iterable[str]) -> dict[str, list[str]]:
         groups: dict[str, list[str]] = {}
@@ -285,6 +329,8 @@ class RelaySums:
                 take(relay, answer)
             except FedpeftError as error:
                 failed[relay] = str(error)
+            except Exception as error:  # whatever a relay sends may cost its sites the round, and nobody else
+                failed[relay] = f"relay {relay} sent an answer that cannot be read ({type(error).__name__})."
 
         with ThreadPoolExecutor(MAX_AT_ONCE) as threads:
             list(threads.map(ask, orders))

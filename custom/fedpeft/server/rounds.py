@@ -315,6 +315,7 @@ class Rounds:
         refused: dict[str, str] = {}
         if self._sums:
             places, refused = self._sums.begin(number, sites, self._global.state)
+            check_enough(f"round {number}", places, needed, refused)
             orders = {
                 site: replace(orders[site], relay=place, state={} if place else orders[site].state)
                 for site, place in places.items()

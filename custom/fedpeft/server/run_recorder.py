@@ -127,6 +127,7 @@ class RunRecorder:
         assignment: Assignment | None = None,
         *,
         seconds: float,
+        sent: int | None = None,
         keep: Callable[[], None] = lambda: None,
     ) -> None:
         """Append one round to history.json.
@@ -138,6 +139,7 @@ class RunRecorder:
             report: of the integration.
             assignment: the layers that were scheduled.
             seconds: of the whole round.
+            sent: bytes of the adapter that each site sent, where a relay may have it; None: as the replies bring it.
             keep: writes the checkpoint; a round whose checkpoint cannot be written does not count as finished.
 
         Raises:
@@ -149,7 +151,7 @@ class RunRecorder:
                 "samples": reply.samples,
                 "seconds": reply.seconds,
                 "attempts": reply.attempts,
-                "sent": sum(tensor.nbytes for tensor in reply.state.values()),
+                "sent": sum(tensor.nbytes for tensor in reply.state.values()) if sent is None else sent,
             }
             for site, reply in accepted.items()
         }

@@ -184,11 +184,6 @@ class UpdateCheck:
             for site, count in samples.items()
         }
 
-    @property
-    def keeps(self) -> bool:
-        """Whether it compares what a site sends with what that site sent last."""
-        return bool(self._factor and self._kept)
-
     def accept(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Note the adapters that were not refused, where their sites may keep a part of them."""
         if self.keeps:
