@@ -31,7 +31,7 @@ State = dict[str, torch.Tensor]
 PARTS = {
     "checks": (integration, "check_round"),
     "costs": (transport, "cost_matrix"),
-    "assignment": (permutation, "match"),
+    "assignment": (transport, "match"),
     "common order": (common_order, "common_order"),
     "moving neurons": (permutation, "_carry"),
     "weighted sums": (integration, "weighted_mean"),
@@ -127,17 +127,17 @@ def split(states: list[State], counts: list[int], repeats: int, settings: PIASet
 def costs_of_a_round(states: list[State], counts: list[int]) -> list[torch.Tensor]:
     """The cost matrices of one PIA round."""
     costs: list[torch.Tensor] = []
-    original = permutation.match
+    original = transport.match
 
     def keep(cost: torch.Tensor, *args: Any, **kwargs: Any) -> transport.Matching:
         costs.append(cost)
         return original(cost, *args, **kwargs)
 
-    permutation.match = keep
+    transport.match = keep
     try:
         integrate(states, counts)
     finally:
-        permutation.match = original
+        transport.match = original
     return costs
 
 

@@ -297,15 +297,19 @@ def visit(port: int, method: dict[str, Any], sites: list[str], megabytes: int) -
     def attend(site: str, own: Cell, folder: Path) -> None:
         while not own.is_cell_connected("server"):
             time.sleep(WAIT)
+        logging.disable(logging.WARNING)
 
         def request(topic: str, shareable: Shareable) -> Any:
             shareable["site"] = site
             message = new_cell_message({}, shareable)
-            reply = own.send_request(
-                channel=CellChannel.SERVER_COMMAND, target="server", topic=topic, request=message, timeout=3600
-            )
-            if (code := reply.get_header(MessageHeaderKey.RETURN_CODE)) == ReturnCode.OK:
-                return reply.payload or {}
+            try:
+                reply = own.send_request(
+                    channel=CellChannel.SERVER_COMMAND, target="server", topic=topic, request=message, timeout=3600
+                )
+                if (code := reply.get_header(MessageHeaderKey.RETURN_CODE)) == ReturnCode.OK:
+                    return reply.payload or {}
+            except RuntimeError as error:  # FLARE's, where tensors do not arrive
+                code = error
             print(f"{site}: {topic} failed ({code}) and is sent again", flush=True)
             return None
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Wall time of a whole federation in FLARE's simulator, against the same training as one bare PyTorch loop.
 
-    python benchmarks/wall_time.py [--runs 3] [--set SECTION.NAME=VALUE]
+    python benchmarks/wall_time.py [--runs 3] [--ways "--engine pool -t 2"] [--set SECTION.NAME=VALUE]
 
 The federation is the command that a user types: `fedpeft simulate jobs/fedpia_task1` with the flags of each row. The
 loop is `fedpeft.federate` in one process that trains one site after the other with one thread. All are timed as
@@ -99,6 +99,7 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3, help="runs of each way")
+    parser.add_argument("--ways", nargs="+", default=FLAGS, metavar="FLAGS", help="of the command; default: all four")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     parser.add_argument("--bare", type=Path, metavar="FOLDER", help="be the loop: train and write to FOLDER")
     options = parser.parse_args()
@@ -106,7 +107,7 @@ def main() -> None:
         bare(options.set, options.bare)
         return
     print(machine())
-    run(options.set, options.runs)
+    run(options.set, options.runs, options.ways)
 
 
 if __name__ == "__main__":

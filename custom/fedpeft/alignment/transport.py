@@ -122,19 +122,19 @@ def cost_matrix(client: Tensor, reference: Tensor) -> Tensor:
         >>> cost_matrix(torch.eye(2), torch.zeros(1, 2)).tolist()
         [[1.0], [1.0]]
     """
-    x, y = client.double(), reference.double()
+    y = reference.double()
     center = y.mean(dim=0)
-    x_shifted, y_shifted = x - center, y - center
+    x_shifted, y_shifted = client - center, y - center  # float64, as the mean is
     y_squared = y_shifted.square().sum(dim=1)
     x_squared = torch.linalg.vector_norm(x_shifted, dim=1, keepdim=True).square_()
     longest = max(float(x_squared.max()), float(y_squared.max()))
-    if not TINY <= longest < math.inf and (scale := _scale(x, y)) not in (0, 1):
-        return cost_matrix(x / scale, y / scale) * scale
+    if not TINY <= longest < math.inf and (scale := _scale(client.double(), y)) not in (0, 1):
+        return cost_matrix(client.double() / scale, y / scale) * scale
     squared = torch.addmm(y_squared, x_shifted, y_shifted.T, alpha=-2).add_(x_squared)
     cancelled = (squared < CANCELLED**2 * (x_squared + y_squared)).any(dim=1)
     distances = squared.clamp_(min=0).sqrt_()
     if cancelled.any():
-        distances[cancelled] = torch.cdist(x[cancelled], y, compute_mode="donot_use_mm_for_euclid_dist")
+        distances[cancelled] = torch.cdist(client[cancelled].double(), y, compute_mode="donot_use_mm_for_euclid_dist")
     return distances
 
 
@@ -179,6 +179,8 @@ def _only_coordinate(client: Tensor, reference: Tensor) -> int | None:
     """Return the coordinate in which alone the neurons of both sides differ; None if there are more, or none."""
     if client.shape[1] == 1:
         return 0
+    if torch.count_nonzero(client[0] != reference[0]) > 1:  # as nearly always
+        return None
     differing = ((client != client[0]).any(dim=0) | (reference != client[0]).any(dim=0)).nonzero()
     return int(differing) if len(differing) == 1 else None
 
@@ -202,8 +204,7 @@ def match(
             )
         return unmoved(cost)
     if solver == "exact" and permutes:
-        image = torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1])  # the match of each client neuron
-        return Matching(order=_inverse(image).to(cost.device))
+        return Matching(order=_inverse(linear_sum_assignment(cost.cpu().numpy())[1]).to(cost.device))
     scaled = cost.cpu() / (_scale(cost) or 1.0)  # POT's tolerances are absolute
     if solver == "exact" and client_mass is None and reference_mass is None and _splits_evenly(scaled):
         plan = _assigned_in_parts(scaled)
@@ -228,11 +229,11 @@ def _check_finite(cost: Tensor) -> None:
         raise FedpeftError("the supports hold NaN or infinity, so no neuron can be matched: give finite values.")
 
 
-def _inverse(image: Tensor) -> Tensor:
+def _inverse(image: np.ndarray) -> Tensor:
     """Return the order (n) in which client neuron i stands at image[i]."""
-    order = torch.empty_like(image)
-    order[image] = torch.arange(len(image), device=image.device)
-    return order
+    order = np.empty_like(image)
+    order[image] = np.arange(len(image))
+    return torch.from_numpy(order)
 
 
 def _sorted(client: Tensor, reference: Tensor) -> Matching:

@@ -22,6 +22,7 @@ from nvflare.fuel.utils import fobs
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.disk_replies import read_from_disk
 from fedpeft.flare.hardening.message_limits import limit_messages
+from fedpeft.flare.hardening.streams import free_ended_streams
 from fedpeft.protocol.fields import REFUSED, shown
 from fedpeft.protocol.types import M, Order, Reply, fields_of, message_from
 
@@ -30,9 +31,10 @@ SETTING = "NVFLARE_NVFLARE_DECOMPOSERS"  # the environment variable for FLARE's 
 
 
 def register_tensors() -> None:
-    """Register the decomposer of torch tensors in this process, and limit messages."""
+    """Register the decomposer of torch tensors in this process, limit messages, and free what they needed."""
     fobs.register(TensorDecomposer)
     limit_messages()
+    free_ended_streams()
 
 
 def register_early() -> None:

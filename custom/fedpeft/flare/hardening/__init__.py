@@ -5,6 +5,7 @@
     requests         requests that no site, server or user of this machine may make
     origins          messages that name another origin than their sender has
     message_limits   bytes of one message or frame
+    streams          memory of streams that have ended
 
 `fedpeft.flare.admission_components`, which start-up kits name, installs them before a process takes any message.
 """
