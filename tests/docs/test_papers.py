@@ -62,7 +62,7 @@ def test_every_table_and_figure_has_a_row(paper, kinds):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}, {row[1]}")
 def test_every_row_has_a_command_for_the_embedded_data(row):
-    _, title, published, embedded, differs = row
+    _, _, published, embedded, differs = row
     commands = published if embedded == "the same" else embedded
     assert any(span.startswith(PROGRAMS) for span in SPAN.findall(commands))
     assert published.startswith(("`", "as "))

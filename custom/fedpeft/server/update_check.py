@@ -186,7 +186,7 @@ class UpdateCheck:
 
     def accept(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Note the adapters that were not refused, where their sites may keep a part of them."""
-        if self.keeps:
+        if self._factor and self._kept:
             self.own |= {site: self._store(state) for site, state in states.items()}
 
 
