@@ -73,7 +73,7 @@ def serve(port: int, adapter: Mapping[str, Any], pipe: Connection) -> None:
     from fedpeft.flare.messages import from_model, to_model
     from fedpeft.protocol.types import TrainOrder, TrainReply
 
-    state = initial(**adapter)
+    state = initial(**adapter) if adapter else {}
     own, frames = cell("server", port)
 
     def hand_out(_):
