@@ -3,7 +3,7 @@
 
     python benchmarks/scale.py                                     # the tables of docs/scale.md
     python benchmarks/scale.py --server-gbit 10 --site-mbit 100    # with another network
-    python benchmarks/scale.py --measure                           # measure the constants anew: a minute, 6 GB
+    python benchmarks/scale.py --measure                           # measure the constants anew: a few minutes, 6 GB
 
 The tables are computed, from constants that `--measure` writes into results/scale.json. It measures one site and one
 server over TCP on this machine, without TLS: FLARE's cells with fedpeft's messages (wire.py), then the server's checks
@@ -36,11 +36,11 @@ SITES = (10, 100, 1_000, 10_000)
 SUMMED, IDLE_REQUESTS = 4, 500
 ROUNDS, LARGE = 20, 100_000_000  # of an adapter from this size on three rounds are measured
 SITES_OF_RELAY = 100
-POLL = 2.0  # seconds between two requests of a waiting site: FLARE's default, and that of deployments/hospital
+POLL, SELDOM = 2.0, 20.0  # seconds between two requests of a waiting site: FLARE's default, and the longest advised
 HEARTBEAT = 10.0  # seconds between two heartbeats of a site's process of a job: FLARE's default
 WIDER = 2  # a sum has 8 bytes for each 4 of an adapter
 BARE = "none"  # the messages of a site whose adapter goes to its relay
-IDLE_RELAY = 0.4e9  # bytes of a relay's process, measured
+IDLE_RELAY = 0.3e9  # bytes of a relay's process before an adapter comes, measured: torch, FLARE, fedpeft
 IDLE_SERVER = 0.4e9  # bytes of the server's process of a job before a reply comes, measured: torch, FLARE, fedpeft
 MB, GB = 1e6, 1e9
 
@@ -87,7 +87,8 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """A round at one place: server or relay; bytes of both ways, seconds of network and processor, bytes of memory."""
+    """A round at one place: server or relay; bytes of both ways, seconds of network and processor, bytes of memory and
+    disk."""
 
     connections: int
     messages: int
@@ -95,6 +96,7 @@ class Load:
     network: float
     processor: float
     memory: float
+    disk: float = 0.0
 
 
 def at_server(costs: Costs, sites: int, network: Network) -> Load:
@@ -133,9 +135,11 @@ def with_partial_sums(costs: Costs, bare: Costs, sites: int, network: Network) -
         sites: of the round.
         network: see `Network`.
     """
+    from fedpeft.flare.disk_replies import MAX_IN_MEMORY
     from fedpeft.server.relay_sums import MAX_AT_ONCE
 
     relays, below = math.ceil(sites / SITES_OF_RELAY), min(sites, SITES_OF_RELAY)
+    kept = below * costs.size  # of the relay's sites, on its disk where they are large together
     one = costs.sent / 2 * (1 + WIDER)  # the global adapter down, a sum up
     sent = sites * bare.sent + relays * one
     server = Load(
@@ -143,7 +147,7 @@ def with_partial_sums(costs: Costs, bare: Costs, sites: int, network: Network) -
         messages=sites * bare.frames + relays * math.ceil(costs.frames * (1 + WIDER) / 2),
         sent=sent,
         network=(sites * bare.sent / 2 + relays * costs.sent / 2 * WIDER) * 8 / (network.server_gbit * GB),
-        processor=sites * (bare.processor + bare.summing) + relays * WIDER * costs.processor,
+        processor=sites * bare.processor + relays * (WIDER * costs.processor + costs.adding),
         memory=IDLE_SERVER + (3 + min(relays, MAX_AT_ONCE)) * WIDER * costs.size,
     )
     passed = 2 * below * bare.sent
@@ -153,14 +157,18 @@ def with_partial_sums(costs: Costs, bare: Costs, sites: int, network: Network) -
         sent=below * costs.sent + passed + one,
         network=(below * costs.sent / 2 + passed / 2 + costs.sent / 2 * WIDER) * 8 / (network.relay_gbit * GB),
         processor=below * (costs.processor + costs.adding + 2 * bare.processor) + WIDER * costs.processor,
-        memory=IDLE_RELAY + (below + 1 + 2 * WIDER) * costs.size + max(costs.peak - costs.size, 0),
+        memory=IDLE_RELAY
+        + (1 + WIDER) * costs.size
+        + (kept if kept <= MAX_IN_MEMORY else 0)
+        + max(costs.peak - costs.size, 0),
+        disk=kept if kept > MAX_IN_MEMORY else 0,
     )
     return server, relay
 
 
-def polling(sites: int, idle: float) -> float:
+def polling(sites: int, idle: float, interval: float = POLL) -> float:
     """Seconds of processor that the server's process of a job spends in every second on sites that wait for a task."""
-    return sites * (1 / POLL + 1 / HEARTBEAT) * idle
+    return sites * (1 / interval + 1 / HEARTBEAT) * idle
 
 
 def round_seconds(costs: Costs, load: Load, network: Network) -> float:
@@ -314,20 +322,26 @@ def tables(idle: float, measured: Mapping[str, Costs], network: Network) -> None
             )
             for name, one in (*costs.items(), (BARE, bare))
         ],
-        f"Both tasks of a round, there and back; {BARE}: messages without an adapter. A request of a site that "
-        f"waits: {idle * 1000:.2f} ms of the server's "
-        f"processor.",
+        f"Both tasks of a round, there and back; {BARE}: messages without an adapter. A request of a site that waits: "
+        f"{idle * 1000:.2f} ms of the server's processor.",
     )
     show(
         "The server, computed: all sites reply to it, directly or through relays that forward",
-        ("adapter", "sites", "messages", "GB", "network s", "CPU s", "round s", "memory GB", "polling, cores"),
+        (
+            *("adapter", "sites", "messages", "GB", "network s", "CPU s", "round s", "memory GB"),
+            *("polling, cores", "seldom"),
+        ),
         [
-            (name, f"{sites:,}", *_cells(load), *_last(one, load, network), f"{polling(sites, idle):.2f}")
+            (
+                *(name, f"{sites:,}", *_cells(load), *_last(one, load, network)),
+                *(f"{polling(sites, idle):.2f}", f"{polling(sites, idle, SELDOM):.2f}"),
+            )
             for name, one in costs.items()
             for sites in SITES
             for load in [at_server(one, sites, network)]
         ],
-        _network_note(network) + f" Polling: each waiting site every {POLL:g} s.",
+        _network_note(network) + f" Polling: each waiting site every {POLL:g} s, seldom: every {SELDOM:g} s; and "
+        f"a heartbeat of each every {HEARTBEAT:g} s.",
     )
     show(
         f"One relay that forwards, computed: {SITES_OF_RELAY} sites below it",
@@ -343,7 +357,7 @@ def tables(idle: float, measured: Mapping[str, Costs], network: Network) -> None
         f"federation.sums_at_relays, computed: a relay for each {SITES_OF_RELAY} sites",
         (
             *("adapter", "sites", "messages", "GB", "network s", "CPU s", "memory GB"),
-            *("relay: network s", "CPU s", "memory GB"),
+            *("relay: net s", "CPU s", "memory GB", "disk GB"),
         ),
         [
             (
@@ -354,6 +368,7 @@ def tables(idle: float, measured: Mapping[str, Costs], network: Network) -> None
                 f"{relay.network:,.1f}",
                 f"{relay.processor:,.1f}",
                 f"{relay.memory / GB:,.1f}",
+                f"{relay.disk / GB:,.1f}",
             )
             for name, one in costs.items()
             for sites in SITES[1:]

@@ -18,7 +18,7 @@ def scale(benchmark):
 
 @pytest.fixture
 def costs(scale):
-    return scale.Costs(size=100, frames=5, sent=220, wall=1.0, processor=0.5, summing=0.25, peak=300)
+    return scale.Costs(size=100, frames=5, sent=220, wall=1.0, processor=0.5, summing=0.25, peak=300, adding=0.3)
 
 
 def test_ten_times_the_sites_are_ten_times_the_work_of_the_server(scale, costs):
@@ -35,11 +35,29 @@ def test_relays_that_forward_take_nothing_off_the_server_but_each_carries_its_by
     assert relay.connections == scale.SITES_OF_RELAY + 1
 
 
-def test_with_partial_sums_the_server_has_the_work_of_as_many_sites_as_there_are_relays(scale, costs):
+@pytest.fixture
+def bare(scale):
+    return scale.Costs(size=0, frames=2, sent=10, wall=0.1, processor=0.01, summing=0.0, peak=0, adding=0.0)
+
+
+def test_with_partial_sums_adapters_cost_the_server_as_much_as_there_are_relays(scale, costs, bare):
     network = scale.Network()
-    server, relay = scale.with_partial_sums(costs, 10_000, network)
-    assert server == scale.at_server(costs, 10_000 // scale.SITES_OF_RELAY, network)
-    assert relay.memory == scale.at_server(costs, scale.SITES_OF_RELAY, network).memory
+    few, many = (scale.with_partial_sums(costs, bare, sites, network)[0] for sites in (1_000, 10_000))
+    for field in ("connections", "messages", "sent", "network", "processor"):
+        assert getattr(many, field) == pytest.approx(10 * getattr(few, field))
+    assert many.memory == few.memory
+    every = scale.at_server(costs, 10_000, network)
+    assert many.sent == pytest.approx(10_000 * bare.sent + every.sent / scale.SITES_OF_RELAY * 1.5)
+
+
+def test_a_relay_keeps_adapters_on_its_disk_where_they_are_large_together(scale, costs, bare):
+    network = scale.Network()
+    small, large = (
+        scale.with_partial_sums(replace(costs, size=size, peak=size), bare, 1_000, network)[1]
+        for size in (10**6, 10**7)
+    )
+    assert (small.memory - scale.IDLE_RELAY, small.disk) == (pytest.approx(103 * 10**6), 0)
+    assert (large.memory - scale.IDLE_RELAY, large.disk) == (pytest.approx(3 * 10**7), 10**9)
 
 
 def test_a_faster_network_leaves_the_processor(scale, costs):
@@ -68,3 +86,4 @@ def test_the_constants_are_measured(scale):
     assert costs.frames > 0
     assert idle >= 0
     assert costs.summing > 0
+    assert costs.adding > 0

@@ -19,7 +19,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.flare import relay_sums
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import to_model
-from fedpeft.flare.relay_sums import ADD_UP, FETCH, MEASURE, OPEN, TAKE, CellRelays, SumDesk, fetch, hand_over
+from fedpeft.flare.relay_sums import ADD_UP, FETCH, MEASURE, OPEN, REACH, TAKE, CellRelays, SumDesk, fetch, hand_over
 from fedpeft.protocol.types import (
     METRICS,
     TRAIN,
@@ -68,9 +68,15 @@ class Sender:
     def get_fqcn(self):
         return self._origin
 
-    def send_request(self, *, channel, topic, target, request, timeout, abort_signal):
+    @property
+    def core_cell(self):
+        return self
+
+    def send_request(self, *, channel, topic, target, request, timeout, abort_signal=None, progress_wait_cb=None):
         if target != self._wire.name or topic not in self._wire.answers:
             return make_reply(ReturnCode.TARGET_UNREACHABLE)
+        if topic == REACH:
+            return self._wire.answers[topic](request)
         self._wire.reached.append((topic, self._origin))
         request.set_header(MessageHeaderKey.ORIGIN, self._origin)
         return self._wire.answers[topic](request)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,8 +37,10 @@ from fedpeft.server.relay_sums import GroupSum
 
 CHANNEL = "fedpeft_sums"
 OPEN, FETCH, TAKE, MEASURE, ADD_UP = "open", "fetch", "take", "measure", "add_up"
+REACH = "reach"
 MAX_JOBS = 8  # whose sums a relay keeps; of more the oldest is dropped
 SECONDS = 600.0  # for one message and its answer
+POLL = 20.0  # seconds after which a relay that has not answered is asked whether it is there
 FIELDS, STATE, PROBLEM = "fields", "state", "problem"
 LARGER = "a relay reads no larger message."
 _log = logging.getLogger(__name__)
@@ -67,17 +70,34 @@ def relay_of(cell: str) -> str:
 
 
 def _asked(cell: Cell, relay: str, topic: str, message: Any, abort_signal: Signal | None) -> Any:
-    answer = cell.send_request(
-        channel=CHANNEL,
-        topic=topic,
-        target=relay,
-        request=new_cell_message({}, packed(message)),
-        timeout=SECONDS,
-        abort_signal=abort_signal,
-    )
-    if (code := answer.get_header(MessageHeaderKey.RETURN_CODE)) != ReturnCode.OK:
-        raise FedpeftError(f"relay {relay} does not answer ({code}): is it fedpeft's, and does it run?")
+    deadline, code = time.monotonic() + SECONDS, _reached(cell, relay)
+    if code == ReturnCode.OK:
+        answer = cell.send_request(
+            channel=CHANNEL,
+            topic=topic,
+            target=relay,
+            request=new_cell_message({}, packed(message)),
+            timeout=POLL,
+            abort_signal=abort_signal,
+            progress_wait_cb=lambda: time.monotonic() < deadline and _reached(cell, relay) == ReturnCode.OK,
+        )
+        code = answer.get_header(MessageHeaderKey.RETURN_CODE)
+    if code != ReturnCode.OK:
+        raise FedpeftError(
+            f"relay {relay} does not answer ({code}): start it with fedpeft installed, or leave "
+            f"federation.sums_at_relays out."
+        )
     return answer.payload
+
+
+def _reached(cell: Cell, relay: str) -> str:
+    """Return FLARE's return code of a bare request, which fails at once where no connection leads to the relay.
+
+    FLARE sends a message with tensors in pieces, and hears of none that a cell on the way cannot pass on.
+    """
+    request = new_cell_message({}, None)
+    answer = cell.core_cell.send_request(channel=CHANNEL, topic=REACH, target=relay, request=request, timeout=POLL)
+    return str(answer.get_header(MessageHeaderKey.RETURN_CODE))
 
 
 class CellRelays:
@@ -148,6 +168,7 @@ class SumDesk:
         answers = {OPEN: self._open, FETCH: self._fetch, TAKE: self._take, MEASURE: self._measure, ADD_UP: self._add_up}
         for topic, answer in answers.items():
             cell.register_request_cb(channel=CHANNEL, topic=topic, cb=_answering(answer))
+        cell.register_request_cb(channel=CHANNEL, topic=REACH, cb=lambda request: make_reply(ReturnCode.OK))
 
     def _open(self, origin: list[str], content: Any) -> Measured:
         job = self._job_of_server(origin)
