@@ -9,6 +9,7 @@ waits so long: 100 KB each, and thousands of threads where many sites reply. So 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 
 from fedpeft.flare.hardening import replace_function
+
+_log = logging.getLogger(__name__)
 
 
 def free_ended_streams() -> None:
@@ -62,7 +65,10 @@ class _Removals:
                     self._changed.wait(left)
                     continue
                 _, _, function = heappop(self._due)
-            function()
+            try:
+                function()
+            except Exception:  # of one stream: the others must not stay for it
+                _log.warning("a stream that has ended could not be removed", exc_info=True)
 
 
 _removals = _Removals()
