@@ -31,10 +31,7 @@ OURS = "ours"
 TWO_BRANCHES, WEIGHT_SPACE, FROZEN_HALF = "fedpia, two branches", "fedpia, weight space", "fedpia, frozen half"
 RATE = "5e-3"  # of every row that trains adapters and has no other
 RATES = {  # by row and rounds, chosen on seeds from 100 on (choices.py)
-    ("fedavg", SHORT): "8e-3",
-    (OURS, SHORT): "8e-3",
     (WEIGHT_SPACE, SHORT): "8e-3",
-    (TWO_BRANCHES, SHORT): "8e-3",
     (TWO_BRANCHES, LONG): "8e-3",
     (WEIGHT_SPACE, LONG): "8e-3",
 }

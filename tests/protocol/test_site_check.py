@@ -51,13 +51,12 @@ def adapter(kind, **settings):
 
 
 REFUSED_JOBS = {
-    "fed_isic2019": ["method.head"],  # a site has to allow it: `head: true`
     "nih_cxr14": ["data.partition", "data.seed"],  # one data set for all sites: for the simulator
     "f3ocus_task4": ["data.partition"],
     "f3ocus_task5": ["data.partition"],
     "fedpia_task3": ["data.partition"],
     "fedpia_task4": ["data.partition"],
-    "vit_fed_isic2019": ["method.head"],
+    "vit_fed_isic2019": ["method.head"],  # a site has to allow it: `head: true`
     **{job: ["data.partition", "method.head"] for job in ("vit_caltech101", "vit_flowers102", "vit_ham10000")},
 }
 
