@@ -292,9 +292,8 @@ def constants(file: Path = CONSTANTS) -> tuple[str, float, dict[str, Costs]]:
     return read["machine"], read["idle"], {name: Costs(**one) for name, one in read["costs"].items()}
 
 
-def tables(idle: float, measured: Mapping[str, Costs], network: Network) -> None:
-    """Print the page's tables."""
-    bare, costs = measured[BARE], {name: one for name, one in measured.items() if name != BARE}
+def measured_table(idle: float, costs: Mapping[str, Costs]) -> None:
+    """Print what was measured, of messages without an adapter last."""
     show(
         "One site in a round, measured",
         (
@@ -320,11 +319,17 @@ def tables(idle: float, measured: Mapping[str, Costs], network: Network) -> None
                 f"{one.adding:.4f}",
                 f"{one.peak / MB:,.0f}",
             )
-            for name, one in (*costs.items(), (BARE, bare))
+            for name, one in costs.items()
         ],
         f"Both tasks of a round, there and back; {BARE}: messages without an adapter. A request of a site that waits: "
         f"{idle * 1000:.2f} ms of the server's processor.",
     )
+
+
+def tables(idle: float, measured: Mapping[str, Costs], network: Network) -> None:
+    """Print the page's tables."""
+    bare, costs = measured[BARE], {name: one for name, one in measured.items() if name != BARE}
+    measured_table(idle, {**costs, BARE: bare})
     show(
         "The server, computed: all sites reply to it, directly or through relays that forward",
         (

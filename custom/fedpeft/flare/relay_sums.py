@@ -40,7 +40,7 @@ OPEN, FETCH, TAKE, MEASURE, ADD_UP = "open", "fetch", "take", "measure", "add_up
 REACH = "reach"
 MAX_JOBS = 8  # whose sums a relay keeps; of more the oldest is dropped
 SECONDS = 600.0  # for one message and its answer
-POLL = 20.0  # seconds after which a relay that has not answered is asked whether it is there
+POLL = 20.0  # seconds after which a relay without an answer must show that it is there
 FIELDS, STATE, PROBLEM = "fields", "state", "problem"
 LARGER = "a relay reads no larger message."
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def relay_of(cell: str) -> str:
     return FQCN.join(FQCN.split(cell)[:-2])
 
 
-def _asked(cell: Cell, relay: str, topic: str, message: Any, abort_signal: Signal | None) -> Any:
+def _request(cell: Cell, relay: str, topic: str, message: Any, abort_signal: Signal | None) -> Any:
     deadline, code = time.monotonic() + SECONDS, _reached(cell, relay)
     if code == ReturnCode.OK:
         answer = cell.send_request(
@@ -119,7 +119,7 @@ class CellRelays:
     def ask(self, relay: str, order: SumOrder | SumQuery, kind: type[M]) -> M:
         """Send an order to a relay and return its answer."""
         topic = OPEN if isinstance(order, SumOrder) else MEASURE if kind is Measured else ADD_UP
-        answer = _asked(self._cell, relay, topic, order, self._abort_signal)
+        answer = _request(self._cell, relay, topic, order, self._abort_signal)
         return unpacked(kind, answer, sender=f"relay {relay}")
 
 
@@ -130,7 +130,7 @@ def fetch(cell: Cell, relay: str, round: int, abort_signal: Signal | None = None
         FedpeftError: the site does not stand behind this relay, or it has none.
     """
     _check_own(cell, relay)
-    answer = _asked(cell, relay, FETCH, SumQuery(round=round), abort_signal)
+    answer = _request(cell, relay, FETCH, SumQuery(round=round), abort_signal)
     upload = unpacked(Upload, answer, sender=f"relay {relay}")
     if upload.round != round:
         raise FedpeftError(f"relay {relay} has the global adapter of round {upload.round}, not of round {round}.")
@@ -149,7 +149,7 @@ def hand_over(cell: Cell, relay: str, upload: Upload, abort_signal: Signal | Non
         FedpeftError: the site does not stand behind this relay, or it does not take the adapter.
     """
     _check_own(cell, relay)
-    unpacked(Measured, _asked(cell, relay, TAKE, upload, abort_signal), sender=f"relay {relay}")
+    unpacked(Measured, _request(cell, relay, TAKE, upload, abort_signal), sender=f"relay {relay}")
 
 
 class SumDesk:

@@ -31,7 +31,7 @@ from fedpeft.protocol.secure_sum import Numbers, check_fits, decode, encode, fro
 from fedpeft.protocol.types import Introduction, Measured, PartialSum, SumOrder, SumQuery, TrainReply, Upload
 from fedpeft.server.update_check import update_length
 
-MAX_AT_ONCE = 4  # relays that are asked at the same time: the server holds the sum of each until it is added
+MAX_AT_ONCE = 4  # requests to relays at the same time: the server holds the sum of each until it is added
 ROUNDING = 1e-6
 MAX_REASON = 290  # letters: a message holds no longer text
 
