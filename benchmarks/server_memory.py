@@ -387,6 +387,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["fedavg"])
     parser.add_argument("--places", nargs="+", choices=["memory", "disk"], default=["memory", "disk"])
     options = parser.parse_args()
+    os.environ["NVFLARE_TENSOR_STREAMING_PER_REQUEST_TIMEOUT"] = "60"  # as in jobs for a laptop: FLARE waits 600 s
     common = {"megabytes": options.megabytes, "rounds": options.rounds, "places": options.places}
     table = [row for sites in options.sites for name in options.methods for row in rows(name, sites=sites, **common)]
     columns = ["method", "replies", "kept in", "peak GB", "beyond start", "seconds", "times", "same bytes"]

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -84,10 +83,17 @@ def memory(process: psutil.Process) -> int:
     return total
 
 
-def cpu_of_children() -> float:
-    """Seconds of CPU of all processes that this one started and that have ended, with those that they started."""
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return spent.ru_utime + spent.ru_stime
+def note_cpu(process: psutil.Process, spent: dict[tuple[int, float], float]) -> None:
+    """Note the seconds of CPU so far of a process and all that it started, by process; also of those that end later.
+
+    The system adds up those that were waited for alone, and the workers of a fork server are not.
+    """
+    for one in (process, *process.children(recursive=True)):
+        try:
+            times = one.cpu_times()
+            spent[one.pid, one.create_time()] = times.user + times.system
+        except psutil.Error:
+            continue
 
 
 def watched(
@@ -103,16 +109,18 @@ def watched(
     Raises:
         RuntimeError: it failed; with the end of what it printed.
     """
-    most, began, before = 0, time.monotonic(), cpu_of_children()
+    most, began = 0, time.monotonic()
+    spent: dict[tuple[int, float], float] = {}
     with log.open("wb") as output, subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT) as running:
         family = psutil.Process(running.pid)
         while running.poll() is None:
             most = max(most, look(family))
+            note_cpu(family, spent)
             time.sleep(EVERY)
     seconds = time.monotonic() - began
     if running.returncode:
         raise RuntimeError(f"the run ended with {running.returncode}:\n{log.read_text()[-2000:]}")
-    return seconds, cpu_of_children() - before, most / 2**30
+    return seconds, sum(spent.values()), most / 2**30
 
 
 def bare(file: Path, folder: Path) -> None:
