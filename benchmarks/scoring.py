@@ -22,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import eigenvalues
@@ -186,6 +187,13 @@ def measure_spectrum(options: argparse.Namespace) -> None:
     eigenvalues.draw(found).savefig(options.spectrum, dpi=DPI)
 
 
+def picture(text: str) -> str:
+    """Return the path of a picture, whose folder must be there before anything is computed."""
+    if not Path(text).absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: its folder does not exist: make it first")
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full-size", action="store_true", help="ViLT-B instead of the tiny ViLT")
@@ -197,7 +205,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eigenvalues", action="store_true", help="seconds of one eigenvalue and of all, by tensor")
-    parser.add_argument("--spectrum", metavar="PICTURE", help="eigenvalues of trained layers, printed and drawn")
+    parser.add_argument(
+        "--spectrum", metavar="PICTURE", type=picture, help="eigenvalues of trained layers, printed and drawn"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="of training before the spectrum; 0: none")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

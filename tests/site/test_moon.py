@@ -5,45 +5,23 @@ features."""
 import pytest
 import torch
 from peers import Moon
+from small_federations import FEDAVG, LAYERS, SITES, assert_same, learner_builder
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.job.settings import CommonSettings
-from fedpeft.site.learner import Learner
 from fedpeft.site.moon import contrast
 
-SITES = ("slake", "vqa-rad")
-RUN = (
-    f"federation.sites=[{','.join(SITES)}]",
-    "data.train_size=16",
-    "training.batch_size=4",
-    "training.rounds=3",
-    "training.local_epochs=1",
-    "training.learning_rate=5e-3",
-)
-FEDAVG, MOON = "method.aggregation=fedavg", "training.moon_mu=1"
+MOON = "training.moon_mu=1"
 SERVER_PIA = ("method.aggregation=pia", "method.pia.client=false")
 MERGED = ("method.aggregation=pia", "method.pia.integration=weight_space")
 HALF = ("method.aggregation=pia", "method.pia.integration=frozen_half")
-LAYERS = (FEDAVG, "schedule.solver=exact", "schedule.score=lntk", "schedule.budget=1")
 
 
 @pytest.fixture(scope="module")
 def learners(sections, tmp_path_factory):
-    """Function from settings, and a class of learners, to a learner of each site."""
-
-    def build(*settings, kind=Learner, folder=None):
-        folder = folder or tmp_path_factory.mktemp("sites")
-        job = sections(*RUN, *settings)
-        return {site: kind.from_sections(job, site=site, folder=folder / site) for site in SITES}
-
-    return build
-
-
-def assert_same(rounds, others, **tolerance):
-    for one, other in zip(rounds, others, strict=True):
-        torch.testing.assert_close(one.state, other.state, **(tolerance or {"rtol": 0, "atol": 0}))
+    return learner_builder(sections, tmp_path_factory)
 
 
 @pytest.mark.parametrize("method", [(FEDAVG,), (FEDAVG, "method.name=lora"), LAYERS, SERVER_PIA])

@@ -4,38 +4,21 @@
 import pytest
 import torch
 from peers import Ditto, FedALA
+from small_federations import EXACT, FEDAVG, LAYERS, SITES, assert_same, learner_builder
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.job.settings import CommonSettings
 from fedpeft.site import site_state
-from fedpeft.site.learner import Learner
 
-SITES = ("slake", "vqa-rad")
-RUN = (
-    f"federation.sites=[{','.join(SITES)}]",
-    "data.train_size=16",
-    "training.batch_size=4",
-    "training.rounds=3",
-    "training.local_epochs=1",
-    "training.learning_rate=5e-3",
-)
-FEDAVG, DITTO, ALA = "method.aggregation=fedavg", "training.personalization=ditto", "training.personalization=fedala"
+DITTO, ALA = "training.personalization=ditto", "training.personalization=fedala"
 SERVER_PIA = ("method.aggregation=pia", "method.pia.client=false")
 SGD = ("training.optimizer=sgd", "training.learning_rate=1e-6", "training.decay=none", "training.warmup=0")
-EXACT = {"rtol": 0, "atol": 0}
 
 
 @pytest.fixture(scope="module")
 def learners(sections, tmp_path_factory):
-    """Function from settings, and a class of learners, to a learner of each site."""
-
-    def build(*settings, kind=Learner, folder=None):
-        folder = folder or tmp_path_factory.mktemp("sites")
-        job = sections(*RUN, *settings)
-        return {site: kind.from_sections(job, site=site, folder=folder / site) for site in SITES}
-
-    return build
+    return learner_builder(sections, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +40,6 @@ def with_values(kind, **values):
     return type(kind.__name__, (kind,), values)
 
 
-def assert_same(rounds, others, **tolerance):
-    for one, other in zip(rounds, others, strict=True):
-        torch.testing.assert_close(one.state, other.state, **(tolerance or EXACT))
-
-
 @pytest.mark.parametrize(
     ("settings", "kind"),
     [
@@ -81,11 +59,11 @@ def test_numbers_are_those_of_another_implementation(learners, settings, kind):
 
 
 @pytest.mark.parametrize("settings", [(DITTO,), (ALA, "training.ala_rate=1e4")], ids=["ditto", "fedala"])
-@pytest.mark.parametrize("method", [(FEDAVG,), SERVER_PIA, (FEDAVG, "schedule.budget=1")], ids=["", "pia", "layers"])
+@pytest.mark.parametrize("method", [(FEDAVG,), SERVER_PIA, LAYERS], ids=["", "pia", "layers"])
 def test_a_site_goes_on_from_its_disk(learners, tmp_path, settings, method):
     """With alignment at the server and with scheduled layers as well; what was measured is what is kept."""
     site = SITES[0]
-    layers = [0] if "schedule.budget=1" in method else None
+    layers = [0] if method == LAYERS else None
     one = learners(*method, *settings)[site]
     ends = []
     for fresh in (False, True):

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from small_federations import FEDAVG, LAYERS, RUN, SITES, assert_same, learner_builder
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
@@ -10,35 +11,13 @@ from fedpeft.job.settings import CommonSettings
 from fedpeft.site.learner import Learner
 from fedpeft.site.proximal import held_near
 
-SITES = ("slake", "vqa-rad")
-FEDAVG = "method.aggregation=fedavg"
-RUN = (
-    f"federation.sites=[{','.join(SITES)}]",
-    "data.train_size=16",
-    "training.batch_size=4",
-    "training.rounds=2",
-    "training.local_epochs=1",
-    "training.learning_rate=5e-3",
-)
 MERGED = ("method.aggregation=pia", "method.pia.integration=weight_space")
 BESIDE = ("method.aggregation=pia", "method.pia.integration=two_branches")
 
 
 @pytest.fixture(scope="module")
 def learners(sections, tmp_path_factory):
-    """Function from settings, and a class of learners, to a learner of each site."""
-
-    def build(*settings, kind=Learner):
-        folder = tmp_path_factory.mktemp("sites")
-        job = sections(*RUN, *settings)
-        return {site: kind.from_sections(job, site=site, folder=folder / site) for site in SITES}
-
-    return build
-
-
-def assert_same(rounds, others, **tolerance):
-    for one, other in zip(rounds, others, strict=True):
-        torch.testing.assert_close(one.state, other.state, **(tolerance or {"rtol": 0, "atol": 0}))
+    return learner_builder(sections, tmp_path_factory)
 
 
 class FedProxByLoss(Learner):
@@ -62,7 +41,7 @@ class FedProxByLoss(Learner):
             hook.remove()
 
 
-@pytest.mark.parametrize("method", [(FEDAVG,), (FEDAVG, "method.name=lora"), (FEDAVG, "schedule.budget=1")])
+@pytest.mark.parametrize("method", [(FEDAVG,), (FEDAVG, "method.name=lora"), LAYERS])
 def test_fedprox_is_its_loss(learners, method):
     rounds = list(federate(learners(*method, "training.proximal_mu=0.3")))
     assert_same(rounds, list(federate(learners(*method, kind=FedProxByLoss))), rtol=0, atol=1e-7)

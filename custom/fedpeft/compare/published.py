@@ -89,6 +89,10 @@ PARTS = "[client-1,client-2,client-3,client-4,client-5,client-6]"
 ISIC = "[bcn,vidir-molemax,vidir-modern,rosendahl,mskcc,vienna-dias]"
 
 
+SCHEDULE = "pfeiffer+f3ocus_1_6"
+KERNEL = f"{SCHEDULE}+kernel_of_outputs"
+
+
 def _readings(*changes: str, figures: tuple[float | None, ...]) -> dict[str, tuple[float | None, ...]]:
     """Return FedPIA's figures of a row for each reading of its text; `changes` are settings."""
     return dict.fromkeys((" ".join((reading, *changes)) for reading in READINGS), figures)
@@ -108,18 +112,11 @@ def _ablations(
 
 def _scores(layers: int, figures: Mapping[str, tuple[float, ...]]) -> dict[str, tuple[float | None, ...]]:
     """Return a table of F3OCUS with 1 to so many layers at a site: each site's best layers by a score, and F3OCUS."""
-    range_ = () if layers == 6 else (f"schedule.budget_range=[1,{layers}]",)
-    kernel, own = "pfeiffer+f3ocus_1_6+kernel_of_outputs", "schedule.solver=own"
-    found: dict[str, tuple[float | None, ...]] = {}
-    for name, row in figures.items():
-        if name == "f3ocus":
-            method: tuple[str, ...] = (kernel,)
-        elif name == "lntk":
-            method = (kernel, own)
-        else:
-            method = ("pfeiffer+f3ocus_1_6", own, f"schedule.score={name}")
-        found[" ".join((*method, *range_))] = row
-    return found
+    drawn = () if layers == 6 else (f"schedule.budget_range=[1,{layers}]",)  # 6 are those of the part
+    own = "schedule.solver=own"
+    of_the_paper = {"lntk": (KERNEL, own), "f3ocus": (KERNEL,)}  # others are scores of `fedpeft.importance`
+    recipes = {name: of_the_paper.get(name, (SCHEDULE, own, f"schedule.score={name}")) for name in figures}
+    return {" ".join((*recipes[name], *drawn)): row for name, row in figures.items()}
 
 
 def _centralized(method: str, *figures: float) -> dict[str, tuple[float | None, ...]]:

@@ -105,12 +105,14 @@ class _Step:
         training = self._answering.training
         self._answering.eval()
         found = []
-        for state in self._others:
-            self._load(state)
-            part.forward()
-            found.append(self._features.last)
-        self._load(own)
-        self._answering.train(training)
+        try:
+            for state in self._others:
+                self._load(state)
+                part.forward()
+                found.append(self._features.last)
+        finally:
+            self._load(own)
+            self._answering.train(training)
         return found
 
     def _load(self, state: Mapping[str, Tensor]) -> None:
