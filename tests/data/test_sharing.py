@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpeft.core.errors import DataError
+from fedpeft.data import load, partition, phantom_pictures
 from fedpeft.data.partition import NOT_IN_SHARE, drawn, own_parts, with_train_share
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
@@ -172,3 +173,28 @@ def test_a_share_of_the_training_split_cuts_no_patient_leaves_the_others_whole_a
     assert dict(parts[1].left_out)[NOT_IN_SHARE] == 300 - len(parts[1].train)
     other = with_train_share(data, DataSettings(dataset="nih_cxr14", train_share=0.5, seed=1))
     assert other.train != parts[2].train
+
+
+@pytest.mark.parametrize("dataset", ["phantom_chest", "phantom_skin"])
+def test_sites_that_one_process_reads_one_after_the_other_have_what_each_reads_alone(dataset, monkeypatch):
+    divided = []
+    found = partition._divided
+    monkeypatch.setattr(partition, "_divided", lambda *given: divided.append(given) or found(*given))
+    sites = [
+        DataSettings(dataset=dataset, site=f"client-{n}", partition="dirichlet", parts=4, alpha=5, seed=seed, **sizes)
+        for seed, sizes in ((3, {}), (3, {"train_size": 40}), (4, {}))
+        for n in range(1, 5)
+    ]
+    together = [load(one) for one in sites]
+    assert len(divided) == 3, "once for each seed and size"
+    for one, data in zip(sites, together, strict=True):
+        phantom_pictures._drawn.cache_clear()
+        phantom_pictures._parts.cache_clear()
+        assert_same(data, load(one))
+
+
+def assert_same(data, alone):
+    for split, examples in data.splits().items():
+        for mine, theirs in zip(examples, alone.splits()[split], strict=True):
+            assert np.array_equal(mine.image, theirs.image)
+            assert replace(mine, image=IMAGE) == replace(theirs, image=IMAGE)

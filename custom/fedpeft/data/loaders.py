@@ -15,7 +15,7 @@ from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import clean_text, closed_by_answer, closed_by_type, normalize
 from fedpeft.data.folders import files_below, is_hidden, is_image, matches, tree
-from fedpeft.data.partition import NOT_DRAWN, arrange, drawn, own_parts, pooled
+from fedpeft.data.partition import NOT_DRAWN, Parts, arrange, drawn, own_parts, pooled
 from fedpeft.data.records import Row, reading
 from fedpeft.data.registry import DataSet, Origin, packaged
 from fedpeft.data.schema import Example, SiteData, added
@@ -124,16 +124,17 @@ def site_of(
     labels: Iterable[str] = (),
     left_out: Iterable[tuple[str, int]] = (),
     notes: Iterable[str] = (),
+    parts: Parts | None = None,
 ) -> SiteData:
     """Return a site's part of a set of images; classes are measured by balanced accuracy, labels by macro-F1.
 
     Without a test split everything in `train` is split here, by image and group. `labels` are all of the data set;
-    `left_out` and `notes` are those of `SiteData`.
+    `left_out` and `notes` are those of `SiteData`, `parts` those of `own_parts`.
     """
     refuse_paper(settings, settings.dataset)
     whole = (train,) if test is None else (train, validation or (), test)
     used = drawn(settings, *whole)
-    own = own_parts(settings, *used)
+    own = own_parts(settings, *used, parts=parts)
     counts = [sum(map(len, splits)) for splits in (whole, used, own)]
     unused = ((NOT_DRAWN, counts[0] - counts[1]), ("it is another client's", counts[1] - counts[2]))
     if test is None:

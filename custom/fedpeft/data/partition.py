@@ -197,9 +197,9 @@ NOT_IN_SHARE = "not in data.train_share"
 
 def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Example, ...]]:
     """Return the examples that take part, split by split and in their order; see `_units`."""
-    sizes = Counter(example.unit for examples in splits for example in examples)
-    if settings.samples is None or sizes.total() <= settings.samples:
+    if settings.samples is None or sum(map(len, splits)) <= settings.samples:
         return [tuple(examples) for examples in splits]
+    sizes = Counter(example.unit for examples in splits for example in examples)
     chosen = _units(sizes, settings.samples, derive(settings.seed, "samples"))
     parts = [tuple(example for example in examples if example.unit in chosen) for examples in splits]
     if any(examples and not part for examples, part in zip(splits, parts, strict=True)):
@@ -232,15 +232,37 @@ def _units(sizes: Mapping[str, int], limit: float, seed: int, *, min_units: int 
     }
 
 
-def own_parts(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Example, ...]]:
-    """Return the examples of one site, in their order; a unit that is in several splits is at one site all the same."""
+Parts = dict[tuple[Hashable, ...], list[list[tuple[Example, ...]]]]  # by the settings that decide them, site by site
+
+
+def own_parts(
+    settings: DataSettings, *splits: Sequence[Example], parts: Parts | None = None
+) -> list[tuple[Example, ...]]:
+    """Return the examples of one site, in their order; a unit that is in several splits is at one site all the same.
+
+    `parts` are those of this very table that earlier calls found, and get those that are missing.
+    """
     if settings.partition == NATURAL:
         return [tuple(examples) for examples in splits]
     part = part_of(settings)
-    check_units(example for examples in splits for example in examples)
-    labels = labels_of_units([example for examples in splits for example in examples])
-    owner = _shared(settings, labels, np.random.default_rng([settings.seed, settings.parts]))
-    return [tuple(example for example in examples if owner[example.unit] == part) for examples in splits]
+    parts = {} if parts is None else parts
+    decided = (settings.partition, settings.parts, settings.alpha, settings.seed, settings.samples)
+    if decided not in parts:
+        parts[decided] = _divided(settings, splits)
+    return parts[decided][part]
+
+
+def _divided(settings: DataSettings, splits: Sequence[Sequence[Example]]) -> list[list[tuple[Example, ...]]]:
+    """Return the examples of every site, split by split and in their order."""
+    whole = list(chain.from_iterable(splits))
+    check_units(whole)
+    rng = np.random.default_rng([settings.seed, settings.parts])
+    owner = _shared(settings, labels_of_units(whole), rng)
+    found: list[list[list[Example]]] = [[[] for _ in splits] for _ in range(settings.parts)]
+    for number, examples in enumerate(splits):
+        for example in examples:
+            found[owner[example.unit]][number].append(example)
+    return [[tuple(examples) for examples in own] for own in found]
 
 
 def part_of(settings: DataSettings) -> int:

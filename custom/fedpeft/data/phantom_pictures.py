@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedpeft.data.loaders import class_example, label_example, site_of
+from fedpeft.data.partition import Parts
 from fedpeft.data.phantom import LANGUAGES
 from fedpeft.data.phantom_scene import (
     CLINICAL,
@@ -89,21 +90,26 @@ def pictured(
 ) -> SiteData:
     """Return a site's part of the examples, number 0 first, with pixels; splits have the shares of the settings' sizes.
 
-    `draw` makes an image (H, W, 3) uint8 from an example's number and its random numbers.
+    The number of an example ends its image's id. `draw` makes an image (H, W, 3) uint8 from it and its random numbers.
     """
-    examples = tuple(examples)
-    place = {example.image_id: number for number, example in enumerate(examples)}
     where = f"procedural images ({settings.dataset}, seed {settings.seed}); no image of any person"
-    data = site_of(_with_shares(settings), default_name, where, train=examples, labels=labels)
+    parts = _parts(settings.dataset, settings.seed, number_of_images(settings))
+    data = site_of(_with_shares(settings), default_name, where, train=tuple(examples), labels=labels, parts=parts)
 
     def with_pixels(example: Example) -> Example:
-        number = place[example.image_id]
+        number = int(example.image_id.rpartition("-")[2])
         image = draw(number, generator(settings.seed, collection(settings), number))
         image.flags.writeable = False
         return replace(example, image=image)
 
     train, validation, test = (tuple(map(with_pixels, split)) for split in (data.train, data.validation, data.test))
     return replace(data, train=train, validation=validation, test=test)
+
+
+@lru_cache(maxsize=1)  # as with `_drawn`: in a process that reads several sites, the first one divides the images
+def _parts(dataset: str, seed: int, total: int) -> Parts:
+    """Return the parts of a data set that is shared out; none before the first site is read."""
+    return {}
 
 
 def _with_shares(settings: DataSettings) -> DataSettings:
@@ -341,7 +347,7 @@ def report(scene: Scene, rng: np.random.Generator) -> str:
 
 
 @lru_cache(maxsize=1)  # the sites of one data set are read one after the other
-def _drawn(seed: int, name: str, total: int) -> tuple[list[Scene], list[Example]]:
+def _drawn(seed: int, name: str, total: int) -> tuple[list[Scene], tuple[Example, ...]]:
     """Draw all scenes of a collection, and their examples without pixels."""
     rng = generator(seed, name)
     scenes: list[Scene] = []
@@ -363,7 +369,7 @@ def _drawn(seed: int, name: str, total: int) -> tuple[list[Scene], list[Example]
                 )
             )
             scenes.append(scene)
-    return scenes, examples
+    return scenes, tuple(examples)
 
 
 def _word(concept: str, rng: np.random.Generator) -> str:

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A site's training process, `python -m fedpeft.site.training_process FD`: answers requests on a pipe.
 
-It ends when the pipe closes, so that it never outlives the executor, however that one ends.
-
-Limit the memory of a site's training process, as its own file sets it.
+It ends when the pipe closes, so that it never outlives the executor, however that one ends. The site's own file sets
+how much memory it may have.
 """
 
 from __future__ import annotations
