@@ -37,7 +37,7 @@ from fedpeft.report.status.progress import SIMULATED
 from fedpeft.site import computing
 from fedpeft.site.client_round import moved_places
 from fedpeft.site.loop import mean_loss
-from fedpeft.site.round_values import only_head, without_head
+from fedpeft.site.site_model import only_head, without_head
 
 OF_ALL = "global adapter"  # no site has a blank in its name
 AS_THEY_COME, ALIGNED = "as they come", "aligned"
