@@ -357,8 +357,7 @@ def _report(arguments: argparse.Namespace) -> None:
 
 def _surface(arguments: argparse.Namespace, out: Path) -> None:
     from fedpeft.core.console import Console
-    from fedpeft.inference.surface import GRID, surface_of
-    from fedpeft.inference.surface_picture import report_lines, write_picture
+    from fedpeft.inference.surface import GRID, report_lines, surface_of, write_picture
 
     console = Console()
     sites = arguments.sites.split(",") if arguments.sites else ()
