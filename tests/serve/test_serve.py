@@ -15,7 +15,7 @@ from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import held
 from fedpeft.report.page_parts import Picture
-from fedpeft.report.status.progress import SIMULATED
+from fedpeft.report.status import SIMULATED
 from fedpeft.serve import pages
 from fedpeft.serve.pages import WorkspacePages, find_runs
 from fedpeft.serve.server import BUSY, Server

@@ -25,7 +25,7 @@ from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.site_check import admitted
 from fedpeft.report.history_reader import read
-from fedpeft.report.status.progress import SIMULATED
+from fedpeft.report.status import SIMULATED
 from fedpeft.report.wording import not_learning
 from fedpeft.server.update_check import MIN_REPLIES
 

@@ -32,7 +32,7 @@ from fedpeft.core.settings import build
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.job.federation import site_backbone
 from fedpeft.report.history import as_count, as_mapping, as_sentence, need
-from fedpeft.report.status.progress import SIMULATED
+from fedpeft.report.status import SIMULATED
 from fedpeft.report.wording import caution, percent
 from fedpeft.site.site_state import RECORD, ModelRecord, SiteState
 

@@ -38,7 +38,7 @@ from fedpeft.job.federation import site_backbone
 from fedpeft.job.settings import CommonSettings
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
-from fedpeft.report.status.progress import PLACES, SIMULATED
+from fedpeft.report.status import PLACES, SIMULATED
 from fedpeft.site import computing
 from fedpeft.site.metrics import THRESHOLD, Measure, new_measure
 from fedpeft.site.site_model import SiteModel, only_head, without_head

@@ -40,7 +40,7 @@ from fedpeft.inference.model import Predictor, read_tensors
 from fedpeft.job.settings import CommonSettings
 from fedpeft.report.history_reader import read_manifest
 from fedpeft.report.palette import LIGHT, drawn, shorten, svg
-from fedpeft.report.status.progress import SIMULATED
+from fedpeft.report.status import SIMULATED
 from fedpeft.report.wording import caution
 from fedpeft.site import computing
 from fedpeft.site.client_round import moved_places

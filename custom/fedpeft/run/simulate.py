@@ -42,7 +42,7 @@ from fedpeft.core.workspace import (
 from fedpeft.flare.policy import with_site_filters
 from fedpeft.job.admission import admit_folder
 from fedpeft.job.folder import check_sites, job_folder
-from fedpeft.report.status.progress import CUT_OFF, FAILED, SIMULATED
+from fedpeft.report.status import CUT_OFF, FAILED, SIMULATED
 from fedpeft.run.family import family
 
 STAYS = ("local", "startup")  # what FLARE does not delete

@@ -33,8 +33,7 @@ from fedpeft.report.history_reader import read
 from fedpeft.report.page import page
 from fedpeft.report.page_parts import Picture, document
 from fedpeft.report.plots import pictures
-from fedpeft.report.status.progress import COMPLETED, PLACES, SIMULATED, Progress, judged, written_progress
-from fedpeft.report.status.show import figures
+from fedpeft.report.status import COMPLETED, PLACES, SIMULATED, Progress, figures, judged, written_progress
 from fedpeft.report.tables import Table
 
 
