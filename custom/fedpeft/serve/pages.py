@@ -30,7 +30,7 @@ from fedpeft.core.text import duration
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import read
-from fedpeft.report.page import page
+from fedpeft.report.outputs import page
 from fedpeft.report.page_parts import Picture, document
 from fedpeft.report.plots import pictures
 from fedpeft.report.status import COMPLETED, PLACES, SIMULATED, Progress, figures, judged, written_progress
