@@ -222,7 +222,7 @@ def _tasks(arguments: argparse.Namespace) -> None:
 def _data(arguments: argparse.Namespace) -> None:
     from fedpeft import data
     from fedpeft.job.folder import named_job, of_job
-    from fedpeft.job.new import look
+    from fedpeft.job.writing import look
 
     picture = arguments.picture
     if picture and picture.suffix.lower() != ".png":
@@ -271,7 +271,7 @@ def _print_data(sites: Sequence[SiteData]) -> None:
 
 
 def _new(arguments: argparse.Namespace) -> None:
-    from fedpeft.job.new import backbone_parts, check_free, check_part, look, write_new
+    from fedpeft.job.writing import backbone_parts, check_free, check_part, look, write_new
 
     name, out, part = arguments.name, arguments.out, arguments.backbone or ""
     check_free(name, out)
