@@ -14,8 +14,7 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import suggestion
-from fedpeft.core.workspace import MANIFEST, listed_classes
-from fedpeft.doctor.kit import SITE, Kit, read_kit
+from fedpeft.core.workspace import MANIFEST, SITE, Kit, listed_classes, read_kit
 from fedpeft.job.admission import AdmittedJob, admit_folder
 from fedpeft.job.composing import check as check_sections
 from fedpeft.job.federation import site_backbone

@@ -29,14 +29,12 @@ from fedpeft.core.files import check_folder, read_json
 from fedpeft.core.locks import SERVER
 from fedpeft.core.metrics import TITLES, VALIDATION
 from fedpeft.core.settings import build
-from fedpeft.core.workspace import HISTORY, MANIFEST
+from fedpeft.core.workspace import HISTORY, KIT_FILES, MANIFEST
 from fedpeft.job.federation import site_backbone
 from fedpeft.report.history import as_count, as_mapping, as_sentence, need
 from fedpeft.report.status import SIMULATED
 from fedpeft.report.wording import caution, percent
 from fedpeft.site.site_state import RECORD, ModelRecord, SiteState
-
-SERVERS_KIT = Path("startup") / "fed_server.json"
 
 
 def check_own_place(path: Path, *, holds: str) -> None:
@@ -49,7 +47,7 @@ def check_own_place(path: Path, *, holds: str) -> None:
 
 def _servers(folder: Path) -> str:
     """Return why a folder is the server's; empty: it is not."""
-    if (folder / SERVERS_KIT).exists():
+    if (folder / "startup" / KIT_FILES["server"]).exists():
         return "the server's workspace"
     if folder.name == SERVER or any((folder / name).is_file() for name in (HISTORY, MANIFEST)):
         return "which holds what the server keeps of a run"
