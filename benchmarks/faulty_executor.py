@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from nvflare.apis.shareable import Shareable
 
-from fedpeft.flare import disk_replies
+from fedpeft.flare import messages
 from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.site import training_process as worker
@@ -54,7 +54,7 @@ class CrashingAggregator(PIAAggregator):
 
     def __init__(self, round: int, marker: str, **settings) -> None:
         super().__init__(**settings)
-        disk_replies.MAX_IN_MEMORY = -1
+        messages.MAX_IN_MEMORY = -1
         self._round, self._marker, self._integrated = round, Path(marker), 0
 
     def aggregate_model(self):

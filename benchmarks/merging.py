@@ -30,7 +30,7 @@ from torch import nn
 
 import fedpeft
 from fedpeft.adapters import save_adapter
-from fedpeft.alignment.factors import FACTORS
+from fedpeft.alignment.factors import FACTORS, FrozenProducts
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.compare.table import signed
 from fedpeft.core.keys import by_place
@@ -39,7 +39,6 @@ from fedpeft.data.schema import Example
 from fedpeft.job.composing import compose
 from fedpeft.methods.adapters import read_config, read_state
 from fedpeft.methods.lora import TUNING
-from fedpeft.methods.products import FrozenProducts
 from fedpeft.site import computing
 from fedpeft.site.learner import Learner
 

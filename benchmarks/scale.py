@@ -135,7 +135,7 @@ def with_partial_sums(costs: Costs, bare: Costs, sites: int, network: Network) -
         sites: of the round.
         network: see `Network`.
     """
-    from fedpeft.flare.disk_replies import MAX_IN_MEMORY
+    from fedpeft.flare.messages import MAX_IN_MEMORY
     from fedpeft.server.relay_sums import MAX_AT_ONCE
 
     relays, below = math.ceil(sites / SITES_OF_RELAY), min(sites, SITES_OF_RELAY)

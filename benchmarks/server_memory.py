@@ -49,7 +49,7 @@ import fedpeft
 from fedpeft.core.files import digest
 from fedpeft.core.states import on_disk
 from fedpeft.core.workspace import GLOBAL_ADAPTER
-from fedpeft.flare import controller, disk_replies
+from fedpeft.flare import controller, messages
 from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.hardening import message_limits
 from fedpeft.flare.hardening.message_limits import limit_messages
@@ -218,7 +218,7 @@ def cell_of(name: str, port: int) -> Cell:
 
 def serve(port: int, method: dict[str, Any], sites: list[str], rounds: int, disk: bool, pipe: Connection) -> None:
     """The server's process: run a job, and report what it took."""
-    disk_replies.MAX_IN_MEMORY = 0 if disk else 10**15
+    messages.MAX_IN_MEMORY = 0 if disk else 10**15
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         job = CellController(cell_of("server", port), folder, method, sites, rounds)
@@ -291,7 +291,7 @@ def visit(port: int, method: dict[str, Any], sites: list[str], megabytes: int) -
     def one(site: str, folder: Path) -> None:
         own = cell_of(site, port)
         engine = SimpleNamespace(get_cell=lambda: own)
-        with disk_replies.offloaded(SimpleNamespace(get_engine=lambda: engine), folder):
+        with messages.offloaded(SimpleNamespace(get_engine=lambda: engine), folder):
             attend(site, own, folder)
 
     def attend(site: str, own: Cell, folder: Path) -> None:

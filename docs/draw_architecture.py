@@ -34,7 +34,7 @@ ROUND = [  # who, what, where
     ("server", "plan: sites, scores, layers", "server/planner"),
     ("server", "send the global adapter", "server/rounds"),
     ("site", "check the order", "site/orders"),
-    ("site", "pass it to the process that trains", "site/supervisor, frames"),
+    ("site", "pass it to the process that trains", "site/supervisor, connection"),
     ("site", "align the global adapter, merge", "site/client_round"),
     ("site", "train and evaluate", "site/learner"),
     ("site", "keep the state", "site/site_state"),

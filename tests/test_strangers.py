@@ -19,8 +19,7 @@ from fedpeft.core.files import MAX_HASHED
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.report.page_parts import Picture
-from fedpeft.serve.pages import find_runs
-from fedpeft.serve.workspace_pages import WorkspacePages
+from fedpeft.serve.pages import WorkspacePages, find_runs
 
 CODES = "\x1b\x07\r\u202e\u200b\x9b"
 NAMES = ("", TERMINAL, "a\nfedpeft: complete", "x" * 5000)

@@ -222,7 +222,7 @@ def _tasks(arguments: argparse.Namespace) -> None:
 def _data(arguments: argparse.Namespace) -> None:
     from fedpeft import data
     from fedpeft.job.folder import named_job, of_job
-    from fedpeft.job.new import look
+    from fedpeft.job.writing import look
 
     picture = arguments.picture
     if picture and picture.suffix.lower() != ".png":
@@ -271,7 +271,7 @@ def _print_data(sites: Sequence[SiteData]) -> None:
 
 
 def _new(arguments: argparse.Namespace) -> None:
-    from fedpeft.job.new import backbone_parts, check_free, check_part, look, write_new
+    from fedpeft.job.writing import backbone_parts, check_free, check_part, look, write_new
 
     name, out, part = arguments.name, arguments.out, arguments.backbone or ""
     check_free(name, out)
@@ -357,8 +357,7 @@ def _report(arguments: argparse.Namespace) -> None:
 
 def _surface(arguments: argparse.Namespace, out: Path) -> None:
     from fedpeft.core.console import Console
-    from fedpeft.inference.surface import GRID, surface_of
-    from fedpeft.inference.surface_picture import report_lines, write_picture
+    from fedpeft.inference.surface import GRID, report_lines, surface_of, write_picture
 
     console = Console()
     sites = arguments.sites.split(",") if arguments.sites else ()

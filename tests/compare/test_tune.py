@@ -18,7 +18,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.job.admission import admit_folder
 from fedpeft.job.composing import compose, write_job
-from fedpeft.job.rewriting import find_job, write_settings
+from fedpeft.job.writing import find_job, write_settings
 from fedpeft.job.yaml_values import write
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"

@@ -12,8 +12,7 @@ import pytest
 from kits import LEAD, ROOT, SCRATCH, SECRET, SITES, wait_until
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 
-from fedpeft.job.setting_names import names
-from fedpeft.job.strict_files import REASONS, AdmissionError
+from fedpeft.job.strict_files import REASONS, AdmissionError, setting_names
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -21,7 +20,7 @@ from hostile_jobs import Target, attacks, job_archive, listener
 
 pytestmark = pytest.mark.consortium
 PUBLIC = {AdmissionError("", reason=reason).public for reason in REASONS}
-PUBLIC |= {AdmissionError("", reason="setting", setting=name).public for name in names()}
+PUBLIC |= {AdmissionError("", reason="setting", setting=name).public for name in setting_names()}
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.layer_matching import LayerNumbers, all_layers, matched, one_layer
+from fedpeft.core.keys import LayerNumbers, all_layers, matched_layers, one_layer
 
 SHAPE = [2, 3]
 
@@ -15,9 +15,9 @@ def shapes(layers, slots=("output",), shape=SHAPE):
 
 @pytest.mark.parametrize("deepest", [1, 2, 3, 7, 12, 13, 32])
 def test_layers_keep_their_order_and_the_ends_meet(deepest):
-    assert matched(deepest, deepest) == tuple(range(deepest))
+    assert matched_layers(deepest, deepest) == tuple(range(deepest))
     for own in range(1, deepest + 1):
-        numbers = matched(own, deepest)
+        numbers = matched_layers(own, deepest)
         assert len(numbers) == own
         assert all(a < b for a, b in pairwise(numbers))
         assert numbers[-1] == deepest - 1
@@ -27,13 +27,13 @@ def test_layers_keep_their_order_and_the_ends_meet(deepest):
 
 
 def test_the_layers_of_shallower_backbones_are_spread_evenly():
-    assert matched(6, 12) == (0, 2, 4, 7, 9, 11)
-    assert matched(3, 4) == (0, 2, 3)
+    assert matched_layers(6, 12) == (0, 2, 4, 7, 9, 11)
+    assert matched_layers(3, 4) == (0, 2, 3)
 
 
 def test_a_deeper_backbone_is_refused_with_what_to_set():
     with pytest.raises(FedpeftError, match=r"has 7 layers, and method.matched_layers is 6: set it to") as caught:
-        matched(7, 6)
+        matched_layers(7, 6)
     assert caught.value.setting == "method.matched_layers"
 
 
@@ -49,7 +49,7 @@ def test_a_state_comes_back_with_its_own_numbers():
 
 @pytest.mark.parametrize("own", [1, 2, 3, 5])
 def test_adapters_of_any_depth_are_the_same_in_one_layer(own):
-    announced = shapes(matched(own, 5), slots=("attention", "output"))
+    announced = shapes(matched_layers(own, 5), slots=("attention", "output"))
     assert one_layer(announced, 5, owner="site a") == shapes([0], slots=("attention", "output"))
     assert all_layers(announced, 5) == (own == 5)
 

@@ -31,7 +31,7 @@ with held(pathlib.Path(sys.argv[1])) as lock:
 """
 FAMILY = """
 import subprocess, sys
-from fedpeft.run.family import family
+from fedpeft.core.processes import family
 with family() as mark:
     nested = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
     last = "import os; print(os.getpid(), flush=True); import signal; signal.pause()"

@@ -33,8 +33,7 @@ from fedpeft.protocol.reply_contract import check_introduction, check_train_repl
 from fedpeft.protocol.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
 from fedpeft.run.simulate import simulate
 from fedpeft.server import checkpoint, first_adapter, handshake, rounds
-from fedpeft.site.connection import WorkerProcess
-from fedpeft.site.frames import Failure
+from fedpeft.site.connection import Failure, WorkerProcess
 from fedpeft.site.learner import Learner
 from fedpeft.site.orders import accept
 

@@ -22,7 +22,7 @@ from fedpeft.doctor import context as job
 from fedpeft.doctor import machine, memory, open_context, policies
 from fedpeft.doctor.footprint import Footprint, largest
 from fedpeft.flare.policy import default_scope
-from fedpeft.report.status.progress import SIMULATED
+from fedpeft.report.status import SIMULATED
 from fedpeft.site.site_state import KEPT_ROUNDS
 
 GB = 10**9

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 from kit_samples import Authority, write_kit
 
+from fedpeft.core.workspace import read_kit
 from fedpeft.doctor import machine
-from fedpeft.doctor.kit import read_kit
 
 
 @contextlib.contextmanager

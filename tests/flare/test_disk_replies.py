@@ -25,7 +25,7 @@ from safetensors.torch import save, save_file
 from fedpeft.core import states
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import StoredState, digest
-from fedpeft.flare import disk_replies
+from fedpeft.flare import messages
 from fedpeft.flare.controller import REPLIES
 from fedpeft.flare.hardening import message_limits
 from fedpeft.flare.hardening.message_limits import limit_messages
@@ -61,7 +61,7 @@ METHODS = {
 }
 
 
-ROOT = disk_replies._TENSOR_DISK_OFFLOAD_ROOT_DIR
+ROOT = messages._TENSOR_DISK_OFFLOAD_ROOT_DIR
 
 
 class Disk(Harness):
@@ -124,8 +124,8 @@ def federation(method, schema, *, outlier=""):
 @pytest.fixture
 def finished(run, tmp_path, monkeypatch):
     """Function: run a job with replies on disk or in memory; its server, and the digest of each round's adapter."""
-    monkeypatch.setattr(disk_replies, "offloaded", offloaded)
-    monkeypatch.setattr(disk_replies, "MAX_IN_MEMORY", -1)
+    monkeypatch.setattr(messages, "offloaded", offloaded)
+    monkeypatch.setattr(messages, "MAX_IN_MEMORY", -1)
     monkeypatch.setattr(states, "MAX_SMALL", 0)
 
     def finish(parts, *, stored, rounds=3):
@@ -259,7 +259,7 @@ def test_no_late_download_goes_on_where_the_job_has_ended(tmp_path):
     for root, consumer in zip((folder, other), consumers, strict=True):
         (root / "reply").mkdir(parents=True)
         consumer.consume("r", {}, [save({"T0": torch.zeros(3)})])
-    with disk_replies.downloads_into(folder):
+    with messages.downloads_into(folder):
         pass
     assert not list(folder.iterdir())
     with pytest.raises(RuntimeError, match="cleaned up"):
@@ -297,7 +297,7 @@ def test_the_job_cell_sends_tensors_to_the_disk_for_a_time(tmp_path, simulated):
     engine = SimpleNamespace(get_cell=lambda: None if simulated else cell)
     if simulated:
         engine.server = SimpleNamespace(job_cell=cell)
-    with disk_replies.offloaded(SimpleNamespace(get_engine=lambda: engine), tmp_path):
+    with messages.offloaded(SimpleNamespace(get_engine=lambda: engine), tmp_path):
         (first,) = told
         assert first == {FOBSContextKey.TENSOR_DISK_OFFLOAD: True, ROOT: str(tmp_path)}
     assert told[-1] == {FOBSContextKey.TENSOR_DISK_OFFLOAD: False}

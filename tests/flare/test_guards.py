@@ -28,8 +28,7 @@ from nvflare.private.fed_json_config import FedJsonConfigurator
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.admission_components import NOT_DEPLOYED, AdmittedAppDeployer, SubmissionGuard
 from fedpeft.job.admission import BOOKKEEPING, META_KEYS
-from fedpeft.job.setting_names import names
-from fedpeft.job.strict_files import REASONS, AdmissionError
+from fedpeft.job.strict_files import REASONS, AdmissionError, setting_names
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -89,7 +88,7 @@ def target(tmp_path, monkeypatch):
 
 
 PUBLIC = {AdmissionError("", reason=reason).public for reason in REASONS}
-PUBLIC |= {AdmissionError("", reason="setting", setting=name).public for name in names()}
+PUBLIC |= {AdmissionError("", reason="setting", setting=name).public for name in setting_names()}
 
 
 def test_without_the_guards_flare_reads_a_url_when_a_job_is_submitted(job):

@@ -14,9 +14,8 @@ from nvflare.fuel.utils.network_utils import get_open_ports
 
 from fedpeft.flare import admission_components, relay
 from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
-from fedpeft.flare.hardening import origins, requests
-from fedpeft.flare.hardening.origins import fits, guard_origins
-from fedpeft.flare.hardening.requests import STOPS, guard_relay_requests
+from fedpeft.flare.hardening import requests
+from fedpeft.flare.hardening.requests import STOPS, fits, guard_origins, guard_relay_requests
 
 JOB = "0c5"
 CASES = [  # where it arrives, who sends it, what it says, whether it is taken
@@ -103,7 +102,7 @@ def test_what_a_cell_sends_under_anothers_name_reaches_nobody(guarded, cells, mo
         dropped.set()
 
     server.register_request_cb(channel="some", topic="thing", cb=note)
-    monkeypatch.setattr(origins.logger, "warning", warned)
+    monkeypatch.setattr(requests.logger, "warning", warned)
 
     def ask(cell):
         sent = {"channel": "some", "topic": "thing", "target": "server", "request": new_cell_message({}, None)}

@@ -14,10 +14,9 @@ from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.workspace import resources
+from fedpeft.core.workspace import read_kit, resources
 from fedpeft.doctor import policies
 from fedpeft.doctor.context import PASS
-from fedpeft.doctor.kit import read_kit
 from fedpeft.flare import relay
 from fedpeft.flare.job_process import RestartingLauncher
 from fedpeft.flare.job_store import JobStore

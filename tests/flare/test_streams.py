@@ -12,7 +12,7 @@ from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer, TxTask
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 
-from fedpeft.flare.hardening.streams import _Removals, free_ended_streams
+from fedpeft.flare.hardening.message_limits import _Removals, free_ended_streams
 
 MB = 2**20
 

@@ -15,8 +15,7 @@ from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
 from fedpeft.federate import federate
-from fedpeft.inference.surface import ALIGNED, AS_THEY_COME, OF_ALL, flattened, plane_of, surface_of
-from fedpeft.inference.surface_picture import remarks
+from fedpeft.inference.surface import ALIGNED, AS_THEY_COME, OF_ALL, flattened, plane_of, remarks, surface_of
 from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad", "vqa-med-2019")

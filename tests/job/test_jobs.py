@@ -18,8 +18,8 @@ from fedpeft.core.workspace import COMPONENTS, resources, seed
 from fedpeft.flare.policy import default_scope
 from fedpeft.job.composing import check, check_used, compose, composed, merged, outdated, part_of, recipes, write_job
 from fedpeft.job.federation import site_data
-from fedpeft.job.setting_names import names
 from fedpeft.job.settings import SiteJob
+from fedpeft.job.strict_files import setting_names
 from fedpeft.methods.settings import MethodSettings
 
 ROOT = Path(__file__).parents[2]
@@ -311,7 +311,7 @@ WRONG_TYPES = [None, True, -1, 1.5, "x", [], [1], [[1]], ["slake", 1], {}, {"sla
 WRONG_TYPES += [{"slake": None}, {"slake": [1]}, {"houlsby": {"widht": 3}}, {"houlsby": {"layers": 3}}, 10**30]
 
 
-@each("setting", sorted(names()))
+@each("setting", sorted(setting_names()))
 def test_no_value_of_a_setting_ends_in_anything_but_a_sentence(setting):
     composed = {job: compose(CONFIGS, job) for job in ("fedpia_task1", "f3ocus_task1")}
     *path, last = setting.split(".")

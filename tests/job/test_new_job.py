@@ -15,7 +15,7 @@ from fedpeft import cli
 from fedpeft.backbones import BACKBONES
 from fedpeft.backbones.backbone import has_wheels
 from fedpeft.federate import federate
-from fedpeft.job import new
+from fedpeft.job import writing
 from fedpeft.job.composing import CONFIGS, compose, outdated, part_of, recipes
 from fedpeft.job.yaml_values import parse
 from fedpeft.site.learner import Learner
@@ -31,7 +31,7 @@ def clinics(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.delenv("FEDPEFT_DATA", raising=False)
-    monkeypatch.setattr(new, "has_wheels", lambda: False)
+    monkeypatch.setattr(writing, "has_wheels", lambda: False)
     return tmp_path / "clinics"
 
 
@@ -73,7 +73,7 @@ def test_it_says_in_which_backbone_it_ended_and_which_others_there_are(clinics, 
 
 @pytest.mark.skipif(not has_wheels(), reason="needs the extra `pretrained`")
 def test_where_pretrained_weights_are_installed_it_takes_them_and_says_so(clinics, monkeypatch, capsys):
-    monkeypatch.setattr(new, "has_wheels", lambda: True)
+    monkeypatch.setattr(writing, "has_wheels", lambda: True)
     assert cli.main(["new", "own", "--data", str(clinics)]) == 0
     sections = compose(CONFIGS, "own")
     assert sections["backbone"] == {"name": "mmbt-small"}

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from fedpeft import adapters, methods
+from fedpeft.alignment.factors import fresh_factors
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build as build_settings
 from fedpeft.job.composing import compose, recipes
 from fedpeft.methods.first_values import misfit
-from fedpeft.methods.products import fresh_factors
 from fedpeft.methods.setting_limits import refused_settings
 from fedpeft.methods.settings import MethodSettings
 

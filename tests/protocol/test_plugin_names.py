@@ -196,7 +196,7 @@ import json, sys, threading
 from multiprocessing import Pipe
 from pathlib import Path
 from fedpeft.site import training_process
-from fedpeft.site.frames import receive, send, unpack
+from fedpeft.site.connection import receive, send, unpack
 
 folder, requests, answers = Path(sys.argv[1]), json.loads(sys.argv[2]), []
 ours, theirs = sys.ends = Pipe()  # kept: the process would end with the pipe, before it has said how this went

@@ -9,12 +9,12 @@ from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.settings import build
 from fedpeft.data import DataError, DataSettings
 from fedpeft.flare.messages import from_model, to_model
-from fedpeft.job.setting_names import declared_part, names
+from fedpeft.job.strict_files import declared_part, setting_names
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.fields import CODES, is_known, sentence
 from fedpeft.protocol.reply_contract import check_introduction
 from fedpeft.protocol.types import Introduction
-from fedpeft.site.frames import Failure
+from fedpeft.site.connection import Failure
 
 SECRET = "hospital-database-password"
 UNKNOWN = "it sent an unknown problem code: install the same fedpeft version everywhere."
@@ -118,7 +118,8 @@ def test_names_below_a_declared_one_are_cut(path, declared):
 
 
 def test_every_setting_of_a_job_is_declared():
-    assert {"training.rounds", "data.exclude", "backbone.source", "schedule.score_samples", "method.pia"} <= names()
+    declared = {"training.rounds", "data.exclude", "backbone.source", "schedule.score_samples", "method.pia"}
+    assert declared <= setting_names()
 
 
 @pytest.mark.parametrize("problem", ["no such code", FORGED, "x" * 2_000_000])

@@ -22,7 +22,7 @@ from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.site_check import admitted, load_data, refusals
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.site.frames import Failure
+from fedpeft.site.connection import Failure
 from fedpeft.site.learner import Learner
 
 SECTIONS = {

@@ -26,7 +26,7 @@ from fedpeft.report import render
 from fedpeft.report.history_reader import parse
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.palette import DARK, LIGHT
-from fedpeft.serve import workspace_pages
+from fedpeft.serve import pages
 
 pytestmark = pytest.mark.slow
 
@@ -147,7 +147,7 @@ def test_a_served_comparison_opens_whole_and_quiet(browser, tmp_path):
 
 
 def test_the_served_pages_open_whole_and_quiet(browser, tmp_path, monkeypatch):
-    monkeypatch.setattr(workspace_pages, "pictures", lambda _: {"curves": DRAWN})
+    monkeypatch.setattr(pages, "pictures", lambda _: {"curves": DRAWN})
     write(tmp_path / "a run", complete())
     with serving(tmp_path) as server:
         check(browser, server.url, browser.open(server.url, width=400), pictures=False)
@@ -218,7 +218,7 @@ def test_no_word_breaks_inside_on_a_phone(browser, tmp_path, made):
 def test_a_run_that_trains_is_seen_to_grow_without_a_reload(browser, tmp_path, monkeypatch):
     """The pages ask the browser themselves to look again; the test navigates once to each."""
     monkeypatch.setattr("fedpeft.serve.server.SECONDS", 1)
-    monkeypatch.setattr(workspace_pages, "pictures", lambda _: {"curves": DRAWN})
+    monkeypatch.setattr(pages, "pictures", lambda _: {"curves": DRAWN})
 
     def after(rounds):
         made = record(rounds=rounds)

@@ -9,7 +9,7 @@ import pytest
 from histories import PROCEDURAL, gaps, record
 
 from fedpeft.report.history_reader import parse
-from fedpeft.report.page import page
+from fedpeft.report.outputs import page
 from fedpeft.report.page_parts import Picture, laid_out
 from fedpeft.report.tables import Table, all_tables
 

@@ -13,7 +13,7 @@ import pytest
 from histories import FIVE, PROCEDURAL, complete, gaps, record
 
 from fedpeft.report.history_reader import parse
-from fedpeft.report.page import page
+from fedpeft.report.outputs import page
 from fedpeft.report.palette import COLORS, DARK, DISTINCT, LIGHT, shorten, spread, svg
 from fedpeft.report.plots import convergence, picture_files, pictures
 from fedpeft.report.wording import caption

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.report.history_reader import parse
-from fedpeft.report.outputs import markdown, print_tables, tidy_csv
-from fedpeft.report.page import page
+from fedpeft.report.outputs import markdown, page, print_tables, tidy_csv
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.tables import all_tables, best_round, by_round, last_round
 from fedpeft.report.wording import means, series

@@ -15,12 +15,10 @@ from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import held
 from fedpeft.report.page_parts import Picture
-from fedpeft.report.status.progress import SIMULATED
+from fedpeft.report.status import SIMULATED
 from fedpeft.serve import pages
-from fedpeft.serve import workspace_pages as module
-from fedpeft.serve.pages import find_runs
+from fedpeft.serve.pages import WorkspacePages, find_runs
 from fedpeft.serve.server import BUSY, Server
-from fedpeft.serve.workspace_pages import WorkspacePages
 
 SECRET = "the answers of a hospital"
 
@@ -28,7 +26,7 @@ SECRET = "the answers of a hospital"
 @pytest.fixture
 def workspace(tmp_path, monkeypatch):
     """A simulator's workspace without a run; pictures are not drawn."""
-    monkeypatch.setattr(module, "pictures", lambda _: {"curves": Picture(b"")})
+    monkeypatch.setattr(pages, "pictures", lambda _: {"curves": Picture(b"")})
     folder = tmp_path / "ws"
     (folder / SIMULATED).mkdir(parents=True)
     return folder

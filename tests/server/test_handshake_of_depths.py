@@ -9,7 +9,7 @@ import torch
 
 import fedpeft
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.layer_matching import matched
+from fedpeft.core.keys import matched_layers
 from fedpeft.core.states import digest
 from fedpeft.methods.method import TuningMethod
 from fedpeft.methods.settings import MethodSettings
@@ -31,7 +31,7 @@ def schema(layers, *, stream=8, neurons=2):
 
 
 def introduction(own, **changes):
-    values = {"schema": schema(matched(own, DEEPEST)), "family": "vilt", "backbone": "tiny-vilt"}
+    values = {"schema": schema(matched_layers(own, DEEPEST)), "family": "vilt", "backbone": "tiny-vilt"}
     return Introduction(**{"version": fedpeft.__version__, **values, **changes})
 
 

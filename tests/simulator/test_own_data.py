@@ -6,7 +6,7 @@ import pytest
 from simulator_runs import simulate, workspace_for_tests
 
 from fedpeft import cli
-from fedpeft.job import new
+from fedpeft.job import writing
 
 pytestmark = pytest.mark.simulator
 
@@ -38,7 +38,7 @@ def test_a_folder_becomes_a_table(write, sites, measured, tmp_path, monkeypatch)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.delenv("FEDPEFT_DATA", raising=False)
-    monkeypatch.setattr(new, "has_wheels", lambda: False)
+    monkeypatch.setattr(writing, "has_wheels", lambda: False)
     small = ["training.rounds=2", "method.probe_samples=4"]
     assert cli.main(["new", "own", "--data", "../data", *(part for one in small for part in ("--set", one))]) == 0
     run = simulate("jobs/own", workspace_for_tests(tmp_path / "ws"), threads=len(sites))

@@ -8,7 +8,7 @@ import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from fedpeft.site.frames import receive, send, unpack
+from fedpeft.site.connection import receive, send, unpack
 
 
 def die(connection):

@@ -8,7 +8,7 @@ from fedpeft.site.training_process import GIB
 ASK = """
 import torch
 from fedpeft.site.training_process import limit_memory
-from fedpeft.site.frames import Failure
+from fedpeft.site.connection import Failure
 limit_memory(2.0)
 small = torch.zeros({small})
 try:

@@ -17,8 +17,8 @@ from safetensors.torch import save
 from fedpeft.core.states import digest
 from fedpeft.federate import federate
 from fedpeft.server.aggregation import aggregate
+from fedpeft.site.connection import BadFrame, receive, send, unpack
 from fedpeft.site.fork_server import ADDRESS
-from fedpeft.site.frames import BadFrame, receive, send, unpack
 from fedpeft.site.learner import Learner
 from fedpeft.site.supervisor import RequestFailed, WorkerSupervisor
 from fedpeft.site.training_process import INTRODUCE, OPEN, SCORE, TRAIN, serve

@@ -4,8 +4,8 @@
 import contextlib
 import threading
 
+from fedpeft.serve.pages import WorkspacePages
 from fedpeft.serve.server import Server
-from fedpeft.serve.workspace_pages import WorkspacePages
 
 
 @contextlib.contextmanager

@@ -42,7 +42,6 @@ IMPORTED = (
     "fedpeft.data.phantom",
     "fedpeft.scheduling.nsga2",
     "fedpeft.server.job_run",
-    "fedpeft.report.page",
     "fedpeft.report.outputs",
     "fedpeft.report.schedule_plot",
     "fedpeft.run.simulate",

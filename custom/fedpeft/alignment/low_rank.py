@@ -8,10 +8,10 @@ With the LoRA factors of all sites side by side, the product is the mean of the 
 
     A = [A_1; ...; A_K],    B = [w_1 B_1, ..., w_K B_K],    B A = sum_k w_k B_k A_k,    w_k = n_k / n
 
-A site adds the product to its frozen weights and starts the next round with fresh factors (`fedpeft.methods.products`).
-The global adapter holds the factors of all rounds, the new ones at the end, so that only those have to be sent. Where
-more of them stand side by side than twice the rank of any matrix, they are factored again to that rank, also without
-error: from then on the adapter grows anew.
+A site adds the product to its frozen weights and starts the next round with fresh factors (`alignment.factors`). The
+global adapter holds the factors of all rounds, the new ones at the end, so that only those have to be sent. Where more
+of them stand side by side than twice the rank of any matrix, they are factored again to that rank, also without error:
+from then on the adapter grows anew.
 
 Source: Wang et al. 2024, FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations.
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedpeft.compare.experiment import Run
     from fedpeft.compare.grid import Axis, Point
     from fedpeft.compare.outcome import Outcome
-    from fedpeft.job.rewriting import FoundJob
+    from fedpeft.job.writing import FoundJob
     from fedpeft.report.tables import Table
 
 OUT, NAME = "tuning", "tuning"
@@ -63,7 +63,7 @@ def tune(chosen: argparse.Namespace) -> None:
     from fedpeft.compare.table import csv_of, grids, markdown
     from fedpeft.core.console import Console
     from fedpeft.core.files import replacing
-    from fedpeft.job.rewriting import find_job, write_settings
+    from fedpeft.job.writing import find_job, write_settings
 
     for name in ("seeds", "processes"):
         if getattr(chosen, name) < 1:

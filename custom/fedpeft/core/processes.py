@@ -1,20 +1,30 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What a Python process that fedpeft starts finds around it, and how processes end with all they have started.
 
-    python -m fedpeft.core.processes PID…       # ends processes and all their descendants
+    python -m fedpeft.core.processes PID…                   # ends processes and all their descendants
+    python -m fedpeft.core.processes guard MARK FOLDER…     # ends a family, see below, and removes folders
 
 A module in the current folder that is called like one of Python's own, such as `random.py`, must not be imported in its
 place; and a socket's path has few letters, of which batch systems give a temporary folder too many.
+
+A family of processes ends, with all that they have started, when the process that started them ends. FLARE gives every
+site its own session, and the system gives a process whose parent was killed to another parent, so each member carries a
+mark in its environment. A guard process waits for the end of a pipe that only the starting process holds open, which
+the system closes even after kill -9, and then ends all processes with the mark.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import psutil
@@ -96,11 +106,11 @@ def end(pids: Iterable[int]) -> None:
 
 def end_all(processes: Iterable[psutil.Process]) -> None:
     """Terminate processes in order; those that still run after ten seconds are killed."""
-    family = list(processes)
-    for member in family:
+    running = list(processes)
+    for member in running:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.terminate()
-    for member in psutil.wait_procs(family, timeout=SECONDS_TO_END)[1]:
+    for member in psutil.wait_procs(running, timeout=SECONDS_TO_END)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
 
@@ -124,5 +134,63 @@ def with_descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
+MARK, GUARD = "FEDPEFT_FAMILY", "guard"
+ATTEMPTS = 5  # a member can start another one while it is being ended
+
+
+@contextmanager
+def family(*, holding: Sequence[int] = (), removing: Sequence[str] = ()) -> Iterator[dict[str, str]]:
+    """Yield environment variables for processes that are ended with this block, or with this process.
+
+    File descriptors that it is `holding`, such as that of a lock, stay open until the last member has ended; then it is
+    `removing` folders.
+    """
+    mark = secrets.token_hex(16)
+    guard = subprocess.Popen(
+        [sys.executable, "-m", __name__, GUARD, mark, *removing],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=holding,
+        env=python_environment(),
+        start_new_session=True,  # Ctrl-C and the end of a terminal must not end the guard
+    )
+    try:
+        yield {MARK: f"{os.environ.get(MARK, '')} {mark}".strip()}
+    finally:
+        end_members(mark)
+        guard.stdin.close()
+        guard.wait()
+
+
+def end_members(mark: str) -> None:
+    """End every process that carries a mark."""
+    for _ in range(ATTEMPTS):
+        if not (running := members(mark)):
+            return
+        end_all(running)
+
+
+def members(mark: str) -> list[psutil.Process]:
+    """Return the processes that carry a mark, except this one."""
+    marked = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and mark in process.environ().get(MARK, "").split():
+                marked.append(process)
+    return marked
+
+
+def main(arguments: Sequence[str]) -> None:
+    """End the processes of these ids; or, as a guard, wait for the end of standard input and end the members then."""
+    if arguments[:1] != [GUARD]:
+        return end(map(int, arguments))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    _, mark, *removing = arguments
+    end_members(mark)
+    for folder in removing:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 if __name__ == "__main__":
-    end(map(int, sys.argv[1:]))
+    main(sys.argv[1:])

@@ -14,7 +14,7 @@ from fedpeft.backbones.backbone import LITE0_FILE, NotInCacheError, hub_reachabl
 from fedpeft.backbones.checkpoint import check_config
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import read_json
-from fedpeft.core.workspace import DATA_VARIABLE
+from fedpeft.core.workspace import DATA_VARIABLE, SERVER
 from fedpeft.data.answer_space import UNLISTED, vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.duplicates import fingerprints
@@ -22,7 +22,6 @@ from fedpeft.data.readable import images_of, refusal, unreadable
 from fedpeft.data.remarks import cut_texts_of, remarks, unread_questions, without_variety
 from fedpeft.data.schema import SiteData
 from fedpeft.doctor.context import PASS, Context, Finding, failed, passed, warned
-from fedpeft.doctor.kit import SERVER
 from fedpeft.job.federation import NONE, SETTING, several_backbones, usable
 from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.site_check import load_data

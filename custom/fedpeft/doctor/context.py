@@ -14,8 +14,7 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import suggestion
-from fedpeft.core.workspace import MANIFEST, listed_classes
-from fedpeft.doctor.kit import SITE, Kit, read_kit
+from fedpeft.core.workspace import MANIFEST, SITE, Kit, listed_classes, read_kit
 from fedpeft.job.admission import AdmittedJob, admit_folder
 from fedpeft.job.composing import check as check_sections
 from fedpeft.job.federation import site_backbone
@@ -25,7 +24,7 @@ from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.site_check import admitted
 from fedpeft.report.history_reader import read
-from fedpeft.report.status.progress import SIMULATED
+from fedpeft.report.status import SIMULATED
 from fedpeft.report.wording import not_learning
 from fedpeft.server.update_check import MIN_REPLIES
 

@@ -31,8 +31,8 @@ from packaging.utils import canonicalize_name
 import fedpeft
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.processes import TEMPORARY, no_sockets, with_sockets
+from fedpeft.core.workspace import ADMIN, SERVER, Kit
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
-from fedpeft.doctor.kit import ADMIN, SERVER, Kit
 
 DISTRIBUTION, TENSORBOARD = "flare-fedpeft", "tensorboard"
 CONSTRAINTS = Path(fedpeft.__file__).parents[2] / "constraints.txt"

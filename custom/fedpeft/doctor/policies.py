@@ -18,9 +18,8 @@ from typing import Any
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.processes import SAFE_PATH, python_environment
 from fedpeft.core.settings import build
-from fedpeft.core.workspace import COMPONENTS, GUARDS, KEY, PRIVACY, RESOURCES
+from fedpeft.core.workspace import ADMIN, COMPONENTS, GUARDS, KEY, PRIVACY, RESOURCES, SITE, Kit, read_object
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
-from fedpeft.doctor.kit import ADMIN, SITE, Kit, read_object
 from fedpeft.job.admission import FILES
 from fedpeft.job.site_policy import PrivacySettings, SitePolicy
 from fedpeft.protocol.site_check import refusals

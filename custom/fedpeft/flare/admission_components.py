@@ -15,12 +15,12 @@ from nvflare.private.fed.utils.app_deployer import AppDeployer
 
 from fedpeft.flare.hardening.jobs import guard_configurations, guard_deployments, guard_job_failures, guard_submissions
 from fedpeft.flare.hardening.message_limits import limit_frames, limit_messages
-from fedpeft.flare.hardening.origins import guard_origins
 from fedpeft.flare.hardening.requests import (
     check_job_id,
     guard_cell_requests,
     guard_job_requests,
     guard_local_connections,
+    guard_origins,
     guard_requests,
 )
 from fedpeft.job.admission import admit_app

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import temporary_folder
 from fedpeft.core.states import State, in_memory, on_disk
-from fedpeft.flare import disk_replies
+from fedpeft.flare import messages
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.folders import is_simulated, lineages_folder, run_folder, submitter_of, take_workspace
 from fedpeft.flare.hardening import replace_function
@@ -126,7 +126,7 @@ class FederationController(ModelController):
             lock_run=not is_simulated(context),  # the simulator has a lock on the workspace
         )
         try:
-            with temporary_folder(place.lineages, REPLIES) as self._replies, disk_replies.downloads_into(self._replies):
+            with temporary_folder(place.lineages, REPLIES) as self._replies, messages.downloads_into(self._replies):
                 JobRun(self._job, self._sections, place, self).run()
         except FedpeftError as error:
             self.panic(str(error))
@@ -159,7 +159,7 @@ class FederationController(ModelController):
         try_malloc_trim()
 
     def _is_large(self, replies: int) -> bool:
-        return self._reply_bytes * replies > disk_replies.MAX_IN_MEMORY
+        return self._reply_bytes * replies > messages.MAX_IN_MEMORY
 
     def relays(self) -> CellRelays:
         """The relays that the job's sites stand behind."""
@@ -218,7 +218,7 @@ class FederationController(ModelController):
         No site that is away is waited for; where that leaves too few, it has the grace period to return.
         """
         self._large = task == TRAIN and self._is_large(len(orders))
-        with disk_replies.offloaded(self.fl_ctx, self._replies) if self._large else nullcontext():
+        with messages.offloaded(self.fl_ctx, self._replies) if self._large else nullcontext():
             return self._collect(task, orders, read, round=round, needed=needed)
 
     def _collect(

@@ -28,8 +28,7 @@ from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.flare.policy import SIMULATED, policy_of
 from fedpeft.job.site_policy import SitePolicy, keep_to
 from fedpeft.protocol.fields import MAX_MB, MB, Limit
-from fedpeft.site.connection import WORKER, Aborted
-from fedpeft.site.frames import Failure
+from fedpeft.site.connection import WORKER, Aborted, Failure
 from fedpeft.site.supervisor import WorkerSupervisor
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from nvflare.fuel.flare_api.api_spec import (
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.doctor.kit import ADMIN, read_kit
+from fedpeft.core.workspace import ADMIN, read_kit
 from fedpeft.flare.job_store import GROUP
-from fedpeft.report.status.progress import COMPLETED, FAILED, Progress
+from fedpeft.report.status import COMPLETED, FAILED, Progress
 
 SECONDS = 10.0
 ATTEMPTS = 3  # of a question: a busy server may take longer once, and the session still holds

@@ -18,7 +18,7 @@ from nvflare.widgets.info_collector import InfoCollector
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.workspace import MANIFEST
 from fedpeft.flare.folders import NAME, run_folder
-from fedpeft.report.status.progress import FAILED, Progress, read_progress
+from fedpeft.report.status import FAILED, Progress, read_progress
 
 GROUP = "fedpeft"
 

@@ -24,6 +24,7 @@ from nvflare.apis.fl_context import FLContext
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
 from fedpeft.core.settings import build
+from fedpeft.core.workspace import KIT_FILES, SITE
 from fedpeft.job.site_policy import FILE, PrivacySettings, SitePolicy, read_policy
 
 SCOPE = "fedpeft"
@@ -90,7 +91,6 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-KIT = "fed_client.json"
 SIMULATED = (
     "the simulator uses the job's values; in a consortium the site's own file local/fedpeft.json decides about data, "
     "backbones and limits"
@@ -105,7 +105,7 @@ def simulated(fl_ctx: FLContext) -> bool:
     """
     if not fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False):
         return False
-    return not (Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir()) / KIT).exists()
+    return not (Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir()) / KIT_FILES[SITE]).exists()
 
 
 def policy_of(fl_ctx: FLContext) -> SitePolicy | None:

@@ -21,8 +21,7 @@ from nvflare.private.fed.app.relay import relay
 from fedpeft.core.files import temporary_folder
 from fedpeft.flare.hardening import replace_function
 from fedpeft.flare.hardening.message_limits import limit_frames
-from fedpeft.flare.hardening.origins import guard_origins
-from fedpeft.flare.hardening.requests import guard_local_connections, guard_relay_requests
+from fedpeft.flare.hardening.requests import guard_local_connections, guard_origins, guard_relay_requests
 from fedpeft.flare.messages import register_tensors
 from fedpeft.flare.relay_sums import SumDesk
 

@@ -6,7 +6,7 @@ where both stand behind one relay (`nvflare.fuel.sec.authn`), so a sum at a site
 is on the way of its sites' messages, and one that is addressed to it ends there. So the relay's own process adds up.
 
 A relay takes orders of a job from that job's process at the server, and adapters from the processes of the job at sites
-behind it; `fedpeft.flare.hardening.origins` holds that an origin is what it says.
+behind it; `fedpeft.flare.hardening.requests` holds that an origin is what it says.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from nvflare.fuel.f3.message import Message
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import State
-from fedpeft.flare.disk_replies import MAX_IN_MEMORY, offload, read_from_disk
 from fedpeft.flare.hardening.message_limits import limit_messages
+from fedpeft.flare.messages import MAX_IN_MEMORY, offload, read_from_disk
 from fedpeft.protocol.fields import MAX_MB, MB, Limit
 from fedpeft.protocol.types import M as AnyMessage
 from fedpeft.protocol.types import Measured, PartialSum, SumOrder, SumQuery, Upload, fields_of, message_from

@@ -26,7 +26,7 @@ from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 import fedpeft
 from fedpeft.core.errors import FedpeftError
 from fedpeft.job.federation import LEAVE_OUT, NONE, SETTING, Tracker, reason_of, unusable, usable
-from fedpeft.report.tensorboard import SERVER, scalars
+from fedpeft.server.run_recorder import SERVER, scalars
 
 if TYPE_CHECKING:
     from nvflare.app_common.widgets.streaming import AnalyticsReceiver

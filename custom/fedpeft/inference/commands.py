@@ -187,9 +187,8 @@ def add_export(commands: Any) -> None:
 
 def _export(arguments: argparse.Namespace) -> None:
     from fedpeft.inference.export import export
-    from fedpeft.inference.exported import check_place
+    from fedpeft.inference.exported import OWNERSHIP, check_place
     from fedpeft.inference.kept_model import find
-    from fedpeft.inference.model_card import OWNERSHIP
 
     check_place(arguments.out, force=arguments.force)
     if arguments.onnx:

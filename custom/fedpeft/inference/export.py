@@ -28,10 +28,9 @@ from fedpeft.core.files import replacing
 from fedpeft.core.seeds import derive
 from fedpeft.core.settings import build
 from fedpeft.data.schema import Example
-from fedpeft.inference.exported import ANSWERS, BESIDE, CARD, HEAD, OF_MACHINE, WEIGHTS, check_place
+from fedpeft.inference.exported import ANSWERS, BESIDE, CARD, HEAD, OF_MACHINE, WEIGHTS, card, check_place
 from fedpeft.inference.kept_model import KeptModel
 from fedpeft.inference.model import model_of
-from fedpeft.inference.model_card import card
 from fedpeft.job.federation import site_backbone
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.site.quantized import quantized_layers

@@ -21,7 +21,7 @@ from fedpeft.core.workspace import MANIFEST, STATE_VARIABLE
 from fedpeft.inference import exported
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.report.history_reader import read_manifest
-from fedpeft.report.status.progress import FAILED, SIMULATED, read_progress
+from fedpeft.report.status import FAILED, SIMULATED, read_progress
 from fedpeft.site import site_state
 from fedpeft.site.site_state import ModelRecord, SiteState, best_round
 

@@ -19,13 +19,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fedpeft.alignment.factors import is_factor
+from fedpeft.alignment.factors import fresh_factors, is_factor
 from fedpeft.alignment.low_rank import fitted
 from fedpeft.answering.answering import Batch, Batches, Scored
 from fedpeft.backbones import BACKBONES, BackboneSettings, skeleton
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_regular
-from fedpeft.core.layer_matching import LayerNumbers
+from fedpeft.core.keys import LayerNumbers
 from fedpeft.core.settings import build
 from fedpeft.core.states import State, first_misfit, of_keys
 from fedpeft.core.workspace import GLOBAL_ADAPTER
@@ -36,14 +36,12 @@ from fedpeft.data.schema import Example
 from fedpeft.inference.kept_model import KeptModel
 from fedpeft.job.federation import site_backbone
 from fedpeft.job.settings import CommonSettings
-from fedpeft.methods.products import fresh_factors
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
-from fedpeft.report.status.progress import PLACES, SIMULATED
+from fedpeft.report.status import PLACES, SIMULATED
 from fedpeft.site import computing
 from fedpeft.site.metrics import THRESHOLD, Measure, new_measure
-from fedpeft.site.round_values import only_head, without_head
-from fedpeft.site.site_model import SiteModel
+from fedpeft.site.site_model import SiteModel, only_head, without_head
 from fedpeft.site.site_state import ModelRecord, SiteState
 
 GLOBAL, CONFIG = "global", "adapter_config.json"

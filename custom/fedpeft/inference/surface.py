@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The loss on the plane through two sites' adapters and the global one, before and after alignment.
+"""The loss on the plane through two sites' adapters and the global one, before and after alignment: picture and table.
 
     point(x, y) = global + x u + y v        u, v: orthonormal, by Gram-Schmidt of site_a - global and site_b - global
 
@@ -11,18 +11,24 @@ Source: Saha et al., FedPIA, Figure 2(c); Garipov et al. 2018 draw losses on suc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import rich.table
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from rich import box
 from rich.progress import track
 
 from fedpeft.alignment.client_pia import align_upload
-from fedpeft.core.console import Console
+from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import replacing
 from fedpeft.core.keys import by_place
 from fedpeft.core.seeds import derive
 from fedpeft.core.states import State, first_misfit
@@ -33,11 +39,13 @@ from fedpeft.inference.merge_check import POINTS, barrier
 from fedpeft.inference.model import Predictor, read_tensors
 from fedpeft.job.settings import CommonSettings
 from fedpeft.report.history_reader import read_manifest
-from fedpeft.report.status.progress import SIMULATED
+from fedpeft.report.palette import LIGHT, drawn, shorten, svg
+from fedpeft.report.status import SIMULATED
+from fedpeft.report.wording import caution
 from fedpeft.site import computing
 from fedpeft.site.client_round import moved_places
 from fedpeft.site.loop import mean_loss
-from fedpeft.site.round_values import only_head, without_head
+from fedpeft.site.site_model import only_head, without_head
 
 OF_ALL = "global adapter"  # no site has a blank in its name
 AS_THEY_COME, ALIGNED = "as they come", "aligned"
@@ -248,3 +256,91 @@ def _panel(
 
 def _between(a: tuple[float, float], b: tuple[float, float], share: float) -> tuple[float, float]:
     return (1 - share) * a[0] + share * b[0], (1 - share) * a[1] + share * b[1]
+
+
+FILE = "surface.svg"
+LEVELS = 14
+WIDTH, HEIGHT, LETTERS = 7.6, 3.3, 18  # inches; of a site's name
+POINT, STAR = ("o", 5), ("*", 9)  # of a site and of the global adapter: marker and size
+
+
+def title(surface: Surface) -> str:
+    """Return between which sites the picture is."""
+    return f"Loss between {' and '.join(surface.kept)}"
+
+
+def remarks(surface: Surface) -> tuple[str, ...]:
+    """Return the lines below table and picture."""
+    rounds = ", ".join(f"{site} after round {one.state.round}" for site, one in surface.kept.items())
+    note = _caution(surface)
+    equal = "" if surface.moved else ": the sites are in the global order, and both panels are equal"
+    flat = [form for form, panel in surface.panels.items() if panel.plane.random]
+    return (
+        f"adapters {rounds}; mean loss of both sites on their probe samples, each with its own head",
+        f"moved    {surface.moved} of {surface.places} places{equal}",
+        *(f"plane    {form}: all three are on one line, and up is a random direction" for form in flat),
+        *((f"note     {note}",) if note else ()),
+    )
+
+
+def _caution(surface: Surface) -> str:
+    records = [one.record for one in surface.kept.values()]
+    return caution(procedural=any(r.procedural for r in records), tiny=any(r.tiny for r in records))
+
+
+def report_lines(surface: Surface) -> Iterator[Any]:
+    """Yield what the terminal shows: a table of losses and barriers, and lines below it."""
+    shown = rich.table.Table(title=title(surface), title_justify="left", box=box.SIMPLE_HEAD)
+    for number, head in enumerate(("", *surface.panels)):
+        shown.add_column(head, justify="right" if number else "left")
+    panels = list(surface.panels.values())
+    for name in panels[0].at_points:
+        shown.add_row(cell(f"loss at {name}"), *(f"{panel.at_points[name]:.3f}" for panel in panels))
+    for a, b in panels[0].barriers:
+        row = (f"{panel.barriers[a, b]:.3f}" for panel in panels)
+        shown.add_row(cell(f"barrier from {a} to {b}"), *row)
+    yield shown
+    yield from remarks(surface)
+
+
+def write_picture(surface: Surface, folder: Path) -> Path:
+    """Draw both panels into a folder, and return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = svg(drawn(lambda: _figure(surface)), "\n".join((title(surface), *remarks(surface))))
+    with replacing(folder / FILE) as draft:
+        draft.write_bytes(content)
+    return folder / FILE
+
+
+def _figure(surface: Surface) -> Figure:
+    figure = Figure(figsize=(WIDTH, HEIGHT), facecolor=LIGHT.paper, layout="constrained")
+    panels = figure.subplots(1, len(surface.panels), squeeze=False)[0]
+    known = np.concatenate([one.losses[np.isfinite(one.losses)] for one in surface.panels.values()])
+    levels = np.asarray(MaxNLocator(LEVELS).tick_values(known.min(), max(np.quantile(known, 0.9), known.min() + 1e-6)))
+    for axes, (name, panel) in zip(panels, surface.panels.items(), strict=True):
+        shown = _draw(axes, panel, levels)
+        axes.set_title(name, loc="left", fontsize=8.5, fontweight="bold", pad=6)
+    figure.colorbar(shown, ax=list(panels), label="loss", shrink=0.9)
+    figure.suptitle(title(surface), x=0.01, ha="left", fontsize=9.5, fontweight="bold", color=LIGHT.ink)
+    if note := _caution(surface):
+        warned = f"{note[0].upper()}{note[1:]}."
+        figure.supxlabel(warned, x=0.01, ha="left", fontsize=7.5, fontweight="bold", color=LIGHT.warning)
+    return figure
+
+
+def _draw(axes: Axes, panel: Panel, levels: np.ndarray) -> Any:
+    losses = np.ma.masked_invalid(panel.losses)
+    shown = axes.contourf(panel.x, panel.y, losses, levels=levels, cmap="viridis_r", extend="both")
+    axes.contour(panel.x, panel.y, losses, levels=levels, colors=LIGHT.ink, linewidths=0.3)
+    look: dict[str, Any] = {"mfc": LIGHT.paper, "mec": LIGHT.ink, "mew": 0.8}
+    behind = {"facecolor": LIGHT.paper, "edgecolor": "none", "alpha": 0.8, "pad": 1.2}
+    label: dict[str, Any] = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
+    for name, (x, y) in panel.plane.places.items():
+        marker, size = STAR if name == OF_ALL else POINT
+        axes.plot(x, y, marker=marker, markersize=size, **look)
+        text = f"{shorten(name, LETTERS)} {panel.at_points[name]:.3f}"
+        axes.annotate(text, (x, y), color=LIGHT.ink, bbox=behind, **label)
+    axes.set_xlabel("distance from the global adapter", labelpad=2)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    return shown

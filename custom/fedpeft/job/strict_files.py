@@ -4,11 +4,13 @@
 FLARE searches subfolders for a configuration and accepts `.conf`, `.yml` and `*.default` too, so that any additional
 file could be the one that it reads. It also expands texts with braces, so no text may hold one.
 
-Why a job is not admitted is a code of a fixed list for others, and the full message for this machine's log.
+Why a job is not admitted is a code of a fixed list for others, with the declared name of a setting (`section.name`),
+and the full message for this machine's log.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -16,11 +18,11 @@ import os
 import stat
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.setting_names import declared_part
 
 REASONS = {
     "archive": "it is not a plain zip archive of a bounded size",
@@ -49,6 +51,43 @@ class AdmissionError(FedpeftError):
         name = declared_part(self.setting) if self.setting else ""
         place = "`fedpeft doctor` on its folder names the place"
         return f"the job is not admitted ({self.reason}): {REASONS[self.reason]}{f', {name}' * bool(name)}; {place}."
+
+
+@cache
+def setting_names() -> frozenset[str]:
+    """Return every section and every setting in it that a dataclass declares."""
+    from fedpeft.alignment.settings import PIASettings, RobustSettings
+    from fedpeft.answering.training_settings import TrainingSettings
+    from fedpeft.backbones import BackboneSettings
+    from fedpeft.data import DataSettings
+    from fedpeft.job.composing import FlareSettings
+    from fedpeft.job.federation import FederationSettings
+    from fedpeft.methods.settings import MethodSettings
+    from fedpeft.scheduling.settings import ScheduleSettings
+
+    sections = {
+        "backbone": BackboneSettings,
+        "method": MethodSettings,
+        "method.pia": PIASettings,
+        "method.robust": RobustSettings,
+        "training": TrainingSettings,
+        "data": DataSettings,
+        "schedule": ScheduleSettings,
+        "federation": FederationSettings,
+        "flare": FlareSettings,
+    }
+    fields = {f"{section}.{field.name}" for section, cls in sections.items() for field in dataclasses.fields(cls)}
+    return frozenset(fields | set(sections) | {"backbone.sites", "data.sites"})
+
+
+def declared_part(path: str) -> str:
+    """Return the longest declared prefix of a path, or an empty text: names below it are chosen by the job.
+
+    Of `method.settings.houlsby.width` it is `method.settings`.
+    """
+    parts = path.split(".")
+    candidates = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((candidate for candidate in candidates if candidate in setting_names()), "")
 
 
 MAX_BYTES = 1 << 20

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
+from fedpeft.alignment.factors import Product
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import imported
 from fedpeft.methods.first_values import Bounded, FirstValues
-from fedpeft.methods.products import Product
 from fedpeft.methods.trainable import Trainable, Tuning
 
 

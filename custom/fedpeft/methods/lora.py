@@ -19,6 +19,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils.other import get_pattern_key
 from torch import nn
 
+from fedpeft.alignment.factors import XAVIER, Product, first_factor, start_deviation
 from fedpeft.backbones import structure
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import SLOTS, chosen, locate, module_path, slot_templates
@@ -26,7 +27,6 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
 from fedpeft.core.settings import hints_of
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Normal, Uniform
-from fedpeft.methods.products import XAVIER, Product, first_factor, start_deviation
 from fedpeft.methods.slot_tuning import AdapterTrainable, Parameters, Shapes, SlotTuning, check_layers, check_types
 
 RANK, SCALE = 4, 2  # where a job sets neither r nor lora_alpha

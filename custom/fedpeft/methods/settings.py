@@ -10,7 +10,7 @@ from typing import Any, cast
 from fedpeft import methods
 from fedpeft.alignment.settings import FEDAVG, WEIGHT_SPACE, PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.layer_matching import SETTING
+from fedpeft.core.keys import MATCHED_LAYERS
 from fedpeft.core.settings import BY_SITE, about, check_ranges, nested, one_of, suggestion, within
 from fedpeft.methods.aggregations import (
     AGGREGATIONS,
@@ -393,7 +393,7 @@ def check_depths(method: MethodSettings) -> None:
     if not 1 <= deepest <= MAX_LAYERS:
         raise FedpeftError(
             f"matched_layers is {deepest}, it must be from 1 to {MAX_LAYERS}: give those of the deepest backbone.",
-            setting=SETTING,
+            setting=MATCHED_LAYERS,
         )
     if not method.exchanges:
         return
@@ -409,4 +409,4 @@ def check_depths(method: MethodSettings) -> None:
         reason, remedy = "pia.share='agreement' compares whole adapters", "give a number as pia.share (the paper: 0.5)"
     else:
         return
-    raise FedpeftError(f"matched_layers is {deepest}, and {reason}: {remedy}.", setting=SETTING)
+    raise FedpeftError(f"matched_layers is {deepest}, and {reason}: {remedy}.", setting=MATCHED_LAYERS)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fedpeft.alignment.factors import Product
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import expected, fits, one_of
 from fedpeft.core.states import State
 from fedpeft.methods import adapters
-from fedpeft.methods.products import Product
 from fedpeft.methods.trainable import Beside, Trainable, Tuning
 
 if TYPE_CHECKING:

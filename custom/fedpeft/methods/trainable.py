@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedpeft.alignment.factors import Product, StartStd
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import PRIVATE, belongs
 from fedpeft.core.states import State
 from fedpeft.methods.adapters import check_state
 from fedpeft.methods.first_values import Bounded, FirstValues
-from fedpeft.methods.products import Product, StartStd
 
 
 def kl_of_choices(logits: Tensor, teacher: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.setting_names import known
+from fedpeft.job.strict_files import setting_names
 
 MB = 10**6
 MAX_MB = 1024  # of a job's message: the weights of ViLT-B, masked for a secure sum, have 900 MB
@@ -152,7 +152,8 @@ CODES = {
 
 def is_known(code: object, setting: object) -> bool:
     """Whether the code is one of `CODES` and the setting is declared or empty."""
-    return isinstance(code, str) and code in CODES and (setting == "" or known(setting))
+    declared = isinstance(setting, str) and (not setting or setting in setting_names())
+    return declared and isinstance(code, str) and code in CODES
 
 
 def sentence(code: object, setting: object = "") -> str:

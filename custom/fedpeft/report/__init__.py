@@ -31,8 +31,7 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
     """
     from fedpeft.core.errors import FedpeftError
     from fedpeft.report.history_reader import read
-    from fedpeft.report.outputs import markdown, tidy_csv
-    from fedpeft.report.page import page, state_line
+    from fedpeft.report.outputs import markdown, page, state_line, tidy_csv
     from fedpeft.report.plots import picture_files, pictures
 
     history = read(source)

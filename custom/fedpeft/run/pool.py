@@ -38,8 +38,7 @@ from fedpeft.server.job_run import JobRun, ServerPlace
 from fedpeft.server.relay_sums import NoRelays
 from fedpeft.server.rounds import Read
 from fedpeft.site import fork_server
-from fedpeft.site.connection import Aborted
-from fedpeft.site.frames import Failure
+from fedpeft.site.connection import Aborted, Failure
 from fedpeft.site.site_tasks import SitePlace, SiteTasks, problem_reply
 from fedpeft.site.supervisor import LOG, WorkerSupervisor
 

@@ -25,7 +25,7 @@ from typing import Any
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json, write_json
 from fedpeft.core.locks import SERVER, held, kept_folder, runs_folder
-from fedpeft.core.processes import python_environment, with_sockets
+from fedpeft.core.processes import family, python_environment, with_sockets
 from fedpeft.core.workspace import (
     DATA_VARIABLE,
     HISTORY,
@@ -42,8 +42,7 @@ from fedpeft.core.workspace import (
 from fedpeft.flare.policy import with_site_filters
 from fedpeft.job.admission import admit_folder
 from fedpeft.job.folder import check_sites, job_folder
-from fedpeft.report.status.progress import CUT_OFF, FAILED, SIMULATED
-from fedpeft.run.family import family
+from fedpeft.report.status import CUT_OFF, FAILED, SIMULATED
 
 STAYS = ("local", "startup")  # what FLARE does not delete
 

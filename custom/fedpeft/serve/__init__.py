@@ -31,8 +31,8 @@ def _serve(arguments: argparse.Namespace) -> None:
         raise FedpeftError(f"{arguments.workspace} is not a folder: name a workspace, or a folder of runs.")
     if not 0 <= arguments.port <= 65535:
         raise FedpeftError(f"--port is {arguments.port}, it must be from 0 to 65535.")
+    from fedpeft.serve.pages import WorkspacePages
     from fedpeft.serve.server import Server
-    from fedpeft.serve.workspace_pages import WorkspacePages
 
     with Server(WorkspacePages(arguments.workspace), host=arguments.host, port=arguments.port) as server:
         if not server.local:

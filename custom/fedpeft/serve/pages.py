@@ -1,23 +1,27 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The pages of `fedpeft serve`: the list of runs, and what stands above a run's own page.
+"""The pages of `fedpeft serve` by path: the list of runs, a run's own page, and runs of one job beside each other.
 
-Find the runs below a folder; what a site keeps is no run, and nothing outside the folder is opened.
-
-Runs of one job beside each other: which there are, and the page that compares them, drawn when it is first read.
+Runs are found below a folder; what a site keeps is no run, and nothing outside the folder is opened. A page is drawn
+when it is first read, and what was read and drawn is kept until the files change.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import stat
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from fedpeft.compare.outcome import Outcome
-from fedpeft.compare.page import page, picture
+from fedpeft.compare.page import page as comparison_page
+from fedpeft.compare.page import picture
 from fedpeft.compare.runs import of_histories
 from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
@@ -26,9 +30,10 @@ from fedpeft.core.text import duration
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import read
+from fedpeft.report.outputs import page
 from fedpeft.report.page_parts import Picture, document
-from fedpeft.report.status.progress import COMPLETED, PLACES, SIMULATED, Progress
-from fedpeft.report.status.show import figures
+from fedpeft.report.plots import pictures
+from fedpeft.report.status import COMPLETED, PLACES, SIMULATED, Progress, figures, judged, written_progress
 from fedpeft.report.tables import Table
 
 
@@ -93,8 +98,7 @@ def _run(root: Path, name: str, folder: Path) -> Run | None:
         written = max(written, about.st_mtime)
     if not stamp:
         return None
-    key = hashlib.sha256(str(folder.resolve()).encode(errors="surrogateescape")).hexdigest()[:16]
-    return Run(key=key, name=name, folder=folder, stamp=tuple(stamp), written=written)
+    return Run(key=_key(str(folder.resolve())), name=name, folder=folder, stamp=tuple(stamp), written=written)
 
 
 MORE_STYLE = """\
@@ -236,7 +240,7 @@ class Comparisons:
             log.warning("%s", error)
             return message(ALIKE if str(error) == ALIKE else CANNOT)
         _, table, drawn, outcomes, others = self._drawn
-        return page(table, drawn, outcomes, top=BACK + LEFT_OUT.format(others) * bool(others))
+        return comparison_page(table, drawn, outcomes, top=BACK + LEFT_OUT.format(others) * bool(others))
 
 
 def _different(group: Group) -> tuple[Mapping[Path, History], int]:
@@ -264,5 +268,78 @@ def _task(history: History) -> tuple[object, ...]:
     return history.source, frozenset(history.by_metric.items()), frozenset(counts)
 
 
-def _key(job: str) -> str:
-    return hashlib.sha256(job.encode(errors="surrogateescape")).hexdigest()[:16]
+def _key(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+PATH = re.compile(r"/(run|compare)/([0-9a-f]{16})")
+KEPT = 8  # drawn pages
+
+
+class WorkspacePages:
+    """The pages of a workspace of a simulator, or of a folder of runs."""
+
+    def __init__(self, workspace: Path) -> None:
+        self._workspace = workspace
+        self._progress: dict[str, tuple[Any, Progress | None]] = {}
+        self._drawn: dict[str, tuple[Any, History, dict[str, Picture]]] = {}
+        self._comparisons = Comparisons()
+        self._lock = threading.Lock()  # matplotlib's styles are shared by all threads
+
+    def page(self, path: str) -> tuple[str, bool] | None:
+        """Return a page and whether it will change; None if there is no such page."""
+        match = PATH.fullmatch(path)
+        if path != "/" and not match:
+            return None
+        with self._lock:
+            runs = find_runs(self._workspace)
+            if match and match[1] == "run":
+                run = runs.get(match[2])
+                return self._run(run) if run else None
+            self._progress = {key: kept for key, kept in self._progress.items() if key in runs}
+            rows = [(run, self._look(run)) for run in runs.values()]
+            several = groups(rows)
+            if match:
+                group = several.get(match[2])
+                return (self._comparisons.page(group), False) if group else None
+            links = [(group.key, group.job, len(group.runs)) for group in several.values()]
+            return index(self._workspace.resolve().name, rows, now=time.time(), comparisons=links), True
+
+    def _run(self, run: Run) -> tuple[str, bool]:
+        progress = self._look(run)
+        changes = progress is None or not progress.ended
+        if progress is None or not progress.round:
+            return waiting(run, progress), changes
+        try:
+            stamp, history, drawn = self._drawn.get(run.key, (None, None, None))
+            if stamp != run.stamp:
+                history = read(run.folder)
+                drawn = pictures(history)
+                self._drawn.pop(run.key, None)
+                self._drawn[run.key] = run.stamp, history, drawn
+                for key in list(self._drawn)[:-KEPT]:
+                    del self._drawn[key]
+        except FedpeftError as error:
+            log.warning("%s", error)
+            return waiting(run, None), changes
+        above = top(run, progress)
+        return page(history, drawn, top=above), changes
+
+    def _look(self, run: Run) -> Progress | None:
+        """Return a run's progress; None if it cannot be read."""
+        stamp, progress = self._progress.get(run.key, (None, None))
+        if stamp != run.stamp:
+            progress = _read(run)
+            self._progress[run.key] = run.stamp, progress
+        if progress is None:
+            return None
+        ago = None if progress.ago is None else max(0.0, time.time() - run.written)
+        return judged(replace(progress, ago=ago), run.folder)
+
+
+def _read(run: Run) -> Progress | None:
+    try:
+        return written_progress(run.folder)
+    except FedpeftError as error:
+        log.warning("%s", error)
+        return None

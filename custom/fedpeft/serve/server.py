@@ -22,8 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.serve.pages import message
-from fedpeft.serve.workspace_pages import WorkspacePages
+from fedpeft.serve.pages import WorkspacePages, message
 
 SECONDS = 5  # between two looks of a browser at what changes
 DEADLINE = 10.0  # seconds in which a whole request must have arrived, and its answer been taken

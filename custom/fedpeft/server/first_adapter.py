@@ -15,8 +15,7 @@ from typing import Any
 
 from fedpeft.answering import ANSWERING
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import HEAD
-from fedpeft.core.layer_matching import SETTING, all_layers
+from fedpeft.core.keys import HEAD, MATCHED_LAYERS, all_layers
 from fedpeft.core.registry import imported
 from fedpeft.core.states import State, digest
 from fedpeft.methods.first_values import Bounded, FirstValues, misfit
@@ -73,10 +72,10 @@ def sender(
     able = {site: own for site, own in announced.items() if deepest is None or all_layers(own[0], deepest)}
     if not able:
         raise FedpeftError(
-            f"no site that takes part has all {deepest} layers of {SETTING}, so that no site has the first values of "
-            f"some: wait until one that does is connected, or set {SETTING} to the layers of the deepest backbone."
-            + "".join(f" {problem.rstrip('.')}." for problem in (problems or {}).values()),
-            setting=SETTING,
+            f"no site that takes part has all {deepest} layers of {MATCHED_LAYERS}, so that no site has the first "
+            f"values of some: wait until one that does is connected, or set {MATCHED_LAYERS} to the layers of the "
+            f"deepest backbone." + "".join(f" {problem.rstrip('.')}." for problem in (problems or {}).values()),
+            setting=MATCHED_LAYERS,
         )
     asked = {site: own for site, own in able.items() if site not in joins} if method.initialization == "shared" else {}
     commonest, count = next(iter(Counter(own for _, own in asked.values() if own).most_common(1)), ("", 0))

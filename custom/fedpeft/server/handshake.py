@@ -19,8 +19,7 @@ import torch
 
 from fedpeft.alignment.neurons import Neurons, check_alike, neurons_of
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import HEAD, by_place, layer_of, layers_of
-from fedpeft.core.layer_matching import one_layer
+from fedpeft.core.keys import HEAD, by_place, layer_of, layers_of, one_layer
 from fedpeft.methods.setting_limits import MAX_WIDTH
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.fields import MB, MIN_TENSOR, Limit
@@ -43,7 +42,7 @@ def refused_widths(schemas: Mapping[str, Schema], method: MethodSettings) -> dic
     A method whose code does not say how wide its settings make an adapter is held to `MAX_WIDTH`.
 
     Args:
-        schemas: by site, what it announced; of backbones of different depth with one layer (`layer_matching`).
+        schemas: by site, what it announced; of backbones of different depth with one layer (`core.keys`).
         method: of the job.
     """
     refused = {}

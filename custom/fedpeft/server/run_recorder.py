@@ -1,12 +1,18 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Record a job on the server: history, report, and the manifest with its final status."""
+"""Record a job on the server: history, TensorBoard's files, report, and the manifest with its final status.
+
+The server writes TensorBoard's files while the run goes on, from the replies that it has validated anyway. FLARE's own
+way, an `AnalyticsSender` at each site and a `TBAnalyticsReceiver` on the server, would open a second channel out of the
+sites, whose values are not checked. One folder for each site, so that TensorBoard draws a metric of all sites into one
+chart, and `server` for the round.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,43 +23,30 @@ from fedpeft.core.errors import LocalError
 from fedpeft.core.files import write_json
 from fedpeft.core.keys import layers_of
 from fedpeft.core.locks import FILE as LOCK
-from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, title_of
+from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, NO_BETTER, title_of
 from fedpeft.core.text import RECENT, duration
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.types import ACCURACIES, Introduction, TrainReply
-from fedpeft.report.tensorboard import Board
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.first_adapter import Sender
 from fedpeft.server.planner import Assignment, best_before_end
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
     from fedpeft.job.federation import RunTracking
 
 
 def origin(datasets: Iterable[str], backbones: Iterable[str], *, procedural: bool) -> str:
-    """Return in words with what the sites of a run work.
-
-    Args:
-        datasets: registered names.
-        backbones: the same.
-        procedural: whether one of the data sets is computed.
-    """
+    """Return in words which data sets and backbones the sites of a run have; `procedural`: a data set is computed."""
     data, models = sorted(set(datasets)), sorted(set(backbones))
     return f"data: {', '.join(data)}{' (procedural)' * procedural}; backbone: {', '.join(models)}"
 
 
 class RunRecorder:
-    """Writes each round as soon as it is finished, so that a job that ends early loses no finished round.
-
-    Args:
-        folder: of the run.
-        job: the job's name.
-
-    Attributes:
-        tracking: takes the rounds as well, if it is set.
-    """
+    """Writes each round as soon as it is finished, so that a job that ends early loses no finished round."""
 
     def __init__(self, folder: Path, *, job: str) -> None:
         self.folder = folder
@@ -61,7 +54,7 @@ class RunRecorder:
         self._manifest: dict[str, Any] = {"job": job, "fedpeft": fedpeft.__version__, "faults": []}
         self._history: dict[str, Any] = {"job": job, "rounds": []}
         self._board = Board(folder)
-        self.tracking: RunTracking | None = None
+        self.tracking: RunTracking | None = None  # takes the rounds as well
 
     def begin(
         self,
@@ -254,3 +247,77 @@ def _moved(decisions: Mapping[str, Mapping[str, int]]) -> str:
     """Return how many places of all sites a round's alignment moved; empty where none could have stayed."""
     moved, stayed = (sum(one[name] for one in decisions.values()) for name in ("moved", "stayed"))
     return f"{moved} of {moved + stayed} places moved" * bool(moved + stayed)
+
+
+FOLDER, SERVER = "tensorboard", "server"
+ABSENT = (
+    "no TensorBoard files are written, because TensorBoard is not installed here: "
+    "pip install 'flare-fedpeft[tensorboard]'; history.json holds the same figures"
+)
+NAMES = {
+    "overall": "{metric}/overall",
+    "validation": "{metric}/validation",
+    "open": "accuracy/open",
+    "closed": "accuracy/closed",
+    "loss": "loss/last epoch",
+    "loss_first": "loss/first epoch",
+    "loss_start": "loss/start of round",
+    "loss_end": "loss/end of round",
+    "seconds": "seconds/site",
+    "sent": "communication/bytes sent",
+}
+
+
+class Board:
+    """Writes each round once and skips rounds that it has written; a resumed run writes its earlier rounds too.
+
+    The event files go into `tensorboard/` below the run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / FOLDER
+        self._writers: dict[str, SummaryWriter] = {}
+        self._last = 0
+
+    def update(self, rounds: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> None:
+        """Write the rounds that are new, to disk at once; a missing TensorBoard is logged once."""
+        first, new = self._last == 0, [one for one in rounds if one["round"] > self._last]
+        self._last = max((one["round"] for one in new), default=self._last)
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            if first and new:
+                logging.getLogger(__name__).info(ABSENT)
+            return
+        for one in new:
+            for run, tag, value in scalars(one, metrics):
+                if run not in self._writers:
+                    self._writers[run] = SummaryWriter(str(self._folder / run))
+                self._writers[run].add_scalar(tag, value, one["round"])
+        for writer in self._writers.values():
+            writer.flush()
+
+
+def scalars(one: Mapping[str, Any], metrics: Mapping[str, str]) -> Iterator[tuple[str, str, float]]:
+    """Yield folder, tag and value of everything measured in a round of history.json; a site's default is accuracy."""
+    overall: dict[str, list[float]] = {}
+    for site, figures in one["sites"].items():
+        metric = metrics.get(site, ACCURACY)
+        for name, tag in NAMES.items():
+            if figures.get(name) is not None:
+                yield site, tag.format(metric=metric), figures[name]
+        if figures.get("overall") is not None:
+            overall.setdefault(metric, []).append(figures["overall"])
+    for site, distance in one.get("alignment", {}).items():
+        if distance is not None:
+            yield site, "alignment/distance", distance
+    schedule = one.get("schedule") or {}
+    for site, scores in schedule.get("scores", {}).items():
+        for layer, score in zip(schedule.get("numbers") or range(len(scores)), scores, strict=True):
+            yield site, f"layer scores/{layer:02}", score
+    for metric, values in overall.items():
+        yield SERVER, f"{metric}/overall", sum(values) / len(values)
+    if one.get("seconds") is not None:
+        yield SERVER, "seconds/round", one["seconds"]
+    yield SERVER, "replies/accepted", len(one["sites"])
+    yield SERVER, "replies/rejected", len(one.get("rejected", {}))

@@ -1,7 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The executor's connection to a training process, which may die at any time.
+"""The pipe between a site's executor and its training process: frames, and the process, which may die at any time.
 
-Start a site's training process: forked where the run has a fork server, else as a fresh Python.
+A frame is a JSON object and named tensors, no pickle: two messages of a `multiprocessing` connection, which prefixes
+each with its length. What went wrong at a site (`Failure`) has the full message for the site's own log, and the code
+that the server gets.
+
+The process is forked where the run has a fork server, else it is a fresh Python.
 """
 
 from __future__ import annotations
@@ -14,23 +18,98 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
+from fedpeft.core.errors import FedpeftError, is_out_of_memory
+from fedpeft.core.files import DISK_FULL, is_full
 from fedpeft.core.processes import python_environment
 from fedpeft.core.text import one_line
+from fedpeft.job.strict_files import declared_part
+from fedpeft.protocol.fields import CODES, SETTING_MARK, is_known
 from fedpeft.site.fork_server import ADDRESS, same_user
-from fedpeft.site.frames import BadFrame, receive, send, unpack
+
+Frame = tuple[bytes, bytes]
+
+
+class BadFrame(ValueError):
+    """Received bytes that are not a valid frame; the message says what is wrong."""
+
+
+def send(connection: Connection, header: Mapping[str, Any], tensors: Mapping[str, Any] | None = None) -> None:
+    """Send one frame; floats of the header keep every bit, tensors may have any dtype."""
+    blob = b""
+    if tensors:
+        from safetensors.torch import save
+
+        blob = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    connection.send_bytes(json.dumps(header).encode())
+    connection.send_bytes(blob)
+
+
+def receive(connection: Connection) -> Frame:
+    """Wait for one frame and return it without parsing; EOFError or OSError: the other side closed the connection."""
+    return connection.recv_bytes(), connection.recv_bytes()
+
+
+def unpack(frame: Frame) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the header and tensors of a frame, or raise `BadFrame`."""
+    try:
+        header = json.loads(frame[0])
+    except ValueError as error:
+        raise BadFrame(f"a header that is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise BadFrame(f"a header that is not a JSON object but {type(header).__name__}")
+    return header, _tensors(frame[1])
+
+
+def _tensors(blob: bytes) -> dict[str, Any]:
+    if not blob:
+        return {}
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(blob)
+    except SafetensorError as error:
+        raise BadFrame(f"tensors that are not safetensors: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a request of the server could not be answered."""
+
+    detail: str  # the full message, for the site's own log
+    code: str  # what the server gets, one of `protocol.fields.CODES`
+    setting: str = ""  # of the job, that is the cause; empty unless the code's sentence names a setting
+    traceback: str = ""  # of the exception; empty where the message is enough
+    retryable: bool = False  # whether another attempt in a new process may succeed
+
+    def __post_init__(self) -> None:
+        if not is_known(self.code, self.setting):
+            raise ValueError("a problem with a code or a setting that is not declared")
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Convert an exception; a `FedpeftError` (bad input) is not retryable, any other exception is."""
+        if isinstance(error, FedpeftError):
+            setting = declared_part(error.setting) if SETTING_MARK in CODES[error.code] else ""
+            return cls(detail=str(error), code=error.code, setting=setting)
+        name = type(error).__name__
+        return cls(
+            detail=f"{name}: {error}",
+            code=DISK_FULL if is_full(error) else "out-of-memory" if is_out_of_memory(error) else "training-failed",
+            traceback="".join(traceback.format_exception(error)),
+            retryable=True,
+        )
 
 
 def start_python(module: str, fd: int) -> subprocess.Popen | ForkedProcess:
-    """Run `python -m MODULE FD`.
-
-    Args:
-        module: the Python module to run.
-        fd: a file descriptor that the process inherits; its number there may differ.
-    """
+    """Run `python -m MODULE FD`; the process inherits the file descriptor, whose number there may differ."""
     if address := os.environ.get(ADDRESS):
         with contextlib.suppress(OSError):  # the server has ended, or the environment is too long for a message
             return ForkedProcess(address, module, fd)
@@ -42,15 +121,9 @@ SECONDS_TO_CONNECT = 5.0  # to a server whose queue is full, perhaps another use
 
 
 class ForkedProcess:
-    """A process started by a fork server, with the part of the `subprocess.Popen` interface that its owner uses.
+    """A process started by a fork server, with the part of `subprocess.Popen` that its owner uses.
 
-    Args:
-        address: the server's name.
-        module: the Python module to run.
-        fd: a file descriptor that it inherits.
-
-    Raises:
-        OSError: there is no such server.
+    It raises an OSError where there is no server of that name.
     """
 
     def __init__(self, address: str, module: str, fd: int) -> None:
@@ -83,11 +156,7 @@ class ForkedProcess:
         return self._numbers[-1] if self._control.fileno() < 0 else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
-        """
+        """Wait for its end, or raise `subprocess.TimeoutExpired`."""
         until = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             left = None if until is None else max(0.0, until - time.monotonic())
@@ -129,11 +198,7 @@ class Aborted(Exception):
 
 
 class WorkerProcess:
-    """One running training process.
-
-    Args:
-        module: the Python module that it runs.
-    """
+    """One running training process."""
 
     def __init__(self, module: str = WORKER) -> None:
         self._connection, other = Pipe()
@@ -146,11 +211,7 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, header: Mapping[str, Any], tensors: Mapping[str, Any] | None = None) -> None:
-        """Send one request.
-
-        Raises:
-            Lost: the process has ended.
-        """
+        """Send one request, or raise `Lost`."""
         try:
             send(self._connection, header, tensors)
         except OSError:
@@ -159,15 +220,9 @@ class WorkerProcess:
     def receive(
         self, aborted: Callable[[], bool], progress: Callable[[str], None]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Wait for the answer to the last request.
+        """Wait for the answer to the last request; `progress` takes each line that says how far the process is.
 
-        Args:
-            aborted: polled while waiting; the process is ended once it returns True.
-            progress: takes each line that says how far the process is.
-
-        Raises:
-            Lost: the process ended, or sent something that is not a frame.
-            Aborted: `aborted` returned True.
+        `Aborted` is raised, and the process ended, once `aborted` returns True; `Lost` if it ends or sends no frame.
         """
         try:
             while True:

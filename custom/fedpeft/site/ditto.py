@@ -18,7 +18,7 @@ from fedpeft.core.states import State, copied
 from fedpeft.site.loop import moments, restore_moments
 from fedpeft.site.personalization import OfRound
 from fedpeft.site.proximal import held_near
-from fedpeft.site.round_values import head_state, only_head, without_head
+from fedpeft.site.site_model import head_state, only_head, without_head
 from fedpeft.site.site_state import SiteState
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from fedpeft.core.states import State
 from fedpeft.site import computing
 from fedpeft.site.loop import parts_of
 from fedpeft.site.personalization import OfRound
-from fedpeft.site.round_values import without_head
+from fedpeft.site.site_model import without_head
 from fedpeft.site.site_state import SiteState
 
 if TYPE_CHECKING:

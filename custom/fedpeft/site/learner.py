@@ -18,8 +18,7 @@ from fedpeft.answering.answering import Batch
 from fedpeft.answering.training_settings import BEST, LINEAR, PERSONALIZATIONS, TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import LocalError
-from fedpeft.core.keys import HEAD, belongs, layers_of
-from fedpeft.core.layer_matching import LayerNumbers
+from fedpeft.core.keys import HEAD, LayerNumbers, belongs, layers_of
 from fedpeft.core.metrics import BELOW_CONSTANT
 from fedpeft.core.registry import imported
 from fedpeft.core.seeds import derive
@@ -48,10 +47,9 @@ from fedpeft.site.loop import (
 from fedpeft.site.metrics import Measure, Measured
 from fedpeft.site.moon import contrasted
 from fedpeft.site.proximal import held_near
-from fedpeft.site.round_values import RoundValues, head_state, without_head
 from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
 from fedpeft.site.site_batches import SiteBatches
-from fedpeft.site.site_model import SharedModels, SiteModel
+from fedpeft.site.site_model import RoundValues, SharedModels, SiteModel, head_state, without_head
 from fedpeft.site.site_state import Facts, SiteRecord, below_constant, best_round, with_round
 
 

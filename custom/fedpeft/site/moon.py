@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fedpeft.core.states import State
 from fedpeft.methods.trainable import Part
-from fedpeft.site.round_values import without_head
+from fedpeft.site.site_model import without_head
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner

@@ -3,6 +3,9 @@
 
 The learner trains it, predictions are made with it, and doctor measures it: all build it here, so that all compute the
 same numbers.
+
+A round starts from the global values, the site's own of the round before, or its first ones. The tensors of a head that
+is averaged over the sites travel beside the adapter's, under `head.<parameter>`.
 """
 
 from __future__ import annotations
@@ -11,25 +14,29 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from fedpeft import answering as ways
 from fedpeft import backbones
+from fedpeft.alignment.factors import FrozenProducts, fresh_factors, is_factor
+from fedpeft.alignment.low_rank import fitted
 from fedpeft.answering.answering import Answering
 from fedpeft.answering.training_settings import BALANCED, TrainingSettings
 from fedpeft.backbones.matrices import matrices, seen_in_float32
-from fedpeft.core.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.keys import HEAD
 from fedpeft.core.seeds import derive
 from fedpeft.core.settings import about
 from fedpeft.core.states import State
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
-from fedpeft.job.catalog import without_head
+from fedpeft.job import catalog
 from fedpeft.job.settings import check_schemes
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.methods.products import FrozenProducts
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Beside, parameter_count
 from fedpeft.protocol.site_check import check_parameters
@@ -194,7 +201,7 @@ class SiteModel:
                 setting="method.head",
             )
         if not self.trainable.parameters():
-            raise FedpeftError(without_head(method.name, name), setting="method.name")
+            raise FedpeftError(catalog.without_head(method.name, name), setting="method.name")
 
     def _answering(self, seed: int) -> Answering:
         generator = torch.Generator().manual_seed(seed)
@@ -206,19 +213,11 @@ class SiteModel:
         return {key: value.detach().cpu() for key, value in head.items()}
 
     def beside(self, received: State) -> Beside:
-        """Return what is frozen in this round and belongs to the model that is measured.
-
-        Args:
-            received: the global adapter of the round.
-        """
+        """Return what is frozen in this round and belongs to the model that is measured."""
         return Beside(dict(received)) if self.products else self.trainable.beside()
 
     def restore(self, state: SiteState) -> None:
-        """Load what a round left: the model that was measured at its end.
-
-        Raises:
-            FedpeftError: the state is of another method, backbone or number of answers.
-        """
+        """Load what a round left: the model that was measured at its end."""
         beside = Beside(state.beside, state.record.share if state.record else 0.0)
         try:
             self.answering.head.load_state_dict(state.head)
@@ -232,3 +231,70 @@ class SiteModel:
                 f"the tensors of round {state.round} do not fit this model ({error!r:.200}): name the folder of a run "
                 f"that this version of fedpeft wrote."
             ) from error
+
+
+def head_state(head: Mapping[str, Tensor]) -> State:
+    """Return copies of a head's tensors on the CPU, under their keys in messages."""
+    return {f"{HEAD}{name}": tensor.detach().cpu().clone() for name, tensor in head.items()}
+
+
+def without_head(state: State) -> State:
+    """Return what of a state belongs to the adapter."""
+    return {key: tensor for key, tensor in state.items() if not key.startswith(HEAD)}
+
+
+def only_head(state: State) -> State:
+    """Return the head of a state by its own names, empty if it has none."""
+    return {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}
+
+
+class RoundValues:
+    """What a model starts its rounds from: as it was built, it has the first values; `folder` is for errors."""
+
+    def __init__(self, site: str, model: SiteModel, method: MethodSettings, folder: Path) -> None:
+        self._site, self._model, self._folder = site, model, folder
+        self._unequal_ranks = method.rule.unequal_ranks
+        self.first, self._first_private = model.first, model.first_private
+        self.first_head = {k: value.detach().cpu().clone() for k, value in model.answering.head.state_dict().items()}
+
+    @property
+    def first_in_common(self) -> State:
+        """The first adapter where all sites have the same one; empty: this site has one of its own."""
+        return {} if self._model.init_site else self.first
+
+    def restore(self, own: SiteState | None, received: State, *, first_head: State | None = None) -> None:
+        """Load the head, the global one where it is federated, and what else of the model never leaves the site.
+
+        They are from the site's state after its last round, or from the global values that it received; `first_head`
+        are other first values of the head than those it was built with.
+        """
+        first = first_head or self.first_head
+        head, private = (own.head, own.private) if own else (first, self._first_private)
+        if own and own.exchanged:
+            head, private = only_head(own.exchanged), without_head(own.exchanged)
+        self._model.answering.head.load_state_dict(only_head(received) or head)
+        try:
+            self._model.trainable.load_private(private)
+        except FedpeftError as error:
+            raise LocalError(
+                f"the state of site {self._site} in {self._folder} is not of this method ({error}): remove that folder."
+            ) from error
+
+    def adapter(self, round: int, own: State | None, received: State) -> State:
+        """The global adapter as this site can load it; without one, that of its last round, or its first one.
+
+        New factors are drawn with the seed of the round, counted from 1.
+        """
+        received = without_head(received)
+        if products := self._model.products:
+            products.set(received)
+            start = {**self.first, **{key: t for key, t in (received or own or {}).items() if not is_factor(key)}}
+            seed = derive(self._model.training.seed, "adapter", self._model.init_site, round)
+            return fresh_factors(start, seed, start_std=self._model.trainable.start_std)
+        if self._unequal_ranks and received:
+            return fitted(received, self.first)
+        return received or own or self.first
+
+    def moments(self, kept: State) -> State:
+        """The optimizer's moments of the round before that still apply: none of factors that were drawn anew."""
+        return {key: t for key, t in kept.items() if not (self._model.products and is_factor(key.rpartition("/")[0]))}

@@ -46,7 +46,7 @@ from fedpeft.protocol.types import (
     empty_reply,
 )
 from fedpeft.site import training_process
-from fedpeft.site.frames import Failure
+from fedpeft.site.connection import Failure
 from fedpeft.site.orders import accept, apply_delta, check_accepted, check_order, note_order
 from fedpeft.site.sum_member import SumMember
 from fedpeft.site.supervisor import Answer, RequestFailed

@@ -12,8 +12,7 @@ from typing import Any
 
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.protocol.fields import MAX_ATTEMPTS
-from fedpeft.site.connection import WORKER, Aborted, Lost, WorkerProcess
-from fedpeft.site.frames import Failure
+from fedpeft.site.connection import WORKER, Aborted, Failure, Lost, WorkerProcess
 from fedpeft.site.training_process import OPEN
 
 LOG = "training.log"

@@ -29,7 +29,7 @@ from fedpeft.core.text import CleanedStream, StepLines, one_line
 from fedpeft.data.registry import is_procedural
 from fedpeft.data.remarks import cut_texts, remarks, unread_questions
 from fedpeft.job.site_policy import FILE, SitePolicy, keep_to
-from fedpeft.site.frames import Failure, Frame, receive, send, unpack
+from fedpeft.site.connection import Failure, Frame, receive, send, unpack
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner

@@ -35,8 +35,7 @@ from nvflare.private.fed_json_config import FedJsonConfigurator
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.hardening import replace_function
-from fedpeft.flare.hardening.origins import guard_origins
-from fedpeft.flare.hardening.requests import guard_cell_requests, guard_job_requests, guard_requests
+from fedpeft.flare.hardening.requests import guard_cell_requests, guard_job_requests, guard_origins, guard_requests
 from fedpeft.flare.returning_sites import PART_ENDED
 from fedpeft.job.admission import admit_configuration, admit_submission
 from fedpeft.job.strict_files import MAX_ARCHIVE, AdmissionError, check_archive

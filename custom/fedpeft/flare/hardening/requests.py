@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Requests that no site, server or neighbor on this machine may make, refused before FLARE answers them.
+"""Requests that no site, server or neighbor on this machine may make, and messages under another's name.
 
 FLARE registers its network diagnosis in every process, without an authorization: with one small request the receiver
 allocates as much memory as the sender names (`speed`), sends messages to others (`stress`, `bulk_test`, `change_root`),
@@ -7,8 +7,7 @@ or says what its process and connections are (`process_info`, `config_vars`, `co
 heartbeats have no monitor here, and `stop` is for relays, which are processes of their own.
 
 At the server FLARE lets whoever is connected abort a job at its process, set its final status, and fire any event in
-it, for instance the fatal error that ends it. It binds the name of a connection to its certificate, but not the origin
-that a message names.
+it, for instance the fatal error that ends it.
 
 At a site FLARE lets the sender of a request state whether it needs an authorization, and for whom: the server can thus
 run `cat`, `ls` and `grep` there. It also creates a job's folder directly in the site's workspace, so that a job with
@@ -17,6 +16,16 @@ the id `local` or `fedpeft` would replace that folder.
 FLARE's processes of a site or server connect to their parent over the loopback interface, without TLS and without a
 password: whoever connects there may start and abort jobs as the server does. On Linux the kernel's table of connections
 says whose the other end is; elsewhere nothing does, and nothing is checked.
+
+FLARE binds the name of a connection to the certificate of its other end. The origin of a message is a header that the
+sender writes, and behind a relay it differs from the connection's name. FLARE checks it at the server for messages
+with a token, against the origin that the site registered with; a registration has no token, nor has a return message
+one that a relay could check. Names are paths, so here the origin must be that of the connection or lie below it:
+
+    connection of     may send as
+    south             south, and its processes south.JOB
+    relay             relay, and what is behind it: relay.north, relay.north.JOB
+    server            anybody: what it passes on it has checked; likewise a site's own relay and a process's own site
 """
 
 from __future__ import annotations
@@ -35,11 +44,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.shareable import make_reply as make_shareable_reply
 from nvflare.apis.workspace import Workspace
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.net_agent import NetAgent
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.drivers.tcp_driver import TcpStreamServer
+from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.admin_defs import error_reply
@@ -112,7 +123,7 @@ def _without_the_servers_name(validate: Callable, self: FederatedServer, message
 
 
 def _at_server(cell: Any) -> bool:
-    return isinstance(cell, str) and FQCN.split(cell)[0] == FQCN.ROOT_SERVER
+    return isinstance(cell, str) and _at_or_below(cell, FQCN.ROOT_SERVER)
 
 
 def _of_the_jobs_own_process(listen: Callable, self: FederatedServer, request: Message) -> Message:
@@ -225,3 +236,28 @@ def _of_this_user(verify: Callable, self: TcpStreamServer, request: Any, client_
         logger.warning("a connection of user %s of this machine is refused", "unknown" if user is None else user)
         return False
     return verify(self, request, client_address)
+
+
+def guard_origins() -> None:
+    """In every process: drop messages that name another origin than their sender has."""
+    replace_function(CoreCell, "_process_received_msg", _of_its_sender)
+
+
+def fits(origin: object, *, peer: str, here: str) -> bool:
+    """Return whether a cell, `here`, passes on a message from the one at the other end of a connection, `peer`."""
+    if peer == FQCN.ROOT_SERVER or _at_or_below(here, peer):
+        return True
+    return isinstance(origin, str) and _at_or_below(origin, peer)
+
+
+def _at_or_below(name: str, other: str) -> bool:
+    path, above = FQCN.split(name), FQCN.split(other)
+    return path[: len(above)] == above
+
+
+def _of_its_sender(process: Callable, self: CoreCell, endpoint: Endpoint, connection: Any, message: Message) -> None:
+    origin = message.get_header(MessageHeaderKey.ORIGIN)
+    if not fits(origin, peer=endpoint.name, here=self.my_info.fqcn):
+        logger.warning("a message of %.80r is dropped: it says that it comes from %.80r", endpoint.name, origin)
+        return
+    process(self, endpoint, connection, message)

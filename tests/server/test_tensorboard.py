@@ -6,7 +6,7 @@ import sys
 import pytest
 from histories import FIVE, record
 
-from fedpeft.report.tensorboard import ABSENT, Board, scalars
+from fedpeft.server.run_recorder import ABSENT, Board, scalars
 
 pytest.importorskip("tensorboard")
 

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Read a run's progress from history.json and, once it has ended, manifest.json.
+"""A run's progress, read from its folder or requested from the consortium's server, and shown until the run ends.
 
-A run whose process was killed leaves no manifest. The process holds a lock, which the system releases when it ends.
-
-Find a run's folder in the folder that the user names.
+It is read from history.json and, once the run has ended, manifest.json. A run whose process was killed leaves no
+manifest. The process holds a lock, which the system releases when it ends.
 """
 
 from __future__ import annotations
@@ -14,13 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
 from fedpeft.core import locks
-from fedpeft.core.console import Console
+from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
 from fedpeft.core.locks import lock_file
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, title_of
-from fedpeft.core.text import RECENT
+from fedpeft.core.text import RECENT, duration
 from fedpeft.core.workspace import HISTORY, MANIFEST, OF_SIMULATOR
 from fedpeft.report.history import (
     as_count,
@@ -44,6 +48,9 @@ IDLE = "not running"  # a workspace without a run
 CUT_OFF = "the run was cut off: its processes were ended from outside."
 SILENT = 10, 3600.0  # durations of a round, and seconds, without a sign of life
 SIMULATED = "server" / OF_SIMULATOR
+PLACES = (Path(), Path("fedpeft"), SIMULATED, Path("workspace/fedpeft"))
+BAR = 40
+STYLES = {COMPLETED: "green", FAILED: "bold red"}
 
 
 def _sentences(values: Any, where: str, what: str) -> tuple[str, ...]:
@@ -221,9 +228,6 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
-PLACES = (Path(), Path("fedpeft"), SIMULATED, Path("workspace/fedpeft"))
-
-
 def run_folder(named: Path) -> Path:
     """Return the run's folder: the named one, or one in a simulator workspace, run directory or downloaded job.
 
@@ -259,3 +263,85 @@ def wait_for_run(
                 )
             waiting = True
             pause()
+
+
+def show(progress: Progress, *, now: float | None = None) -> RenderableType:
+    """Return what the terminal shows."""
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        cell(progress.job or "a job", style="bold"),
+        ProgressBar(total=progress.rounds or 1, completed=progress.round if progress.rounds else 0, width=BAR),
+        cell(_rounds(progress)),
+        cell(progress.state, style=STYLES.get(progress.state, "")),
+    )
+    note = "" if progress.state == FAILED else progress.reason  # that of a failure is the command's error
+    lines = [cell(text) for text in (figures(progress, now=now), note) if text]
+    warnings = (*(f"rejected: {reason}" for reason in progress.rejected), *progress.not_learning)
+    return Group(head, *lines, *(cell(warning, style="yellow") for warning in warnings))
+
+
+def figures(progress: Progress, *, now: float | None = None) -> str:
+    """Return the mean of the sites, last round and estimated end as text; empty before the first round."""
+    parts = []
+    if progress.mean is not None:
+        parts.append(f"mean {progress.measured_by} {100 * progress.mean:.1f} %")
+    if progress.seconds is not None:
+        ago = f", {duration(progress.ago)} ago" if progress.ago is not None and not progress.ended else ""
+        parts.append(f"last round {duration(progress.seconds)}{ago}")
+    if progress.left is not None:
+        end = (time.time() if now is None else now) + progress.left
+        parts.append(
+            f"{duration(progress.left)} left, ends about {time.strftime('%Y-%m-%d %H:%M', time.localtime(end))}"
+        )
+    return "; ".join(parts)
+
+
+def _rounds(progress: Progress) -> str:
+    if progress.rounds is not None:
+        return f"{progress.round} of {progress.rounds} rounds"
+    if progress.round:
+        return f"{progress.round} rounds"
+    return "" if progress.ended else "no round finished yet"
+
+
+def follow(
+    read: Callable[[], Progress],
+    *,
+    console: Console | None = None,
+    until_end: bool = True,
+    pause: Callable[[], None] = lambda: time.sleep(2),
+) -> Progress:
+    """Read and show the progress until the run has ended, or once; return what was shown last.
+
+    On a terminal the picture stays in place, elsewhere it is printed when a round ends; `pause` is called between
+    reads.
+    """
+    console = console or Console()
+    progress = read()
+    if not until_end or progress.ended:
+        console.print(show(progress), soft_wrap=not console.is_terminal)
+    elif console.is_terminal:
+        with Live(show(progress), console=console, auto_refresh=False) as live:
+            while not progress.ended:
+                pause()
+                progress = read()
+                live.update(show(progress), refresh=True)
+    else:
+        progress = _print_changes(progress, read, console, pause)
+    if progress.state == FAILED:
+        raise FedpeftError(f"{progress.job or 'the job'} failed: {progress.reason or 'look at the log of the server.'}")
+    return progress
+
+
+def _print_changes(
+    progress: Progress, read: Callable[[], Progress], console: Console, pause: Callable[[], None]
+) -> Progress:
+    shown = None
+    while True:
+        if (progress.round, progress.state) != shown:
+            console.print(show(progress), soft_wrap=True)
+            shown = progress.round, progress.state
+        if progress.ended:
+            return progress
+        pause()
+        progress = read()

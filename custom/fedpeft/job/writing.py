@@ -1,34 +1,48 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Write a task and a job for the data of a folder: `fedpeft new`."""
+"""Write jobs: one for the data of a folder with its task (`fedpeft new`), and other settings into one that is there.
+
+Settings go into the job's folder, and into the task of which it is composed where that is its own.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.backbones.backbone import WHEEL, has_wheels
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import read_text
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1, VALIDATION
 from fedpeft.core.settings import suggestion
 from fedpeft.data import DataSettings
 from fedpeft.data.folder_sites import FolderSites, sites_in
 from fedpeft.job.admission import admit_folder
-from fedpeft.job.composing import CONFIGS, PACKAGED, RECIPES, changed, composed, merged, part_of, recipes, write_job
+from fedpeft.job.composing import (
+    CONFIGS,
+    PACKAGED,
+    RECIPES,
+    changed,
+    compose,
+    composed,
+    configs_of,
+    default_configs,
+    merged,
+    name_of,
+    part_of,
+    read_yaml,
+    recipes,
+    write_job,
+)
 from fedpeft.job.folder import as_read
 from fedpeft.job.yaml_values import TASKS, parse, write
 
-TRAINING = {
-    "rounds": 10,
-    "local_epochs": 1,
-    "batch_size": 16,
-    "weight_decay": 0.01,
-    "warmup": 0.1,
-    "seed": 0,
-}
+TRAINING = {"rounds": 10, "local_epochs": 1, "batch_size": 16, "weight_decay": 0.01, "warmup": 0.1, "seed": 0}
 BACKBONE, PRETRAINED = "backbones", "mmbt_small"  # with weights of the extra `pretrained`
 HEADER = """\
 # Written by `fedpeft new` for the data in {folder!r}.
@@ -116,9 +130,7 @@ def write_new(
             raise ValueError("a line at its end is no job there")
     except ValueError as error:
         raise FedpeftError(f"{name!r} cannot be written as YAML ({error}): correct {jobs}, or the settings.") from error
-    with TemporaryDirectory() as draft:
-        write_job(Path(draft), name, whole)
-        admit_folder(Path(draft))
+    _check_admitted(name, whole)
     task.parent.mkdir(parents=True, exist_ok=True)
     task.write_text(HEADER.format(folder=str(folder.resolve())) + text, encoding="utf-8")
     jobs.write_text(listed, encoding="utf-8")
@@ -126,6 +138,13 @@ def write_new(
     default = declared.default_source if declared.default_source.startswith(WHEEL) else ""
     source = backbone_of.get("source", default)
     return NewJob(written=(task, jobs, job), backbone=named, source=source, tiny=declared.tiny)
+
+
+def _check_admitted(name: str, sections: Mapping[str, Any]) -> None:
+    """Refuse a job that server and sites would not admit, before anything is written."""
+    with TemporaryDirectory() as draft:
+        write_job(Path(draft), name, sections)
+        admit_folder(Path(draft))
 
 
 def _part(found: FolderSites, backbone: str) -> str:
@@ -138,3 +157,75 @@ def _places(name: str, out: Path) -> tuple[Path, Path, Path]:
     """Return the files of the task and of all jobs, and the folder of the job."""
     configs = out / CONFIGS
     return configs / "tasks" / f"{name}.yml", configs / RECIPES, out / "jobs" / name
+
+
+TASK = "tasks/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundJob:
+    """A job that is there."""
+
+    name: str  # as `app_configs/jobs.yml` has it
+    sections: dict[str, Any]  # of its folder as it is, or composed where it was named without one
+    folder: Path  # where its folder is, or goes
+    configs: Path | None  # the `app_configs` folder of which it is composed; None: there is none
+
+
+def find_job(job: Path, configs: Path | None = None) -> FoundJob:
+    """Return a job from its folder or name; `configs` None: the `app_configs` here, or the package's."""
+    if configs is None and (job / "meta.json").is_file():
+        admitted = admit_folder(job)
+        try:
+            own, _ = configs_of(job)
+        except FedpeftError:  # a folder from elsewhere, which is a job all the same
+            own = None
+        return FoundJob(name=admitted.at_server["job"], sections=admitted.sections, folder=job, configs=own)
+    configs, name = configs or default_configs(), name_of(job)
+    root = Path() if configs == PACKAGED else configs.parent
+    return FoundJob(name=name, sections=compose(configs, name), folder=root / "jobs" / name, configs=configs)
+
+
+def write_settings(job: FoundJob, chosen: Sequence[str]) -> list[str]:
+    """Write settings as `section.name=value` into a job; return a sentence on each file.
+
+    The folder gets them as `fedpeft jobs --set` would. The task in `app_configs/` gets them where no other job is
+    composed of it and the file has no comments but at its top, so that `fedpeft jobs` writes the same folder again.
+    """
+    sections = composed([job.sections], chosen)
+    _check_admitted(job.name, sections)
+    values, task = ", ".join(chosen), _own_task(job)
+    text = _rewritten(job, task, chosen) if task else ""
+    write_job(job.folder, job.name, sections)
+    said = [f"wrote    {job.folder}: {values}"]
+    if task and text:
+        task.write_text(text, encoding="utf-8")
+        return [f"wrote    {task}: {values}", *said]
+    again = " ".join(f"--set {setting}" for setting in chosen)
+    kept = f"{task} is as it was" if task else "no file of app_configs is of this job alone"
+    return [*said, f"{kept}: `fedpeft jobs {job.name} {again}` writes this folder again."]
+
+
+def _own_task(job: FoundJob) -> Path | None:
+    """Return the file of the task of which this job alone is composed; None: there is none."""
+    if job.configs is None or job.configs == PACKAGED:
+        return None
+    own = recipes(job.configs)
+    others = {part for name, parts in own.items() if name != job.name for part in parts}
+    tasks = [part for part in own.get(job.name, ()) if part.startswith(TASK) and part not in others]
+    files = [file for part in tasks if (file := job.configs / f"{part}.yml").is_file()]
+    return files[-1] if files else None
+
+
+def _rewritten(job: FoundJob, task: Path, chosen: Sequence[str]) -> str:
+    """Return the text of a task with other values; empty where it would lose comments, or would not decide them."""
+    assert job.configs is not None
+    text, before = read_text(task), read_yaml(task)
+    head = "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
+    if text != head + write(before):
+        return ""
+    after = merged(before, changed(chosen))
+    parts = recipes(job.configs)[job.name]
+    file = {job.configs / f"{part}.yml": part for part in parts}[task]
+    whole = composed([after if part == file else part_of(job.configs, part) for part in parts])
+    return head + write(after) if whole == compose(job.configs, job.name, chosen) else ""
