@@ -61,6 +61,7 @@ def test_the_command_line_starts_without_heavy_libraries():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_fault_of_a_file():
     read, write = os.pipe()
     os.close(read)  # as `| head` does after its lines

@@ -110,16 +110,19 @@ def every(made, *, step):
     return [case() for case in itertools.islice(cases, 0, None, step)]
 
 
+@pytest.mark.slow
 def test_no_value_of_a_history_ends_a_command_with_a_traceback(undrawn, verbs, tmp_path):
     for said in every(history(), step=13):
         verbs(run(tmp_path / "runs" / "r", said=said))
 
 
+@pytest.mark.slow
 def test_no_value_of_a_manifest_ends_a_command_with_a_traceback(undrawn, verbs, tmp_path):
     for manifest in every(MANIFEST, step=5):
         verbs(run(tmp_path / "runs" / "r", manifest=manifest))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", [1e39, 1e-320])
 def test_the_largest_figures_that_are_read_can_be_drawn(verbs, tmp_path, figure):
     made = history()

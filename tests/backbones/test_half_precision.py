@@ -20,6 +20,8 @@ from fedpeft.scheduling.settings import schedule_of
 from fedpeft.site import computing
 from fedpeft.site.site_model import SiteModel
 
+pytestmark = pytest.mark.slow
+
 FOLDERS = {"llava": MODELS["llava"], "blip2": blip2, "clip": MODELS["clip"], "dinov2": MODELS["dinov2"]}
 SETTINGS = {"compacter": {"reduction_factor": 4}}
 HALF = {"precision": "bfloat16", "frozen_precision": "bfloat16"}
@@ -122,7 +124,6 @@ def site(name, folder, method, monkeypatch, *, direct, answering="classification
         )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in methods.names() if name != "full"])
 def test_every_method_begins_with_the_same_bits(stored, method, monkeypatch):
     direct, later = (site("dinov2", stored("dinov2"), method, monkeypatch, direct=way) for way in (True, False))

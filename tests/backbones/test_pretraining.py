@@ -16,6 +16,8 @@ from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.registry import TINY_ALBEF_FOLDER, TINY_FOLDER, TINY_VIT_FOLDER
 from fedpeft.data.phantom_scene import CLINICAL
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pretrain_tiny_vilt.py"
 
 
@@ -70,7 +72,6 @@ def test_answers_and_patches_of_the_stream_lie_in_their_heads(script, tokenizer)
         assert batch[name].max() < getattr(heads, name).out_features
 
 
-@pytest.mark.slow
 def test_pre_training_runs_resumes_and_leaves_a_backbone(tmp_path, warm_python):
     def run(steps):
         command = [warm_python, SCRIPT, "--out", tmp_path, "--steps", str(steps), "--batch", "8"]

@@ -40,6 +40,7 @@ TABLES = {
 }
 
 
+@pytest.mark.slow
 def test_the_results_have_a_row_for_everything_that_was_tried(benchmark):
     tried = [name for file, tables in TABLES.items() for table in tables for name in getattr(benchmark(file), table)]
     tried += [attack.name for attack in benchmark("hostile_jobs").attacks()]

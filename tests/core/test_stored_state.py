@@ -65,6 +65,7 @@ def test_a_disk_that_is_full_is_named_with_its_remedy(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_part_of_it_holds_the_files_of_the_whole(tmp_path):
     class Folder:
         closed = False

@@ -181,6 +181,7 @@ def as_pydicom_shows(path, values):
     return 255 - grays if made.PhotometricInterpretation == "MONOCHROME1" else grays
 
 
+@pytest.mark.slow
 @each("kind", ["MONOCHROME1", "MONOCHROME2"])
 @each(("syntax", "form"), WRITTEN)
 def test_each_form_is_shown_as_pydicom_shows_it(tmp_path, syntax, form, kind):

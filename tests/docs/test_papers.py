@@ -80,6 +80,7 @@ class Parsed(Exception):
     """A program has read its command line."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_read_by_its_program(command, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -217,6 +217,7 @@ def test_guards_are_set_once(site, server):
     assert [getattr(owner, name) for owner, name in REPLACED] == before
 
 
+@pytest.mark.slow
 def test_the_first_submission_waits_for_no_import_of_torch():
     """FLARE's client gives up after five seconds."""
     code = (

@@ -18,6 +18,8 @@ from fedpeft.federate import federate
 from fedpeft.inference.surface import ALIGNED, AS_THEY_COME, OF_ALL, flattened, plane_of, remarks, surface_of
 from fedpeft.site.learner import Learner
 
+pytestmark = pytest.mark.slow
+
 SITES = ("slake", "vqa-rad", "vqa-med-2019")
 RESULT = "server/simulate_job/fedpeft"
 

@@ -311,6 +311,7 @@ WRONG_TYPES = [None, True, -1, 1.5, "x", [], [1], [[1]], ["slake", 1], {}, {"sla
 WRONG_TYPES += [{"slake": None}, {"slake": [1]}, {"houlsby": {"widht": 3}}, {"houlsby": {"layers": 3}}, 10**30]
 
 
+@pytest.mark.slow
 @each("setting", sorted(setting_names()))
 def test_no_value_of_a_setting_ends_in_anything_but_a_sentence(setting):
     composed = {job: compose(CONFIGS, job) for job in ("fedpia_task1", "f3ocus_task1")}

@@ -108,6 +108,7 @@ def test_the_example_of_a_consortium_takes_the_method_that_new_takes(clinics, ca
     assert methods[0] == methods[1] != set()
 
 
+@pytest.mark.slow
 def test_the_example_of_a_consortium_beats_the_constant_answer_at_both_hospitals(tmp_path, monkeypatch, request):
     """The page's two YAML blocks as they stand, without FLARE: fewer rounds, tables of 60 scans with a sign."""
     page = (request.config.rootpath / "docs" / "consortium.md").read_text()

@@ -20,6 +20,7 @@ def drawn(first, shape=SIZE, seed=0):
     return first.drawn(shape, key_generator(seed, "layer.0.output.down.weight"))
 
 
+@pytest.mark.slow
 @each("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @each("first", DISTRIBUTIONS)
 def test_what_a_method_draws_fits_in_every_dtype_and_size(first, dtype):

@@ -13,6 +13,8 @@ from fedpeft.federate import federate
 from fedpeft.job.settings import CommonSettings
 from fedpeft.site.moon import contrast
 
+pytestmark = pytest.mark.slow
+
 MOON = "training.moon_mu=1"
 SERVER_PIA = ("method.aggregation=pia", "method.pia.client=false")
 MERGED = ("method.aggregation=pia", "method.pia.integration=weight_space")

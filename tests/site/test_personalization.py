@@ -11,6 +11,8 @@ from fedpeft.federate import federate
 from fedpeft.job.settings import CommonSettings
 from fedpeft.site import site_state
 
+pytestmark = pytest.mark.slow
+
 DITTO, ALA = "training.personalization=ditto", "training.personalization=fedala"
 SERVER_PIA = ("method.aggregation=pia", "method.pia.client=false")
 SGD = ("training.optimizer=sgd", "training.learning_rate=1e-6", "training.decay=none", "training.warmup=0")

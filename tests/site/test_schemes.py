@@ -11,6 +11,8 @@ from fedpeft.job.settings import CommonSettings
 from fedpeft.site.learner import Learner
 from fedpeft.site.proximal import held_near
 
+pytestmark = pytest.mark.slow
+
 MERGED = ("method.aggregation=pia", "method.pia.integration=weight_space")
 BESIDE = ("method.aggregation=pia", "method.pia.integration=two_branches")
 

@@ -13,6 +13,8 @@ from fedpeft.protocol import signed_keys
 from fedpeft.protocol.site_check import load_data
 from fedpeft.site.learner import Learner
 
+pytestmark = pytest.mark.slow
+
 SITES = ("slake", "vqa-rad", "vqa-med-2019")
 CHOSEN = (
     f"federation.sites=[{', '.join(SITES)}]",

@@ -17,6 +17,8 @@ from fedpeft.federate import federate
 from fedpeft.server.aggregation import aggregate
 from fedpeft.site.learner import Learner
 
+pytestmark = pytest.mark.slow
+
 SITES = ("slake", "vqa-rad")
 SHALLOW, DEEP = SITES
 FEDAVG = ("method.aggregation=fedavg",)
@@ -79,7 +81,6 @@ def test_each_layer_is_averaged_over_the_sites_that_have_it(mixed, tmp_path, nam
         torch.testing.assert_close(tensor, sum(sent) / len(sent))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
