@@ -267,7 +267,7 @@ def _bars(head: str) -> str:
 
 def _left_out(train: Sequence[Example], test: Sequence[Example]) -> str:
     more = others(train, test)
-    return f'<p class="caption">{more:,} rarer ones are left out.</p>' if more else ""
+    return f'<p class="caption">Not shown: {more:,} that occur more rarely.</p>' if more else ""
 
 
 def _tables(subject: Subject, head: str) -> Iterator[str]:
