@@ -352,8 +352,8 @@ def run_study(
         processes: runs at the same time.
     """
     console = Console(width=150)
-    results = study.of_today(_earlier(file, overrides))
-    known = {(r["dialects"], r["method"], r["seed"], len(r["rounds"])) for r in results}
+    results = _earlier(file, overrides)
+    known = {(r["dialects"], r["method"], r["seed"], len(r["rounds"])) for r in study.of_today(results)}
     wanted = [one for one in study.runs(seeds) if not methods or one.method in methods]
     missing = [one for one in wanted if (one.dialects, one.method, one.seed, one.rounds) not in known]
     marked = {"overrides": list(overrides)} if overrides else {}
@@ -367,10 +367,11 @@ def run_study(
             console.print(
                 f"{number}/{len(futures)} {one.dialects} {one.method}, seed {one.seed}: {figure}", highlight=False
             )
-    for group in study.groups(results):
+    alike = study.alike(results)
+    for group in (*study.groups(study.tuned(results)), *study.groups(alike)):
         console.print(group.table())
-    console.print(study.by_round(results).table())
-    console.print(study.aims(results).table())
+    console.print(study.by_round(alike).table())
+    console.print(study.aims(alike).table())
 
 
 def _earlier(file: Path | None, overrides: Sequence[str]) -> list[dict[str, Any]]:

@@ -48,7 +48,8 @@ DRAWN_FROM = "Source"  # a PNG's own field
 
 def tables() -> dict[str, str]:
     """Name -> tables in Markdown."""
-    runs = study.of_today(json_lines.read(study.RESULTS))
+    every_run = json_lines.read(study.RESULTS)
+    runs, tuned = study.alike(every_run), study.tuned(every_run)
     compared = [run for run in json_lines.read(every_method.RESULTS) if run["overrides"] == every_method.SETTINGS]
     order = list(every_method.EVERY)
     compared.sort(key=lambda run: (order.index(run["method"]), run["seed"]))
@@ -56,13 +57,13 @@ def tables() -> dict[str, str]:
     real = real_images.tables(json_lines.read(real_images.RESULTS))
     return {
         **{table.title: table.markdown() if table.rows else NONE for table in real},
-        **{
-            f"headline, {rounds} rounds": study.headline(runs, rounds).markdown() if runs else NONE
-            for rounds in (study.LONG, study.SHORT)
-        },
+        "headline, 30 rounds": study.headline(runs, study.LONG).markdown() if runs else NONE,
+        "headline, 12 rounds": study.headline(tuned, study.SHORT).markdown() if tuned else NONE,
+        "headline, 12 rounds, one rate": study.headline(runs, study.SHORT).markdown() if runs else NONE,
         "aims": study.aims(runs).markdown() if runs else NONE,
         "rounds": study.by_round(runs).markdown() if runs else NONE,
         "study": "\n\n".join(table.section() for table in study.groups(runs)) or NONE,
+        "tuned": "\n\n".join(table.section() for table in study.groups(tuned)) or NONE,
         "cases": "\n\n".join(table.section() for table in cases.tables(cases.read())) or NONE,
         "methods": learning.report(compared, every_method.BASELINES, variants=True).markdown() if compared else NONE,
         "choices": "\n\n".join(table.section() for table in choices.tables(json_lines.read(choices.RESULTS))) or NONE,
@@ -75,7 +76,7 @@ def tables() -> dict[str, str]:
 def pictures() -> dict[Path, tuple[Path, Callable[[], Figure]]]:
     """Picture under the project -> its results, and what draws it; of what there are results for."""
     drawn: dict[Path, tuple[Path, Callable[[], Figure]]] = {}
-    if runs := study.of_today(json_lines.read(study.RESULTS)):
+    if runs := study.alike(json_lines.read(study.RESULTS)):
         drawn[Path("docs/study.png")] = study.RESULTS, lambda: study_picture.draw(runs)
     if any(run["lines"] for run in cases.read()):
         drawn[Path("docs/barriers.png")] = cases.RESULTS, lambda: cases_picture.draw(cases.read())

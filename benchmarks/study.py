@@ -10,7 +10,7 @@ interval of the paired difference (Student's t). Its settings were chosen on see
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,11 @@ OURS = "ours"
 TWO_BRANCHES, WEIGHT_SPACE, FROZEN_HALF = "fedpia, two branches", "fedpia, weight space", "fedpia, frozen half"
 RATE = "5e-3"  # of every row that trains adapters and has no other
 RATES = {  # by row and rounds, chosen on seeds from 100 on (choices.py)
+    ("fedavg", SHORT): "8e-3",
+    (OURS, SHORT): "8e-3",
     (WEIGHT_SPACE, SHORT): "8e-3",
+    (TWO_BRANCHES, SHORT): "8e-3",
+    (FROZEN_HALF, SHORT): "8e-3",
     (TWO_BRANCHES, LONG): "8e-3",
     (WEIGHT_SPACE, LONG): "8e-3",
 }
@@ -145,14 +149,21 @@ class Run:
         return [*self.base, *(f"training.learning_rate={own}" for own in self.rate.values())]
 
 
-def rate_of(method: str, rounds: int) -> str:
-    """The learning rate of a row in runs of this length."""
-    return RATES.get((method, rounds), HEADS.get(method, RATE))
-
-
 def of_today(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those runs of the study that have the rate that their row has today."""
     return [one for one in results if one.get("rate") == RATES.get((one["method"], len(one["rounds"])))]
+
+
+def tuned(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The short runs of the rows that have a rate of their own, at it."""
+    short = (one for one in of_today(results) if len(one["rounds"]) == SHORT)
+    return [one for one in short if (one["method"], SHORT) in RATES or one["method"] in HEADS]
+
+
+def alike(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The short runs of all rows at one rate, and the long ones of today."""
+    short = [one for one in results if len(one["rounds"]) == SHORT and "rate" not in one]
+    return short + [one for one in of_today(results) if len(one["rounds"]) != SHORT]
 
 
 def runs(seeds: Sequence[int] | None = None) -> Iterator[Run]:
@@ -223,6 +234,7 @@ def figure(result: dict[str, Any], until: int | None = None) -> float:
 def headline(results: Sequence[dict[str, Any]], rounds: int, *, baseline: str = "fedavg") -> ResultTable:
     """Both `WORLDS` side by side, with the methods that ran with `HEADLINE_SEEDS` in both; without any, no row."""
     figures = _figures(results)
+    rates = _rates(one for one in results if len(one["rounds"]) == rounds)
     worlds = [figures.get((dialects, rounds), {}) for dialects in WORLDS]
     chosen = [method for method in METHODS if all(len(world.get(method, ())) >= HEADLINE_SEEDS for world in worlds)]
     names = [f"{name}, {dialects} swapped" for dialects in WORLDS for name in ("accuracy %", f"minus {baseline}")]
@@ -230,7 +242,7 @@ def headline(results: Sequence[dict[str, Any]], rounds: int, *, baseline: str = 
     for method in chosen:
         counts = dict.fromkeys(str(len(world[method])) for world in worlds)
         cells = [c for world in worlds for c in (_accuracy(world, method), _difference(world, method, baseline))]
-        rows.append((method, *cells, rate_of(method, rounds), " and ".join(counts)))
+        rows.append((method, *cells, rates[method], " and ".join(counts)))
     return ResultTable(f"{rounds} rounds of one epoch", ("method", *names, "rate", "seeds"), rows)
 
 
@@ -240,13 +252,14 @@ def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> It
     figures = _figures(results)
     heads = ("method", "accuracy %", f"minus {baseline}, 95 %", f"{OURS} minus it, 95 %", "rate", "seeds")
     for (dialects, rounds), methods in figures.items():
+        rates = _rates(one for one in results if (one["dialects"], len(one["rounds"])) == (dialects, rounds))
         rows = [
             (
                 name,
                 _accuracy(methods, name),
                 _difference(methods, name, baseline),
                 _difference(methods, OURS, name),
-                rate_of(name, rounds),
+                rates[name],
                 str(len(methods[name])),
             )
             for name in METHODS
@@ -356,6 +369,11 @@ def _figures(
         group = figures.setdefault((result["dialects"], len(result["rounds"])), {})
         group.setdefault(result["method"], {})[result["seed"]] = figure(result, until)
     return dict(sorted(figures.items()))
+
+
+def _rates(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Method -> the learning rate of its runs."""
+    return {one["method"]: one.get("rate", HEADS.get(one["method"], RATE)) for one in results}
 
 
 def _accuracy(methods: Mapping[str, Mapping[int, float]], method: str) -> str:

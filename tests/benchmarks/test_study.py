@@ -59,6 +59,23 @@ def test_markdown_has_one_line_a_method(study):
     assert group.markdown().splitlines()[2] == "| fedavg | 60.0 |  |  | 5e-3 | 1 |"
 
 
+def test_rows_are_compared_at_one_rate_and_those_with_a_rate_of_their_own_at_that(study):
+    results = [run for row in ("fedavg", "ditto", "classifier") for run in runs(row, [60, 70, 80], rounds=12)]
+    better = [{**run, "rate": "8e-3"} for run in runs("fedavg", [62, 72, 82], rounds=12)]
+    long = [{**run, "rate": "8e-3"} for run in runs(study.WEIGHT_SPACE, [60], rounds=30)]
+    others = [{**run, "rate": "9e-3"} for run in runs("fedavg", [1], rounds=12)] + runs(
+        study.WEIGHT_SPACE, [1], rounds=30
+    )
+    given = results + better + long + others
+    assert study.alike(given) == results + long
+    assert study.tuned(given) == results[6:] + better
+    (table,) = study.groups(study.tuned(given))
+    assert [(row[0], row[1], row[4]) for row in table.rows] == [
+        ("classifier", "70.0", "3e-2"),
+        ("fedavg", "72.0", "8e-3"),
+    ]
+
+
 @pytest.mark.parametrize("results", [[], runs("fedavg", [60, 70, 80], rounds=12), runs("fedavg", [60], rounds=30)])
 def test_the_headline_of_a_study_that_has_just_begun_has_no_rows(study, results):
     lines = study.headline(results, 12).markdown().splitlines()
