@@ -56,7 +56,8 @@ def test_a_study_that_has_just_begun_can_be_published(publish, monkeypatch, tmp_
     (tmp_path / "docs").mkdir()
     line = {"dialects": 7, "method": "fedavg", "seed": 0, "rounds": [{"slake": {"overall": 0.5}}] * 12}
     publish.json_lines.append(publish.study.RESULTS, line)
-    assert publish.tables()["headline, 12 rounds"] == publish.study.headline([], 12).markdown()
+    assert publish.tables()["headline, 12 rounds"] == publish.NONE
+    assert publish.tables()["headline, 12 rounds, one rate"] == publish.study.headline([], 12).markdown()
     assert "| fedavg | 50.0 |" in publish.tables()["study"]
     picture = publish.Path("docs/study.png")
     assert publish.stale_pictures() == [picture]
