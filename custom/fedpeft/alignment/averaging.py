@@ -1,10 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The weighted sum that FedAvg and PIA share, and its weights.
+"""The weighted sum that FedAvg and PIA share, and averages that a few attackers cannot move far.
 
-Averages that a few attackers cannot move far: median, trimmed mean, Krum, multi-Krum, geometric median.
-
-No library is used because none fits: Flower's versions need its whole framework, ByzFL's need torchvision, plotting
-libraries and a simulator, and scipy has the trimmed mean only. The tests compare with numpy, scipy and brute force.
+These are median, trimmed mean, Krum, multi-Krum and geometric median. No library is used because none fits: Flower's
+versions need its whole framework, ByzFL's need torchvision, plotting libraries and a simulator, and scipy has the
+trimmed mean only. The tests compare with numpy, scipy and brute force.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""One self-contained HTML page of a comparison: table, what stands below it, and the picture.
+"""The page and the picture of a comparison: one self-contained HTML file, with what stands below the table.
 
-The picture of a comparison: convergence with a band over seeds, and accuracy against what was sent.
+The picture shows convergence with a band over seeds, and accuracy against what was sent.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Finished runs as the rows of a comparison: those that differ in their seed alone share a row.
-
-What `--methods` may name, and the sections of a job with it.
+"""The rows of a comparison: what `--methods` may name, a job with it, and the finished runs that belong to it.
 
 fedavg, fedpia, local, ...     a file of app_configs/methods/
 pfeiffer+f3ocus                with a file of app_configs/schedules/, or with several
 compacter, lora, vpt, ...      a method of `fedpeft methods`, its parts averaged (FedAvg)
 NAME: METHOD SETTING=VALUE     any of these with settings, called NAME
 
-Which method of `app_configs/` a finished run is, as its job and the settings that it left say.
+Runs that differ in their seed alone share a row. Which method of `app_configs/` a finished run is, follows from its job
+and the settings that it left.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The table of a comparison: methods as rows; sites, mean, difference to a baseline and cost as columns.
 
-The forms of a comparison's table: terminal, Markdown, CSV and LaTeX.
-
-Differences between methods, seed by seed, with an interval.
+Differences are paired seed by seed and have an interval. The table is printed on a terminal, and written as Markdown,
+CSV and LaTeX.
 """
 
 from __future__ import annotations

@@ -5,10 +5,8 @@ Names, ids, dates and whatever else is about a patient are not parsed, pydicom's
 values, and an error that it raises is replaced by one that names the file alone. Deflated files are refused, because
 they are inflated whole before anything of them is known.
 
-Refuse a compressed DICOM frame that decodes to more than its header says, before anything decodes it.
-
-Decoders take the size from the compressed data. RLE has none there: it grows to 64 times its size, whatever the header
-says.
+A compressed frame that decodes to more than its header says is refused before anything decodes it. Decoders take the
+size from the compressed data. RLE has none there: it grows to 64 times its size, whatever the header says.
 """
 
 from __future__ import annotations

@@ -10,11 +10,9 @@ image: path relative to the folder, and the id of the image; for DICOM, NIfTI an
 `fedpeft.data.chosen_image`. answer_type: OPEN or CLOSED; without it yes and no are closed. split: train, validation (or
 validate, valid, val, dev) or test; without the column the images are split by `test_fraction` and
 `validation_fraction`, and with it a missing validation set is cut out of train. patient: whose images never are in two
-of the splits that are made here. An image may have no label: the field is empty then.
-Without `root` the folder is FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself. How the table may be written:
-`fedpeft.data.manifest`; what is done with rows that repeat or contradict others: `fedpeft.data.partition`.
-
-Read the table of a site's own folder: which file, what is between its columns, and how they are spelled.
+of the splits that are made here. An image may have no label: the field is empty then. Without `root` the folder is
+FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself. What is done with rows that repeat or contradict others:
+`fedpeft.data.partition`.
 
 Columns are separated by commas, semicolons (as spreadsheets write them where the comma is decimal) or tabs, and their
 names are read in any case, with blanks around them, and with a blank or hyphen for `_`. Nothing else is guessed: a name

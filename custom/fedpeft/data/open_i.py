@@ -10,18 +10,15 @@ used. Words that were removed for privacy stay as XXXX. Lateral views, images wi
 findings or without indexing, and images without report are left out and counted, each once; so is a report without
 images.
 
-F3OCUS prints 3,547 pairs, among which are reports whose findings are empty and whose impression stands in for them;
-it says that findings alone are used, and so it is here. All images of a report stay together: the publisher says
-nothing of patients and nearly all have one report. There is no published split; the papers train on 80 %.
+F3OCUS prints 3,547 pairs, among which are reports whose findings are empty and whose impression stands in for them; it
+says that findings alone are used, and so it is here. All images of a report stay together: the publisher says nothing
+of patients and nearly all have one report. There is no published split; the papers train on 80 %.
 
-Read an XML file that somebody else wrote: small, flat, and without declarations of its own.
+The reports are XML files that somebody else wrote: small, flat, and without declarations. A document type declares
+entities, which can expand without end or name other files. None of these files has one, so it is refused where it
+begins; what is left to expand are characters.
 
-A document type declares entities, which can expand without end or name other files. None of the files that are read
-here has one, so it is refused where it begins; what is left to expand are characters.
-
-The reports of Open-I in both layouts, and which of their images is a frontal view.
-
-Kaggle's tables have the view of every image, the publisher's XML files do not: their caption is the name of the
+Kaggle's tables have the view of every image. The publisher's XML files do not: their caption is the name of the
 examination ("Xray Chest PA and Lateral"), the same for all images of a report. So in that layout an image is frontal
 
 1. where Kaggle's `indiana_projections.csv` lies beside the reports and says so; otherwise

@@ -2,11 +2,9 @@
 """The embedded benchmark federation: procedural medical visual questions for five named sites, or any other name.
 
 Every site has its own scanner (gray values, noise), findings, wordings, mix of question types and answers; all share
-the clinical words of `phantom_scene`, whose meaning the tiny backbone has to learn. Nothing was measured on
-anybody.
+the clinical words of `phantom_scene`, whose meaning the tiny backbone has to learn. Nothing was measured on anybody.
 
-Procedural questions at eight sites with one modality each, as OmniMedVQA is used: sites differ in their pictures.
-
+`phantom_modalities` has eight sites with one modality each, as OmniMedVQA is used: its sites differ in their pictures.
 Questions, words and answers are those of `phantom`; five of the eight looks, three of them in color, are none that the
 tiny backbones saw in pre-training.
 """

@@ -1,27 +1,24 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Procedural images with classes or labels: what their data sets share.
+"""Procedural images with classes or labels: objects, flowers, skin lesions, and radiographs with a report.
 
 What is in an image is drawn first, for all images, so that every site knows who gets which; pixels are computed for the
 site's own images only. The random numbers of an image depend on the seed and its number alone.
 
-Procedural images with many classes in the domain of the tiny backbones, as Caltech101 and Flowers102 are of ViT's.
+`phantom_objects` and `phantom_flowers` lie in the domain of the tiny backbones, as Caltech101 and Flowers102 in that of
+ViT's. They are drawn as the pictures of pre-training were; no backbone saw their classes. Objects have 32 that differ
+much, a kind of finding in a region of the body. Flowers have 32 that differ in details: a kind, its shade, and whether
+it lies in the upper or the lower half of a head.
 
-The pictures are drawn as those of pre-training were; no backbone saw these classes. `phantom_objects` has 32 that
-differ much, a kind of finding in a region of the body; `phantom_flowers` has 32 that differ in details, a kind, its
-shade and whether it lies in the upper or the lower half of a head.
+`phantom_skin` has lesions of eight classes, as Fed-ISIC2019 and HAM10000, out of that domain: the tiny backbones saw
+gray shapes in quadrants; these are colored spots of any outline and texture. Six names of sites are centers, each with
+its own camera (tint, light, magnification) and mix of classes; any other name has the first center's. Shared out
+(`partition`), all images are of one center.
 
-Procedural skin lesions with eight classes, as Fed-ISIC2019 and HAM10000 are used: out of the backbones' domain.
-
-The tiny backbones saw gray shapes in quadrants; these are colored spots of any outline and texture. Six names of sites
-are centers, each with its own camera (tint, light, magnification) and mix of classes; any other name has the first
-center's. Shared out (`partition`), all images are of one center.
-
-Procedural radiographs with a report and 15 labels, as Open-I and MIMIC-CXR are used: macro-F1, split by patient.
-
-Eight labels name a kind of finding, from frequent to rare; six follow from all findings together, as "lung opacity"
-does from several diseases; the last one stands for an image without findings. A report names some of the findings
-and denies some that are not there, in the sites' clinical words; the rest has to be seen in the image. The images of a
-patient have the same findings in other places.
+`phantom_chest` has radiographs with a report and 15 labels, as Open-I and MIMIC-CXR, split by patient. Eight labels
+name a kind of finding, from frequent to rare; six follow from all findings together, as "lung opacity" does from
+several diseases; the last one stands for an image without findings. A report names some of the findings and denies some
+that are not there, in the sites' clinical words; the rest has to be seen in the image. The images of a patient have the
+same findings in other places.
 """
 
 from __future__ import annotations
@@ -237,9 +234,8 @@ def render_lesion(lesion: Lesion, center: Center, rng: np.random.Generator) -> n
     second = _TEXTURES[lesion.texture](inside, rng) * spot
     image = np.empty((SIZE, SIZE, 3))
     tone, light = 0.9 + 0.15 * rng.random(), 0.8 + 0.35 * rng.random()
-    own_share = (
-        0.3 + 0.5 * rng.random()
-    )  # of the class in the color; the rest is pigment, so that color alone says little
+    # of the class in the color; the rest is pigment, so that color alone says little
+    own_share = 0.3 + 0.5 * rng.random()
     shade = 1 - center.vignette * (_ROWS**2 + _COLUMNS**2) / (2 * MIDDLE**2)
     for channel in range(3):
         color = PIGMENT[channel] + (lesion.color[channel] - PIGMENT[channel]) * own_share

@@ -1,15 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whether the images of a site can be read: before training, and without decoding them all where none may be missing.
+"""Whether a site's images can be read, and whether its backbone can take them: known before training.
 
 `data.unreadable` is the share of images that may be unreadable. With 0 the headers of the files are read when the data
 are loaded, and one bad file refuses the data; a file whose pixels turn out to be cut off ends the training that meets
-it. Above 0 every image is decoded once, on loading, so that the images that are skipped are known, counted and named
-at the site before the first round, and the same in every round.
+it. Above 0 every image is decoded once, on loading, so that the images that are skipped are known, counted and named at
+the site before the first round, and the same in every round.
 
-Images of a site that its backbone cannot take, such as a strip of 1000 x 3 pixels, known before training.
-
-What an image processor does with an image follows from its size. A blank one goes through it for each of the sizes that
-are most unlike a square or smallest, until several in a row are taken.
+What an image processor does with an image, such as a strip of 1000 x 3 pixels, follows from its size. A blank one goes
+through it for each of the sizes that are most unlike a square or smallest, until several in a row are taken.
 """
 
 from __future__ import annotations

@@ -4,10 +4,8 @@
 Texts are in one Unicode form (`clean_text`). Every row carries its file and line number for errors. No error repeats a
 question or an answer.
 
-Read columns of a large CSV table row by row, packed with gzip or not.
-
-Only the columns that are needed are kept, and no more than a line is in memory. A packed file can unpack to a thousand
-times its size, so both the file and its lines have an upper limit.
+Of a large CSV table, packed with gzip or not, only the columns that are needed are kept, and no more than a line is in
+memory. A packed file can unpack to a thousand times its size, so both the file and its lines have an upper limit.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What a site should know of its own data before it trains: what was left out, what is unusual, what does not vary.
 
-No sentence shows a text, an answer or a label.
-
-What a model that has learned nothing would reach on a site's test split, to tell a flat curve from a good one.
-
-Questions, reports and answers of a site that are longer than its backbone reads or writes: their rest is cut.
+That is also what a model that has learned nothing would reach on the test split, which tells a flat curve from a good
+one, and how many texts are longer than the backbone reads or writes. No sentence shows a text, an answer or a label.
 """
 
 from __future__ import annotations

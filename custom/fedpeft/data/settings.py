@@ -1,8 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The section `data` of a job: which examples a site holds.
 
-Windows: which part of the range of an image with more than 8 bits becomes the 256 grays that a model sees.
-
+A window says which part of the range of an image with more than 8 bits becomes the 256 grays that a model sees.
 `{"center": 40, "width": 400}` is the part from center - width / 2 to center + width / 2, in Hounsfield units or what
 the image holds after its own rescaling. `{"percentiles": [1, 99]}` is the part between two percentiles of each image,
 for images without fixed units such as MRI.

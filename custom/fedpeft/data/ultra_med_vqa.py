@@ -1,18 +1,18 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Ultra-MedVQA (F3OCUS, supplement C.1) as `fedpeft build-vqa` makes it of MedMNIST's files: questions at nine sites.
+"""Ultra-MedVQA (F3OCUS, supplement C.1): questions at nine sites in six types, about images of which a class is known.
+
+`fedpeft build-vqa` makes it of MedMNIST's files:
 
     <site>/manifest.csv, <site>/images/<set>/...        a folder for each site
 
 These folders lie below FEDPEFT_DATA; `root` is that of one site.
 
-Questions for images of which a class is known, in the six types of Ultra-MedVQA (F3OCUS, supplement C.1).
-
 The paper has a chat model rephrase each question. Here each type has several wordings, and a generator chooses among
 them. What "other biological attributes" are the paper does not say: here the kind of a cell, or whether an image is
 normal. How often a question is closed it does not say either: here `CLOSED_SHARE` of those about the class.
 
-Procedural: each of nine sites has images of one kind with classes, drawn here, and questions of the same types, shares
-and wordings.
+The procedural set has nine sites too, each with images of one kind with classes, drawn here, and questions of the same
+types, shares and wordings.
 """
 
 from __future__ import annotations

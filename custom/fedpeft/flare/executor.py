@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """FLARE's executor at a site: answers the handshake and the orders to score and train.
 
-Check whether a task's result is still needed: FLARE itself asks the server only when there is a result.
+While the site computes, it asks the server whether the result is still needed: FLARE asks only when there is one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """One self-contained HTML page of a site's own data and of what its model answers; it stays at the site.
 
-Pictures of one site's page: how often each answer occurs in training and test, and the map of features.
-
-How each answer, class or label is recognized, and which are taken for which: tables of one site's test split.
+Pictures show how often each answer occurs in training and test, and the map of features. Tables of the test split say
+how each answer, class or label is recognized, and which are taken for which.
 """
 
 from __future__ import annotations

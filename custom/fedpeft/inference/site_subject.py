@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What a page is about: a site's data, what its model answers to the test split, and the features of that split.
 
-A map of features: examples that the model holds for alike lie near each other (t-SNE, by scikit-learn).
+In a map of features examples that the model holds for alike lie near each other (t-SNE, by scikit-learn).
 
 Source: van der Maaten and Hinton 2008, Visualizing Data using t-SNE; F3OCUS shows such maps of its clients.
 """

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Methods that train some of the backbone's own parameters, exchanged as `backbone.<parameter>`, or none.
 
-Which parameters of a model are biases: what its linear maps, convolutions and norms add to their outputs.
-
-A parameter is one if it is called `bias`, or if its name has that word and a map whose outputs it fits is beside it:
+The biases of a model are what its linear maps, convolutions and norms add to their outputs. A parameter is one if it is
+called `bias`, or if its name has that word and a map whose outputs it fits is beside it:
 
     in_proj_bias (3d)                     in_proj_weight (3d, d), of the same name but for the word; torch's attention
     gate_up_proj_bias (E, m)              gate_up_proj (E, d, m) or (E, m, d): one matrix for each expert or head

@@ -24,8 +24,6 @@ A key pair is used for one upload: the same mask on two uploads would reveal the
 the sites must agree on; if two sites have different contexts, their masks do not cancel, and nothing is revealed.
 
 Source: Bonawitz et al., Practical Secure Aggregation, CCS 2017, without the recovery of sites that drop out.
-
-The weighted mean of a round with a secure sum.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What all pages share: the frame, pictures and tables. A page is one file that loads nothing and has no script.
+"""What all pages share: the frame, pictures, tables and the style sheet, light and dark.
 
-The page's style sheet, light and dark; it names no font, picture or other file.
+A page is one file that loads nothing and has no script; its style sheet names no font, picture or other file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The schedule picture: layer scores and assigned layers of every site, and how often each layer was assigned.
+"""The pictures of a schedule: its layers, and its fronts.
 
-The picture of the fronts: each solver's front for the last scheduled round, with the exact Pareto front.
+The first has layer scores and assigned layers of every site, and how often each layer was assigned. The second has each
+solver's front for the last scheduled round, with the exact Pareto front.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 """Run a job in FLARE's simulator and report correctly how it ended.
 
 The simulator's exit code is 0 even if a site dies, and it may hang forever; what counts is the manifest that the server
-writes last.
-
-Move earlier runs out of a simulator workspace, which FLARE deletes when the next run starts.
+writes last. It also deletes a workspace when the next run starts, so earlier runs are moved out before.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Round 0: check version, family, keys, shapes and dtype; a site that differs from the others does not take part.
 
-Hold the widths or ranks that sites announce against those that the job's settings give them.
-
-Where sites may differ in them (`method.site_settings`), no comparison of shapes bounds one site's: the global adapter
-would become as wide as the widest, for the server that aligns it and for every site that receives it.
+Widths or ranks that sites announce are held against those that the job's settings give them. Where sites may differ in
+them (`method.site_settings`), no comparison of shapes bounds one site's: the global adapter would become as wide as the
+widest, for the server that aligns it and for every site that receives it.
 """
 
 from __future__ import annotations

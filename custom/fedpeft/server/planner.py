@@ -1,11 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Plan a round, and say when no further one is needed.
+"""Plan a round: which sites take part, which score their layers, and which layers each site trains (F3OCUS).
 
-Plan a round: which sites take part, which score their layers, and which layers each site trains.
-
-F3OCUS: assign the layers that each site trains in a round.
-
-End a job whose sites no longer improve on their validation splits (`training.patience`).
+It also says when no further round is needed, because the sites no longer improve on their validation splits
+(`training.patience`).
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's half of PIA in a round, and the choices that it makes by its own samples.
+"""A site's half of PIA in a round: align the received adapter, merge it with the site's own, integrate after training.
 
-Client PIA in a round: align the received adapter, combine it with the site's own, and integrate after training.
-
-What a site merges its adapter with, where it decides by losses on its own samples: which plans, and how much.
-
-Whether the training of a site and that of the others agree, and how much of the global adapter the site then takes.
-
-Sites that learn one task move it together; where their answers contradict each other, what one site learned the others
-undo. A site sees this without any message about them: of the change of the global adapter over a round it takes off its
-own part, and what is left is the others'. It is exactly that while all sites start from the global adapter; where they
-keep different shares of their own, what they kept is left as well (docs/fedpia.md says how much that changes).
+Which plans it takes, and how much of the global adapter, a site can decide by losses on its own samples, or by whether
+its training and that of the others agree. Sites that learn one task move it together; where their answers contradict
+each other, what one site learned the others undo. A site sees this without any message about them: of the change of the
+global adapter over a round it takes off its own part, and what is left is the others'. It is exactly that while all
+sites start from the global adapter; where they keep different shares of their own, what they kept is left as well
+(docs/fedpia.md says how much that changes).
 """
 
 from __future__ import annotations

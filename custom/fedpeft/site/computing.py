@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """How a site computes what it trains: in which precision, and at which cost of time and memory.
 
-Compile a backbone's layers with torch.compile (`training.compile`), within training and evaluation alone.
-
-Elsewhere hooks read what modules return (scores, activations of adapters), and compiled code does not call them.
+A backbone's layers are compiled (`training.compile`) within training and evaluation alone: elsewhere hooks read what
+modules return (scores, activations of adapters), and compiled code does not call them.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a site accepts of the server: orders, tensors, and the copy of the global adapter.
+"""What a site accepts of the server: orders, tensors, and the copy of the global adapter on its disk.
 
-The global adapter cached on a site's disk, updated with the tensors that changed.
-
-Check the server's orders to a site against the job's settings and against its earlier orders.
-
-The site has checked these settings; a server whose orders exceed them does not run the lead's job.
-
-Accept only tensors of the adapter that the site announced in its handshake.
-
-The announcement is stored in the job's run folder. Without it there was no handshake, and every order is refused.
+Orders are checked against the job's settings and earlier orders. The site has checked these settings: a server whose
+orders exceed them does not run the lead's job. Tensors are accepted of the adapter alone that the site announced in its
+handshake, and only those that changed are sent. The announcement is stored in the job's run folder. Without it there
+was no handshake, and every order is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The batches that a site draws from its own splits; whatever is random follows from a seed.
 
-Decoded images of files and tables, kept in main memory within a budget, so that a file is read and decoded once.
+Decoded images are kept in main memory within a budget, so that a file is read and decoded once.
 """
 
 from __future__ import annotations
