@@ -327,7 +327,7 @@ def main() -> None:
     baselines = every_method.BASELINES if everything else BASELINES
     console.print(report(results, baselines, variants=everything).table())
     console.print(
-        f"procedural data, tiny backbone; {len(seeds)} seeds; {platform.processor() or platform.machine()}, "
+        f"procedural data, tiny backbone; seeds: {len(seeds)}; {platform.processor() or platform.machine()}, "
         f"{CORES} cores, {time.strftime('%Y-%m-%d')}; {' '.join(overrides)}",
         highlight=False,
     )

@@ -155,8 +155,8 @@ def of_today(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tuned(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The short runs of the rows that have a rate of their own, at it."""
-    short = (one for one in of_today(results) if len(one["rounds"]) == SHORT)
+    """The short runs in `WORLDS` of the rows that have a rate of their own, at it."""
+    short = (one for one in of_today(results) if len(one["rounds"]) == SHORT and one["dialects"] in WORLDS)
     return [one for one in short if (one["method"], SHORT) in RATES or one["method"] in HEADS]
 
 
