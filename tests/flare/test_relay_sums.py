@@ -16,10 +16,10 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 from safetensors.torch import save_file
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.flare import relay_sums
+from fedpeft.flare import relay
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import to_model
-from fedpeft.flare.relay_sums import ADD_UP, FETCH, MEASURE, OPEN, REACH, TAKE, CellRelays, SumDesk, fetch, hand_over
+from fedpeft.flare.relay import ADD_UP, FETCH, MEASURE, OPEN, REACH, TAKE, CellRelays, SumDesk, fetch, hand_over
 from fedpeft.protocol.types import (
     METRICS,
     TRAIN,
@@ -84,7 +84,7 @@ class Sender:
 
 @pytest.fixture
 def wire(monkeypatch, tmp_path):
-    monkeypatch.setattr(relay_sums, "limit_messages", lambda limit: None)
+    monkeypatch.setattr(relay, "limit_messages", lambda limit: None)
     made = Wire()
     SumDesk(made, tmp_path)
     return made
@@ -143,9 +143,9 @@ def test_the_server_orders_sums_of_its_own_job_alone(wire):
 def test_only_a_site_behind_the_relay_takes_part(wire, origin, topic):
     relays(wire).ask(RELAY, order(), Measured)
     message = SumQuery(round=1) if topic == FETCH else Upload(round=1, state=START)
-    request = new_cell_message({MessageHeaderKey.ORIGIN: origin}, relay_sums.packed(message))
+    request = new_cell_message({MessageHeaderKey.ORIGIN: origin}, relay.packed(message))
     answer = wire.answers[topic](request)
-    assert "only a site behind" in answer.payload[relay_sums.PROBLEM]
+    assert "only a site behind" in answer.payload[relay.PROBLEM]
     assert relays(wire).ask(RELAY, SumQuery(round=1), Measured).lengths == {}
 
 
@@ -194,12 +194,12 @@ def test_what_is_no_message_is_answered_by_a_reason(wire, topic, content):
     relays(wire).ask(RELAY, order(), Measured)
     origin = NORTH if topic in (FETCH, TAKE) else SERVER
     answer = wire.answers[topic](new_cell_message({MessageHeaderKey.ORIGIN: origin}, content))
-    assert answer.payload[relay_sums.PROBLEM]
+    assert answer.payload[relay.PROBLEM]
     assert relays(wire).ask(RELAY, SumQuery(round=1), Measured).lengths == {}
 
 
 def test_a_relay_keeps_the_sums_of_the_newest_jobs(wire):
-    for number in range(relay_sums.MAX_JOBS + 1):
+    for number in range(relay.MAX_JOBS + 1):
         relays(wire, f"server.job-{number}").ask(RELAY, order(), Measured)
     with pytest.raises(FedpeftError, match="no sum"):
         relays(wire, "server.job-0").ask(RELAY, SumQuery(round=1), Measured)
@@ -215,7 +215,7 @@ def test_large_adapters_are_added_from_the_relays_disk(wire, monkeypatch, tmp_pa
     """Small ones stay in memory; the sum is the same."""
     relays(wire).ask(RELAY, order(), Measured)
     assert wire.context == {}
-    monkeypatch.setattr(relay_sums, "MAX_IN_MEMORY", 50)
+    monkeypatch.setattr(relay, "MAX_IN_MEMORY", 50)
     relays(wire).ask(RELAY, order(), Measured)
     assert wire.context[FOBSContextKey.TENSOR_DISK_OFFLOAD]
     for number, cell in enumerate((NORTH, SOUTH)):
@@ -224,10 +224,10 @@ def test_large_adapters_are_added_from_the_relays_disk(wire, monkeypatch, tmp_pa
         folder.mkdir()
         save_file({"t": torch.full((3, 4), float(1 + number))}, folder / "chunk")
         tensors = LazyTensorDict({KEY: (str(folder / "chunk"), "t")}, str(folder))
-        content = relay_sums.packed(Upload(round=1, state={}))
-        content[relay_sums.STATE] = {KEY: tensors.make_lazy_ref(KEY)}
+        content = relay.packed(Upload(round=1, state={}))
+        content[relay.STATE] = {KEY: tensors.make_lazy_ref(KEY)}
         request = new_cell_message({MessageHeaderKey.ORIGIN: cell}, content)
-        assert relay_sums.PROBLEM not in wire.answers[TAKE](request).payload
+        assert relay.PROBLEM not in wire.answers[TAKE](request).payload
     assert relays(wire).ask(RELAY, SumQuery(round=1), Measured).lengths == {"north": 1.0, "south": 2.0}
     total = relays(wire).ask(RELAY, SumQuery(round=1, sites=["south"]), PartialSum)
     assert torch.equal(total.state[KEY], torch.full((3, 4), 6 * 2**32))

@@ -30,7 +30,7 @@ from fedpeft.flare.hardening.message_limits import limit_messages, take_refusal
 from fedpeft.flare.hardening.requests import guard_local_connections
 from fedpeft.flare.job_store import report_progress
 from fedpeft.flare.messages import Inbox, from_model, note_kind, register_early, register_tensors, to_model
-from fedpeft.flare.relay_sums import CellRelays
+from fedpeft.flare.relay import CellRelays
 from fedpeft.flare.returning_sites import AwaySites
 from fedpeft.flare.tracking import start_tracking
 from fedpeft.job.federation import RunTracking

@@ -181,7 +181,7 @@ class SiteExecutor(Executor):
     def _fetch(self, fl_ctx: FLContext) -> None:
         """Complete an order by the global adapter, which the relay that it names has, before the site's filters."""
         from fedpeft.flare.messages import from_model, model_of
-        from fedpeft.flare.relay_sums import fetch
+        from fedpeft.flare.relay import fetch
         from fedpeft.protocol.types import TRAIN, TrainOrder
 
         if fl_ctx.get_prop(FLContextKey.TASK_NAME) != TRAIN:
@@ -198,7 +198,7 @@ class SiteExecutor(Executor):
     def _hand_over(self, fl_ctx: FLContext) -> None:
         """Send the adapter of a reply, as the site's filters leave it, to the relay that the order names."""
         from fedpeft.flare.messages import from_model, model_of
-        from fedpeft.flare.relay_sums import hand_over
+        from fedpeft.flare.relay import hand_over
         from fedpeft.protocol.types import TrainOrder, TrainReply, Upload
 
         order, self._order = self._order, None

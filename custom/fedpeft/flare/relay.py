@@ -1,31 +1,255 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A relay between server and sites: FLARE's, with the guards of fedpeft before it takes a message.
+"""Relays between server and sites: FLARE's process with the guards of fedpeft, and partial sums over FLARE's cells.
 
 A relay's start-up kit starts this module where FLARE's own would start `nvflare.private.fed.app.relay.relay`. FLARE's
 relay loads no component, so there is no other place for guards.
+
+FLARE's relay forwards messages and runs no part of a job. A message between two sites goes through the server, also
+where both stand behind one relay (`nvflare.fuel.sec.authn`), so a sum at a site would save the server nothing. A relay
+is on the way of its sites' messages, and one that is addressed to it ends there. So the relay's own process adds up.
+
+A relay takes orders of a job from that job's process at the server, and adapters from the processes of the job at sites
+behind it; `fedpeft.flare.hardening.requests` holds that an origin is what it says.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.mpm import MainProcessMonitor
-from nvflare.private.fed.app.relay import relay
+from nvflare.private.fed.app.relay import relay as flares_relay
 
+from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import temporary_folder
+from fedpeft.core.states import State
 from fedpeft.flare.hardening import replace_function
-from fedpeft.flare.hardening.message_limits import limit_frames
+from fedpeft.flare.hardening.message_limits import limit_frames, limit_messages
 from fedpeft.flare.hardening.requests import guard_local_connections, guard_origins, guard_relay_requests
-from fedpeft.flare.messages import register_tensors
-from fedpeft.flare.relay_sums import SumDesk
+from fedpeft.flare.messages import MAX_IN_MEMORY, offload, read_from_disk, register_tensors
+from fedpeft.protocol.fields import MAX_MB, MB, Limit
+from fedpeft.protocol.types import M as AnyMessage
+from fedpeft.protocol.types import Measured, PartialSum, SumOrder, SumQuery, Upload, fields_of, message_from
+from fedpeft.server.relay_sums import GroupSum
 
 FLARES = "nvflare.private.fed.app.relay.relay"
+CHANNEL = "fedpeft_sums"
+OPEN, FETCH, TAKE, MEASURE, ADD_UP = "open", "fetch", "take", "measure", "add_up"
+REACH = "reach"
+MAX_JOBS = 8  # whose sums a relay keeps; of more the oldest is dropped
+SECONDS = 600.0  # for one message and its answer
+POLL = 20.0  # seconds after which a relay without an answer must show that it is there
+FIELDS, STATE, PROBLEM = "fields", "state", "problem"
+LARGER = "a relay reads no larger message."
+_log = logging.getLogger("fedpeft.flare.relay")  # in a relay this module is __main__
+M = TypeVar("M", Measured, PartialSum)
+
+
+def packed(message: Any) -> Shareable:
+    """Return a message as FLARE's cells carry it."""
+    content = Shareable()
+    content[FIELDS] = fields_of(message)
+    content[STATE] = dict(getattr(message, STATE, {}))
+    return content
+
+
+def unpacked(kind: type[AnyMessage], content: Any, *, sender: str) -> AnyMessage:
+    """Read a message that another cell sent."""
+    if not isinstance(content, Mapping):
+        raise FedpeftError(f"{sender} sent no {kind.__name__} message.")
+    if problem := content.get(PROBLEM):
+        raise FedpeftError(f"{sender} answered: {str(problem)[:300]}")
+    return message_from(kind, content.get(FIELDS), read_from_disk(content.get(STATE)), sender=sender)
+
+
+def relay_of(cell: str) -> str:
+    """Return the relay that a site's process of a job stands behind, by the name of its cell; empty: none."""
+    return FQCN.join(FQCN.split(cell)[:-2])
+
+
+def _request(cell: Cell, relay: str, topic: str, message: Any, abort_signal: Signal | None) -> Any:
+    deadline, code = time.monotonic() + SECONDS, _reached(cell, relay)
+    if code == ReturnCode.OK:
+        answer = cell.send_request(
+            channel=CHANNEL,
+            topic=topic,
+            target=relay,
+            request=new_cell_message({}, packed(message)),
+            timeout=POLL,
+            abort_signal=abort_signal,
+            progress_wait_cb=lambda: time.monotonic() < deadline and _reached(cell, relay) == ReturnCode.OK,
+        )
+        code = answer.get_header(MessageHeaderKey.RETURN_CODE)
+    if code != ReturnCode.OK:
+        raise FedpeftError(
+            f"relay {relay} does not answer ({code}): start it with fedpeft installed, or leave "
+            f"federation.sums_at_relays out."
+        )
+    return answer.payload
+
+
+def _reached(cell: Cell, relay: str) -> str:
+    """Return FLARE's return code of a bare request, which fails at once where no connection leads to the relay.
+
+    FLARE sends a message with tensors in pieces, and hears of none that a cell on the way cannot pass on.
+    """
+    request = new_cell_message({}, None)
+    answer = cell.core_cell.send_request(channel=CHANNEL, topic=REACH, target=relay, request=request, timeout=POLL)
+    return str(answer.get_header(MessageHeaderKey.RETURN_CODE))
+
+
+class CellRelays:
+    """The relays of a job, as its process at the server reaches them.
+
+    Args:
+        cell: of that process.
+        path: from a site's name to the name of its cell, below that of its relay.
+        abort_signal: of the job.
+    """
+
+    def __init__(self, cell: Cell, path: Callable[[str], str], abort_signal: Signal | None = None) -> None:
+        self._cell, self._path, self._abort_signal = cell, path, abort_signal
+
+    def behind(self, sites: Iterable[str]) -> dict[str, str]:
+        """Return, by site, its relay; empty: it is connected to the server."""
+        return {site: FQCN.join(FQCN.split(self._path(site))[:-1]) for site in sites}
+
+    def ask(self, relay: str, order: SumOrder | SumQuery, kind: type[M]) -> M:
+        """Send an order to a relay and return its answer."""
+        topic = OPEN if isinstance(order, SumOrder) else MEASURE if kind is Measured else ADD_UP
+        answer = _request(self._cell, relay, topic, order, self._abort_signal)
+        return unpacked(kind, answer, sender=f"relay {relay}")
+
+
+def fetch(cell: Cell, relay: str, round: int, abort_signal: Signal | None = None) -> State:
+    """Return the global adapter of a round, which the site's relay has.
+
+    Raises:
+        FedpeftError: the site does not stand behind this relay, or it has none.
+    """
+    _check_own(cell, relay)
+    answer = _request(cell, relay, FETCH, SumQuery(round=round), abort_signal)
+    upload = unpacked(Upload, answer, sender=f"relay {relay}")
+    if upload.round != round:
+        raise FedpeftError(f"relay {relay} has the global adapter of round {upload.round}, not of round {round}.")
+    return upload.state
+
+
+def _check_own(cell: Cell, relay: str) -> None:
+    if not relay or relay != relay_of(cell.get_fqcn()):
+        raise FedpeftError(f"the server names {relay!r:.80} as this site's relay, which it is not.")
+
+
+def hand_over(cell: Cell, relay: str, upload: Upload, abort_signal: Signal | None = None) -> None:
+    """Send a site's adapter to its relay.
+
+    Raises:
+        FedpeftError: the site does not stand behind this relay, or it does not take the adapter.
+    """
+    _check_own(cell, relay)
+    unpacked(Measured, _request(cell, relay, TAKE, upload, abort_signal), sender=f"relay {relay}")
+
+
+class SumDesk:
+    """Answers at a relay what servers' and sites' processes of jobs send for sums.
+
+    Args:
+        cell: of the relay, started.
+        folder: for adapters that are large together, on the relay's disk.
+    """
+
+    def __init__(self, cell: Cell, folder: Path) -> None:
+        self._cell, self._folder, self._name = cell, folder, cell.get_fqcn()
+        self._sums: dict[str, GroupSum] = {}  # by job, the newest last
+        self._lock = threading.Lock()
+        limit_messages(Limit(MAX_MB * MB, LARGER))
+        answers = {OPEN: self._open, FETCH: self._fetch, TAKE: self._take, MEASURE: self._measure, ADD_UP: self._add_up}
+        for topic, answer in answers.items():
+            cell.register_request_cb(channel=CHANNEL, topic=topic, cb=_answering(answer))
+        cell.register_request_cb(channel=CHANNEL, topic=REACH, cb=lambda request: make_reply(ReturnCode.OK))
+
+    def _open(self, origin: list[str], content: Any) -> Measured:
+        job = self._job_of_server(origin)
+        order = unpacked(SumOrder, content, sender="the server")
+        one = GroupSum(order)
+        size = sum(tensor.nbytes for tensor in order.state.values()) * (2 if order.masked else 1)
+        if size * len(order.weights) > MAX_IN_MEMORY:
+            offload([self._cell], self._folder)
+        with self._lock:
+            self._sums.pop(job, None)
+            while len(self._sums) >= MAX_JOBS:
+                del self._sums[next(iter(self._sums))]
+            self._sums[job] = one
+        return Measured(round=order.round)
+
+    def _fetch(self, origin: list[str], content: Any) -> Upload:
+        site, job = self._site_and_job(origin)
+        unpacked(SumQuery, content, sender=f"site {site}")
+        return self._sum(job).start(site)
+
+    def _site_and_job(self, origin: list[str]) -> tuple[str, str]:
+        *path, site, job = origin if len(origin) > 1 else ["", ""]
+        if FQCN.join(path) != self._name:
+            raise FedpeftError("only a site behind this relay takes part in its sums.")
+        return site, job
+
+    def _take(self, origin: list[str], content: Any) -> Measured:
+        site, job = self._site_and_job(origin)
+        upload = unpacked(Upload, content, sender=f"site {site}")
+        self._sum(job).take(site, upload)
+        return Measured(round=upload.round)
+
+    def _measure(self, origin: list[str], content: Any) -> Measured:
+        one = self._sum(self._job_of_server(origin))
+        unpacked(SumQuery, content, sender="the server")
+        return one.measured()
+
+    def _add_up(self, origin: list[str], content: Any) -> PartialSum:
+        job = self._job_of_server(origin)
+        answer = self._sum(job).total(unpacked(SumQuery, content, sender="the server").sites)
+        with self._lock:
+            self._sums.pop(job, None)
+        _log.info("job %s, round %s: the adapters of %s sites are added up", job, answer.round, len(answer.sites))
+        return answer
+
+    def _job_of_server(self, origin: list[str]) -> str:
+        if len(origin) != 2 or origin[0] != FQCN.ROOT_SERVER:
+            raise FedpeftError("only a job's process at the server may order a sum.")
+        return origin[1]
+
+    def _sum(self, job: str) -> GroupSum:
+        with self._lock:
+            if job not in self._sums:
+                raise FedpeftError("no sum of this job is ordered at this relay.")
+            return self._sums[job]
+
+
+def _answering(answer: Callable[[list[str], Any], Any]) -> Callable[[Message], Message]:
+    def callback(request: Message) -> Message:
+        try:
+            origin = FQCN.split(str(request.get_header(MessageHeaderKey.ORIGIN)))
+            content = packed(answer(origin, request.payload))
+        except FedpeftError as error:
+            _log.warning("%s", error)
+            content = Shareable()
+            content[PROBLEM] = str(error)
+        return make_reply(ReturnCode.OK, body=content)
+
+    return callback
 
 
 def main() -> int:
@@ -36,10 +260,10 @@ def main() -> int:
     guard_relay_requests()
     limit_frames()
     register_tensors()
-    arguments = relay.parse_arguments()
+    arguments = flares_relay.parse_arguments()
     with temporary_folder(Path(arguments.workspace), "adapters") as folder:
-        replace_function(relay, "set_add_auth_headers_filters", partial(_then_adding_up, folder))
-        return MainProcessMonitor.run(main_func=relay.main, run_dir=arguments.workspace, args=arguments)  # type: ignore[no-any-return]
+        replace_function(flares_relay, "set_add_auth_headers_filters", partial(_then_adding_up, folder))
+        return MainProcessMonitor.run(main_func=flares_relay.main, run_dir=arguments.workspace, args=arguments)  # type: ignore[no-any-return]
 
 
 def _then_adding_up(folder: Path, authenticate: Callable, cell: Cell, *arguments: Any, **named: Any) -> None:

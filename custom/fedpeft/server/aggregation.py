@@ -72,12 +72,7 @@ def _scaled(moments: Moments, change: Tensor, settings: MethodSettings, second: 
 class ServerSteps:
     """Makes the global adapter of one round after the other out of the aggregated ones.
 
-    Args:
-        method: the job's settings.
-        moments: of a run that is resumed.
-
-    Attributes:
-        moments: by key of a tensor and name, as float32; a resumed run with them gives the same bytes.
+    The moments are float32, by key of a tensor and name; a resumed run with them gives the same bytes.
     """
 
     def __init__(self, method: MethodSettings, moments: Mapping[str, Moments] | None = None) -> None:
@@ -88,11 +83,7 @@ class ServerSteps:
     def step(self, before: State, aggregated: State, trained: Collection[str], *, store: Store = in_memory) -> State:
         """Return the new global adapter.
 
-        Args:
-            before: the one that the sites were sent.
-            aggregated: the (aligned) average of what they trained.
-            trained: keys that a site sent in this round.
-            store: where the server keeps the tensors.
+        It is made of the one that the sites were sent and the aggregated one; `trained` are the keys that a site sent.
         """
         if not self._rule.steps:
             return aggregated
@@ -119,16 +110,9 @@ def aggregate(
 ) -> tuple[State, dict[str, Any]]:
     """Aggregate as the job's `method.aggregation` says (`fedpeft.methods.aggregations`).
 
-    Sites are sorted by name, so the result does not depend on the order of their replies.
-
-    Args:
-        replies: by site, its adapter under wire keys (with `secure_sum`, masked) and its number of training samples.
-        method: the job's settings.
-        previous: the global adapter of the round before; layers that no site sent keep its values.
-        store: where the server keeps the tensors of one place after the other.
-
-    Raises:
-        FedpeftError: the result is not finite or too large; it must not be saved or sent.
+    Sites are sorted by name, so the result does not depend on the order of their replies: an adapter under wire keys
+    (with `secure_sum`, masked) and a number of training samples. Layers that no site sent keep their previous values. A
+    result that is not finite or too large raises an error, and must not be saved or sent.
     """
     if method.secure_sum:
         merged = secure_mean(replies, method, previous=previous or {}, store=store)
@@ -149,11 +133,7 @@ def aggregate(
 
 
 class Aggregator:
-    """Aggregates the replies of one round after the other.
-
-    Args:
-        method: the job's settings.
-    """
+    """Aggregates the replies of one round after the other."""
 
     def __init__(self, method: MethodSettings) -> None:
         self._method = method
@@ -180,9 +160,7 @@ class Aggregator:
 def parts_of(samples: Mapping[str, int], method: MethodSettings) -> dict[str, float]:
     """Each site's part in the mean of a round, by site, where the sites need it (`share: agreement`); else empty.
 
-    Args:
-        samples: by site whose adapter went into the mean, its number of training samples; empty before the first mean.
-        method: the job's settings.
+    The samples are those of the sites whose adapter went into the mean; before the first mean there are none.
     """
     if not (samples and method.aligns and method.pia.follows_agreement):
         return {}
@@ -193,11 +171,7 @@ def parts_of(samples: Mapping[str, int], method: MethodSettings) -> dict[str, fl
 
 
 def check_global(state: State) -> None:
-    """Refuse a global adapter that is not finite or too large.
-
-    Raises:
-        FedpeftError: names the key.
-    """
+    """Refuse a global adapter that is not finite or too large."""
     check_tensors(state, GLOBAL)
     for key, tensor in state.items():
         if tensor.numel() and float(tensor.abs().max()) > MAX_GLOBAL:

@@ -115,17 +115,8 @@ def to_resume(
 ) -> Checkpoint | None:
     """Load the checkpoint that a job resumes from; None for a new job.
 
-    Args:
-        lineages: the folder of all lineages.
-        resume_from: as in `FederationSettings`.
-        job: the job's name.
-        submitter: who submits it, empty in the simulator.
-        settings: the sections that it must share with the original job.
-        rounds: total number of rounds of the job.
-
-    Raises:
-        FedpeftError: the checkpoint does not exist, belongs to another job or submitter, was made with other settings,
-            or has all rounds already.
+    One that does not exist, belongs to another job or submitter, was made with other settings than these sections, or
+    has all rounds already, is refused.
     """
     if not resume_from:
         return None
@@ -139,16 +130,9 @@ def to_resume(
 
 
 def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
-    """Read the checkpoint that a job names.
+    """Read the checkpoint that a job names, of this job's name and submitter, who is empty in the simulator.
 
-    Args:
-        lineages: the folder of all lineages.
-        name: `latest` (of this submitter's jobs of this name), a lineage, or `<lineage>/round-<number>`.
-        job: the job's name.
-        submitter: who submits it, empty in the simulator.
-
-    Raises:
-        FedpeftError: it does not exist, cannot be read, or belongs to another job or submitter.
+    The name is `latest`, a lineage, or `<lineage>/round-<number>`.
     """
     if name == LATEST:
         own = re.compile(re.escape(_prefix(job, submitter)) + r"-\d{8}-\d{6}-[0-9a-f]{6}")

@@ -59,14 +59,8 @@ def sender(
 ) -> Sender:
     """Return the first site that has all layers and starts from what most of these start from.
 
-    Args:
-        announced: by site, the shapes that it sends and its digest; at least one site.
-        method: of the job.
-        joins: sites that join later, with a start of their own.
-        problems: by site, why others take no part.
-
-    Raises:
-        FedpeftError: no site has all layers.
+    Sites announced their shapes and a digest. Those that join later start from an adapter of their own. Where no site
+    has all layers, the error also says why others take no part.
     """
     deepest = method.matched_layers
     able = {site: own for site, own in announced.items() if deepest is None or all_layers(own[0], deepest)}
@@ -88,18 +82,7 @@ def sender(
 
 
 def check(state: State, sender: Sender, announced: Introduction, method: MethodSettings, *, answering: str) -> None:
-    """Accept the adapter that all sites start from.
-
-    Args:
-        state: what the sender sent.
-        sender: whose it is.
-        announced: how the sender introduced itself before.
-        method: of the job.
-        answering: `training.answering`, whose head may be in it.
-
-    Raises:
-        FedpeftError: naming the site, and how the adapter differs from what it must be.
-    """
+    """Accept the adapter that all sites start from, as its sender announced it, with the head of a way to answer."""
     site = sender.site
     check_tensors(state, site=site, schema=announced.schema, dtype=announced.dtype)
     if sender.digest and digest(state) != sender.digest:

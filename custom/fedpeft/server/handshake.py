@@ -38,11 +38,8 @@ def majority(values: Iterable[Hashable]) -> Hashable | None:
 def refused_widths(schemas: Mapping[str, Schema], method: MethodSettings) -> dict[str, str]:
     """Return, by site, why it announces another width than its settings give; sites that are right are not in it.
 
-    A method whose code does not say how wide its settings make an adapter is held to `MAX_WIDTH`.
-
-    Args:
-        schemas: by site, what it announced; of backbones of different depth with one layer (`core.keys`).
-        method: of the job.
+    A method whose code does not say how wide its settings make an adapter is held to `MAX_WIDTH`. Of backbones of
+    different depth the schemas have one layer (`core.keys`).
     """
     refused = {}
     for site, schema in schemas.items():
@@ -56,9 +53,7 @@ def refused_widths(schemas: Mapping[str, Schema], method: MethodSettings) -> dic
 def unlike_equals(schemas: Mapping[str, Schema], method: MethodSettings) -> dict[str, str]:
     """Return, by site, why it differs from most sites of equal settings; without a majority all of them are refused.
 
-    Args:
-        schemas: by site, of the same keys.
-        method: of the job.
+    The schemas have the same keys.
     """
     groups: dict[str, dict[str, frozenset[tuple[str, tuple[int, ...]]]]] = {}
     for site, schema in schemas.items():
@@ -133,12 +128,9 @@ INTRODUCTION = Limit(SLACK, "an introduction holds names and numbers; look at th
 
 
 def limit_of_replies(introductions: Iterable[Introduction], *, max_mb: int, masked: bool) -> Limit:
-    """Limit the size of replies by the announced adapters.
+    """Limit the size of replies by the announced adapters, and by `max_mb`.
 
-    Args:
-        introductions: of the sites that take part, none if no adapter is exchanged.
-        max_mb: megabytes that no reply may exceed.
-        masked: whether tensors are masked for a secure sum: 8 bytes a value then.
+    There are none if no adapter is exchanged. A value that is masked for a secure sum has 8 bytes.
     """
     size = max((_bytes(i.schema, 8 if masked else getattr(torch, i.dtype).itemsize) for i in introductions), default=0)
     expected = size + size // 10 + SLACK
@@ -152,15 +144,10 @@ def agree(
 ) -> tuple[dict[str, Introduction], dict[str, str]]:
     """Split the sites into those with the same kind of adapter, and the reasons why others cannot take part.
 
-    The kind of adapter of more than half of the sites is used. If there is none, only sites with the widths and
-    ranks of the job's settings count. If more than half of these do not agree either, no site takes part: the server
-    does not know which backbone is the right one. Where sites may differ in widths, each must have that of its own
-    settings.
-
-    Args:
-        introductions: by site, each checked on its own.
-        version: the server's.
-        method: whether adapters are exchanged, and whether sites may differ in widths or in layers.
+    The kind of adapter of more than half of the sites is used. If there is none, only sites with the widths and ranks
+    of the job's settings count. If more than half of these do not agree either, no site takes part: the server does not
+    know which backbone is the right one. Where sites may differ in widths, each must have that of its own settings.
+    Each introduction was checked on its own; the version is the server's.
     """
     alone = {site: _own_problem(site, own, version=version, method=method) for site, own in introductions.items()}
     problems = {site: problem for site, problem in alone.items() if problem}

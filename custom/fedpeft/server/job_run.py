@@ -52,12 +52,7 @@ def import_peft() -> threading.Thread:
 
 
 def export_head(file: Path, state: State) -> None:
-    """Write a federated head under its own names, for `load_state_dict`; nothing where the head is private.
-
-    Args:
-        file: replaced if it exists.
-        state: the global adapter with its head.
-    """
+    """Write a federated head under its own names, for `load_state_dict`; nothing where the head is private."""
     if head := {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}:
         with replacing(file) as draft:
             save_file({name: tensor.contiguous() for name, tensor in head.items()}, draft)
@@ -71,14 +66,9 @@ def export_adapter(
     family: str,
     slots: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write `adapter_config.json` and `adapter_model.safetensors`.
+    """Write `adapter_config.json` and `adapter_model.safetensors` of an adapter under wire keys, without a head.
 
-    Args:
-        folder: created if it is missing.
-        state: the adapter under wire keys; a head is left out.
-        method: of the job; it has an adapter to export.
-        family: the backbone's kind (`fedpeft.backbones.slots`).
-        slots: slot -> module path, where the family is not in that table.
+    `slots` has the module path of each slot, where the backbone's family is not in `fedpeft.backbones.slots`.
     """
     settings, tuning = method.settings_of(""), cast(SlotTuning, methods.get(method.exported).tuning())
     state = {key: tensor for key, tensor in state.items() if not key.startswith(HEAD)}
@@ -138,11 +128,7 @@ class ServerPlace:
 class JobRun:
     """Runs a job at its server.
 
-    Args:
-        name: the job's name.
-        sections: of the job; they are checked in `run`, so that what is wrong with them stands in the manifest.
-        place: see `ServerPlace`.
-        host: see `Host`.
+    The sections are checked in `run`, so that what is wrong with them stands in the manifest.
     """
 
     def __init__(self, name: str, sections: Mapping[str, Any], place: ServerPlace, host: Host) -> None:
@@ -150,11 +136,7 @@ class JobRun:
         self._lock = StateLock()
 
     def run(self) -> None:
-        """Run the job to its end.
-
-        Raises:
-            FedpeftError: the job failed; the manifest has the reason.
-        """
+        """Run the job to its end; where it fails the manifest has the reason."""
         recorder = RunRecorder(self._place.run, job=self._name)
         try:
             lines = self._complete(recorder)
@@ -277,13 +259,10 @@ class JobRun:
         sender: Sender | None = None,
         announced: Introduction | None = None,
     ) -> tuple[dict[str, Introduction], dict[str, str]]:
-        """Introductions by site, and the reasons why others have none.
+        """Introductions by site, and the reasons why others have none; so many rounds are finished already.
 
-        Args:
-            sites: that introduce themselves.
-            finished: rounds that are finished already.
-            sender: the one of them that sends its first adapter; None: nobody does.
-            announced: the introduction that it sent without; nothing else of it changes but its key for secure sums.
+        The sender, if there is one, sends its first adapter. Of what it announced without, nothing but its key for
+        secure sums may change.
         """
         initial, job = sender is not None, self._job
         hello = Hello(version=fedpeft.__version__, initial=initial, lineage=self._lineage, finished=finished)

@@ -39,17 +39,10 @@ def assign(
     *,
     seed: int,
 ) -> Assignment:
-    """Schedule the layers of a round.
+    """Schedule the layers of a round, within each site's budget.
 
-    Args:
-        scores: by site, one non-negative score for each of `layers`; none where the solver weighs none.
-        budgets: by site, how many layers it may train.
-        layers: numbers of the transformer layers with trainable parameters.
-        settings: solver, its settings, and the two weights.
-        seed: of the solver.
-
-    Raises:
-        FedpeftError: a site's scores are not finite, negative or of the wrong number; names the site.
+    A site has one non-negative score for each of the layers, none where the solver weighs none; the error of wrong ones
+    names it. Layers are the numbers of those with trainable parameters.
     """
     sites = sorted(scores)
     for site in sites:
@@ -114,11 +107,7 @@ class RoundPlanner:
         return [site for site in sites if self._schedule.scores_in(round) or site not in self.scores]
 
     def assignment(self, round: int, sites: Sequence[str]) -> Assignment | None:
-        """The layers that each of these sites trains; None without a schedule, where every site trains all.
-
-        Raises:
-            FedpeftError: scores are invalid; names the site.
-        """
+        """The layers that each of these sites trains; None without a schedule, where every site trains all."""
         if not self._schedule.active:
             return None
         return assign(
@@ -138,9 +127,6 @@ def median_figures(rounds: Iterable[Sites]) -> list[float | None]:
 
     A site that takes no part in a round counts with what it reached before; one that never reports a figure does not
     count. None: no site has reported one yet.
-
-    Args:
-        rounds: by site, the metrics of each round.
     """
     latest: dict[str, float] = {}
     medians: list[float | None] = []
@@ -154,11 +140,8 @@ def best_before_end(rounds: Sequence[Sites], patience: int) -> int | None:
     """Return the number of the best round if as many rounds as `patience` have brought nothing better; else None.
 
     The median must not have risen, and fewer than half of the sites may have a figure above all of their own earlier
-    ones. A single site can move the median between the figures of the others, so the median alone does not decide.
-
-    Args:
-        rounds: by site, the metrics of each round so far, from round 1.
-        patience: 0: a job never ends early.
+    ones. A single site can move the median between the figures of the others, so the median alone does not decide. With
+    a patience of 0 a job never ends early.
     """
     measured = {number: median for number, median in enumerate(median_figures(rounds), 1) if median is not None}
     if not patience or not measured:

@@ -39,11 +39,7 @@ MAX_REASON = 290  # letters: a message holds no longer text
 class GroupSum:
     """The adapters of a round at a relay; threads may call it at the same time.
 
-    Args:
-        order: of the server.
-
-    Raises:
-        FedpeftError: the order has no sites, or weights that no sum can hold.
+    An order without sites, or with weights that no sum can hold, is refused.
     """
 
     def __init__(self, order: SumOrder) -> None:
@@ -58,21 +54,13 @@ class GroupSum:
         self._totals: Numbers = {}  # of all that came: few are taken out again, and most of the work is done by then
 
     def start(self, site: str) -> Upload:
-        """Return the global adapter that a site trains.
-
-        Raises:
-            FedpeftError: the site takes no part in the round.
-        """
+        """Return the global adapter that a site trains; one that takes no part in the round gets none."""
         if site not in self._order.weights:
             raise FedpeftError(f"site {site} takes no part in round {self._order.round}.")
         return Upload(round=self._order.round, state=self._order.state)
 
     def take(self, site: str, upload: Upload) -> None:
-        """Check a site's adapter, keep it and add it; the first one counts.
-
-        Raises:
-            FedpeftError: it is not used; the server hears why.
-        """
+        """Check a site's adapter, keep it and add it; the first one counts. The server hears why one is refused."""
         order = self._order
         with self._lock:
             if site not in order.weights or site in self._states or site in self._refused:
@@ -103,11 +91,7 @@ class GroupSum:
         return Measured(round=self._order.round, lengths=lengths, refused=refused)
 
     def total(self, sites: Sequence[str]) -> PartialSum:
-        """Return the sum of these sites' weighted adapters.
-
-        Raises:
-            FedpeftError: one of them has sent none.
-        """
+        """Return the sum of these sites' weighted adapters, of which none may be missing."""
         with self._lock:
             if not sites or len(set(sites)) != len(sites) or not self._states.keys() >= set(sites):
                 raise FedpeftError(
@@ -125,15 +109,10 @@ class GroupSum:
 
 
 def add(totals: Numbers, state: State, weight: int, together: int, *, masked: bool, out: bool = False) -> None:
-    """Add a site's weighted adapter to a sum of integers modulo 2^64, or take it out, one tensor after the other.
+    """Add a site's weighted adapter to a sum of integers modulo 2^64, or take it `out`, one tensor after the other.
 
-    Args:
-        totals: the sum, which is changed; empty before the first adapter.
-        state: the adapter; masked, or a sum, it is such integers already.
-        weight: n_k.
-        together: number of sites of the round.
-        masked: whether it is.
-        out: whether to subtract it.
+    The totals are changed; before the first adapter they are empty. An adapter that is masked, or a sum, is such
+    integers already. The weight is n_k, and `together` the number of sites of the round.
     """
     for key, tensor in state.items():
         numbers = from_wire(tensor) if masked else encode({key: tensor}, weight, together)[key]
@@ -155,11 +134,7 @@ class Relays(Protocol):
         """Return, by site, the relay that it stands behind; empty: it is connected to the server."""
 
     def ask(self, relay: str, order: SumOrder | SumQuery, kind: type[M]) -> M:
-        """Send an order to a relay and return its answer.
-
-        Raises:
-            FedpeftError: it does not answer; the message names it.
-        """
+        """Send an order to a relay and return its answer; the error of one that does not answer names it."""
 
 
 class NoRelays:
@@ -175,16 +150,7 @@ class NoRelays:
 
 
 class RelaySums:
-    """Adds up the adapters of a job's rounds, partly at relays.
-
-    Args:
-        relays: takes orders to them.
-        method: of the job.
-        introductions: of the sites that take part.
-
-    Raises:
-        FedpeftError: the sites have adapters of different shapes.
-    """
+    """Adds up the adapters of a job's rounds, partly at relays; the sites must have adapters of the same shapes."""
 
     def __init__(self, relays: Relays, method: MethodSettings, introductions: Mapping[str, Introduction]) -> None:
         first, *others = introductions.values()
@@ -211,10 +177,7 @@ class RelaySums:
     def begin(self, round: int, sites: Sequence[str], state: State) -> tuple[dict[str, str], dict[str, str]]:
         """Order the sums of a round; return the relay of each site (empty: none), and why others take no part.
 
-        Args:
-            round: counted from 1.
-            sites: of the round.
-            state: the global adapter that they train.
+        The state is the global adapter that they train.
         """
         self._round, self._together, self._totals, self._start = round, len(sites), {}, state
         self._places = self._relays.behind(sites)
@@ -293,11 +256,9 @@ class RelaySums:
             )
 
     def mean(self, replies: Mapping[str, TrainReply], previous: State) -> State:
-        """Return the weighted mean of a round's adapters.
+        """Return the weighted mean of a round's adapters, in the dtypes of the previous one.
 
-        Args:
-            replies: that were accepted, by site; one whose adapter is at a relay has none.
-            previous: the global adapter, whose dtypes the mean gets.
+        Of the accepted replies one whose adapter is at a relay has none.
         """
         for site, reply in replies.items():
             if not self._places[site]:

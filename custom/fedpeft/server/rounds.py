@@ -42,11 +42,7 @@ from fedpeft.server.update_check import UpdateCheck
 
 
 class DeltaBroadcast:
-    """The global adapter with a version number, and the version that each site has.
-
-    Args:
-        state: the first global adapter; version 1.
-    """
+    """The global adapter with a version number, 1 for the first one, and the version that each site has."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -77,12 +73,7 @@ class DeltaBroadcast:
 
 
 class StackedBroadcast(DeltaBroadcast):
-    """The stacked factors of all rounds, and how many of them each site holds.
-
-    Args:
-        state: the first global adapter; version 1.
-        store: where the server keeps what it sends.
-    """
+    """The stacked factors of all rounds, and how many of them each site holds."""
 
     def __init__(self, state: State, store: Store = in_memory) -> None:
         super().__init__(state)
@@ -140,17 +131,10 @@ class Sites(Protocol):
     def collect(
         self, task: str, orders: Mapping[str, Order], read: Read[R], *, round: int, needed: int
     ) -> tuple[dict[str, R], dict[str, str]]:
-        """Send each site its order and wait for the replies, or for enough of them.
+        """Send each site its order and wait for the replies, or for as many accepted ones as are needed.
 
-        Args:
-            task: one of `fedpeft.protocol.types.TASKS`.
-            orders: by site.
-            read: from a reply and its site to the checked reply; raises a FedpeftError that names the site.
-            round: of the orders; 0: the handshake.
-            needed: number of accepted replies that is enough.
-
-        Returns:
-            Checked replies by site, in the order of `orders`, and by site the reason why there is none.
+        `read` checks a site's reply; it raises a FedpeftError that names the site. Round 0 is the handshake. It returns
+        the checked replies by site, in the order of `orders`, and by site the reason why there is none.
         """
 
 

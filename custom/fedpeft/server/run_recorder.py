@@ -87,12 +87,9 @@ class RunRecorder:
         write_json(self.folder / HISTORY, self._history)
 
     def lineage(self, name: str, before: Checkpoint | None, behind: Mapping[str, int]) -> None:
-        """Record the lineage, and copy the history of the job that this one resumes.
+        """Record the lineage, and copy the history of the job that this one resumes from the checkpoint before.
 
-        Args:
-            name: the lineage.
-            before: the checkpoint that this job resumes from.
-            behind: by site, the round of its own state if it differs from the checkpoint's.
+        `behind` has, by site, the round of its own state if it differs from the checkpoint's.
         """
         self._manifest["lineage"] = name
         if before:
@@ -125,18 +122,9 @@ class RunRecorder:
     ) -> None:
         """Append one round to history.json.
 
-        Args:
-            number: of the round.
-            accepted: by site, the replies that were averaged.
-            rejected: by site, why it has none.
-            report: of the integration.
-            assignment: the layers that were scheduled.
-            seconds: of the whole round.
-            sent: bytes of the adapter that each site sent, where a relay may have it; None: as the replies bring it.
-            keep: writes the checkpoint; a round whose checkpoint cannot be written does not count as finished.
-
-        Raises:
-            LocalError: checkpoint or history cannot be written.
+        By site it has the replies that were averaged, or why there is none. Where a relay may have the adapters, `sent`
+        is the number of bytes of each. `keep` writes the checkpoint; a round whose checkpoint cannot be written does
+        not count as finished.
         """
         sites = {
             site: {

@@ -152,12 +152,9 @@ class UpdateCheck:
     def _room(self, learning: float, typical: float, median: float, *, few: bool, size: float) -> tuple[float, float]:
         """Return how far training explains that a site moves at once, and how far it may move in every round.
 
-        Args:
-            learning: sum of the learning rates of the site's steps.
-            typical: the median of these sums.
-            median: length of the updates.
-            few: whether there are too few replies for a median that one site cannot set.
-            size: of the adapter, where neurons may be moved as a whole.
+        `learning` is the sum of the learning rates of the site's steps, and `typical` the median of these sums. `few`:
+        there are too few replies for a median that one site cannot set. `size` is that of the adapter, where neurons
+        may be moved as a whole.
         """
         room = math.sqrt(self._factor)
         explained = room * learning if self._normalizes and (few or self._bounded) else 0.0
@@ -202,12 +199,8 @@ def update_length(
 ) -> float:
     """Root mean square of a change; a tensor with another shape than at the start is counted as it is.
 
-    Args:
-        state: what a site sent.
-        start: what it was sent.
-        stacked: whether factors start anew in every round, so that their whole product is the update.
-        own: what it sent last.
-        kept: the change is counted from the nearest point between `start` and this part of the way to `own`.
+    `stacked`: factors start anew in every round, so that their whole product is the update. The change is counted from
+    the nearest point between `start` and the part `kept` of the way to `own`, which the site sent last.
     """
     total, count = product_length(state) if stacked else (0.0, 0)
     factors = {key for names in factor_places(state).values() for key in names.values()} if stacked else ()

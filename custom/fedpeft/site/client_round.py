@@ -36,13 +36,8 @@ def accepted_global(
 ) -> State:
     """The global adapter with only those of its neurons moved that lower the loss of the merged adapter.
 
-    Args:
-        own: the site's adapter.
-        received: the global adapter as it came.
-        aligned: the same with its neurons in the order of the own one's.
-        share: of the global adapter in the merged one.
-        loss: of an adapter, on the probe samples.
-        each_place: decide place by place, each after the ones before, instead of once for all.
+    `aligned` is the received adapter with its neurons in the order of the own one's, and `share` what it has in the
+    merged one. The loss on the probe samples decides place by place, each after the ones before, or once for all.
     """
     if not each_place:
         moved, kept = (loss(start_merged(own, state, share)) for state in (aligned, received))
@@ -68,9 +63,7 @@ def moved_places(received: State, aligned: State) -> list[str]:
 def chosen_share(accepted: Callable[[float], State], loss: Callable[[float, State], float]) -> tuple[float, State]:
     """The share of `SHARES` with the lowest loss (the larger of equals), and the global adapter it goes with.
 
-    Args:
-        accepted: from a share to the global adapter that the site takes at that share.
-        loss: of the model that training would start from, from a share and that adapter, on the validation questions.
+    `loss` is that of the model that training would start from, on the validation questions.
     """
     candidates = [(share, accepted(share)) for share in reversed(SHARES)]
     return min(candidates, key=lambda candidate: loss(*candidate))
@@ -85,11 +78,7 @@ SLOPE = 5.0  # of the share, per agreement that is lacking
 def next_agreement(own: SiteState | None, received: State, *, round: int, part: float) -> float | None:
     """The mean agreement over the rounds so far, the last one counting most; None: there is nothing to compare yet.
 
-    Args:
-        own: the site's state after its last round.
-        received: the global adapter, by key.
-        round: that begins.
-        part: of the site in the mean that the received adapter is.
+    `part` is that of the site in the mean that the received adapter is.
     """
     if own is None:
         return None
@@ -103,12 +92,8 @@ def next_agreement(own: SiteState | None, received: State, *, round: int, part: 
 def agreement(trained: State, started: State, *, before: State, after: State, part: float) -> float:
     """Cosine between what a site's training changed and what the others' did, over all tensors; from -1 to 1.
 
-    Args:
-        trained: the site's adapter after training.
-        started: that it trained from.
-        before: the global adapter before the round.
-        after: the global adapter after it.
-        part: of the site in the mean.
+    Its training led from `started` to `trained`, the round from the global adapter `before` to that `after` it, a mean
+    in which the site has a `part`.
     """
     mine = _flat(trained) - _flat({key: started[key] for key in trained})
     change = _flat({key: after[key] for key in trained}) - _flat({key: before[key] for key in trained})
@@ -150,12 +135,8 @@ def half_trained(
 ) -> Iterator[None]:
     """Let every step in this block train the own part of `W` alone, whose gradient is `(1 - share) dloss/dW`.
 
-    The model computes with `W`; the optimizer sees the own part in its place, and moves it.
-
-    Args:
-        parameters: what may be trained, by key; they hold `W`.
-        optimizer: of the block.
-        half: None: all of `W` trains.
+    The parameters hold `W`, with which the model computes; the optimizer sees the own part in its place, and moves it.
+    Without a half all of `W` trains.
     """
     if half is None:
         yield
@@ -232,18 +213,9 @@ def start(
 ) -> Integration:
     """Load the tensors that a round starts from.
 
-    With `aligned_at="site"` only the upload is permuted into the order of the received adapter.
-
-    Without client PIA, with a share of 1, or while the site has no adapter of its own, the received adapter is loaded
-    as it is.
-
-    Args:
-        trainable: the trained part of the model; its tensors are replaced.
-        own: the site's adapter of its last round, by key.
-        received: the global adapter, by key.
-        settings: PIA's; None for any other method.
-        share: of the global adapter in this round; None: the validation split decides.
-        samples: of the site.
+    With `aligned_at="site"` only the upload is permuted into the order of the received adapter. Without client PIA
+    (settings None), with a share of 1, or while the site has no adapter of its own, the received adapter is loaded as
+    it is. Where no share is given, the validation split decides.
     """
     trainable.set_companion(None)
     figures: dict[str, float] = {}

@@ -47,9 +47,8 @@ COMPILE = functools.partial(torch.compile, options=OPTIONS)
 def check(backbone: Backbone) -> None:
     """Refuse to compile what cannot be compiled here; a small function is compiled for that.
 
-    Raises:
-        FedpeftError: the backbone has no layers that are called alone, or writes its answers, or this machine has no
-            compiler.
+    These are a backbone without layers that are called alone, one that writes its answers, and a machine without
+    compiler.
     """
     if hasattr(backbone, "writer"):
         raise FedpeftError(
@@ -108,11 +107,7 @@ def _twice(values: Tensor) -> Tensor:
 
 
 def device_of(settings: TrainingSettings) -> torch.device:
-    """Return the device of `training.device`, for `auto` CUDA where there is one.
-
-    Raises:
-        FedpeftError: this machine does not have it.
-    """
+    """Return the device of `training.device`, for `auto` CUDA where there is one; refuse one that is not here."""
     if settings.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -126,13 +121,7 @@ def device_of(settings: TrainingSettings) -> torch.device:
 
 
 def reads_half(settings: TrainingSettings, method: TuningMethod, own: Mapping[str, Any]) -> bool:
-    """Return whether a backbone's matrices can be read in bfloat16, with the same results as rounding them later.
-
-    Args:
-        settings: the section `training`.
-        method: of the job.
-        own: the site's settings of it.
-    """
+    """Return whether a backbone's matrices can be read in bfloat16, with the same results as rounding them later."""
     return settings.frozen_precision != FLOAT32 and settings.precision == BFLOAT16 and method.reads_half(own)
 
 
@@ -145,15 +134,8 @@ def keep_frozen(
 ) -> None:
     """Keep the frozen matrices of a backbone in the precision that `training` says.
 
-    Args:
-        backbone: with the method in it and everything that a method trains set to train; it may not be on its device.
-        settings: the section `training`.
-        weights: `matrices` of the backbone.
-        device: on which it will be.
-        method: of the job.
-
-    Raises:
-        FedpeftError: the backbone, the method or the device cannot do what is set, or it would change nothing.
+    The backbone has the method in it, and everything that a method trains is set to train; it may not be on its device.
+    What it, the method or the device cannot do, or what would change nothing, is refused.
     """
     if settings.frozen_precision == FLOAT32:
         return
@@ -176,14 +158,9 @@ def keep_frozen(
 
 
 def set_up(backbone: Backbone, settings: TrainingSettings) -> None:
-    """Change a backbone to compute as `training` says.
+    """Change a backbone on its device, with the method in it, to compute as `training` says.
 
-    Args:
-        backbone: on its device, with the method in it and everything that a method trains set to train.
-        settings: the section `training`.
-
-    Raises:
-        FedpeftError: the backbone or the device cannot do what is set, or it would change nothing.
+    What it or the device cannot do, or what would change nothing, is refused.
     """
     if settings.attention == FUSED:
         _fuse_attention(backbone)
@@ -200,13 +177,7 @@ def set_up(backbone: Backbone, settings: TrainingSettings) -> None:
 
 @contextmanager
 def as_trained(backbone: Backbone, settings: TrainingSettings, features: KeptFeatures | None = None) -> Iterator[None]:
-    """Compute no more than training and evaluation need in this block: elsewhere all tokens and layers are looked at.
-
-    Args:
-        backbone: as `set_up` left it.
-        settings: the section `training`.
-        features: that are kept of the layers below; None: none are.
-    """
+    """Compute no more in this block than training and evaluation need: elsewhere all tokens and layers are read."""
     only = settings.last_layer == FIRST_TOKEN
     if only:
         _switch(backbone, only=True)

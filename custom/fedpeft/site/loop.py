@@ -46,14 +46,7 @@ def rate_factor(step: int, *, total_steps: int, warmup: float, decays: bool = Tr
 
 
 def learning_in_round(training: TrainingSettings, *, samples: float, round: int, first: int = 1) -> float:
-    """Return the sum of the factors of all steps of a round.
-
-    Args:
-        training: the local recipe.
-        samples: of the site's training split.
-        round: counted from 1.
-        first: the site's first round.
-    """
+    """Return the sum of the factors of all steps of a round, counted from 1, of a site that came in the `first`."""
     batches = math.ceil(samples / training.batch_size)
     begin = batches * training.epochs_before(round, first=first)
     steps = batches * training.epochs_in(round, first=first)
@@ -78,15 +71,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer of the trained parameters; no weight decay on biases and LayerNorm.
 
-    These are the tensors of one axis, and what is called a bias: that of experts has two.
-
-    Args:
-        body: named parameters of adapters or backbone.
-        head: named parameters of the classifier.
-        kind: `adamw`, or `sgd` without momentum.
-        learning_rate: peak rate of the body.
-        head_learning_rate: peak rate of the head.
-        weight_decay: of the matrices, decoupled from the gradient with AdamW.
+    These are the tensors of one axis, and what is called a bias: that of experts has two. Rates are peak rates; weight
+    decay is decoupled from the gradient with AdamW, and SGD has no momentum.
 
     Source: FedPIA, Training and Implementation Details (AdamW); the federated tuning of vision transformers (SGD).
     """
@@ -155,22 +141,10 @@ def train_epochs(
     micro_batch: int = 0,
     on_step: OnStep = no_step,
 ) -> dict[str, float]:
-    """Train; return the mean loss of the first and of the last epoch.
+    """Train; return the mean loss of the first and of the last epoch, or raise if the loss is not finite.
 
-    Args:
-        answering: the site's model.
-        batches: one pass over the training split each time it is iterated.
-        optimizer: its groups hold the peak learning rates.
-        rate: global step to factor of the peak learning rate.
-        first_step: the global step at which this round begins.
-        epochs: number of passes.
-        device: of the model.
-        train_step: the method's step on one batch (`fedpeft.methods.trainable.Trainable.step`).
-        micro_batch: samples that are computed at once; 0: the whole batch.
-        on_step: called after each step.
-
-    Raises:
-        FedpeftError: the loss is not finite.
+    The optimizer's groups hold the peak learning rates, of which `rate` gives the factor at a global step; this round
+    begins at `first_step`. Of a batch `micro_batch` samples are computed at once; 0: the whole batch.
     """
     peaks = [group["lr"] for group in optimizer.param_groups]
     means, step = [], first_step
@@ -195,13 +169,8 @@ def train_epochs(
 def parts_of(batch: Batch, answering: Answering, micro_batch: int = 0) -> list[Part]:
     """Divide a batch into parts whose losses and gradients add up to those of the whole.
 
-    Args:
-        batch: on the model's device; every tensor of its inputs has one row for each sample.
-        answering: the site's model.
-        micro_batch: samples of a part, the last may have fewer; 0: all.
-
-    Raises:
-        FedpeftError: the inputs cannot be divided.
+    Every tensor of its inputs has one row for each sample; what cannot be divided is refused. A part has `micro_batch`
+    samples, the last may have fewer; 0: all.
     """
     size = len(batch.target)
     if not 0 < micro_batch < size:
@@ -235,12 +204,7 @@ def _counted(target: torch.Tensor) -> int:
 
 @torch.inference_mode()
 def mean_loss(answering: Answering, batches: Iterable[Batch]) -> float:
-    """Mean loss over the samples that have a target; infinity where it is not finite.
-
-    Args:
-        answering: the site's model.
-        batches: on the model's device.
-    """
+    """Mean loss over the samples that have a target; infinity where it is not finite."""
     total = count = 0.0
     for batch in batches:
         losses = answering.loss(answering(batch.inputs), batch.target, reduction="sum")

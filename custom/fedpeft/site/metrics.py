@@ -192,13 +192,10 @@ def shares_of(vocabulary: AnswerVocabulary, train: Sequence[Example]) -> tuple[f
     """Return p / (1 + p) of each label that a share p of the training images has, 0.5 where none has it.
 
     Where probabilities are right, the threshold with the highest F1 is half of that F1. Predicting a label everywhere
-    has an F1 of 2 p / (1 + p), so that no lower threshold is better.
+    has an F1 of 2 p / (1 + p), so that no lower threshold is better. An image is left out of a label that is unknown
+    for it.
 
     Source: Lipton, Elkan and Naryanaswamy 2014, arXiv:1402.1892.
-
-    Args:
-        vocabulary: the labels.
-        train: the site's training split; an image is left out of a label that is unknown for it.
     """
     present = Counter(vocabulary.index(label) for example in train for label in example.labels or ())
     unknown = Counter(vocabulary.index(label) for example in train for label in example.unknown_labels)
@@ -209,9 +206,7 @@ def shares_of(vocabulary: AnswerVocabulary, train: Sequence[Example]) -> tuple[f
 def best_threshold(probabilities: Tensor, target: Tensor) -> Tensor:
     """Return the probability from which on predicting a label gives the highest F1, the highest of equally good ones.
 
-    Args:
-        probabilities: of the label, (n,).
-        target: 1 where it applies, 0 where it does not, -1 where it is unknown (n,).
+    Of n probabilities (n,) the target (n,) is 1 where the label applies, 0 where it does not, -1 where it is unknown.
     """
     known = target != UNKNOWN
     order = probabilities[known].argsort(descending=True, stable=True)
@@ -232,21 +227,12 @@ OF_ANSWERS: dict[str, type[Measure]] = {
 
 
 def new_measure(metric: str, *, labelled: bool) -> Measure:
-    """Return an empty measure.
-
-    Args:
-        metric: one of `fedpeft.core.metrics`.
-        labelled: whether images have any number of labels; otherwise each has one answer.
-    """
+    """Return an empty measure of one of `fedpeft.core.metrics`; labelled images have any number of labels."""
     return (OF_LABELS if labelled else OF_ANSWERS)[metric]()
 
 
 def check_metric(name: str, answering: Answering) -> None:
-    """Refuse a metric that a way of answering does not have.
-
-    Raises:
-        FedpeftError: naming both.
-    """
+    """Refuse a metric that a way of answering does not have."""
     if name not in answering.metrics:
         raise FedpeftError(
             f"these data are measured by {name}, and with this way of answering there is "
@@ -265,15 +251,7 @@ def measured(
     min_images: int = 1,
     unseen: int = 0,
 ) -> Measure:
-    """Answer all questions of a split.
-
-    Args:
-        answering: the site's model.
-        batches: of the split.
-        device: of the model.
-        metric: one of `fedpeft.core.metrics`.
-        min_images, unseen: see `Measure`.
-    """
+    """Answer all questions of a split; for `min_images` and `unseen` see `Measure`."""
     measure = new_measure(metric, labelled=answering.labelled)
     measure.min_images, measure.unseen = min_images, unseen
     for batch in batches:

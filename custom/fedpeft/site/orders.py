@@ -52,15 +52,8 @@ def check_received(
 ) -> None:
     """Refuse a global adapter that does not fit the site's announced adapter, before any of it is written.
 
-    Args:
-        state: as received.
-        announced: the site's announced adapter.
-        whole: whether it must have all keys, unless it is empty.
-        any_width: whether sites of the job may differ in width; no dimension may then exceed the site's largest one.
-        stacked: whether factors of all sites stand side by side; no dimension may then exceed `MAX_RANKS` times that.
-
-    Raises:
-        FedpeftError: names the key.
+    If `whole`, it must have all keys, unless it is empty. If sites of the job may have `any_width`, no dimension may
+    exceed the site's largest one; where factors of all sites are `stacked`, `MAX_RANKS` times that.
     """
     shapes = announced.shapes
     longest = max((side for shape in shapes.values() for side in shape), default=0) if any_width or stacked else None
@@ -92,17 +85,10 @@ def _unfit(what: str) -> FedpeftError:
 def apply_delta(
     folder: Path, state: dict[str, torch.Tensor], *, base: int, version: int, stacked: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Apply changed tensors to the cached global adapter, write the result and return it.
+    """Apply changed tensors to the cached global adapter, write the result as `version` and return it.
 
-    Args:
-        folder: the site's state folder.
-        state: the tensors that changed since `base`.
-        base: the version that must be on disk; 0: `state` is whole.
-        version: the resulting version; 0: it need not be kept.
-        stacked: whether factors in `state` come behind those on disk, instead of replacing them.
-
-    Raises:
-        FedpeftError: the disk has another version, or none.
+    They are those that changed since the version `base`, which must be on disk; 0: they are whole. Version 0 need not
+    be kept. Factors that are `stacked` come behind those on disk, instead of replacing them.
     """
     whole = completed(_load(folder / FILE, base), state, stacked=stacked) if base else state
     if version != base:
@@ -141,11 +127,7 @@ REPEATS = 10  # of one round: a site whose processes were killed gets its task a
 
 
 def check_order(order: Order, job: SiteJob) -> None:
-    """Refuse an order that the job's settings do not provide for.
-
-    Raises:
-        FedpeftError: names what they do not provide for.
-    """
+    """Refuse an order that the job's settings do not provide for."""
     rounds, schedule = job.training.rounds, job.schedule
     if isinstance(order, Hello):
         if not 0 <= order.finished < rounds:
@@ -182,15 +164,7 @@ def check_order(order: Order, job: SiteJob) -> None:
 
 
 def note_order(order: Order, folder: Path) -> None:
-    """Record an order, and refuse one of another lineage or an earlier round.
-
-    Args:
-        order: of the server.
-        folder: the job's run folder.
-
-    Raises:
-        FedpeftError: the order has another lineage, an earlier round, or repeats a round too often.
-    """
+    """Record an order in the job's folder; refuse one of another lineage, an earlier round, or a round too often."""
     seen = _read(folder / ORDERS) or {"lineage": order.lineage}
     if seen["lineage"] != order.lineage:
         raise refused(f"for the state of {order.lineage!r:.120}, this job's is {seen['lineage']!r}")
@@ -225,27 +199,12 @@ ACCEPTED = "accepted.json"
 
 
 def accept(introduction: Introduction, folder: Path) -> None:
-    """Record that this site takes part in the job, and with which adapter.
-
-    Args:
-        introduction: about to be sent.
-        folder: the job's run folder.
-    """
+    """Record that this site takes part in the job, and with which adapter, before it is introduced."""
     write_json(folder / ACCEPTED, {"shapes": introduction.schema, "dtype": introduction.dtype})
 
 
 def check_accepted(order: ScoreOrder | TrainOrder, folder: Path, *, any_width: bool, stacked: bool = False) -> None:
-    """Refuse an order before the handshake, or with tensors of other keys, shapes or dtype than announced.
-
-    Args:
-        order: of the server.
-        folder: the job's run folder.
-        any_width: whether sites of the job have adapters of other widths than this one.
-        stacked: whether the factors of all sites stand side by side.
-
-    Raises:
-        FedpeftError: the order is refused; the message says why.
-    """
+    """Refuse an order before the handshake, or with tensors of other keys, shapes or dtype than announced."""
     file = folder / ACCEPTED
     if not file.exists():
         raise refused(f"for round {order.round} without a handshake")

@@ -31,13 +31,8 @@ def score_layers(
 ) -> list[float]:
     """Score each transformer layer that has trainable parameters, in the order of the layers.
 
-    Args:
-        answering: the current model, in evaluation mode.
-        parameters: trainable parameters by wire key.
-        batches: the samples to score on.
-        settings: choose the score.
-        seed: of random scores.
-        changes: by layer, what `score_changes` returned after its last training, for a score that looks at that.
+    The model is in evaluation mode; parameters are by wire key. `changes` has, by layer, what `score_changes` returned
+    after its last training, for a score that looks at that; the seed is of random scores.
     """
     if compares_with_previous(settings):
         return scores_of_changes(changes, layers_of(parameters), settings.score)
@@ -61,11 +56,7 @@ def score_changes(
 ) -> dict[int, float]:
     """Score what a site's training has just changed, by layer and in the score's own numbers.
 
-    Args:
-        answering: the trained model, in evaluation mode.
-        parameters: those that were trained, by wire key.
-        batches, settings, seed: see `score_layers`.
-        previous: the same tensors before the training.
+    `previous` has the tensors of the trained parameters before the training; for the others see `score_layers`.
     """
     layers = _by_layer(parameters)
     if not layers:
@@ -76,15 +67,10 @@ def score_changes(
 
 
 def scores_of_changes(changes: Mapping[int, float], layers: Sequence[int], method: str) -> list[float]:
-    """Return scores of all layers from those of what their last trainings changed.
+    """Return scores of all layers, in their order, from those of what their last trainings changed.
 
     A layer that was never trained counts as the one that changed most, so that it gets its turn. Where nothing was
     trained or nothing has changed, all layers score the same.
-
-    Args:
-        changes: layer -> score of its last training.
-        layers: all layers, in the order of the result.
-        method: the score's name, for errors.
     """
     largest = max(changes.values(), default=0.0)
     values = torch.tensor([changes.get(layer, largest) for layer in layers], dtype=torch.float64)

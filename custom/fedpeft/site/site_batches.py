@@ -25,11 +25,7 @@ MIB = 2**20
 
 
 class KeptImages:
-    """Open images; the first ones that fit are kept as 8-bit RGB.
-
-    Args:
-        mib: the most that is kept.
-    """
+    """Open images; the first ones that fit into `mib` are kept as 8-bit RGB."""
 
     def __init__(self, mib: float) -> None:
         self._limit, self._held = mib * MIB, 0

@@ -96,11 +96,9 @@ def with_round(rounds: tuple[Figures, ...], number: int, figures: Figures) -> tu
 
 
 def below_constant(rounds: tuple[Figures, ...], constant: float | None) -> float | None:
-    """Return 1 if a site was no better than a constant answer in each of its last rounds, else 0; None: not measured.
+    """Return 1 if a site was no better than the best constant answer in each of its last rounds, else 0.
 
-    Args:
-        rounds: the figures of every round.
-        constant: what the best constant answer reaches; None: nothing can be measured.
+    None: nothing can be measured.
     """
     figures = [one.get("overall") for one in rounds[-ROUNDS_BELOW:]]
     if constant is None or figures[-1] is None:
@@ -171,13 +169,7 @@ class SiteState:
 
 
 def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
-    """Write the state of one round atomically, and remove older ones.
-
-    Args:
-        folder: of the site.
-        state: of the round.
-        best: a round that stays beside the newest `KEPT_ROUNDS`; None: these alone.
-    """
+    """Write the state of one round atomically, and remove all but `KEPT_ROUNDS` and the best one."""
     final = folder / f"round-{state.round:05d}"
     with replacing(final) as draft:
         draft.mkdir(mode=0o700)  # the answers are in it in words
@@ -209,11 +201,7 @@ def newest(folder: Path, *, last: int) -> int:
 
 
 def load_before(folder: Path, round: int) -> SiteState | None:
-    """Load the newest complete state older than `round`, or None; a repeated round thus starts from the same state.
-
-    Raises:
-        LocalError: that state cannot be read.
-    """
+    """Load the newest complete state older than `round`, or None; a repeated round thus starts from the same state."""
     older = [path for path in _rounds(folder) if _number(path) < round]
     if not older:
         return None
@@ -221,11 +209,7 @@ def load_before(folder: Path, round: int) -> SiteState | None:
 
 
 def load(path: Path) -> SiteState:
-    """Load the state in a round's folder.
-
-    Raises:
-        LocalError: it cannot be read.
-    """
+    """Load the state in a round's folder."""
     try:
         values = read_json(path / "state.json")
         files = {part: path / f"{part}.safetensors" for part in (*_PARTS, *_OPTIONAL)}
@@ -265,15 +249,7 @@ Facts = dict[str, str | int]
 
 
 def facts_of(site: str, data: SiteData, vocabulary: AnswerVocabulary, *, backbone: str, seed: int) -> Facts:
-    """Return what a state belongs to.
-
-    Args:
-        site: the site's name.
-        data: of the site.
-        vocabulary: its answers.
-        backbone: name of the backbone.
-        seed: of the training.
-    """
+    """Return what a state belongs to."""
     answers = hashlib.sha256("\n".join(vocabulary.answers).encode()).hexdigest()
     facts: Facts = {"site": site, "answers": answers, "examples": examples_digest(data), "backbone": backbone}
     return facts | {"train": len(data.train), "seed": seed}
@@ -322,11 +298,7 @@ class SiteRecord:
         return facts_of(self.site, self.data, self.vocabulary, backbone=self.backbone, seed=self.seed)
 
     def after(self, rounds: tuple[Figures, ...], *, thresholds: Sequence[float] | None, share: float) -> ModelRecord:
-        """The model after a round.
-
-        Args:
-            rounds, thresholds, share: see `ModelRecord`.
-        """
+        """The model after a round; see `ModelRecord`."""
         return ModelRecord(
             site=self.site,
             fedpeft=fedpeft.__version__,

@@ -57,16 +57,9 @@ DAY, GIB = 24 * 3600, 2**30
 
 
 def claim(folder: Path, settings: Mapping[str, Any], job: str, *, submitter: str) -> None:
-    """Let a job use a state folder that is new or was made with the same settings for the same submitter.
+    """Let a job use a lineage's folder that is new or was made with the same settings for the same submitter.
 
-    Args:
-        folder: of the lineage that the server names.
-        settings: of the job, JSON-serializable; a resumed job must have the same.
-        job: FLARE's job id.
-        submitter: who submitted it, empty in the simulator.
-
-    Raises:
-        LocalError: it belongs to another job.
+    A resumed job must have the same JSON-serializable settings. In the simulator the submitter is empty.
     """
     file, settings = folder / OWNER, json.loads(json.dumps(settings))
     if not file.exists():
@@ -92,16 +85,7 @@ def make_room(lineages: Path, current: str, *, days: float, gib: float, needed: 
     """Remove the oldest state that is not in use and older than `days`, until the total fits into `gib`.
 
     State that was set aside is removed first. A server that invents jobs can fill the space and remove no newer state.
-
-    Args:
-        lineages: the folder of all lineages.
-        current: the lineage that a job is about to use.
-        days: `kept_days` of the site's own file.
-        gib: `kept_gib` of the site's own file.
-        needed: bytes about to be written.
-
-    Raises:
-        LocalError: the remaining state does not fit.
+    What is left, with the bytes `needed` for the lineage that a job is about to use, must fit.
     """
     total = _size(lineages) + needed
     before = time.time() - days * DAY

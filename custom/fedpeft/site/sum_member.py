@@ -53,19 +53,10 @@ class SumMember:
         job: str,
         startup: Path | None,
     ) -> SumMember:
-        """Create it for a site that takes part in a job.
+        """Create it for a site that takes part in a job; `startup` is the folder of its certificate.
 
-        Args:
-            site: its name.
-            method: of a job that the site's own file allows.
-            policy: that file; None in the simulator.
-            sections: of the job, as deployed to this site.
-            job: FLARE's id of the job.
-            startup: folder of the site's certificate; None in the simulator.
-
-        Raises:
-            SecureSumError: the site's certificate is missing.
-            FedpeftError: there is no accountant for the noise that the site's file demands.
+        Without policy and folder, in the simulator, keys are not signed. Without certificate, or an accountant for the
+        noise that the site's file demands, it refuses.
         """
         settings = digest_of(sections, job=job)
         if policy is None or startup is None or not method.secure_sum:
@@ -88,11 +79,8 @@ class SumMember:
     def offer(self, folder: Path, *, job: str, round: int, facts: Mapping[str, Any]) -> SignedKey:
         """Return the signed public key for a round; empty without secure sums.
 
-        Args:
-            folder: the site's state folder of this job; stores the private key.
-            job: the job's lineage.
-            round: the round that the key is for.
-            facts: what the training of that round depends on at this site.
+        The private key is stored in the site's state folder of this job. The facts are what the training of that round
+        depends on at this site.
         """
         if not self.method.secure_sum:
             return {}
@@ -103,14 +91,7 @@ class SumMember:
         return self._in_round(job, round).offer(folder, start)
 
     def salt(self, folder: Path, order: TrainOrder, *, received: State) -> str:
-        """Return what goes into the seeds of a round's training; empty in the simulator and without secure sums.
-
-        Args:
-            folder, order, received: as in `upload`.
-
-        Raises:
-            SecureSumError: members or keys are wrong.
-        """
+        """Return what goes into the seeds of a round's training; empty in the simulator and without secure sums."""
         if not self.method.secure_sum or self.members is None:
             return ""
         job, round = order.lineage, order.round
@@ -122,12 +103,7 @@ class SumMember:
     def upload(self, trained: State, folder: Path, order: TrainOrder, *, samples: int, received: State) -> State:
         """Mask the trained adapter; without secure sums return it unchanged.
 
-        Args:
-            trained: the learner's upload.
-            folder: as in `offer`.
-            order: of the server, with the members' keys.
-            samples: training samples of the site.
-            received: the whole global adapter that the round started from.
+        The order has the members' keys; the round started from the whole global adapter that was received.
         """
         if not self.method.secure_sum:
             return trained

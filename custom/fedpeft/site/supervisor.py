@@ -64,13 +64,7 @@ class WorkerSupervisor:
         self._open({"sections": self._sections, "site": None, "log": None, "policy": None})
 
     def open(self, site: str, folder: Path, *, policy: SitePolicy | None) -> None:
-        """Start building the learner in the background.
-
-        Args:
-            site: the site's name.
-            folder: where the log of the training process is written.
-            policy: the site's own file; None only in the simulator, where the job's settings apply.
-        """
+        """Start building the learner in the background, with its log in a folder; in the simulator it has no policy."""
         log = str(folder / LOG)
         own = asdict(policy) if policy else None
         self._open({"sections": self._sections, "site": site, "log": log, "policy": own})
