@@ -353,23 +353,26 @@ def run_study(
     """
     console = Console(width=150)
     results = _earlier(file, overrides)
-    known = {(r["dialects"], r["method"], r["seed"], len(r["rounds"])) for r in study.of_today(results)}
-    wanted = [one for one in study.runs(seeds) if not methods or one.method in methods]
-    missing = [one for one in wanted if (one.dialects, one.method, one.seed, one.rounds) not in known]
+    known = set(map(study.run_of, results))
+    missing = [one for one in study.runs(seeds) if one not in known and (not methods or one.method in methods)]
     marked = {"overrides": list(overrides)} if overrides else {}
     with parallel.processes(processes) as pool:
         futures = {pool.submit(run, one.method, one.seed, [*one.overrides, *overrides]): one for one in missing}
         for number, future in enumerate(as_completed(futures), 1):
             one, last = futures[future], future.result()
-            results.append({**study.compact(last), "dialects": one.dialects, **one.rate, **marked})
+            rate = {"rate": one.rate} if one.rate else {}
+            results.append({**study.compact(last), "dialects": one.dialects, **rate, **marked})
             json_lines.append(file, results[-1])
             figure = f"{study.figure(last):.1f} % ({last['seconds']:.0f} s)"
             console.print(
-                f"{number}/{len(futures)} {one.dialects} {one.method}, seed {one.seed}: {figure}", highlight=False
+                f"{number}/{len(futures)} {one.dialects} {one.method} {one.rate}, seed {one.seed}: {figure}",
+                highlight=False,
             )
     alike = study.alike(results)
-    for group in (*study.groups(study.tuned(results)), *study.groups(alike)):
-        console.print(group.table())
+    for title, some in (("Each row at its own rate", study.tuned(results)), ("Twelve rounds at one rate", alike)):
+        console.print(f"{title}:" if some else "")
+        for group in study.groups(some):
+            console.print(group.table())
     console.print(study.by_round(alike).table())
     console.print(study.aims(alike).table())
 

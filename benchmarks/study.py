@@ -125,12 +125,21 @@ Schedule = Sequence[Mapping[str, Sequence[int]]]  # of a run: in each round, the
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the study."""
+    """One run of the study.
+
+    Args:
+        dialects: pairs of words that are swapped.
+        method: a row.
+        seed: of data, initial values and order.
+        rounds: of one epoch.
+        rate: the learning rate; empty: `RATE`, or that of `HEADS`.
+    """
 
     dialects: int
     method: str
     seed: int
     rounds: int = SHORT
+    rate: str = ""
 
     @property
     def base(self) -> list[str]:
@@ -138,32 +147,32 @@ class Run:
         return [f"data.dialects={self.dialects}", f"training.rounds={self.rounds}", "training.local_epochs=1"]
 
     @property
-    def rate(self) -> dict[str, str]:
-        """What its line says of its learning rate; empty where the row has none of its own."""
-        own = RATES.get((self.method, self.rounds))
-        return {"rate": own} if own else {}
-
-    @property
     def overrides(self) -> list[str]:
         """Settings beside those of its row."""
-        return [*self.base, *(f"training.learning_rate={own}" for own in self.rate.values())]
+        return [*self.base, *([f"training.learning_rate={self.rate}"] if self.rate else [])]
 
 
-def of_today(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those runs of the study that have the rate that their row has today."""
-    return [one for one in results if one.get("rate") == RATES.get((one["method"], len(one["rounds"])))]
+def run_of(line: Mapping[str, Any]) -> Run:
+    """The run of a line of the results."""
+    return Run(line["dialects"], line["method"], line["seed"], len(line["rounds"]), line.get("rate", ""))
+
+
+def _own(run: Run) -> str:
+    """The rate that the row of a run has for itself in runs of this length."""
+    return RATES.get((run.method, run.rounds), "")
 
 
 def tuned(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The short runs in `WORLDS` of the rows that have a rate of their own, at it."""
-    short = (one for one in of_today(results) if len(one["rounds"]) == SHORT and one["dialects"] in WORLDS)
-    return [one for one in short if (one["method"], SHORT) in RATES or one["method"] in HEADS]
+    runs = [(one, run_of(one)) for one in results]
+    short = [(one, run) for one, run in runs if run.rounds == SHORT and run.dialects in WORLDS]
+    return [one for one, run in short if run.rate == _own(run) and (run.rate or run.method in HEADS)]
 
 
 def alike(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The short runs of all rows at one rate, and the long ones of today."""
-    short = [one for one in results if len(one["rounds"]) == SHORT and "rate" not in one]
-    return short + [one for one in of_today(results) if len(one["rounds"]) != SHORT]
+    runs = [(one, run_of(one)) for one in results]
+    return [one for one, run in runs if run.rate == ("" if run.rounds == SHORT else _own(run))]
 
 
 def runs(seeds: Sequence[int] | None = None) -> Iterator[Run]:
@@ -176,15 +185,26 @@ def runs(seeds: Sequence[int] | None = None) -> Iterator[Run]:
     seeds = seeds or SEEDS
     others = [method for method in METHODS if method not in RUN_FIRST]
     for seed in seeds:
-        yield from (Run(world, method, seed, LONG) for method in METHODS_OF_LONG_RUNS for world in reversed(WORLDS))
+        yield from (_long(world, method, seed) for method in METHODS_OF_LONG_RUNS for world in reversed(WORLDS))
     for seed in seeds:
-        yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in RUN_FIRST)
+        yield from (run for world in reversed(WORLDS) for method in RUN_FIRST for run in _short(world, method, seed))
     for seed in seeds:
         yield from (Run(0, method, seed) for method in LAYERS)
         yield from (Run(MIDDLE_WORLD, method, seed) for method in METHODS_OF_MIDDLE_WORLD)
     for seed in seeds:
-        yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in others)
+        yield from (run for world in reversed(WORLDS) for method in others for run in _short(world, method, seed))
     yield from (Run(0, method, seed) for seed in later for method in LAYERS)
+
+
+def _long(world: int, method: str, seed: int) -> Run:
+    return Run(world, method, seed, LONG, RATES.get((method, LONG), ""))
+
+
+def _short(world: int, method: str, seed: int) -> Iterator[Run]:
+    """Runs at the rate of all rows, and at the row's own where it has one."""
+    yield Run(world, method, seed)
+    if own := RATES.get((method, SHORT)):
+        yield Run(world, method, seed, rate=own)
 
 
 def refusal(methods: Sequence[str], overrides: Sequence[str], file: Path) -> str | None:

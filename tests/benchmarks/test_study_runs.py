@@ -82,7 +82,8 @@ def test_what_is_in_the_file_is_not_run_again(study, command, started, published
 def test_the_option_methods_selects_rows_of_the_study(study, command, started, published, capsys):
     command("--seeds", 1, "--methods", "ours", study.RANDOM)
     expected = [run for run in study.runs([1]) if run.method in ("ours", study.RANDOM)]
-    assert len(expected) == 6  # two worlds of twelve rounds, two of thirty, the one in the middle; four layers
+    # two worlds of twelve rounds at both rates, two of thirty, the one in the middle; four layers
+    assert len(expected) == 8
     assert started == as_started(expected)
     assert study.RANDOM in capsys.readouterr().out
 
@@ -113,7 +114,9 @@ def test_a_row_with_a_rate_of_its_own_is_run_anew_and_its_other_runs_are_not_sho
     assert [overrides[-1] for _, _, overrides in started[ran:]] == ["training.learning_rate=8e-3"] * 2  # two worlds
     lines = benchmark("json_lines").read(published)
     assert [line.get("rate") for line in lines[ran:]] == ["8e-3"] * 2
-    assert study.of_today(lines) == [line for line in lines if len(line["rounds"]) == study.SHORT] + lines[ran:]
+    short = [line for line in lines if len(line["rounds"]) == study.SHORT]
+    assert study.alike(lines) == [line for line in short if "rate" not in line] + lines[ran:]
+    assert study.tuned(lines) == [line for line in short if "rate" in line] != []
     for row in study.METHODS:
         rate = dict(setting.split("=") for setting in learning.settings_of(row))["training.learning_rate"]
         assert rate == study.HEADS.get(row, study.RATE)

@@ -127,8 +127,7 @@ def swept(*methods, metrics=None):
 
 def test_the_table_has_a_column_for_each_value():
     made = table(swept("local", "fedavg"))
-    assert made.columns == ("method", "0.2", "0.5", "1")
-    assert "In %, by the values of data.train_share." in made.notes
+    assert made.columns == ("method, % by data.train_share", "0.2", "0.5", "1")
     assert made.rows[1] == ("fedavg", "9.0 ± 1.4", "31.0 ± 1.4", "51.0 ± 1.4")
     assert made.best == {(1, 2), (1, 3)}  # none where methods share a figure
     assert csv_of(made).splitlines()[2] == "fedavg,9.0,1.4142,31.0,1.4142,51.0,1.4142"

@@ -147,7 +147,7 @@ def test_a_relay_has_its_guards_before_it_starts(monkeypatch):
     for name in guards:
         monkeypatch.setattr(relay, name, lambda name=name: called.append(name))
     monkeypatch.setattr(relay.os, "umask", lambda mask: called.append(mask))
-    monkeypatch.setattr(relay.flares_relay, "parse_arguments", lambda: SimpleNamespace(workspace="kit"))
+    monkeypatch.setattr(f"{relay.FLARES}.parse_arguments", lambda: SimpleNamespace(workspace="kit"))
     monkeypatch.setattr(relay.MainProcessMonitor, "run", lambda **_: called.append("started"))
     relay.main()
     assert called == [

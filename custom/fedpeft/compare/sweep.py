@@ -87,13 +87,18 @@ def table(sweep: Sweep) -> Table:
             columns.append((f"sd {name} (%)", spread))
     return Table(
         title=sweep.title,
-        columns=("method", *["metric"] * with_metric, *map(shown, sweep.axis.values)),
+        columns=(_first(sweep.axis), *["metric"] * with_metric, *map(shown, sweep.axis.values)),
         rows=rows,
         averages=0,
         best=frozenset(_best(keys, of_keys, first=1 + with_metric)),
         notes=tuple(_notes(sweep, several=several)),
         values=tuple(columns),
     )
+
+
+def _first(axis: Axis) -> str:
+    """Return the head of the first column, which says what the others are."""
+    return f"method, % by {axis.setting}"
 
 
 def _cell(figures: Sequence[float]) -> str:
@@ -119,7 +124,6 @@ def _best(
 def _notes(sweep: Sweep, *, several: bool) -> list[str]:
     outcomes = sweep.outcomes
     notes = [f"{words}."] if (words := caution_of(outcomes)) else []
-    notes.append(f"In %, by the values of {sweep.axis.setting}.")
     notes += ["Mean of the sites; mean and standard deviation of the seeds."] if several else ["Mean of the sites."]
     if sweep.last > 1:
         notes.append(f"A run's figure is the mean of its last {sweep.last} rounds.")

@@ -6,8 +6,8 @@ each computes the same part and the same shares from the whole table and the see
 
 Rows of a site's own table: one that repeats another would count twice. The one that stays is that of the test split,
 else of validation, so that nothing is trained on that is also measured. Rows that give one question about one image
-different answers, or one image different labels whatever its report, are all left out: nothing shows which is right.
-An image in two splits stays, as the table says so, and is noted.
+different answers, or one image different labels whatever its report, are all left out: nothing shows which is right. An
+image in two splits stays, as the table says so, and is noted.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def own_parts(
 ) -> list[tuple[Example, ...]]:
     """Return the examples of one site, in their order; a unit that is in several splits is at one site all the same.
 
-    `parts` are those of this very table that earlier calls found, and get those that are missing.
+    `parts` are those of this very table that the call before found; where other settings decide them, they change.
     """
     if settings.partition == NATURAL:
         return [tuple(examples) for examples in splits]
@@ -248,6 +248,7 @@ def own_parts(
     parts = {} if parts is None else parts
     decided = (settings.partition, settings.parts, settings.alpha, settings.seed, settings.samples)
     if decided not in parts:
+        parts.clear()
         parts[decided] = _divided(settings, splits)
     return parts[decided][part]
 

@@ -14,11 +14,11 @@ gray shapes in quadrants; these are colored spots of any outline and texture. Si
 its own camera (tint, light, magnification) and mix of classes; any other name has the first center's. Shared out
 (`partition`), all images are of one center.
 
-`phantom_chest` has radiographs with a report and 15 labels, as Open-I and MIMIC-CXR, split by patient. Eight labels
-name a kind of finding, from frequent to rare; six follow from all findings together, as "lung opacity" does from
-several diseases; the last one stands for an image without findings. A report names some of the findings and denies some
-that are not there, in the sites' clinical words; the rest has to be seen in the image. The images of a patient have the
-same findings in other places.
+`phantom_chest` has radiographs with a report and 15 labels, as Open-I and MIMIC-CXR, split by patient and measured by
+macro-F1. Eight labels name a kind of finding, from frequent to rare; six follow from all findings together, as "lung
+opacity" does from several diseases; the last one stands for an image without findings. A report names some of the
+findings and denies some that are not there, in the sites' clinical words; the rest has to be seen in the image. The
+images of a patient have the same findings in other places.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.mpm import MainProcessMonitor
-from nvflare.private.fed.app.relay import relay as flares_relay
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import temporary_folder
@@ -254,6 +253,8 @@ def _answering(answer: Callable[[list[str], Any], Any]) -> Callable[[Message], M
 
 def main() -> int:
     """Install the guards and run FLARE's relay until the server stops it."""
+    from nvflare.private.fed.app.relay import relay as flares_relay  # which a server does not need
+
     os.umask(0o077)
     guard_local_connections()
     guard_origins()

@@ -130,7 +130,7 @@ INTRODUCTION = Limit(SLACK, "an introduction holds names and numbers; look at th
 def limit_of_replies(introductions: Iterable[Introduction], *, max_mb: int, masked: bool) -> Limit:
     """Limit the size of replies by the announced adapters, and by `max_mb`.
 
-    There are none if no adapter is exchanged. A value that is masked for a secure sum has 8 bytes.
+    Where no adapter is exchanged, there are no introductions. A value that is masked for a secure sum has 8 bytes.
     """
     size = max((_bytes(i.schema, 8 if masked else getattr(torch, i.dtype).itemsize) for i in introductions), default=0)
     expected = size + size // 10 + SLACK

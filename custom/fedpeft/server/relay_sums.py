@@ -54,7 +54,7 @@ class GroupSum:
         self._totals: Numbers = {}  # of all that came: few are taken out again, and most of the work is done by then
 
     def start(self, site: str) -> Upload:
-        """Return the global adapter that a site trains; one that takes no part in the round gets none."""
+        """Return the global adapter that a site trains; a site that takes no part in the round is refused."""
         if site not in self._order.weights:
             raise FedpeftError(f"site {site} takes no part in round {self._order.round}.")
         return Upload(round=self._order.round, state=self._order.state)
@@ -258,7 +258,7 @@ class RelaySums:
     def mean(self, replies: Mapping[str, TrainReply], previous: State) -> State:
         """Return the weighted mean of a round's adapters, in the dtypes of the previous one.
 
-        Of the accepted replies one whose adapter is at a relay has none.
+        An accepted reply has no adapter where that is at a relay.
         """
         for site, reply in replies.items():
             if not self._places[site]:

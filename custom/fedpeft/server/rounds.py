@@ -133,8 +133,15 @@ class Sites(Protocol):
     ) -> tuple[dict[str, R], dict[str, str]]:
         """Send each site its order and wait for the replies, or for as many accepted ones as are needed.
 
-        `read` checks a site's reply; it raises a FedpeftError that names the site. Round 0 is the handshake. It returns
-        the checked replies by site, in the order of `orders`, and by site the reason why there is none.
+        Args:
+            task: one of `fedpeft.protocol.types.TASKS`.
+            orders: by site.
+            read: checks a site's reply; it raises a FedpeftError that names the site.
+            round: of the orders; 0: the handshake.
+            needed: number of accepted replies that is enough.
+
+        Returns:
+            Checked replies by site, in the order of `orders`, and by site the reason why there is none.
         """
 
 

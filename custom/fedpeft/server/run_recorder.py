@@ -122,9 +122,9 @@ class RunRecorder:
     ) -> None:
         """Append one round to history.json.
 
-        By site it has the replies that were averaged, or why there is none. Where a relay may have the adapters, `sent`
-        is the number of bytes of each. `keep` writes the checkpoint; a round whose checkpoint cannot be written does
-        not count as finished.
+        `accepted` has, by site, the replies that were averaged, `rejected` why there is none. `sent` is the number of
+        bytes of each site's adapter, where a relay may have it; None: as the replies bring it. `keep` writes the
+        checkpoint; a round whose checkpoint cannot be written does not count as finished.
         """
         sites = {
             site: {

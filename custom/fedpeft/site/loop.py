@@ -46,7 +46,7 @@ def rate_factor(step: int, *, total_steps: int, warmup: float, decays: bool = Tr
 
 
 def learning_in_round(training: TrainingSettings, *, samples: float, round: int, first: int = 1) -> float:
-    """Return the sum of the factors of all steps of a round, counted from 1, of a site that came in the `first`."""
+    """Return the sum of the factors of all steps of a round, counted from 1, at a site that joined in round `first`."""
     batches = math.ceil(samples / training.batch_size)
     begin = batches * training.epochs_before(round, first=first)
     steps = batches * training.epochs_in(round, first=first)
