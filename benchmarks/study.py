@@ -40,6 +40,7 @@ RATES = {  # by row and rounds, chosen on seeds from 100 on (choices.py)
     (WEIGHT_SPACE, LONG): "8e-3",
 }
 HEADS = {"classifier": "3e-2"}  # a row that trains no adapter
+AT_ITS_BEST = ("local",)  # rows for which `RATE` was the best in short runs (choices.py)
 METHODS = (
     "classifier",
     "local",
@@ -163,10 +164,10 @@ def _own(run: Run) -> str:
 
 
 def tuned(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The short runs in `WORLDS` of the rows that have a rate of their own, at it."""
+    """The short runs in `WORLDS` of the rows whose rate was searched for, at it."""
     runs = [(one, run_of(one)) for one in results]
     short = [(one, run) for one, run in runs if run.rounds == SHORT and run.dialects in WORLDS]
-    return [one for one, run in short if run.rate == _own(run) and (run.rate or run.method in HEADS)]
+    return [one for one, run in short if run.rate == _own(run) and (run.rate or run.method in (*HEADS, *AT_ITS_BEST))]
 
 
 def alike(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
