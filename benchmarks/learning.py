@@ -365,12 +365,14 @@ def run_study(
             json_lines.append(file, results[-1])
             figure = f"{study.figure(last):.1f} % ({last['seconds']:.0f} s)"
             console.print(
-                f"{number}/{len(futures)} {one.dialects} {one.method} {one.rate}, seed {one.seed}: {figure}",
+                f"{number}/{len(futures)} {one.dialects} {one.method}{f' at {one.rate}' * bool(one.rate)}, "
+                f"seed {one.seed}: {figure}",
                 highlight=False,
             )
     alike = study.alike(results)
     for title, some in (("Each row at its own rate", study.tuned(results)), ("Twelve rounds at one rate", alike)):
-        console.print(f"{title}:" if some else "")
+        if some:
+            console.print(f"{title}:")
         for group in study.groups(some):
             console.print(group.table())
     console.print(study.by_round(alike).table())

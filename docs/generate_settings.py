@@ -21,46 +21,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpeft import adapters, backbones, methods
-from fedpeft.alignment.settings import PIASettings, RobustSettings
-from fedpeft.answering.training_settings import TrainingSettings
-from fedpeft.backbones import BACKBONES, BackboneSettings
+from fedpeft.backbones import BACKBONES
 from fedpeft.core.settings import hints_of
-from fedpeft.data import DataSettings
 from fedpeft.data.registry import DATASETS
 from fedpeft.importance.registry import SCORES
 from fedpeft.job.catalog import entries
-from fedpeft.job.composing import PACKAGED, FlareSettings, read_yaml
-from fedpeft.job.federation import FederationSettings
+from fedpeft.job.composing import PACKAGED, read_yaml
 from fedpeft.job.site_policy import SitePolicy
+from fedpeft.job.strict_files import setting_classes
 from fedpeft.methods.aggregations import default_aggregation
 from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.methods.combined import CombinedTuning
 from fedpeft.methods.method import METHODS
 from fedpeft.methods.peft_tuners import PeftTuning
 from fedpeft.methods.prompts import PromptTuning
-from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.slot_tuning import SlotTuning
 from fedpeft.protocol import PrivacySettings
 from fedpeft.protocol.fields import CODES
 from fedpeft.protocol.types import TASKS
-from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.scheduling.solvers import SOLVERS
 
 DOCS = Path(__file__).parent
 PAGES = (*sorted(DOCS.glob("*.md")), DOCS.parent / "tests" / "docs" / "messages.md")
-SECTIONS: dict[str, type] = {
-    "backbone": BackboneSettings,
-    "method": MethodSettings,
-    "method.pia": PIASettings,
-    "method.robust": RobustSettings,
-    "training": TrainingSettings,
-    "data": DataSettings,
-    "schedule": ScheduleSettings,
-    "federation": FederationSettings,
-    "flare": FlareSettings,
-    "privacy": PrivacySettings,
-    "site": SitePolicy,
-}
+SECTIONS: dict[str, type] = {**setting_classes(), "privacy": PrivacySettings, "site": SitePolicy}
 ADAPTERS = tuple(name for name in methods.names() if methods.get(name).peft_tuner)
 VILT_B32 = {"family": "vilt", "num_layers": 12, "hidden_size": 768}
 KINDS = {

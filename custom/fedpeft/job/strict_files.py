@@ -53,9 +53,8 @@ class AdmissionError(FedpeftError):
         return f"the job is not admitted ({self.reason}): {REASONS[self.reason]}{f', {name}' * bool(name)}; {place}."
 
 
-@cache
-def setting_names() -> frozenset[str]:
-    """Return every section and every setting in it that a dataclass declares."""
+def setting_classes() -> dict[str, type]:
+    """Return the sections of a job and of what is below them, with the dataclass that declares their settings."""
     from fedpeft.alignment.settings import PIASettings, RobustSettings
     from fedpeft.answering.training_settings import TrainingSettings
     from fedpeft.backbones import BackboneSettings
@@ -65,7 +64,7 @@ def setting_names() -> frozenset[str]:
     from fedpeft.methods.settings import MethodSettings
     from fedpeft.scheduling.settings import ScheduleSettings
 
-    sections = {
+    return {
         "backbone": BackboneSettings,
         "method": MethodSettings,
         "method.pia": PIASettings,
@@ -76,8 +75,14 @@ def setting_names() -> frozenset[str]:
         "federation": FederationSettings,
         "flare": FlareSettings,
     }
-    fields = {f"{section}.{field.name}" for section, cls in sections.items() for field in dataclasses.fields(cls)}
-    return frozenset(fields | set(sections) | {"backbone.sites", "data.sites"})
+
+
+@cache
+def setting_names() -> frozenset[str]:
+    """Return every section and every setting in it that a dataclass declares."""
+    declared = setting_classes()
+    fields = {f"{section}.{field.name}" for section, cls in declared.items() for field in dataclasses.fields(cls)}
+    return frozenset(fields | set(declared) | {"backbone.sites", "data.sites"})
 
 
 def declared_part(path: str) -> str:

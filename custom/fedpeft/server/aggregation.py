@@ -160,7 +160,8 @@ class Aggregator:
 def parts_of(samples: Mapping[str, int], method: MethodSettings) -> dict[str, float]:
     """Each site's part in the mean of a round, by site, where the sites need it (`share: agreement`); else empty.
 
-    The samples are those of the sites whose adapter went into the mean; before the first mean there are none.
+    `samples` has the number of training samples of each site whose adapter went into the mean; it is empty before the
+    first mean.
     """
     if not (samples and method.aligns and method.pia.follows_agreement):
         return {}

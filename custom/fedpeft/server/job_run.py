@@ -259,10 +259,10 @@ class JobRun:
         sender: Sender | None = None,
         announced: Introduction | None = None,
     ) -> tuple[dict[str, Introduction], dict[str, str]]:
-        """Introductions by site, and the reasons why others have none; so many rounds are finished already.
+        """Ask sites to introduce themselves; return the introductions, and why others have none, by site.
 
-        The sender, if there is one, sends its first adapter. Of what it announced without, nothing but its key for
-        secure sums may change.
+        `finished` is the number of rounds that are finished already. With a `sender` that site alone is asked again, for
+        its first adapter: of what it had `announced` nothing but its key for secure sums may change.
         """
         initial, job = sender is not None, self._job
         hello = Hello(version=fedpeft.__version__, initial=initial, lineage=self._lineage, finished=finished)

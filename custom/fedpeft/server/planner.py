@@ -41,8 +41,8 @@ def assign(
 ) -> Assignment:
     """Schedule the layers of a round, within each site's budget.
 
-    A site has one non-negative score for each of the layers, none where the solver weighs none; the error of wrong ones
-    names it. Layers are the numbers of those with trainable parameters.
+    `layers` are the numbers of the layers with trainable parameters. A site has one non-negative score for each of
+    them, and none where the solver weighs no scores; the error of a wrong score names the site.
     """
     sites = sorted(scores)
     for site in sites:

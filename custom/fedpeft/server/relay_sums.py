@@ -177,7 +177,7 @@ class RelaySums:
     def begin(self, round: int, sites: Sequence[str], state: State) -> tuple[dict[str, str], dict[str, str]]:
         """Order the sums of a round; return the relay of each site (empty: none), and why others take no part.
 
-        The state is the global adapter that they train.
+        `state` is the global adapter that the sites train.
         """
         self._round, self._together, self._totals, self._start = round, len(sites), {}, state
         self._places = self._relays.behind(sites)

@@ -45,10 +45,10 @@ COMPILE = functools.partial(torch.compile, options=OPTIONS)
 
 
 def check(backbone: Backbone) -> None:
-    """Refuse to compile what cannot be compiled here; a small function is compiled for that.
+    """Refuse to compile what cannot be compiled here; a small function is compiled to find out.
 
-    These are a backbone without layers that are called alone, one that writes its answers, and a machine without
-    compiler.
+    Refused are a backbone whose layers are not called one by one, a backbone that writes its answers, and a machine
+    without compiler.
     """
     if hasattr(backbone, "writer"):
         raise FedpeftError(

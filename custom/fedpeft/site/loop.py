@@ -71,8 +71,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer of the trained parameters; no weight decay on biases and LayerNorm.
 
-    These are the tensors of one axis, and what is called a bias: that of experts has two. Rates are peak rates; weight
-    decay is decoupled from the gradient with AdamW, and SGD has no momentum.
+    Biases and norms are known by their one axis, or by the name `bias`, because a bias of experts has two axes. Rates
+    are peak rates; weight decay is decoupled from the gradient with AdamW, and SGD has no momentum.
 
     Source: FedPIA, Training and Implementation Details (AdamW); the federated tuning of vision transformers (SGD).
     """
@@ -169,8 +169,8 @@ def train_epochs(
 def parts_of(batch: Batch, answering: Answering, micro_batch: int = 0) -> list[Part]:
     """Divide a batch into parts whose losses and gradients add up to those of the whole.
 
-    Every tensor of its inputs has one row for each sample; what cannot be divided is refused. A part has `micro_batch`
-    samples, the last may have fewer; 0: all.
+    Every tensor of the batch's inputs has one row for each sample; a batch that cannot be divided is refused. A part
+    has `micro_batch` samples, the last may have fewer; 0: all.
     """
     size = len(batch.target)
     if not 0 < micro_batch < size:
