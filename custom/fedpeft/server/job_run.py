@@ -261,8 +261,8 @@ class JobRun:
     ) -> tuple[dict[str, Introduction], dict[str, str]]:
         """Ask sites to introduce themselves; return the introductions, and why others have none, by site.
 
-        `finished` is the number of rounds that are finished already. With a `sender` that site alone is asked again, for
-        its first adapter: of what it had `announced` nothing but its key for secure sums may change.
+        `finished` is the number of rounds that are finished already. With a `sender` that site alone is asked again,
+        for its first adapter: of what it had `announced` nothing but its key for secure sums may change.
         """
         initial, job = sender is not None, self._job
         hello = Hello(version=fedpeft.__version__, initial=initial, lineage=self._lineage, finished=finished)
