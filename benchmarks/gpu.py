@@ -7,7 +7,8 @@
 
 Steps of ViLT-B and ViT-B beside PEFT's and FedDAT's in float32 and bfloat16; a round of a site with LLaVA-1.5-7B's
 shape in bfloat16, and in four bits where bitsandbytes is installed; the memory budget beside the allocator; a job with
-`device: cuda` in the pool, with one and several sites on the card, and in FLARE's simulator. All weights are random.
+`device: cuda` in the pool, with one and several sites on the card, and in FLARE's simulator; every method, score and
+way to compute for a round on the card beside the same round on the CPU. All weights at full size are random.
 
 Each row is a process of its own. A row that fails says why, the others go on, and the exit code is 1.
 """
@@ -16,22 +17,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import every_method
 import psutil
 import training
 from measured import JOB, ROOT, machine, python
 from result_table import ResultTable
 from rich.console import Console
+
+from fedpeft import importance
+from fedpeft.job.composing import compose
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
 MIB = 2**20
@@ -49,6 +57,35 @@ STEPS = (
     "ViT, PEFT LoRA, bf16",
     "ViT, lora, less, bf16",
 )
+SCORING = "f3ocus_task1"
+FEDAVG = ["method.aggregation=fedavg"]
+COMPUTING = {
+    "attention: fused": ["training.attention=fused"],
+    "last_layer: first_token": ["training.last_layer=first_token"],
+    "checkpointing": ["training.checkpointing=true"],
+    "micro_batch": ["training.micro_batch=4"],
+    "features_mib": ["training.features_mib=64", "method.name=classifier", "method.aggregation=none"],
+    "compile": ["training.compile=true"],
+    "bfloat16": ["training.precision=bfloat16", "training.frozen_precision=bfloat16"],
+    "ditto": [*FEDAVG, "training.personalization=ditto"],
+    "fedala": [*FEDAVG, "training.personalization=fedala"],
+    "moon": ["training.moon_mu=1"],
+    "krum": [*FEDAVG, "method.robust.average=krum"],
+    "fixed point": ["method.aggregation=pia", "method.pia.reference=fixed_point"],
+}
+BESIDE: dict[str, dict[str, tuple[str, list[str]]]] = {  # what is compared -> run -> its job and settings
+    "methods": {
+        name: (JOB, settings) for name, settings in every_method.EVERY.items() if not name.endswith("centralized")
+    },
+    "scores": {name: (SCORING, ["schedule.solver=own", f"schedule.score={name}"]) for name in importance.names()},
+    "ways to compute": {name: (JOB, settings) for name, settings in COMPUTING.items()},
+    "backbones": {
+        "ViT": ("vit_ham10000", []),
+        "ALBEF": ("fedpia_task1_albef", []),
+        "labels": ("fedpia_task4", []),
+        "ranking": (JOB, ["backbone.name=tiny-albef-decoder", "training.answering=ranking"]),
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -134,6 +171,55 @@ def federation(engine: str, at_once: int, options: argparse.Namespace, scratch: 
     return {"seconds": seconds, "rounds": in_rounds, "peak": peak, "apart": apart / largest, "equal": equal}
 
 
+def beside_cpu(group: str, options: argparse.Namespace, scratch: Path) -> Figures:
+    """A round of two sites on the device and on the CPU, of every run of a group; each run in one of the processes."""
+    del scratch
+    runs = dict(list(BESIDE[group].items())[:2]) if options.small else BESIDE[group]
+    processes = min(len(runs), os.cpu_count() or 1)
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        made = {name: pool.submit(two_devices, *one, options.device) for name, one in runs.items()}
+        found = {name: future.exception() or future.result() for name, future in made.items()}
+    return {
+        "runs": {name: one for name, one in found.items() if not isinstance(one, BaseException)},
+        "failed": {
+            name: f"{type(one).__name__}: {one}".splitlines()[0]
+            for name, one in found.items()
+            if isinstance(one, BaseException)
+        },
+    }
+
+
+def two_devices(job: str, settings: Sequence[str], device: str) -> Figures:
+    """How far the adapter and the loss of a round on the device lie from the CPU's, as a share; and their layers."""
+    import torch
+    import virtual_clients
+
+    from fedpeft.federate import federate
+    from fedpeft.site.learner import Learner
+
+    torch.set_num_threads(1)
+    ends = []
+    for place in ("cpu", device):
+        small = (*virtual_clients.SMALL, "method.probe_samples=8", "training.rounds=1", f"training.device={place}")
+        sections = compose(ROOT / "app_configs", job, [*settings, *small])
+        with tempfile.TemporaryDirectory() as folder:
+            learners = {
+                site: Learner.from_sections(sections, site=site, folder=Path(folder) / site)
+                for site in sections["federation"]["sites"][:2]
+            }
+            ends.append(list(federate(learners))[-1])
+    cpu, other = ends
+    expected, state = (
+        torch.cat([torch.zeros(1), *(one.state[key].cpu().flatten() for key in sorted(cpu.state))]) for one in ends
+    )
+    losses = [other.updates[site].metrics["loss"] / one.metrics["loss"] - 1 for site, one in cpu.updates.items()]
+    return {
+        "apart": float((state - expected).norm() / expected.norm().clamp(min=1e-12)),
+        "loss": max(map(abs, losses)),
+        "layers": cpu.assignment is None or cpu.assignment.layers == other.assignment.layers,
+    }
+
+
 def _on_card() -> int:
     """Bytes of the card that are taken, by whatever process."""
     import torch
@@ -155,6 +241,7 @@ def rows(options: argparse.Namespace) -> dict[str, Row]:
         "pool, a site at a time": Row("sites", partial(federation, "pool", 1)),
         f"pool, {at_once} sites at a time": Row("sites", partial(federation, "pool", at_once)),
         f"FLARE's simulator, {at_once} at a time": Row("sites", partial(federation, "flare", at_once)),
+        **{group: Row("beside the CPU", partial(beside_cpu, group)) for group in BESIDE},
     }
 
 
@@ -207,8 +294,9 @@ def tables(results: Mapping[str, Any]) -> list[ResultTable]:
 
 def reasons(results: Mapping[str, Any]) -> list[str]:
     """Why rows have no figures, a sentence for each."""
-    given = ((name, figures.get("missing") or figures.get("problem")) for name, _, figures in results["rows"])
-    return [f"{name}: {reason}" for name, reason in given if reason]
+    given = {name: figures.get("missing") or figures.get("problem") for name, _, figures in results["rows"]}
+    given |= {name: why for *_, figures in results["rows"] for name, why in figures.get("failed", {}).items()}
+    return [f"{name}: {reason}" for name, reason in given.items() if reason]
 
 
 def _taken(named: Mapping[str, Figures]) -> dict[str, Figures]:
@@ -270,11 +358,36 @@ def _sites(named: Mapping[str, Figures], small: bool) -> ResultTable:
     return ResultTable(f"Five sites, {'a round, tiny ViLT' if small else 'two rounds, ViLT-B'}", heads, lines)
 
 
+def _beside(named: Mapping[str, Figures], small: bool) -> ResultTable:
+    del small
+    lines = []
+    for group, one in _taken(named).items():
+        runs = one["runs"]
+        farthest = max(runs, key=lambda name: runs[name]["apart"], default="-")
+        lines.append(
+            (
+                group,
+                f"{len(runs)} of {len(runs) + len(one['failed'])}",
+                _share(sorted(run["apart"] for run in runs.values())[len(runs) // 2] if runs else 0),
+                f"{_share(runs[farthest]['apart'] if runs else 0)} ({farthest})",
+                _share(max((run["loss"] for run in runs.values()), default=0)),
+                str(sum(not run["layers"] for run in runs.values())),
+            )
+        )
+    heads = ("", "ran", "adapters apart, median", "at most", "losses apart at most", "other layers chosen")
+    return ResultTable("A round of two sites on the device beside the CPU, tiny backbones", heads, lines)
+
+
+def _share(value: float) -> str:
+    return f"{value:.0e}"
+
+
 TABLES: dict[str, Callable[[Mapping[str, Figures], bool], ResultTable]] = {
     "steps": _steps,
     "round": _round,
     "memory": _memory,
     "sites": _sites,
+    "beside the CPU": _beside,
 }
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-ROWS = ("steps", "round", "memory", "sites")
+ROWS = ("steps", "round", "memory", "sites", "beside the CPU")
 
 
 @pytest.fixture
