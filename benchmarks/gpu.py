@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Everything that was measured on no GPU yet, in one call of ten minutes; nothing is downloaded.
+"""What a GPU changes, in one call of a quarter of an hour; nothing is downloaded.
 
     python benchmarks/gpu.py                          # on a card
     python benchmarks/gpu.py --write                  # and keeps the figures for `python benchmarks/publish.py --write`
@@ -391,7 +391,7 @@ TABLES: dict[str, Callable[[Mapping[str, Figures], bool], ResultTable]] = {
 }
 
 
-def section(file: Path = RESULTS) -> str:
+def section(file: Path) -> str:
     """The tables of the kept results for a page; empty: there are none."""
     if not file.exists():
         return ""
@@ -416,7 +416,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="tiny shapes")
     parser.add_argument("--parts", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--minutes", type=float, default=9.5, help="after which no row goes on")
+    parser.add_argument("--minutes", type=float, default=20, help="after which no row goes on")
     parser.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results/gpu.json")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -68,7 +68,7 @@ def tables() -> dict[str, str]:
         "methods": learning.report(compared, every_method.BASELINES, variants=True).markdown() if compared else NONE,
         "choices": "\n\n".join(table.section() for table in choices.tables(json_lines.read(choices.RESULTS))) or NONE,
         "merging": "\n\n".join(one.section() for one in merging.tables(json_lines.read(merging.RESULTS))) or NONE,
-        "gpu": gpu.section() or NONE,
+        "gpu": gpu.section(gpu.RESULTS) or NONE,
         "rates": rates.table(tried).section() if tried else NONE,
     }
 

@@ -38,7 +38,7 @@ def test_a_row_that_fails_says_why(gpu, tmp_path):
     failed = gpu.measured("no such row", row, options, tmp_path, later)
     assert failed == {"problem": "KeyError: 'no such row' (exit code 1)"}
     late = gpu.measured("lora, less", row, options, tmp_path, time.monotonic() - 1)
-    assert late == {"problem": "not begun: --minutes 9.5 were over."}
+    assert late == {"problem": "not begun: --minutes 20 were over."}
     absent = gpu.measured("lora, less", gpu.Row("round", row.call, "not installed"), options, tmp_path, later)
     assert absent == {"missing": "not installed"}
 

@@ -40,6 +40,7 @@ def test_what_has_no_results_yet_says_so(publish, monkeypatch, tmp_path):
         (publish.choices, "RESULTS"),
         (publish.real_images, "RESULTS"),
         (publish.merging, "RESULTS"),
+        (publish.gpu, "RESULTS"),
         (publish.every_method, "RESULTS"),
         (publish.every_method, "RATES"),
     ):
