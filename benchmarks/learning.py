@@ -370,13 +370,13 @@ def run_study(
                 highlight=False,
             )
     alike = study.alike(results)
-    for title, some in (("Each row at its own rate", study.tuned(results)), ("Twelve rounds at one rate", alike)):
+    for title, some in (("Each row at its own rate", study.tuned(results)), ("All rows at one rate", alike)):
         if some:
             console.print(f"{title}:")
         for group in study.groups(some):
             console.print(group.table())
-    console.print(study.by_round(alike).table())
-    console.print(study.aims(alike).table())
+        console.print(study.aims(some).table())
+    console.print(study.by_round(results).table())
 
 
 def _earlier(file: Path | None, overrides: Sequence[str]) -> list[dict[str, Any]]:

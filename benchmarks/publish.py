@@ -57,11 +57,14 @@ def tables() -> dict[str, str]:
     real = real_images.tables(json_lines.read(real_images.RESULTS))
     return {
         **{table.title: table.markdown() if table.rows else NONE for table in real},
-        "headline, 30 rounds": study.headline(runs, study.LONG).markdown() if runs else NONE,
-        "headline, 12 rounds": study.headline(tuned, study.SHORT).markdown() if tuned else NONE,
-        "headline, 12 rounds, one rate": study.headline(runs, study.SHORT).markdown() if runs else NONE,
-        "aims": study.aims(runs).markdown() if runs else NONE,
-        "rounds": study.by_round(runs).markdown() if runs else NONE,
+        **{
+            f"headline, {rounds} rounds{rate}": study.headline(some, rounds).markdown() if some else NONE
+            for rounds in (study.LONG, study.SHORT)
+            for rate, some in (("", tuned), (", one rate", runs))
+        },
+        "aims": study.aims(tuned).markdown() if tuned else NONE,
+        "aims, one rate": study.aims(runs).markdown() if runs else NONE,
+        "rounds": study.by_round(every_run).markdown() if every_run else NONE,
         "study": "\n\n".join(table.section() for table in study.groups(runs)) or NONE,
         "tuned": "\n\n".join(table.section() for table in study.groups(tuned)) or NONE,
         "cases": "\n\n".join(table.section() for table in cases.tables(cases.read())) or NONE,
@@ -76,7 +79,7 @@ def tables() -> dict[str, str]:
 def pictures() -> dict[Path, tuple[Path, Callable[[], Figure]]]:
     """Picture under the project -> its results, and what draws it; of what there are results for."""
     drawn: dict[Path, tuple[Path, Callable[[], Figure]]] = {}
-    if runs := study.alike(json_lines.read(study.RESULTS)):
+    if runs := study.tuned(json_lines.read(study.RESULTS)):
         drawn[Path("docs/study.png")] = study.RESULTS, lambda: study_picture.draw(runs)
     if any(run["lines"] for run in cases.read()):
         drawn[Path("docs/barriers.png")] = cases.RESULTS, lambda: cases_picture.draw(cases.read())

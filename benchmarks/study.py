@@ -29,18 +29,13 @@ HEADLINE_SEEDS = 3  # seeds that a method of the headline table has at least
 LAST = 3  # rounds whose mean is a run's figure
 OURS = "ours"
 TWO_BRANCHES, WEIGHT_SPACE, FROZEN_HALF = "fedpia, two branches", "fedpia, weight space", "fedpia, frozen half"
+FORMS = (TWO_BRANCHES, WEIGHT_SPACE, FROZEN_HALF)  # of FedPIA; in long runs at a rate of their own alone
 RATE = "5e-3"  # of every row that trains adapters and has no other
-RATES = {  # by row and rounds, chosen on seeds from 100 on (choices.py)
-    ("fedavg", SHORT): "8e-3",
-    (OURS, SHORT): "8e-3",
-    (WEIGHT_SPACE, SHORT): "8e-3",
-    (TWO_BRANCHES, SHORT): "8e-3",
-    (FROZEN_HALF, SHORT): "8e-3",
-    (TWO_BRANCHES, LONG): "8e-3",
-    (WEIGHT_SPACE, LONG): "8e-3",
+RATES = {  # by row and rounds, the best of those tried on seeds from 100 on (choices.py)
+    ("local", SHORT): RATE,
+    **{(row, rounds): "8e-3" for row in ("fedavg", OURS, *FORMS) for rounds in (SHORT, LONG)},
 }
 HEADS = {"classifier": "3e-2"}  # a row that trains no adapter
-AT_ITS_BEST = ("local",)  # rows for which `RATE` was the best in short runs (choices.py)
 METHODS = (
     "classifier",
     "local",
@@ -158,22 +153,23 @@ def run_of(line: Mapping[str, Any]) -> Run:
     return Run(line["dialects"], line["method"], line["seed"], len(line["rounds"]), line.get("rate", ""))
 
 
-def _own(run: Run) -> str:
-    """The rate that the row of a run has for itself in runs of this length."""
-    return RATES.get((run.method, run.rounds), "")
+def _own(method: str, rounds: int) -> str:
+    """The rate that a row has for itself in runs of this length; empty: `RATE`, or none was searched for."""
+    rate = RATES.get((method, rounds), "")
+    return "" if rate == RATE else rate
 
 
 def tuned(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The short runs in `WORLDS` of the rows whose rate was searched for, at it."""
+    """The runs in `WORLDS` of the rows whose rate was searched for in runs of this length, at it."""
+    searched = {*RATES, *((row, SHORT) for row in HEADS)}
     runs = [(one, run_of(one)) for one in results]
-    short = [(one, run) for one, run in runs if run.rounds == SHORT and run.dialects in WORLDS]
-    return [one for one, run in short if run.rate == _own(run) and (run.rate or run.method in (*HEADS, *AT_ITS_BEST))]
+    known = [(one, run) for one, run in runs if run.dialects in WORLDS and (run.method, run.rounds) in searched]
+    return [one for one, run in known if run.rate == _own(run.method, run.rounds)]
 
 
 def alike(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The short runs of all rows at one rate, and the long ones of today."""
-    runs = [(one, run_of(one)) for one in results]
-    return [one for one, run in runs if run.rate == ("" if run.rounds == SHORT else _own(run))]
+    """The runs of all rows at one rate."""
+    return [one for one in results if not run_of(one).rate]
 
 
 def runs(seeds: Sequence[int] | None = None) -> Iterator[Run]:
@@ -186,26 +182,29 @@ def runs(seeds: Sequence[int] | None = None) -> Iterator[Run]:
     seeds = seeds or SEEDS
     others = [method for method in METHODS if method not in RUN_FIRST]
     for seed in seeds:
-        yield from (_long(world, method, seed) for method in METHODS_OF_LONG_RUNS for world in reversed(WORLDS))
+        longest = [(world, method) for method in METHODS_OF_LONG_RUNS for world in reversed(WORLDS)]
+        yield from (run for world, method in longest for run in _at_its_rates(world, method, seed, LONG))
     for seed in seeds:
-        yield from (run for world in reversed(WORLDS) for method in RUN_FIRST for run in _short(world, method, seed))
+        yield from (
+            run for world in reversed(WORLDS) for method in RUN_FIRST for run in _at_its_rates(world, method, seed)
+        )
     for seed in seeds:
         yield from (Run(0, method, seed) for method in LAYERS)
         yield from (Run(MIDDLE_WORLD, method, seed) for method in METHODS_OF_MIDDLE_WORLD)
     for seed in seeds:
-        yield from (run for world in reversed(WORLDS) for method in others for run in _short(world, method, seed))
+        yield from (
+            run for world in reversed(WORLDS) for method in others for run in _at_its_rates(world, method, seed)
+        )
     yield from (Run(0, method, seed) for seed in later for method in LAYERS)
 
 
-def _long(world: int, method: str, seed: int) -> Run:
-    return Run(world, method, seed, LONG, RATES.get((method, LONG), ""))
-
-
-def _short(world: int, method: str, seed: int) -> Iterator[Run]:
+def _at_its_rates(world: int, method: str, seed: int, rounds: int = SHORT) -> Iterator[Run]:
     """Runs at the rate of all rows, and at the row's own where it has one."""
-    yield Run(world, method, seed)
-    if own := RATES.get((method, SHORT)):
-        yield Run(world, method, seed, rate=own)
+    own = _own(method, rounds)
+    if not (own and rounds == LONG and method in FORMS):
+        yield Run(world, method, seed, rounds)
+    if own:
+        yield Run(world, method, seed, rounds, own)
 
 
 def refusal(methods: Sequence[str], overrides: Sequence[str], file: Path) -> str | None:
@@ -351,7 +350,7 @@ def _described(runs: Sequence[Schedule]) -> str:
 
 
 def aims(results: Sequence[dict[str, Any]]) -> ResultTable:
-    """What was aimed at, and the paired differences that came out; empty where a method has not run."""
+    """What was aimed at, and the paired differences that came out; left out where neither row has run."""
     runs = {
         "12 rounds": (SHORT, None),
         "30 rounds": (LONG, None),
@@ -361,7 +360,8 @@ def aims(results: Sequence[dict[str, Any]]) -> ResultTable:
     rows = []
     for aim, dialects, mine, theirs in AIMS:
         worlds = [figures[name].get((dialects, rounds), {}) for name, (rounds, _) in runs.items()]
-        rows.append((aim, str(dialects), *(_difference(world, mine, theirs) for world in worlds)))
+        if any(differences := [_difference(world, mine, theirs) for world in worlds]):
+            rows.append((aim, str(dialects), *differences))
     return ResultTable("Aims", ("aim", "swapped", *runs), rows)
 
 
@@ -370,14 +370,15 @@ def by_round(results: Sequence[dict[str, Any]]) -> ResultTable:
     rows = []
     for dialects in WORLDS:
         long = [r for r in results if (r["dialects"], len(r["rounds"])) == (dialects, LONG) and r["method"] in METHODS]
-        for method in (method for method in METHODS if any(run["method"] == method for run in long)):
-            runs = [run for run in long if run["method"] == method]
+        rates = sorted({(METHODS.index(run["method"]), run.get("rate", RATE)) for run in long})
+        for method, rate in ((METHODS[index], rate) for index, rate in rates):
+            runs = [run for run in long if (run["method"], run.get("rate", RATE)) == (method, rate)]
             means = [
                 100 * statistics.fmean(site["overall"] for run in runs for site in run["rounds"][number - 1].values())
                 for number in SHOWN_ROUNDS
             ]
-            rows.append((method, str(dialects), *(f"{mean:.1f}" for mean in means), str(len(runs))))
-    heads = ("method", "swapped", *(f"round {number}" for number in SHOWN_ROUNDS), "seeds")
+            rows.append((method, str(dialects), rate, *(f"{mean:.1f}" for mean in means), str(len(runs))))
+    heads = ("method", "swapped", "rate", *(f"round {number}" for number in SHOWN_ROUNDS), "seeds")
     return ResultTable(f"Accuracy % by round, {LONG} rounds of one epoch", heads, rows)
 
 

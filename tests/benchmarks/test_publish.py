@@ -55,11 +55,12 @@ def test_a_study_that_has_just_begun_can_be_published(publish, monkeypatch, tmp_
     monkeypatch.setattr(publish, "ROOT", tmp_path)
     monkeypatch.setattr(publish, "PAGES", ())
     (tmp_path / "docs").mkdir()
-    line = {"dialects": 7, "method": "fedavg", "seed": 0, "rounds": [{"slake": {"overall": 0.5}}] * 12}
+    rounds = [{"slake": {"overall": 0.5}}] * 12
+    line = {"dialects": 7, "method": "fedavg", "seed": 0, "rate": "8e-3", "rounds": rounds}
     publish.json_lines.append(publish.study.RESULTS, line)
-    assert publish.tables()["headline, 12 rounds"] == publish.NONE
-    assert publish.tables()["headline, 12 rounds, one rate"] == publish.study.headline([], 12).markdown()
-    assert "| fedavg | 50.0 |" in publish.tables()["study"]
+    assert publish.tables()["headline, 12 rounds"] == publish.study.headline([], 12).markdown()
+    assert publish.tables()["headline, 12 rounds, one rate"] == publish.NONE
+    assert "| fedavg | 50.0 |" in publish.tables()["tuned"]
     picture = publish.Path("docs/study.png")
     assert publish.stale_pictures() == [picture]
     monkeypatch.setattr("sys.argv", ["publish.py", "--write"])

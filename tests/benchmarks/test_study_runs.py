@@ -82,8 +82,8 @@ def test_what_is_in_the_file_is_not_run_again(study, command, started, published
 def test_the_option_methods_selects_rows_of_the_study(study, command, started, published, capsys):
     command("--seeds", 1, "--methods", "ours", study.RANDOM)
     expected = [run for run in study.runs([1]) if run.method in ("ours", study.RANDOM)]
-    # two worlds of twelve rounds at both rates, two of thirty, the one in the middle; four layers
-    assert len(expected) == 8
+    # two worlds of twelve rounds at both rates and of thirty, the one in the middle; four layers
+    assert len(expected) == 10
     assert started == as_started(expected)
     assert study.RANDOM in capsys.readouterr().out
 
@@ -102,10 +102,11 @@ def test_runs_with_other_settings_are_marked_and_kept_apart(command, started, pu
     assert not published.exists()
 
 
-def test_a_row_with_a_rate_of_its_own_is_run_anew_and_its_other_runs_are_not_shown(
+def test_a_row_with_a_rate_of_its_own_is_run_anew_and_stands_in_another_table(
     study, learning, command, started, published, benchmark, monkeypatch
 ):
     arguments = ("--methods", study.FROZEN_HALF, "--seeds", 0)
+    monkeypatch.delitem(study.RATES, (study.FROZEN_HALF, study.LONG))
     command(*arguments)
     ran = len(started)
     monkeypatch.setitem(study.RATES, (study.FROZEN_HALF, study.LONG), "8e-3")
@@ -114,9 +115,8 @@ def test_a_row_with_a_rate_of_its_own_is_run_anew_and_its_other_runs_are_not_sho
     assert [overrides[-1] for _, _, overrides in started[ran:]] == ["training.learning_rate=8e-3"] * 2  # two worlds
     lines = benchmark("json_lines").read(published)
     assert [line.get("rate") for line in lines[ran:]] == ["8e-3"] * 2
-    short = [line for line in lines if len(line["rounds"]) == study.SHORT]
-    assert study.alike(lines) == [line for line in short if "rate" not in line] + lines[ran:]
-    assert study.tuned(lines) == [line for line in short if "rate" in line] != []
+    assert study.alike(lines) == [line for line in lines if "rate" not in line]
+    assert study.tuned(lines) == [line for line in lines if "rate" in line]
     for row in study.METHODS:
         rate = dict(setting.split("=") for setting in learning.settings_of(row))["training.learning_rate"]
         assert rate == study.HEADS.get(row, study.RATE)
