@@ -71,6 +71,8 @@ class TrainingSettings:
         optimizer: `adamw`, or `sgd` without momentum.
         proximal_mu: FedProx: every step holds the exchanged tensors near the global ones that the round began with, as
             `mu/2 |w - w_global|^2` beside the loss would; the paper tries 0.001 to 1. 0: it does not.
+        scaffold: SCAFFOLD: every step is corrected by what the steps of all sites had in common in the last round, and
+            the site's own had not. A site keeps two numbers more for each exchanged one, and sends none more.
         moon_mu: MOON: a sample's features, which the head reads, are drawn to those of the global model and away from
             those of the site's model of the round before; the loss that is reported has this term. The paper tries 0.1
             to 10, and a step takes two more forward passes. 0: it does not.
@@ -139,6 +141,7 @@ class TrainingSettings:
     decay: str = LINEAR
     optimizer: str = ADAMW
     proximal_mu: float = field(default=0.0, metadata=within(0, max_by="max_proximal_mu"))
+    scaffold: bool = False
     moon_mu: float = field(default=0.0, metadata=within(0, 10))
     moon_temperature: float = field(default=0.5, metadata=within(0.1, 10))
     personalization: str = NONE

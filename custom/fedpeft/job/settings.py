@@ -31,9 +31,12 @@ from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
 
 
 def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
-    """Refuse FedProx, MOON and personalization where nothing global means what a site trains, or has its shape."""
+    """Refuse FedProx, SCAFFOLD, MOON and personalization where nothing global means what a site trains, or has its
+    shape."""
     if training.proximal_mu:
         _check_global(method, "proximal_mu", "holds what is trained near the global adapter")
+    if training.scaffold:
+        _check_scaffold(method, training)
     if training.moon_mu:
         _check_moon(method)
     if training.personalization == NONE:
@@ -54,6 +57,29 @@ def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
             f"training.personalization is {training.personalization!r}, and {reason}, or leave "
             f"training.personalization out.",
             setting="training.personalization",
+        )
+
+
+def _check_scaffold(method: MethodSettings, training: TrainingSettings) -> None:
+    does = "compares a site's steps with the change of the global adapter"
+    _check_global(method, "scaffold", does)
+    if not method.rule.averages:
+        raise _refused(method, "scaffold", does, "makes new factors in every round")
+    reason = ""
+    if method.aligns and cast(PIASettings, method.pia).client:
+        reason = "with client PIA a site starts from an adapter of its own: set method.pia.client to false"
+    elif method.server_optimizer != NONE:
+        reason = (
+            f"method.server_optimizer={method.server_optimizer!r} moves the global adapter by more than the sites' "
+            f"steps: leave method.server_optimizer out"
+        )
+    elif method.method.base:
+        reason = f"method.name={method.name!r} takes two steps for each batch: use {method.method.base!r}"
+    elif training.personalization != NONE:
+        reason = f"training.personalization={training.personalization!r} starts or trains another model: leave it out"
+    if reason:
+        raise FedpeftError(
+            f"training.scaffold {does}, and {reason}, or leave training.scaffold out.", setting="training.scaffold"
         )
 
 

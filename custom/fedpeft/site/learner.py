@@ -33,6 +33,7 @@ from fedpeft.protocol.reply_policy import rounded_count
 from fedpeft.protocol.site_check import admitted, load_data
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import client_round, computing, site_state
+from fedpeft.site.client_round import Half, half_trained
 from fedpeft.site.loop import (
     Evaluation,
     OnStep,
@@ -47,10 +48,11 @@ from fedpeft.site.loop import (
 from fedpeft.site.metrics import Measure, Measured
 from fedpeft.site.moon import contrasted
 from fedpeft.site.proximal import held_near
+from fedpeft.site.scaffold import ControlVariates
 from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
 from fedpeft.site.site_batches import SiteBatches
 from fedpeft.site.site_model import RoundValues, SharedModels, SiteModel, head_state, without_head
-from fedpeft.site.site_state import Facts, SiteRecord, below_constant, best_round, with_round
+from fedpeft.site.site_state import Facts, SiteRecord, SiteState, below_constant, best_round, with_round
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +130,9 @@ class Learner:
         )
         self.device, self.backbone, self.trainable = self.model.device, self.model.backbone, self.model.trainable
         self.answering, self.head = self.model.answering, self.model.answering.head
-        self._numbers = LayerNumbers.of_adapter(
-            {key: tuple(tensor.shape) for key, tensor in self.trainable.state().items()},
-            layers=self.backbone.num_layers,
-            deepest=method.matched_layers if method.exchanges else None,
-        )
+        shapes = {key: tuple(tensor.shape) for key, tensor in self.trainable.state().items()}
+        deepest = method.matched_layers if method.exchanges else None
+        self._numbers = LayerNumbers.of_adapter(shapes, layers=self.backbone.num_layers, deepest=deepest)
         self.batches = SiteBatches(
             site,
             site_data,
@@ -195,9 +195,8 @@ class Learner:
         """What this site begins with, untouched by data, to be sent where the server asks for it."""
         if not self.method.exchanges:
             return {}
-        return self._numbers.to_send(self.values.first) | (
-            head_state(self.values.first_head) if self.method.federates_head else {}
-        )
+        head = head_state(self.values.first_head) if self.method.federates_head else {}
+        return self._numbers.to_send(self.values.first) | head
 
     def start_digest(self) -> str:
         """The digest of `first_state` where all sites begin alike and one sends it to all, otherwise empty."""
@@ -231,7 +230,8 @@ class Learner:
         started = self.trainable.state() if compares or scores_change else {}
         started_private = self.trainable.private_state() if scores_change else {}
         self.trainable.train_only(layers)
-        optimizer, metrics = self._fitted(round, own, near, integration.half)
+        control = ControlVariates.of_round(self.training, round, own, near)
+        optimizer, metrics = self._fitted(round, own, near, integration.half, control)
         changes = dict(own.changes) if own else {}
         if scores_change:
             changes |= self._changes(round, layers, started | started_private)
@@ -245,7 +245,7 @@ class Learner:
         metrics |= figures
         rounds = with_round(own.record.rounds if own and own.record else (), round, metrics | integration.figures)
         metrics[BELOW_CONSTANT] = below_constant(rounds, self.constant)
-        state = site_state.SiteState(
+        state = SiteState(
             round=round,
             adapter=kept,
             trained={} if equal(measured, kept) else measured,
@@ -256,6 +256,7 @@ class Learner:
             changes=changes,
             exchanged=personal.exchanged,
             personal=personal.kept,
+            control=control.kept,
             agreement=agreed,
             facts=self.facts,
             record=self._record.after(rounds, thresholds=thresholds, share=beside.share),
@@ -267,18 +268,19 @@ class Learner:
         return Update(state=sent, samples=self.announced["train"], metrics=metrics)
 
     def _fitted(
-        self, round: int, own: site_state.SiteState | None, near: State, half: client_round.Half | None
+        self, round: int, own: SiteState | None, near: State, half: Half | None, control: ControlVariates
     ) -> tuple[torch.optim.Optimizer, dict[str, float | None]]:
-        """Train the epochs of a round, with FedProx and MOON where they are set; return the optimizer and losses."""
+        """Train a round's epochs with what beside the loss is set; return the optimizer and the losses."""
         optimizer, parameters = self.optimizer(), self.parameters()
         if own is not None and self.training.optimizer_state == "keep":
             restore_moments(optimizer, self.values.moments(own.optimizer))
         probe = partial(self.batches.lasting_sample, self.method.probe_samples)
         pull = held_near(parameters, optimizer, near, self.training.proximal_mu)
-        with pull, client_round.half_trained(parameters, optimizer, half), contrasted(self, near, own and own.adapter):
+        of_half, corrected = half_trained(parameters, optimizer, half), control.correcting(parameters, optimizer)
+        with pull, of_half, corrected, contrasted(self, near, own and own.adapter):
             return optimizer, self._evaluation.around(partial(self.fit, optimizer, round), probe)
 
-    def _own_state(self, round: int) -> site_state.SiteState | None:
+    def _own_state(self, round: int) -> SiteState | None:
         """The site's state of the round before; None: it has none yet."""
         own = site_state.load_before(self.folder, round)
         if own is not None and own.facts != self.facts:
@@ -307,7 +309,7 @@ class Learner:
         looks_back = compares_with_previous(self.schedule)
         return self._score(round, site_state.load_before(self.folder, round + 1) if looks_back else None)
 
-    def _score(self, round: int, own: site_state.SiteState | None) -> list[float]:
+    def _score(self, round: int, own: SiteState | None) -> list[float]:
         seed, samples = self._score_samples(round)
         self.trainable.train_only(None)
         parameters, changes = self.trainable.parameters(), own.changes if own else {}
@@ -444,5 +446,4 @@ class Learner:
         return {**self.trainable.parameters(), **{f"{HEAD}{name}": p for name, p in self.head.named_parameters()}}
 
     def _seed(self, purpose: str, round: int) -> int:
-        """The seed of one purpose in a round's training."""
         return derive(self.training.seed, purpose, self.site, round, *filter(None, [self.salt]))

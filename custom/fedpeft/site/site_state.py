@@ -123,6 +123,7 @@ _OPTIONAL = (
     "beside",
     "exchanged",
     "personal",
+    "control",
 )  # written where there are such tensors
 RECORD = "model.json"
 
@@ -144,6 +145,7 @@ class SiteState:
         exchanged: head and private tensors of the exchanged model, where a personal one was measured: `head`,
             `private` and `trained` are then that one's.
         personal: what a personalization needs in the next round (`fedpeft.site.personalization`).
+        control: what SCAFFOLD needs in the next round (`fedpeft.site.scaffold`).
         changes: by layer, the score of what its last training changed, where layers are scored by that.
         agreement: of the site's training with the others', up to the round before; None: nothing was compared.
         optimizer: AdamW's moments and step counts, by parameter name.
@@ -162,6 +164,7 @@ class SiteState:
     beside: dict[str, torch.Tensor] = field(default_factory=dict)
     exchanged: dict[str, torch.Tensor] = field(default_factory=dict)
     personal: dict[str, torch.Tensor] = field(default_factory=dict)
+    control: dict[str, torch.Tensor] = field(default_factory=dict)
     changes: dict[int, float] = field(default_factory=dict)
     agreement: float | None = None
     facts: dict[str, str | int] = field(default_factory=dict)
