@@ -23,7 +23,7 @@ from fedpeft.site.learner import Learner
 HALF = ["method.pia.share=0.5", "method.pia.accept=false"]
 VARIANTS = {
     "FedAvg": ["method.aggregation=fedavg"],
-    "FedPIA, merge": HALF,
+    "FedPIA, weight space": HALF,
     "FedPIA, two_branches": [*HALF, "method.pia.integration=two_branches"],
 }
 FULL_SIZE = [

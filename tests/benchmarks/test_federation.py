@@ -51,7 +51,7 @@ def test_rounds_time_every_variant(benchmark, small, tmp_path, capsys):
         assert all(seconds > 0 for site, server in measured for seconds in (*site, *server))
     ratios = rounds.report(spent, "small")
     assert ratios["FedAvg"] == [1.0, 1.0]
-    assert all(variant in capsys.readouterr().out for variant in ["FedPIA, merge"])
+    assert all(variant in capsys.readouterr().out for variant in ["FedPIA, weight space"])
 
 
 @pytest.mark.slow

@@ -3,10 +3,11 @@
 
 import csv
 import io
+import json
 import math
 import re
 from dataclasses import replace
-from html import escape
+from html import escape, unescape
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -371,6 +372,20 @@ def test_losses_at_both_ends_of_the_rounds_have_a_panel_for_each_method_that_mea
     assert text.count("<img") == 2
     assert "the start of the next: fedavg +1.500" in text
     assert [from_json(one.as_json(), origin="a") for one in runs] == runs
+
+
+def test_the_course_of_the_losses_stands_in_place_of_the_ends(monkeypatch):
+    course = ({"north": 4.0}, {"north": 3.0}), ({"north": 3.0}, {"north": 1.0}), ({"north": 2.0}, {"north": 0.5})
+    runs = [outcome("fedavg", 0, (0.2, 0.4), (0.4, 0.6), loss_course=course), *RUNS[2:]]
+    drawn = []
+    monkeypatch.setattr("fedpeft.compare.page.svg", lambda figure, text: drawn.append(figure) or b"a picture")
+    assert losses_file(runs)
+    (axes,) = drawn[-1].axes
+    assert axes.lines[0].get_ydata().tolist() == [4, 3, 2, 3, 1, 0.5]
+    assert axes.lines[0].get_xdata().tolist() == [0, 0.5, 1, 1, 1.5, 2]
+    assert drawn[-1].texts[1].get_text() == "Loss of the training batches, in the course of every round"
+    assert "a twentieth of a round's steps" in unescape(page(compared(runs, baseline="ours"), Picture(b"a"), runs))
+    assert [from_json(json.loads(json.dumps(one.as_json())), origin="a") for one in runs] == runs
 
 
 @pytest.mark.slow

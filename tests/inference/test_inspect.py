@@ -8,6 +8,8 @@ import stat
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fedpeft.answering.answering import Scored
 from fedpeft.cli import main
@@ -31,6 +33,8 @@ def test_the_page_draws_the_losses_of_the_rounds_where_the_run_measured_them(of_
         one |= {"loss_start": 2.0, "loss_end": 1.0}
     file.write_text(json.dumps(model))
     assert "Losses by round" in page_of(folder, tmp_path / "measured.html")
+    save_file({f"{one['round']:05d}": torch.ones(20) for one in model["rounds"]}, file.with_name("losses.safetensors"))
+    assert "in the course of every round" in page_of(folder, tmp_path / "steps.html")
 
 
 def page_of(folder, out):

@@ -1,5 +1,6 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""`training.measure: start`: the losses at both ends of a round are those of the model, and training stays the same."""
+"""`training.measure`: the losses at both ends of a round are those of the model, those of its course are those of the
+batches, and training stays the same."""
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ from fedpeft.core.metrics import ENDS
 from fedpeft.core.seeds import derive
 from fedpeft.federate import federate
 from fedpeft.site.learner import Learner
+from fedpeft.site.loop import Evaluation, course_of
+from fedpeft.site.site_state import load_before
 
 SITES = ("slake", "vqa-rad")
-MEASURE = "training.measure=start"
+MEASURE, STEPS = "training.measure=start", "training.measure=steps"
 
 
 def run(sections, folder, *settings):
@@ -79,6 +82,47 @@ def test_measuring_changes_no_bit_of_a_run(sections, tmp_path, settings):
             figures = dict(other.updates[site].metrics)
             assert all(figures.pop(name) > 0 for name in ENDS)
             assert figures == update.metrics
+
+
+@pytest.mark.parametrize("personalization", ["none", "ditto"])
+def test_the_course_of_the_loss_is_that_of_the_batches_and_stays_at_the_site(
+    sections, tmp_path, monkeypatch, personalization
+):
+    settings = ("method.aggregation=fedavg", f"training.personalization={personalization}", "training.batch_size=2")
+    batches = {}
+    around = Evaluation.around
+
+    def counted(self, train, probe):
+        losses = batches.setdefault(id(self), [])
+        losses.append([])
+        note = self.note
+        self.note = lambda loss: losses[-1].append(loss) or note(loss)
+        try:
+            return around(self, train, probe)
+        finally:
+            del self.note
+
+    monkeypatch.setattr(Evaluation, "around", counted)
+    rounds, learners = run(sections, tmp_path / "measured", *settings, STEPS)
+    plain, _ = run(sections, tmp_path / "plain", *settings)
+    for one, other in zip(rounds, plain, strict=True):
+        assert all(torch.equal(tensor, other.state[key]) for key, tensor in one.state.items())
+        assert {site: update.metrics for site, update in one.updates.items()} == {
+            site: update.metrics for site, update in other.updates.items()
+        }
+    for learner in learners.values():
+        courses = load_before(learner.folder, 3).losses
+        assert list(courses) == ["00001", "00002"]
+        for course, losses in zip(courses.values(), batches[id(learner._evaluation)], strict=True):
+            assert course.shape == (20,)
+            assert [course[0], course[-1]] == pytest.approx([losses[0], losses[-1]])
+            assert min(losses) - 1e-6 <= course.min() <= course.max() <= max(losses) + 1e-6
+
+
+def test_a_course_is_the_mean_of_equal_parts_or_lies_between_few_steps():
+    assert course_of([3.0]).tolist() == [3.0] * 20
+    assert course_of([0.0, 19.0]).tolist() == pytest.approx(list(range(20)))
+    assert course_of(list(range(40))).tolist() == [2 * part + 0.5 for part in range(20)]
 
 
 def test_a_loss_that_is_no_number_is_not_measured(sections, tmp_path, monkeypatch):

@@ -157,8 +157,8 @@ def start_merged(own: State, aligned: State, share: float = HALF) -> dict[str, T
 def finish_round(trained: State, frozen: State, settings: PIASettings | None = None, share: float = HALF) -> RoundEnd:
     """Return what to send and to keep after training with the aligned global adapter frozen beside the site's own.
 
-    With `upload="integrated"` the weighted mean of both weight sets is uploaded and kept (the paper: half and half),
-    with `upload="local"` the trained adapter alone.
+    With `upload="integrated"` the weighted mean of both weight sets is uploaded and kept (the paper, read as two
+    branches: half and half), with `upload="local"` the trained adapter alone.
 
     Args:
         trained: the site's own adapter after training.

@@ -108,8 +108,8 @@ class PIASettings:
             adapter that it received, comparing incoming weights as the server would. The server only forms the weighted
             mean. It then needs no single adapter, which a secure sum can hide; `reference`, `gamma` and `normalize`
             have no effect, because they need the distances between sites. Needs one width everywhere.
-        upload: send and keep the `integrated` adapter (the paper), or, of `two_branches`, the `local`ly trained one
-            alone. Otherwise the trained adapter is the integrated one.
+        upload: of `two_branches`: send and keep the `integrated` adapter (the paper, in this reading), or the
+            `local`ly trained one alone. Otherwise the trained adapter is the integrated one.
 
     Raises:
         FedpeftError: a value is not allowed; the message names argument, value and what is allowed.

@@ -31,7 +31,7 @@ ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
 FLOAT32, BFLOAT16, NF4 = "float32", "bfloat16", "nf4"
 LAST, BEST = "last", "best"
 BALANCED, SHARE = "balanced", "share"
-START = "start"
+START, STEPS = "start", "steps"
 VIEWS = {  # by augmentation, as Pillow names them; empty: the image as it is
     "none": ("",),
     "mirror": ("", "FLIP_LEFT_RIGHT"),
@@ -104,8 +104,9 @@ class TrainingSettings:
             p) of a label that a share p of the training images has, where few images can be set aside.
         validate: measure every round on the validation split as well, so that the report can name the best round.
         measure: `start`: the mean loss on the same `method.probe_samples` random training samples at the start and at
-            the end of every round, without dropout, for a picture in the report. Training stays the same to the bit.
-            `none`.
+            the end of every round, without dropout, for a picture in the report. `steps`: the loss of the batches in
+            the course of every round, which stays at the site; the pictures are on its page and in comparisons.
+            Training stays the same to the bit. `none`.
         keep: which rounds a site can predict with later: the `last` four, or besides these the `best` one by its own
             validation split.
         patience: end the job when so many rounds in a row have not improved the median of the sites' figures on their
@@ -177,7 +178,7 @@ class TrainingSettings:
         if self.warmup > 1:
             raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
         one_of("thresholds", self.thresholds, ("half", VALIDATION, SHARE))
-        one_of("measure", self.measure, (NONE, START))
+        one_of("measure", self.measure, (NONE, START, STEPS))
         one_of("keep", self.keep, (LAST, BEST))
         for name, value in (("keep", self.keep == BEST), ("patience", self.patience)):
             if value and not self.validate:

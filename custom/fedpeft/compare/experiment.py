@@ -194,6 +194,7 @@ def carry_out(run: Run) -> Outcome:
             alignment += _alignment(result.round, result.report, apart=_apart(next(iter(learners.values()))))
             pooled.append(pooled_balanced_accuracy(learners[site].recognized() for site in result.updates))
         spent = _cpu_seconds() - before
+        course = _course(learners, len(rounds))
     return Outcome(
         task=run.task,
         method=run.method,
@@ -213,6 +214,23 @@ def carry_out(run: Run) -> Outcome:
         validation=_by_site(rounds, VALIDATION),
         validated={site: len(learner.data.validation) for site, learner in learners.items()},
         **_ends(rounds),
+        loss_course=course,
+    )
+
+
+def _course(learners: Mapping[str, Learner], rounds: int) -> tuple[tuple[dict[str, float], ...], ...]:
+    """Return for each point of a round's course, and each round, the sites' losses; empty: they were not measured."""
+    from fedpeft.site.site_state import course_name, load_before
+
+    kept = {site: load_before(learner.folder, rounds + 1) for site, learner in learners.items()}
+    courses = {site: state.losses for site, state in kept.items() if state and state.losses}
+    points = max((len(one) for losses in courses.values() for one in losses.values()), default=0)
+    return tuple(
+        tuple(
+            {site: losses[name][point].item() for site, losses in courses.items() if name in losses}
+            for name in map(course_name, range(1, rounds + 1))
+        )
+        for point in range(points)
     )
 
 

@@ -51,6 +51,9 @@ class Outcome:
     # for each round, site -> its loss on the probe samples at the start of the round; empty: not measured
     loss_start: tuple[Sites, ...] = ()
     loss_end: tuple[Sites, ...] = ()  # the same at its end
+    loss_course: tuple[
+        tuple[Sites, ...], ...
+    ] = ()  # at each point of a round's course, as `loss_start`, of the batches
 
     def figure(self, metric: str, *, last: int = 1) -> float:
         """Return the mean over the sites with this metric and over the last rounds, in percent; NaN: there is none."""
@@ -106,7 +109,8 @@ def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
     try:
         of_rounds = {name: tuple(values.get(name, ())) for name in ("figures", "sent", "pooled", "validation", *ENDS)}
         alignment = Alignment(**values.get("alignment", {}))
-        outcome = Outcome(**{**values, **of_rounds, "alignment": alignment})
+        course = tuple(tuple(point) for point in values.get("loss_course", ()))
+        outcome = Outcome(**{**values, **of_rounds, "alignment": alignment, "loss_course": course})
         fine = alignment.counted and _are_figures(outcome)
     except (TypeError, KeyError, AttributeError) as error:
         raise FedpeftError(f"{origin} is not a run of a comparison ({error!r:.80}): remove the line.") from error
@@ -120,7 +124,8 @@ def _are_figures(outcome: Outcome) -> bool:
     measured = (*outcome.figures, *outcome.validation)
     fractions = [*outcome.pooled, *(value for sites in measured for value in sites.values())]
     counts = [*outcome.samples.values(), *outcome.validated.values()]
-    losses = [value for sites in (*outcome.loss_start, *outcome.loss_end) for value in sites.values()]
+    of_rounds = (outcome.loss_start, outcome.loss_end, *outcome.loss_course)
+    losses = [value for rounds in of_rounds for sites in rounds for value in sites.values()]
     amounts = [outcome.seconds, outcome.cpu_seconds or 0, *(v for sites in outcome.sent for v in sites.values())]
     return (
         all(0 <= value <= 1 for value in fractions)

@@ -19,8 +19,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpeft.compare.outcome import Outcome, caution_of, metrics_of
 from fedpeft.core.metrics import TITLES, title_of
+from fedpeft.report.loss_plot import BY_STEP, COURSE, losses_by_site, panels_figure, rise_text
 from fedpeft.report.loss_plot import TITLE as LOSSES
-from fedpeft.report.loss_plot import losses_by_site, panels_figure, rise_text
 from fedpeft.report.page_parts import Picture, figure, laid_out, page_of, section
 from fedpeft.report.palette import DISTINCT, LIGHT, SIDE_BY_SIDE, Frame, drawn, line_style, set_apart, shorten, svg
 from fedpeft.report.tables import Table
@@ -45,12 +45,17 @@ def picture_file(outcomes: Sequence[Outcome]) -> bytes:
 
 
 def losses(outcomes: Sequence[Outcome]) -> dict[str, dict[str, np.ndarray]]:
-    """Return for each method that measured them the losses at both ends of every round by site, means over seeds."""
+    """Return for each method that measured them the losses of every round by site, means over seeds."""
     runs: dict[str, list[dict[str, np.ndarray]]] = {}
     for one in outcomes:
-        if measured := losses_by_site(one.loss_start, one.loss_end):
+        points = one.loss_course or (one.loss_start, one.loss_end)
+        if measured := losses_by_site(*points):
             runs.setdefault(one.method, []).append(measured)
     return {method: {site: _mean([run[site] for run in of]) for site in _common(of)} for method, of in runs.items()}
+
+
+def _by_step(outcomes: Sequence[Outcome]) -> bool:
+    return any(one.loss_course for one in outcomes)
 
 
 def _common(runs: Sequence[Mapping[str, np.ndarray]]) -> list[str]:
@@ -67,7 +72,7 @@ def losses_file(outcomes: Sequence[Outcome], *, framed: bool = True) -> bytes | 
     panels = losses(outcomes)
     if not panels:
         return None
-    head = [(LOSSES, "soft", "normal")]
+    head = [(COURSE if _by_step(outcomes) else LOSSES, "soft", "normal")]
     if caution := caution_of(outcomes):
         head.append((caution[0].upper() + caution[1:] + ".", "warning", "bold"))
     seeds = len({one.seed for one in outcomes})
@@ -82,10 +87,14 @@ def _losses_section(outcomes: Sequence[Outcome]) -> str:
         return ""
     changes = [f"{method} {text}" for method, by_site in losses(outcomes).items() if (text := rise_text(by_site))]
     means = ", means over seeds" if len({one.seed for one in outcomes}) > 1 else ""
-    caption = f"Loss on the same training samples at the start and the end of every round{means}."
+    if by_step := _by_step(outcomes):
+        caption = f"{COURSE}{means}. {BY_STEP}"
+    else:
+        caption = f"Loss on the same training samples at the start and the end of every round{means}."
     if changes:
         caption += f" Mean change from the end of a round to the start of the next: {'; '.join(changes)}."
-    described = "Lines through the losses at the start and the end of every round, a panel for each method."
+    points = "in the course" if by_step else "at the start and the end"
+    described = f"Lines through the losses {points} of every round, a panel for each method."
     return section("Oscillation", figure(Picture(drawing, caption=caption), described))
 
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The picture of the losses at the start and at the end of every round, where a run measured them.
+"""The picture of the losses in every round, where a run measured them: at its start and its end, or in its course.
 
 Within a round a line goes from the loss before the first step to that after the last one; where the next round begins,
 it jumps to the loss of what the site got and integrated. These jumps are the oscillation of FedPIA's Figure 4.
@@ -21,10 +21,12 @@ from fedpeft.report.history import History
 from fedpeft.report.palette import BOTTOM, DISTINCT, LIGHT, Frame, drawn, line_style, shorten
 
 Figures = Mapping[str, float | None]  # by site
-Losses = Mapping[str, np.ndarray]  # by site (R, 2): losses at the start and the end of each round, NaN where unknown
+Losses = Mapping[str, np.ndarray]  # by site (R, P): from the start of each round to its end, NaN where unknown
 
 TITLE = "Loss on the probe samples, at the start and the end of every round"
 BY_PROBE = "Mean loss on the same training samples every round."
+COURSE = "Loss of the training batches, in the course of every round"
+BY_STEP = "Each point is the mean of a twentieth of a round's steps."
 # inches
 PANEL, WIDE, HIGH, LEFT, RIGHT, BETWEEN = 2.2, 5.6, 2.1, 0.5, 0.15, 0.2
 COLUMNS = 3  # of panels, and of the legend
@@ -38,11 +40,11 @@ def losses_of(history: History) -> dict[str, np.ndarray]:
     return losses_by_site(*of_rounds)
 
 
-def losses_by_site(starts: Sequence[Figures], ends: Sequence[Figures]) -> dict[str, np.ndarray]:
-    """Return the losses, of sites that have some, at the start and the end of each round."""
-    sites = dict.fromkeys(site for one in starts for site in one)
-    both = {site: np.array([[one.get(site) for one in of] for of in (starts, ends)], dtype=float).T for site in sites}
-    return {site: losses for site, losses in both.items() if np.isfinite(losses).any()}
+def losses_by_site(*points: Sequence[Figures]) -> dict[str, np.ndarray]:
+    """Return the losses of sites that have some; of `points` the first are those at the start of each round."""
+    sites = dict.fromkeys(site for one in points[0] for site in one) if points else {}
+    every = {site: np.array([[one.get(site) for one in of] for of in points], dtype=float).T for site in sites}
+    return {site: losses for site, losses in every.items() if np.isfinite(losses).any()}
 
 
 def rise(losses: Losses) -> float | None:
@@ -50,7 +52,7 @@ def rise(losses: Losses) -> float | None:
 
     Of each site it is the mean over its rounds; below 0, where the losses fall between rounds; None: nothing is known.
     """
-    jumps = [one[1:, 0] - one[:-1, 1] for one in losses.values()]
+    jumps = [one[1:, 0] - one[:-1, -1] for one in losses.values()]
     means = [one[np.isfinite(one)].mean() for one in jumps if np.isfinite(one).any()]
     return float(np.mean(means)) if means else None
 
@@ -134,11 +136,11 @@ def _panel(axes: Axes, losses: Losses, sites: list[str]) -> dict[str, Line2D]:
 
 
 def saw_tooth(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places (2R,) and the losses (2R,) of a line through starts and ends; round t lies from t - 1 to t."""
+    """Return the places (RP,) and the losses (RP,) of a line through all points; round t lies from t - 1 to t."""
     begins = np.arange(len(losses), dtype=float)
-    return np.stack((begins, begins + 1), axis=1).ravel(), losses.ravel()
+    return (begins[:, None] + np.linspace(0, 1, losses.shape[1])).ravel(), losses.ravel()
 
 
 def mean_of(losses: Losses) -> np.ndarray:
-    """Return the mean of the sites (R, 2); NaN in rounds that not all of them measured."""
+    """Return the mean of the sites (R, P); NaN in rounds that not all of them measured."""
     return np.mean(list(losses.values()), axis=0)

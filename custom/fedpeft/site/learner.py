@@ -173,8 +173,7 @@ class Learner:
             FedpeftError: a setting is wrong, or the site does not allow it.
         """
         job = SiteJob.from_sections(sections, site=site, policy=policy)
-        if policy:
-            job = admitted(policy, job)
+        job = admitted(policy, job) if policy else job
         return cls(
             site=site,
             backbone=job.backbone,
@@ -257,6 +256,7 @@ class Learner:
             exchanged=personal.exchanged,
             personal=personal.kept,
             control=control.kept,
+            losses=site_state.with_losses(own, round, self._evaluation.course),
             agreement=agreed,
             facts=self.facts,
             record=self._record.after(rounds, thresholds=thresholds, share=beside.share),
@@ -439,6 +439,7 @@ class Learner:
                 train_step=self.trainable.step,
                 micro_batch=settings.micro_batch,
                 on_step=self.on_step,
+                on_loss=self._evaluation.note,
             )
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:

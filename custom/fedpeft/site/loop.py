@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedpeft.answering.answering import Answering, Batch, Batches
-from fedpeft.answering.training_settings import ADAMW, LINEAR, SGD, SHARE, START, TrainingSettings
+from fedpeft.answering.training_settings import ADAMW, LINEAR, SGD, SHARE, START, STEPS, TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import BALANCED_ACCURACY, ENDS, VALIDATION
 from fedpeft.data.answers import AnswerVocabulary
@@ -25,6 +26,7 @@ from fedpeft.site import computing
 from fedpeft.site.metrics import Measure, Measured, measured, shares_of
 from fedpeft.site.site_model import SiteModel
 
+COURSE = 20  # points of the course of the loss in a round
 POINTS = 1000  # at which the rates of a round are added up, at most
 
 
@@ -128,6 +130,18 @@ def no_step(step: int, steps: int) -> None:
     """Take no note of a step."""
 
 
+def no_loss(loss: float) -> None:
+    """Take no note of a loss."""
+
+
+def course_of(losses: Sequence[float]) -> torch.Tensor:
+    """Return the course (`COURSE`,) of the losses of a round's steps, means over equal parts of them."""
+    parts = np.array_split(np.asarray(losses), min(len(losses), COURSE))
+    means = [part.mean() for part in parts]
+    places = np.linspace(0, 1, COURSE)
+    return torch.tensor(np.interp(places, np.linspace(0, 1, len(means)), means), dtype=torch.float32)
+
+
 def train_epochs(
     answering: Answering,
     batches: Batches,
@@ -140,11 +154,13 @@ def train_epochs(
     train_step: Step,
     micro_batch: int = 0,
     on_step: OnStep = no_step,
+    on_loss: Callable[[float], None] = no_loss,
 ) -> dict[str, float]:
     """Train; return the mean loss of the first and of the last epoch, or raise if the loss is not finite.
 
     The optimizer's groups hold the peak learning rates, of which `rate` gives the factor at a global step; this round
-    begins at `first_step`. Of a batch `micro_batch` samples are computed at once; 0: the whole batch.
+    begins at `first_step`. Of a batch `micro_batch` samples are computed at once; 0: the whole batch. `on_loss` gets
+    the loss of each batch.
     """
     peaks = [group["lr"] for group in optimizer.param_groups]
     means, step = [], first_step
@@ -160,6 +176,7 @@ def train_epochs(
                     f"the training loss became {value} at step {step}: lower training.learning_rate ({max(peaks):g}).",
                     code="training-diverged",
                 )
+            on_loss(value)
             total, count, step = total + value * len(batch.target), count + len(batch.target), step + 1
             on_step(step - first_step, epochs * len(batches))
         means.append(total / count)
@@ -223,6 +240,7 @@ class Evaluation:
 
     Attributes:
         tested: what the last round answered to the test split; None before the first one.
+        course: of the loss in the last round (`course_of`); None: it was not measured.
     """
 
     def __init__(
@@ -231,6 +249,8 @@ class Evaluation:
         self._model, self._data, self._batches, self._min_images = model, data, batches, min_images
         training = model.training
         self.tested: Measure | None = None
+        self.course: torch.Tensor | None = None
+        self._losses: list[float] | None = None
         self._tunes = training.thresholds == VALIDATION and bool(data.validation)
         self._validates = training.validate and bool(data.validation)
         shares = training.thresholds == SHARE and bool(data.labels)
@@ -257,8 +277,14 @@ class Evaluation:
     ) -> dict[str, float | None]:
         """Train and return the losses, with `training.measure: start` those on the probe before and after as well.
 
-        Whatever training draws, keeps of features, and leaves is as without: measuring changes no bit of it.
+        With `steps` it takes note of the losses that `note` gets. Whatever training draws, keeps of features, and
+        leaves is as without: measuring changes no bit of it.
         """
+        if self._model.training.measure == STEPS:
+            self._losses = []
+            losses = train()
+            self.course, self._losses = course_of(self._losses), None
+            return dict(losses)
         if self._model.training.measure != START:
             return dict(train())
         with torch.random.fork_rng(devices=()):  # a loader draws a number for its workers, even where it has none
@@ -266,6 +292,11 @@ class Evaluation:
         start = self._probed(batches)
         losses = train()
         return {**losses, **dict(zip(ENDS, (start, self._probed(batches)), strict=True))}
+
+    def note(self, loss: float) -> None:
+        """Take note of the loss of a batch, if `around` wants to know it."""
+        if self._losses is not None:
+            self._losses.append(loss)
 
     def _probed(self, batches: Sequence[Batch]) -> float | None:
         """Return the mean loss on batches; None where it is not finite, or no sample has a target."""

@@ -95,6 +95,16 @@ def with_round(rounds: tuple[Figures, ...], number: int, figures: Figures) -> tu
     return (*(one for one in rounds if one["round"] < number), {"round": number, **figures})
 
 
+def course_name(round: int) -> str:
+    """Return the name of a round's course in `SiteState.losses`."""
+    return f"{round:05d}"
+
+
+def with_losses(own: SiteState | None, round: int, course: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Return the courses of the loss until a round; empty where they are not measured."""
+    return {} if course is None else {**(own.losses if own else {}), course_name(round): course}
+
+
 def below_constant(rounds: tuple[Figures, ...], constant: float | None) -> float | None:
     """Return 1 if a site was no better than the best constant answer in each of its last rounds, else 0.
 
@@ -124,6 +134,7 @@ _OPTIONAL = (
     "exchanged",
     "personal",
     "control",
+    "losses",
 )  # written where there are such tensors
 RECORD = "model.json"
 
@@ -145,6 +156,7 @@ class SiteState:
         exchanged: head and private tensors of the exchanged model, where a personal one was measured: `head`,
             `private` and `trained` are then that one's.
         personal: what a personalization needs in the next round (`fedpeft.site.personalization`).
+        losses: by round, the course of the loss in it (`training.measure: steps`).
         control: what SCAFFOLD needs in the next round (`fedpeft.site.scaffold`).
         changes: by layer, the score of what its last training changed, where layers are scored by that.
         agreement: of the site's training with the others', up to the round before; None: nothing was compared.
@@ -165,6 +177,7 @@ class SiteState:
     exchanged: dict[str, torch.Tensor] = field(default_factory=dict)
     personal: dict[str, torch.Tensor] = field(default_factory=dict)
     control: dict[str, torch.Tensor] = field(default_factory=dict)
+    losses: dict[str, torch.Tensor] = field(default_factory=dict)
     changes: dict[int, float] = field(default_factory=dict)
     agreement: float | None = None
     facts: dict[str, str | int] = field(default_factory=dict)

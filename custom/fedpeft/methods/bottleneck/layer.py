@@ -18,7 +18,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
     """A module of the backbone with adapters: ``output + mean_k scaling_k * up_k(act(down_k(input)))``.
 
     The mean is over the active adapters that have a bottleneck at this place. With one active adapter this is the
-    plain adapter of the papers; with two it is the frozen-global form of FedPIA and the dual form of FedDAT. A `fusion`
+    plain adapter of the papers; with two it is FedPIA read as two branches, and the dual form of FedDAT. A `fusion`
     takes the place of the mean (AdapterFusion). The role is the slot: its name in ``target_modules`` and in keys.
     """
 
