@@ -25,7 +25,7 @@ NUMBERED = {  # tables and figures of each paper; of F3OCUS those of the supplem
 SPAN = re.compile(r"`([^`]+)`")
 PROGRAMS = ("fedpeft ", "python ")
 UNNAMED = re.compile(
-    r"the papers?'s? (own )?(form|way|version)\b|(published|frozen-global) form|FedPIA's (clients|frozen)|FedPIA, merge",
+    r"the papers?'s? (own )?(form|way|version)\b|(published|frozen-global) form|FedPIA's (clients|frozen)",
     re.IGNORECASE,
 )
 
