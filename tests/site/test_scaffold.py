@@ -20,6 +20,7 @@ SCAFFOLD = "training.scaffold=true"
 SGD = ("training.optimizer=sgd", "training.learning_rate=0.5", "training.head_learning_rate=0.1")
 SERVER_PIA = ("method.aggregation=pia", "method.pia.client=false")
 HEAD = ("method.head=federated",)
+JOINS = "schedule.joins={vqa-rad: 2}"
 
 
 class Published(Learner):
@@ -72,64 +73,127 @@ def learners(sections, tmp_path_factory):
 def test_numbers_are_those_of_the_paper_where_all_sites_take_as_many_steps(learners, method, monkeypatch):
     settings = (FEDAVG, *SGD, "training.weight_decay=0", *method)
     monkeypatch.setattr(Published, "server", {})
-    rounds = list(federate(learners(*settings, SCAFFOLD)))
-    published = list(federate(learners(*settings, kind=Published)))
-    plain = list(federate(learners(*settings)))
-    assert_same(rounds[:1], plain[:1])  # nothing is known before the first round
-    for one, other, without in zip(rounds, published, plain, strict=True):
-        for site in SITES:
-            mine, theirs, uncorrected = (result.updates[site].state for result in (one, other, without))
-            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
-            apart = max((mine[key] - uncorrected[key]).abs().max() for key in mine)
-            assert apart > 2e-5 or one.round == 1
-
-
-@pytest.mark.parametrize("method", [(FEDAVG,), SERVER_PIA, LAYERS])
-def test_a_run_goes_on_from_the_sites_disks(learners, method, tmp_path):
-    settings = (*method, SCAFFOLD)
-    rounds = list(federate(learners(*settings)))
-    first, *_ = federate(learners(*settings, folder=tmp_path))
-    again = learners(*settings, folder=tmp_path)
-    layers = rounds[1].assignment.layers if rounds[1].assignment else dict.fromkeys(SITES)
+    corrected, published = learners(*settings, SCAFFOLD), learners(*settings, kind=Published)
+    rounds = list(federate(corrected))
+    assert_same(rounds, list(federate(published)), rtol=0, atol=1e-6)
+    uncorrected = learners(*settings)
+    assert_same(rounds[:1], list(federate(uncorrected))[:1])  # nothing is known before the first round
     for site in SITES:
-        update = again[site].train_round(2, first.state, layers[site])
-        torch.testing.assert_close(update.state, rounds[1].updates[site].state, rtol=0, atol=0)
-    plain = list(federate(learners(*method)))
-    assert any(not torch.equal(rounds[-1].state[key], tensor) for key, tensor in plain[-1].state.items())
+        mine, theirs, without = (one[site].trainable.state() for one in (corrected, published, uncorrected))
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+        assert max((mine[key] - without[key]).abs().max() for key in mine) > 2e-5
 
 
-def test_the_correction_takes_off_the_own_steps_and_adds_those_of_all():
-    weight = torch.nn.Parameter(torch.tensor([1.0]))
-    idle = torch.nn.Parameter(torch.tensor([1.0]))
-    optimizer = torch.optim.SGD([{"params": [weight, idle], "names": ["a", "b"]}], lr=0.5)
+@pytest.mark.parametrize(
+    "method", [(FEDAVG,), SERVER_PIA, LAYERS, (FEDAVG, "schedule.clients_per_round=1"), (FEDAVG, JOINS)]
+)
+def test_a_run_goes_on_from_the_sites_disks(learners, method, tmp_path):
+    settings = (*method, SCAFFOLD, "training.rounds=4")
+    rounds = list(federate(learners(*settings)))
+    first, second, *_ = federate(learners(*settings, folder=tmp_path))
+    again = learners(*settings, folder=tmp_path)
+    layers = rounds[2].assignment.layers if rounds[2].assignment else {}
+    for site, expected in rounds[2].updates.items():
+        update = again[site].train_round(3, second.state, layers.get(site))
+        torch.testing.assert_close(update.state, expected.state, rtol=0, atol=0)
+    assert first.round == 1
+    assert all(tensor.isfinite().all() for tensor in rounds[-1].state.values())
 
-    def trained(near, kept, rounds, gradient):
-        control = ControlVariates(near, kept, rounds=rounds)
+
+class Site:
+    """A site whose loss is `(x - optimum)^2 / 2` in each tensor."""
+
+    def __init__(self, optimum, keys=("a",)):
+        self.optimum, self.kept = optimum, {}
+        self.weights = {key: torch.nn.Parameter(torch.zeros(1)) for key in keys}
+
+    def sent(self, x, keys=None, *, steps=4, passed=1.0, lr=0.1):
+        """What it sends of these tensors after a round from x."""
+        trained = {key: self.weights[key] for key in keys or self.weights}
+        control = ControlVariates(x, self.kept, passed=passed)
+        optimizer = torch.optim.SGD([{"params": list(trained.values()), "names": list(trained)}], lr=lr)
         with torch.no_grad():
-            weight.copy_(near["a"])
-        with control.correcting({"a": weight, "b": idle}, optimizer):
-            for _ in range(2):
-                weight.grad = torch.tensor([gradient])
+            for key, weight in self.weights.items():
+                weight.copy_(x[key])
+        with control.correcting(optimizer):
+            for _ in range(steps):
+                for weight in trained.values():
+                    weight.grad = weight.detach() - self.optimum
                 optimizer.step()
-        return control.kept
+        self.kept = control.kept
+        return control.uncorrected({key: weight.detach().clone() for key, weight in trained.items()})
 
-    near = {"a": torch.tensor([1.0]), "b": torch.tensor([1.0])}
-    kept = trained(near, {}, 1, 3.0)  # S = 1; the site went from 1 to -2: c_k = 3
-    assert (weight.item(), kept["own/a"].item(), idle.item()) == (-2.0, 3.0, 1.0)
-    later = {"a": torch.tensor([-1.0]), "b": torch.tensor([1.0])}
-    kept = trained(later, kept, 2, 3.0)  # all went from 1 to -1 in two rounds: c = 1, each step takes 3 - 3 + 1
-    assert (weight.item(), kept["own/a"].item()) == (-2.0, 3.0)
+
+def mean(sent):
+    return {key: sum(one[key] for one in sent) / len(sent) for key in sent[0]}
+
+
+def test_what_is_sent_is_the_start_minus_the_own_steps():
+    site, x = Site(0.0), {"a": torch.tensor([1.0])}
+    first = site.sent(x, steps=1, lr=0.5)["a"]  # one step of rate 1/2 along 1: c_k is 1
+    assert (first.item(), site.kept["own/a"].item()) == (0.5, 1.0)
+    control = ControlVariates({"a": torch.tensor([0.0])}, site.kept)  # all went from 1 to 0 with S = 1/2: c is 2
+    weight = torch.nn.Parameter(torch.zeros(1))
+    idle = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([{"params": [weight, idle], "names": ["a", "b"]}], lr=0.5)
+    with control.correcting(optimizer):
+        weight.grad = torch.tensor([3.0])
+        optimizer.step()
+    assert weight.item() == -0.5 * (3 - 1 + 2)
+    assert control.uncorrected({"a": weight.detach()})["a"].item() == -0.5 * 3
+    assert (control.kept["own/a"].item(), idle.item()) == (3.0, 0.0)
+    assert {key for key in control.kept if key.endswith("b")} == set()
+
+
+def test_one_odd_reply_is_gone_after_the_next_round():
+    sites, x = [Site(0.0), Site(2.0)], {"a": torch.zeros(1)}
+    for number in range(60):
+        x = mean([site.sent(x) for site in sites])
+        if number == 20:
+            x = {"a": x["a"] + 5.0}
+    assert x["a"].item() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_sites_that_are_drawn_and_sites_that_miss_rounds_come_to_the_mean_of_those_who_take_part():
+    sites, x, last = [Site(float(optimum)) for optimum in range(4)], {"a": torch.zeros(1)}, [0] * 4
+    found = []
+    for number in range(1, 400):
+        chosen = (number % 4, (number // 4 + number + 1 + (number % 4 == 0)) % 4)
+        sent = [sites[one].sent(x, passed=number - last[one] if last[one] else 1.0) for one in set(chosen)]
+        for one in chosen:
+            last[one] = number
+        x = mean(sent)
+        found.append(x["a"].item())
+    assert 0.5 < sum(found[200:]) / len(found[200:]) < 2.5
+    assert max(map(abs, found)) < 3.5
+
+
+def test_tensors_that_pause_or_are_trained_by_sites_in_turn_go_where_they_go_without_it():
+    pausing, x = Site(10.0, ("a", "b")), {"a": torch.zeros(1), "b": torch.zeros(1)}
+    for number in range(30):
+        x = {**x, **pausing.sent(x, ("a",) if number % 2 else ("b",))}
+    assert [x[key].item() for key in "ab"] == pytest.approx([10.0, 10.0], abs=0.05)
+    sites, moved, x = [Site(1e6) for _ in range(5)], [], {"a": torch.zeros(1)}
+    for number in range(20):
+        after = sites[number % 5].sent(x, passed=5.0 if number >= 5 else 1.0, lr=1e-7)
+        moved.append(after["a"].item() - x["a"].item())
+        x = after
+    assert moved == pytest.approx([0.4] * 20, rel=0.01)
 
 
 @pytest.mark.parametrize(
     ("method", "training", "reason"),
     [
         ({"aggregation": "none"}, {}, "'none' makes no global adapter"),
-        ({"name": "lora", "aggregation": "stack"}, {}, "'stack' adds its factors to the frozen weights"),
+        ({"name": "lora", "aggregation": "stack"}, {}, "'stack' makes new factors in every round"),
         ({"name": "lora", "aggregation": "svd"}, {}, "'svd' makes new factors in every round"),
         ({"aggregation": "pia"}, {}, "set method.pia.client to false"),
+        ({"aggregation": "pia", "pia": {"client": False, "reference": "largest"}}, {}, "may reorder"),
+        ({"aggregation": "pia", "pia": {"client": False, "output_axis": "matched"}}, {}, "use 'fixed'"),
+        ({"aggregation": "fedavg", "initialization": "own"}, {}, "use 'shared'"),
         ({"aggregation": "fedavg", "server_optimizer": "adam"}, {}, "leave method.server_optimizer out"),
         ({"name": "feddat_houlsby", "aggregation": "fedavg"}, {}, "use 'houlsby'"),
+        ({"name": "classifier", "aggregation": "fedavg", "head": "federated"}, {}, "exchanges no adapter"),
         ({"aggregation": "fedavg"}, {"personalization": "ditto"}, "personalization='ditto'"),
     ],
 )

@@ -61,25 +61,28 @@ def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
 
 
 def _check_scaffold(method: MethodSettings, training: TrainingSettings) -> None:
-    does = "compares a site's steps with the change of the global adapter"
-    _check_global(method, "scaffold", does)
-    if not method.rule.averages:
-        raise _refused(method, "scaffold", does, "makes new factors in every round")
-    reason = ""
-    if method.aligns and cast(PIASettings, method.pia).client:
+    pia = cast(PIASettings, method.pia) if method.aligns else None
+    reason = f"method.{method.unlearned_change}" if method.unlearned_change else ""
+    if pia and pia.client:
         reason = "with client PIA a site starts from an adapter of its own: set method.pia.client to false"
-    elif method.server_optimizer != NONE:
+    elif pia and pia.output_axis != "fixed":
+        reason = f"method.pia.output_axis={pia.output_axis!r} permutes what an adapter adds: use 'fixed'"
+    elif method.server_rule.steps:
         reason = (
             f"method.server_optimizer={method.server_optimizer!r} moves the global adapter by more than the sites' "
             f"steps: leave method.server_optimizer out"
         )
     elif method.method.base:
-        reason = f"method.name={method.name!r} takes two steps for each batch: use {method.method.base!r}"
+        reason = f"method.name={method.name!r} trains more than it exchanges: use {method.method.base!r}"
+    elif not method.method.exchanges:
+        reason = f"method.name={method.name!r} exchanges no adapter: use another method"
     elif training.personalization != NONE:
         reason = f"training.personalization={training.personalization!r} starts or trains another model: leave it out"
     if reason:
         raise FedpeftError(
-            f"training.scaffold {does}, and {reason}, or leave training.scaffold out.", setting="training.scaffold"
+            f"training.scaffold compares a site's steps with the change of the global adapter, and {reason}, or leave "
+            f"training.scaffold out.",
+            setting="training.scaffold",
         )
 
 

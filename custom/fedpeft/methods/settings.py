@@ -192,6 +192,19 @@ class MethodSettings:
                 f"{WEIGHT_SPACE!r}."
             )
 
+    @property
+    def unlearned_change(self) -> str:
+        """Why the change of the global adapter is not what the sites learned, and the remedy; empty: it is."""
+        if not self.exchanges:
+            return "aggregation='none' makes no global adapter: use 'fedavg' or 'pia'"
+        if not self.rule.averages:
+            return f"aggregation={self.aggregation!r} makes new factors in every round: use 'fedavg' or 'pia'"
+        if self.aligns and self.pia.aligns_on_server and self.pia.reference != FEDAVG:
+            return f"pia.reference={self.pia.reference!r} may reorder the global neurons: use {FEDAVG!r}"
+        if self.initialization == "own":
+            return "initialization='own' has no global adapter to step from: use 'shared'"
+        return ""
+
     def _check_server_optimizer(self) -> None:
         """Refuse a step along a change over the round that is not what the sites learned."""
         one_of("server_optimizer", self.server_optimizer, SERVER_OPTIMIZERS)
@@ -200,16 +213,7 @@ class MethodSettings:
                 raise FedpeftError(f"{name} is 1, it must be below 1: nothing new would count.", setting=name)
         if not self.server_rule.steps:
             return
-        reason = ""
-        if not self.exchanges:
-            reason = "aggregation='none' makes no global adapter: use 'fedavg' or 'pia'"
-        elif not self.rule.averages:
-            reason = f"aggregation={self.aggregation!r} makes new factors in every round: use 'fedavg' or 'pia'"
-        elif self.aligns and self.pia.aligns_on_server and self.pia.reference != FEDAVG:
-            reason = f"pia.reference={self.pia.reference!r} may reorder the global neurons: use {FEDAVG!r}"
-        elif self.initialization == "own":
-            reason = "initialization='own' has no global adapter to step from: use 'shared'"
-        if reason:
+        if reason := self.unlearned_change:
             raise FedpeftError(
                 f"server_optimizer={self.server_optimizer!r} steps along the change of the global adapter, and "
                 f"{reason}, or leave server_optimizer out.",

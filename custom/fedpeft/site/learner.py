@@ -229,15 +229,15 @@ class Learner:
         started = self.trainable.state() if compares or scores_change else {}
         started_private = self.trainable.private_state() if scores_change else {}
         self.trainable.train_only(layers)
-        control = ControlVariates.of_round(self.training, round, own, near)
+        control = ControlVariates.of_round(self, round, own, near if received or round == 1 else {})
         optimizer, metrics = self._fitted(round, own, near, integration.half, control)
         changes = dict(own.changes) if own else {}
         if scores_change:
             changes |= self._changes(round, layers, started | started_private)
         trained = self.trainable.state()
-        upload, kept = integration.finish(trained)
+        upload, kept = integration.finish(control.uncorrected(trained))
         beside = self.model.beside(received)
-        sent = self._to_send(upload, layers)
+        sent = self._to_send(upload, layers, control)
         metrics |= personal.train()
         measured = self.trainable.state()
         figures, thresholds = self._evaluation.of_round()
@@ -271,13 +271,12 @@ class Learner:
         self, round: int, own: SiteState | None, near: State, half: Half | None, control: ControlVariates
     ) -> tuple[torch.optim.Optimizer, dict[str, float | None]]:
         """Train a round's epochs with what beside the loss is set; return the optimizer and the losses."""
-        optimizer, parameters = self.optimizer(), self.parameters()
+        optimizer, named = self.optimizer(), self.parameters()
         if own is not None and self.training.optimizer_state == "keep":
             restore_moments(optimizer, self.values.moments(own.optimizer))
         probe = partial(self.batches.lasting_sample, self.method.probe_samples)
-        pull = held_near(parameters, optimizer, near, self.training.proximal_mu)
-        of_half, corrected = half_trained(parameters, optimizer, half), control.correcting(parameters, optimizer)
-        with pull, of_half, corrected, contrasted(self, near, own and own.adapter):
+        pull = held_near(named, optimizer, near, self.training.proximal_mu)
+        with pull, half_trained(named, optimizer, half), control.correcting(optimizer), contrasted(self, near, own):
             return optimizer, self._evaluation.around(partial(self.fit, optimizer, round), probe)
 
     def _own_state(self, round: int) -> SiteState | None:
@@ -290,10 +289,11 @@ class Learner:
             )
         return own
 
-    def _to_send(self, upload: State, layers: Sequence[int] | None) -> State:
+    def _to_send(self, upload: State, layers: Sequence[int] | None, control: ControlVariates) -> State:
         """What leaves the site: the trained layers of the adapter, and the head where it is federated."""
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
-        return self._numbers.to_send(sent) | (head_state(self.head.state_dict()) if self.method.federates_head else {})
+        head = control.uncorrected(head_state(self.head.state_dict())) if self.method.federates_head else {}
+        return self._numbers.to_send(sent) | head
 
     def score_layers(self, round: int, received: State) -> list[float]:
         """Score each layer of the global adapter, or without one of the site's own, on random training samples."""

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from fedpeft.core.states import State
 from fedpeft.methods.trainable import Part
 from fedpeft.site.site_model import without_head
+from fedpeft.site.site_state import SiteState
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner
@@ -42,19 +43,19 @@ def contrast(z: Tensor, z_global: Tensor, z_before: Tensor, temperature: float) 
 
 
 @contextmanager
-def contrasted(learner: Learner, near: State, before: State | None) -> Iterator[None]:
+def contrasted(learner: Learner, near: State, own: SiteState | None) -> Iterator[None]:
     """Train with the term beside the loss in this block, where `training.moon_mu` is set.
 
     Args:
         learner: of the site, with what the round starts from in its model.
         near: the global adapter, by key.
-        before: the site's adapter of the round before; None: this is its first one.
+        own: the site's state after its last round; None: this is its first one.
     """
-    if not learner.training.moon_mu or before is None:
+    if not learner.training.moon_mu or own is None:
         yield
         return
     features, attributes = _Features(learner.answering.head), vars(learner.trainable)
-    attributes["step"] = _Step(learner, without_head(near), before, features)
+    attributes["step"] = _Step(learner, without_head(near), own.adapter, features)
     try:
         yield
     finally:

@@ -1,18 +1,19 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """SCAFFOLD: every step of a site is corrected by what the steps of all sites have in common and its own have not.
 
-    y <- y - eta (g(y) - c_k + c)          in every step, eta its learning rate
-    c_k <- c_k - c + (x - y) / S           after the round; x what it began with, S the sum of its rates ("option II")
+    y <- y - eta (g(y) - c_k + c)     in every step, eta its learning rate
+    c_k <- mean of g over the steps, weighted by eta ("option II")
+    sent: y without the corrections, x - S c_k     x what the round began with, S the sum of its rates
 
-c is the mean of the c_k. Where all sites take part and their rates add up alike, it is the change of the global adapter
-over the last round, divided by -S: each site computes it from what it received anyway. Nothing more is sent, and secure
-sums hide the sites' c_k as they hide their adapters. Elsewhere c is the same quotient with the site's own S, the mean
-movement in steps of this site.
+c is the mean of the c_k, so that the corrections of all sites add up to nothing. Where all take part with one S, the
+mean of what is sent is that of the y: the paper's global adapter. Its change over a round is -S times the mean of the
+c_k of that round, so a site computes c from what it received anyway: no second set of tensors travels, and c_k stays at
+the site. Where sites take different numbers of steps, c is the mean movement in steps of the site. Noise, a refused
+reply or an absent site change the next c, and none after it: each is measured anew.
 
-The correction is added after the optimizer has stepped, so that g stands for whatever its step divided by eta is. With
-SGD this is the paper's algorithm. FLARE's own (`nvflare.app_opt.pt.scaffold`) sends the control variates as a second
-set of tensors beside a whole model, which the contract of replies, secure sums and layers that one site trains alone
-would each have to treat.
+A tensor is corrected where the site trained it in its last round too. The correction is added after the optimizer has
+stepped, so that g stands for its step divided by eta: with SGD this is the paper's algorithm. FLARE's own
+(`nvflare.app_opt.pt.scaffold`) sends the control variates of a whole model beside it.
 
 Source: Karimireddy et al. 2020, SCAFFOLD, Algorithm 1, https://arxiv.org/abs/1910.06378.
 """
@@ -21,15 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedpeft.answering.training_settings import TrainingSettings
-from fedpeft.core.keys import HEAD
 from fedpeft.core.states import State
+from fedpeft.site.loop import learning_in_round
 from fedpeft.site.site_state import SiteState
+
+if TYPE_CHECKING:
+    from fedpeft.site.learner import Learner
 
 OWN, GLOBAL, RATES = "own/", "global/", "rates/"  # of what is kept from round to round
 
@@ -38,89 +41,90 @@ class ControlVariates:
     """Those of one site in one round.
 
     Args:
-        near: the global tensors that the round begins with, by key; these are corrected, and no others.
+        near: the global tensors x that the round begins with, by key; empty: nothing is corrected.
         kept: `kept` of the site's last round; empty: this is its first one.
-        rounds: since then.
+        passed: by how many times the rates of that round the global tensors have moved since, 1 for the round before.
 
     Attributes:
         kept: what the next round needs, for the site's disk, once this one is trained.
     """
 
-    def __init__(self, near: Mapping[str, Tensor], kept: State, *, rounds: int) -> None:
+    def __init__(self, near: Mapping[str, Tensor], kept: State, *, passed: float = 1.0) -> None:
         self.kept: State = {}
         self._near = dict(near)
-        self._own = _named(kept, OWN)
-        before, rates = _named(kept, GLOBAL), _named(kept, RATES)
-        self._all = {
-            key: (before[key] - tensor) / (rates[_rate_of(key)].item() * rounds)
-            for key, tensor in near.items()
-            if key in before and rates[_rate_of(key)] > 0
+        own, before, rates = (_named(kept, prefix) for prefix in (OWN, GLOBAL, RATES))
+        self._change = {
+            key: own[key] - (before[key] - near[key]) / (rate.item() * passed)
+            for key, rate in rates.items()
+            if key in near
         }
+        self._added: State = {}
 
     @classmethod
-    def of_round(cls, training: TrainingSettings, round: int, own: SiteState | None, near: State) -> ControlVariates:
+    def of_round(cls, learner: Learner, round: int, own: SiteState | None, near: State) -> ControlVariates:
         """Those of a round, counted from 1; without `training.scaffold` of no tensor.
 
         Args:
-            training: the local recipe.
+            learner: of the site.
             round: counted from 1.
             own: the site's state after its last round; None: this is its first one.
-            near: the global tensors that the round begins with, by key.
+            near: the global tensors that the round begins with, by key; empty: there are none.
         """
-        kept, rounds = (own.control, round - own.round) if own else ({}, 1)
-        return cls(near if training.scaffold else {}, kept, rounds=rounds)
+        if not learner.training.scaffold:
+            return cls({}, {})
+        if own is None:
+            return cls(near, {})
+        first, samples = learner.schedule.first_round(learner.site), len(learner.data.train)
+        learned = [
+            learning_in_round(learner.training, samples=samples, round=one, first=first)
+            for one in range(own.round, round)
+        ]
+        return cls(near, own.control, passed=sum(learned) / learned[0] if learned[0] else 1.0)
 
     @contextmanager
-    def correcting(self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    def correcting(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Correct every step of this block, and compute the next round's control variates when it ends.
 
         Args:
-            parameters: what may be trained, by key; those without a gradient are left alone.
-            optimizer: of the block, whose groups name their parameters.
+            optimizer: of the block, whose groups name their parameters; those without a gradient are left alone.
         """
-        if not self._near:
-            yield
-            return
-        start = {key: parameters[key].detach().clone() for key in self._near if key in parameters}
-        change = {key: (self._own_of(key) - c).to(start[key]) for key, c in self._all.items() if key in start}
-        sums = dict.fromkeys(map(_rate_of, ("", HEAD)), 0.0)
+        trained = [
+            (group, key, parameter)
+            for group in optimizer.param_groups
+            for key, parameter in zip(group["names"], group["params"], strict=True)
+            if key in self._near
+        ]
+        start = {key: parameter.detach().clone() for _, key, parameter in trained}
+        change = {key: self._change[key].to(tensor) for key, tensor in start.items() if key in self._change}
+        rates = dict.fromkeys(start, 0.0)
 
         @torch.no_grad()
         def correct(*_: Any) -> None:
-            rates = {}
-            for group in optimizer.param_groups:
-                rates[_rate_of(group["names"][0])] = group["lr"]
-                for key, parameter in zip(group["names"], group["params"], strict=True):
-                    if key in change and parameter.grad is not None:
-                        parameter.add_(change[key], alpha=group["lr"])
-            for name, rate in rates.items():
-                sums[name] += rate
+            for group, key, parameter in trained:
+                if parameter.grad is None:
+                    continue
+                rates[key] += group["lr"]
+                if key in change:
+                    parameter.add_(change[key], alpha=group["lr"])
 
         hook = optimizer.register_step_post_hook(correct)
         try:
             yield
         finally:
             hook.remove()
-        trained = {key for group in optimizer.param_groups for key in group["names"]}
-        own = dict(self._own)
-        for key, tensor in start.items():
-            if key in trained and sums[_rate_of(key)] > 0:
-                moved = (tensor - parameters[key].detach()).cpu() / sums[_rate_of(key)]
-                own[key] = self._own_of(key) - self._all.get(key, 0.0) + moved
-        self.kept = {
-            **{f"{OWN}{key}": tensor for key, tensor in own.items()},
-            **{f"{GLOBAL}{key}": tensor.detach().cpu().clone() for key, tensor in self._near.items()},
-            **{f"{RATES}{name}": torch.tensor(total, dtype=torch.float64) for name, total in sums.items()},
-        }
+        self._added = {key: (rates[key] * tensor).cpu() for key, tensor in change.items()}
+        self.kept = {}
+        for _, key, parameter in trained:
+            if rates[key] > 0:
+                moved = (start[key] - parameter.detach()).cpu() + self._added.get(key, 0.0)
+                self.kept[f"{OWN}{key}"] = moved / rates[key]
+                self.kept[f"{GLOBAL}{key}"] = self._near[key].detach().cpu().clone()
+                self.kept[f"{RATES}{key}"] = torch.tensor(rates[key], dtype=torch.float64)
 
-    def _own_of(self, key: str) -> Tensor:
-        return self._own[key] if key in self._own else torch.zeros_like(self._near[key], device="cpu")
+    def uncorrected(self, state: State) -> State:
+        """Return trained tensors without what the corrections added to them."""
+        return {key: tensor - self._added[key] if key in self._added else tensor for key, tensor in state.items()}
 
 
 def _named(kept: State, prefix: str) -> State:
     return {key.removeprefix(prefix): tensor for key, tensor in kept.items() if key.startswith(prefix)}
-
-
-def _rate_of(key: str) -> str:
-    """The name of the learning rate of a tensor: a head has its own."""
-    return "head" if key.startswith(HEAD) else "adapter"
