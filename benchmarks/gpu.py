@@ -294,9 +294,9 @@ def tables(results: Mapping[str, Any]) -> list[ResultTable]:
 
 def reasons(results: Mapping[str, Any]) -> list[str]:
     """Why rows have no figures, a sentence for each."""
-    given = {name: figures.get("missing") or figures.get("problem") for name, _, figures in results["rows"]}
-    given |= {name: why for *_, figures in results["rows"] for name, why in figures.get("failed", {}).items()}
-    return [f"{name}: {reason}" for name, reason in given.items() if reason]
+    given = [(name, figures.get("missing") or figures.get("problem")) for name, _, figures in results["rows"]]
+    given += [(name, why) for *_, figures in results["rows"] for name, why in figures.get("failed", {}).items()]
+    return [f"{name}: {reason}" for name, reason in given if reason]
 
 
 def _taken(named: Mapping[str, Figures]) -> dict[str, Figures]:

@@ -350,7 +350,7 @@ def _described(runs: Sequence[Schedule]) -> str:
 
 
 def aims(results: Sequence[dict[str, Any]]) -> ResultTable:
-    """What was aimed at, and the paired differences that came out; left out where neither row has run."""
+    """What was aimed at, and the paired differences that came out; left out where no seed has run with both rows."""
     runs = {
         "12 rounds": (SHORT, None),
         "30 rounds": (LONG, None),

@@ -384,7 +384,7 @@ def test_the_course_of_the_losses_stands_in_place_of_the_ends(monkeypatch):
     assert axes.lines[0].get_ydata().tolist() == [4, 3, 2, 3, 1, 0.5]
     assert axes.lines[0].get_xdata().tolist() == [0, 0.5, 1, 1, 1.5, 2]
     assert drawn[-1].texts[1].get_text() == "Loss of the training batches, in the course of every round"
-    assert "a twentieth of a round's steps" in unescape(page(compared(runs, baseline="ours"), Picture(b"a"), runs))
+    assert "Twenty points a round" in unescape(page(compared(runs, baseline="ours"), Picture(b"a"), runs))
     assert [from_json(json.loads(json.dumps(one.as_json())), origin="a") for one in runs] == runs
 
 

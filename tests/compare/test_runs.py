@@ -349,6 +349,11 @@ def test_an_experiment_goes_on_where_it_ended(tmp_path):
     assert done.alignment == Alignment()
     (tmp_path / RUNS).write_text(json.dumps(done.as_json()) + "\n")
     assert earlier(tmp_path, runs) == [done]
+    assert done.loss_course == ()
+    training = {**runs[0].sections["training"], "measure": "steps"}
+    measured = carry_out(replace(runs[0], sections={**runs[0].sections, "training": training}))
+    assert measured.figures == done.figures
+    assert [[set(sites) for sites in rounds] for rounds in measured.loss_course] == [[{"slake", "vqa-rad"}]] * 20
     assert earlier(tmp_path, small("fedavg", "local", seeds=(0, 1), rounds=2)) == []
 
 

@@ -528,6 +528,8 @@ def test_the_footprint_counts_what_never_leaves_the_site(make_job):
     adapter = (dual.weights - plain.weights) // 2  # a0 and the frozen a2
     assert dual.state - plain.state == adapter * 4 * KEPT_ROUNDS  # a0 with its moments, a2 alone
     assert dual.step > plain.step + 3 * adapter
+    corrected = open_context(make_job("method.aggregation=fedavg", "training.scaffold=true")).footprint
+    assert corrected.state - plain.state == adapter * 2 * KEPT_ROUNDS  # control variates and the last global adapter
 
 
 def test_the_footprint_is_of_the_head_that_is_trained(make_job):

@@ -34,7 +34,9 @@ def test_the_page_draws_the_losses_of_the_rounds_where_the_run_measured_them(of_
     file.write_text(json.dumps(model))
     assert "Losses by round" in page_of(folder, tmp_path / "measured.html")
     save_file({f"{one['round']:05d}": torch.ones(20) for one in model["rounds"]}, file.with_name("losses.safetensors"))
-    assert "in the course of every round" in page_of(folder, tmp_path / "steps.html")
+    page = page_of(folder, tmp_path / "steps.html")
+    assert "in the course of every round" in page
+    assert "at the start and the end of every round" not in page
 
 
 def page_of(folder, out):

@@ -220,8 +220,11 @@ def carry_out(run: Run) -> Outcome:
 
 def _course(learners: Mapping[str, Learner], rounds: int) -> tuple[tuple[dict[str, float], ...], ...]:
     """Return for each point of a round's course, and each round, the sites' losses; empty: they were not measured."""
+    from fedpeft.answering.training_settings import STEPS
     from fedpeft.site.site_state import course_name, load_before
 
+    if all(learner.training.measure != STEPS for learner in learners.values()):
+        return ()
     kept = {site: load_before(learner.folder, rounds + 1) for site, learner in learners.items()}
     courses = {site: state.losses for site, state in kept.items() if state and state.losses}
     points = max((len(one) for losses in courses.values() for one in losses.values()), default=0)

@@ -119,7 +119,7 @@ def footprint(job: SiteJob, *, policy: SitePolicy | None = None) -> Footprint:
         process=psutil.Process().memory_info().rss + round(training.features_mib * MIB),
         weights=sum(p.numel() * p.element_size() for p in answering.parameters()),
         step=round(needed),
-        state=(kept * (1 + KEPT_TENSORS[training.optimizer]) + _beside(body, method))
+        state=(kept * (1 + KEPT_TENSORS[training.optimizer] + 2 * training.scaffold) + _beside(body, method))
         * (KEPT_ROUNDS + (training.keep == BEST)),
         device=str(device),
         method=how,

@@ -27,7 +27,7 @@ from fedpeft.data.schema import Example
 from fedpeft.inference.model import Prediction
 from fedpeft.inference.site_subject import MIN, Subject, differ, has_projection, projected
 from fedpeft.report.data_summary import counted_as
-from fedpeft.report.loss_plot import BY_PROBE, BY_STEP, COURSE, losses_by_site, panels_figure
+from fedpeft.report.loss_plot import BY_PROBE, BY_STEP, COURSE, TITLE, losses_by_site, panels_figure
 from fedpeft.report.page_parts import Picture, embedded, figure, headline, laid_out, page_of, section
 from fedpeft.report.palette import COLORS, DPI, LIGHT, drawn, shorten, svg, text_width
 from fedpeft.report.tables import SHADES, Table
@@ -282,13 +282,13 @@ def _losses(subject: Subject) -> str:
     record, courses = subject.kept.record, subject.kept.state.losses
     if courses:
         losses = {record.site: np.stack([courses[name].numpy() for name in sorted(courses)])}
-        points, caption = "in the course", f"{COURSE}. {BY_STEP}"
+        title, points, caption = COURSE, "in the course", BY_STEP
     else:
         losses = losses_by_site(*([{record.site: one.get(name)} for one in record.rounds] for name in ENDS))
-        points, caption = "at the start and the end", BY_PROBE
+        title, points, caption = TITLE, "at the start and the end", BY_PROBE
     if not losses:
         return ""
-    drawing = svg(panels_figure({"": losses}), f"Losses of site {record.site} {points} of every round.")
+    drawing = svg(panels_figure({"": losses}, title=title), f"Losses of site {record.site} {points} of every round.")
     described = f"A line through the losses {points} of every round."
     return section("Losses by round", figure(Picture(drawing, caption=caption), described))
 

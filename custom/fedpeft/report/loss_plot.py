@@ -26,7 +26,7 @@ Losses = Mapping[str, np.ndarray]  # by site (R, P): from the start of each roun
 TITLE = "Loss on the probe samples, at the start and the end of every round"
 BY_PROBE = "Mean loss on the same training samples every round."
 COURSE = "Loss of the training batches, in the course of every round"
-BY_STEP = "Each point is the mean of a twentieth of a round's steps."
+BY_STEP = "Twenty points a round: means over its steps, or between them where it has fewer."
 # inches
 PANEL, WIDE, HIGH, LEFT, RIGHT, BETWEEN = 2.2, 5.6, 2.1, 0.5, 0.15, 0.2
 COLUMNS = 3  # of panels, and of the legend
@@ -68,9 +68,9 @@ def losses_figure(history: History, *, framed: bool = True) -> Figure:
     return drawn(lambda: _figure({"": losses_of(history)}, history if framed else None))
 
 
-def panels_figure(panels: Mapping[str, Losses], frame: Frame | None = None) -> Figure:
-    """Draw the losses of several methods in panels beside each other, with one axis of losses."""
-    return drawn(lambda: _figure(panels, None, frame))
+def panels_figure(panels: Mapping[str, Losses], frame: Frame | None = None, *, title: str = TITLE) -> Figure:
+    """Draw the losses of several methods beside each other with one axis; a panel without a name has the title."""
+    return drawn(lambda: _figure(panels, None, frame, title))
 
 
 def losses_explained(history: History) -> str:
@@ -79,7 +79,9 @@ def losses_explained(history: History) -> str:
     return f"{BY_PROBE} Mean change from the end of a round to the start of the next: {text}." if text else BY_PROBE
 
 
-def _figure(panels: Mapping[str, Losses], history: History | None, frame: Frame | None = None) -> Figure:
+def _figure(
+    panels: Mapping[str, Losses], history: History | None, frame: Frame | None = None, title: str = TITLE
+) -> Figure:
     sites = list(dict.fromkeys(site for losses in panels.values() for site in losses))
     columns = min(len(panels), COLUMNS)
     rows = -(-len(panels) // columns)
@@ -101,7 +103,7 @@ def _figure(panels: Mapping[str, Losses], history: History | None, frame: Frame 
         axes = figure.add_axes((left, up, wide / width, HIGH / total), sharey=first)
         first = first or axes
         lines |= _panel(axes, losses, sites)
-        axes.set_title(shorten(name, LETTERS) if named else TITLE, loc="left", fontsize=8.5, fontweight="bold", pad=6)
+        axes.set_title(shorten(name, LETTERS) if named else title, loc="left", fontsize=8.5, fontweight="bold", pad=6)
         axes.tick_params(labelleft=column == 0)
         if number + columns >= len(panels):
             axes.set_xlabel("round", labelpad=2)

@@ -26,7 +26,7 @@ from fedpeft.site import computing
 from fedpeft.site.metrics import Measure, Measured, measured, shares_of
 from fedpeft.site.site_model import SiteModel
 
-COURSE = 20  # points of the course of the loss in a round
+COURSE_POINTS = 20  # of the loss in a round
 POINTS = 1000  # at which the rates of a round are added up, at most
 
 
@@ -135,10 +135,10 @@ def no_loss(loss: float) -> None:
 
 
 def course_of(losses: Sequence[float]) -> torch.Tensor:
-    """Return the course (`COURSE`,) of the losses of a round's steps, means over equal parts of them."""
-    parts = np.array_split(np.asarray(losses), min(len(losses), COURSE))
+    """Return the course (`COURSE_POINTS`,) of the losses of a round's steps, means over equal parts of them."""
+    parts = np.array_split(np.asarray(losses), min(len(losses), COURSE_POINTS))
     means = [part.mean() for part in parts]
-    places = np.linspace(0, 1, COURSE)
+    places = np.linspace(0, 1, COURSE_POINTS)
     return torch.tensor(np.interp(places, np.linspace(0, 1, len(means)), means), dtype=torch.float32)
 
 
