@@ -115,11 +115,12 @@ def footprint(job: SiteJob, *, policy: SitePolicy | None = None) -> Footprint:
     except torch.OutOfMemoryError as error:
         raise FedpeftError(f"a batch of {training.batch_size} does not fit on {device}: lower it.") from error
     kept = sum(p.numel() * p.element_size() for p in trained)
+    control = 2 * training.scaffold * sum(tensor.nbytes for tensor in body.state().values())
     return Footprint(
         process=psutil.Process().memory_info().rss + round(training.features_mib * MIB),
         weights=sum(p.numel() * p.element_size() for p in answering.parameters()),
         step=round(needed),
-        state=(kept * (1 + KEPT_TENSORS[training.optimizer] + 2 * training.scaffold) + _beside(body, method))
+        state=(kept * (1 + KEPT_TENSORS[training.optimizer]) + control + _beside(body, method))
         * (KEPT_ROUNDS + (training.keep == BEST)),
         device=str(device),
         method=how,
