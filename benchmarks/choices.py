@@ -132,7 +132,7 @@ def key_of(line: Mapping[str, Any]) -> tuple[str, int, int, int]:
 
 
 def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
-    """A table for each question that has runs: accuracy by world, and the paired difference to the first value.
+    """A table for each question that has runs: accuracy by world, and the paired difference to the first that ran.
 
     Its seeds are those that all its values have which have run, so that its rows can be compared.
     """
@@ -141,11 +141,12 @@ def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
         value, dialects, seed, rounds = key_of(line)
         figures.setdefault((value, dialects, rounds), {})[seed] = study.figure(dict(line))
     for title, values in QUESTIONS.values():
-        default, first = next(iter(values.items()))
+        first = next(iter(values.values()))
         ran = {n: [figures.get((v.key, world, v.rounds), {}) for world in v.worlds] for n, v in values.items()}
         ran = {name: worlds for name, worlds in ran.items() if all(worlds)}
-        if default not in ran:
+        if not ran:
             continue
+        default = next(iter(ran))
         seeds = set.intersection(*(set(world) for worlds in ran.values() for world in worlds))
         rows = []
         for name, worlds in ran.items():
