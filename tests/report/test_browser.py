@@ -80,7 +80,7 @@ def own_page(folder):
         site="north", labelled=False, asks=True, metric=ACCURACY, procedural=True, tiny=True, rounds=ends
     )
     subject = Subject(
-        kept=SimpleNamespace(record=record, state=SimpleNamespace(round=3)),
+        kept=SimpleNamespace(record=record, state=SimpleNamespace(round=3, losses={})),
         data=SiteData(site="north", train=test, validation=(), test=test, source=f"{LONG}."),
         predictions=predictions,
         figures={"overall": 0.5, "open": 0.5, "closed": None},
