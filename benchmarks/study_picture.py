@@ -30,6 +30,7 @@ SHOWN = (
     study.WEIGHT_SPACE,
     "local",
     study.TWO_BRANCHES,
+    study.FROZEN_HALF,
 )
 MORE_COLORS = ("#F0E442", "#999999", "#8B5A2B", "#B8B0E0", "#C5E0A0", "#E0B0C8", "#A0C8C8")  # only in cells
 CLEAR, FAINT = 0.75, 0.25  # opacity of a cell
@@ -70,7 +71,9 @@ def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
             loc="left",
         )
         axes[-1].set_xlabel("round")
-        named = (*SHOWN, *(name for name in study.METHODS if name in winners and name not in SHOWN))
+        ran = {name for worlds in groups.values() for methods in worlds.values() for name in methods}
+        named = [name for name in SHOWN if name in ran]
+        named += [name for name in study.METHODS if name in winners and name not in SHOWN]
         handles = [mpl.lines.Line2D([], [], color=_color(name), lw=2.5, label=name) for name in named]
         figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=7.5)
     return figure
