@@ -3,6 +3,7 @@
 
     python benchmarks/gpu.py                          # on a card
     python benchmarks/gpu.py --write                  # and keeps the figures for `python benchmarks/publish.py --write`
+    python benchmarks/gpu.py --write --parts steps    # of one table; the others of that day and card stay as they are
     python benchmarks/gpu.py --device cpu --small     # tiny shapes without a card, to try the script out
 
 Steps of ViLT-B and ViT-B beside PEFT's and FedDAT's in float32 and bfloat16; a round of a site with LLaVA-1.5-7B's
@@ -400,6 +401,20 @@ def section(file: Path) -> str:
     return "\n\n".join((measured_on, *(one.section() for one in tables(results)), *reasons(results)))
 
 
+def _kept(results: Mapping[str, Any]) -> list[Any]:
+    """The rows of other tables in the kept results, where they are of the same day, machine and sizes."""
+    if not RESULTS.exists():
+        return []
+    before, parts = json.loads(RESULTS.read_text()), {part for _, part, _ in results["rows"]}
+    same = _place(before) == _place(results) and before["small"] == results["small"]
+    return [row for row in before["rows"] if row[1] not in parts] if same else []
+
+
+def _place(results: Mapping[str, Any]) -> list[str]:
+    """What was measured on, without how busy it was."""
+    return [line.partition(", load")[0] for line in results["machine"].splitlines()]
+
+
 def card(device: str) -> str:
     """The device in words."""
     import torch
@@ -453,8 +468,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for reason in reasons(results):
         print(reason)
     if options.write:
+        results["rows"] = [*results["rows"], *_kept(results)]
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    return int(any("problem" in figures for *_, figures in results["rows"]))
+    return int(any("problem" in figures or figures.get("failed") for *_, figures in results["rows"]))
 
 
 if __name__ == "__main__":

@@ -50,14 +50,42 @@ def test_reasons_stand_below_the_tables(gpu, tmp_path):
         ("lora, less", "steps", step | {"seconds": 0.25, "peak": 250.0}),
         ("FedDAT", "steps", {"problem": "OutOfMemoryError (exit code 1)"}),
         ("LLaVA-1.5-7B, four bits", "round", {"missing": "not installed"}),
+        ("scores", "beside the CPU", {"runs": {}, "failed": {"snip": "RuntimeError: two devices"}}),
     ]
     results = {"machine": "here", "small": False, "rows": rows}
-    (table,) = gpu.tables(results)
+    table, beside = gpu.tables(results)
+    assert beside.rows[0][:2] == ("scores", "0 of 1")
     assert table.rows == [
         ("PEFT LoRA", "32.0", "1.00", "300", "1.00"),
         ("lora, less", "64.0", "2.00", "250", "0.50"),
     ]
-    assert gpu.reasons(results) == ["FedDAT: OutOfMemoryError (exit code 1)", "LLaVA-1.5-7B, four bits: not installed"]
+    assert gpu.reasons(results) == [
+        "FedDAT: OutOfMemoryError (exit code 1)",
+        "LLaVA-1.5-7B, four bits: not installed",
+        "snip: RuntimeError: two devices",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("machine", "kept"), [("2026-11-27: x, load before 9.9\ncard", ["a", "b"]), ("2026-11-28: x\ncard", ["b"])]
+)
+def test_a_call_of_some_tables_keeps_the_others_of_the_same_day_and_card(gpu, monkeypatch, tmp_path, machine, kept):
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path / "gpu.json")
+    before = {"machine": machine, "small": True, "rows": [("a", "steps", {}), ("old", "round", {})]}
+    gpu.RESULTS.write_text(json.dumps(before))
+    monkeypatch.setattr(gpu, "machine", lambda: "2026-11-27: x, load before 1.0")
+    monkeypatch.setattr(gpu, "card", lambda device: "card")
+    monkeypatch.setattr(gpu, "rows", lambda options: {"b": gpu.Row("round", lambda *_: {})})
+    figures = dict.fromkeys(("frozen", "step", "round", "peak", "batch"), 1.0)
+    monkeypatch.setattr(gpu, "measured", lambda *_: figures)
+    assert gpu.main(["--device", "cpu", "--small", "--parts", "round", "--write"]) == 0
+    assert sorted(name for name, *_ in json.loads(gpu.RESULTS.read_text())["rows"]) == kept
+
+
+def test_a_run_that_fails_beside_the_cpu_is_an_error(gpu, monkeypatch):
+    monkeypatch.setattr(gpu, "rows", lambda options: {"scores": gpu.Row("beside the CPU", lambda *_: {})})
+    monkeypatch.setattr(gpu, "measured", lambda *_: {"runs": {}, "failed": {"snip": "RuntimeError: two devices"}})
+    assert gpu.main(["--device", "cpu", "--small"]) == 1
 
 
 def test_without_a_card_one_sentence(gpu, monkeypatch, capsys):

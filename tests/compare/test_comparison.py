@@ -386,6 +386,8 @@ def test_the_course_of_the_losses_stands_in_place_of_the_ends(monkeypatch):
     assert drawn[-1].texts[1].get_text() == "Loss of the training batches, in the course of every round"
     assert "Twenty points a round" in unescape(page(compared(runs, baseline="ours"), Picture(b"a"), runs))
     assert [from_json(json.loads(json.dumps(one.as_json())), origin="a") for one in runs] == runs
+    ends = outcome("local", 0, (0.2, 0.4), (0.4, 0.6), loss_start=({"north": 4.0},) * 2, loss_end=({"north": 2.0},) * 2)
+    assert list(losses([*runs, ends])) == ["fedavg"]
 
 
 @pytest.mark.slow

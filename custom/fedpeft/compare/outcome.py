@@ -51,9 +51,8 @@ class Outcome:
     # for each round, site -> its loss on the probe samples at the start of the round; empty: not measured
     loss_start: tuple[Sites, ...] = ()
     loss_end: tuple[Sites, ...] = ()  # the same at its end
-    loss_course: tuple[
-        tuple[Sites, ...], ...
-    ] = ()  # at each point of a round's course, as `loss_start`, of the batches
+    # at each point of a round's course, and for each round: site -> loss of its training batches; empty: not measured
+    loss_course: tuple[tuple[Sites, ...], ...] = ()
 
     def figure(self, metric: str, *, last: int = 1) -> float:
         """Return the mean over the sites with this metric and over the last rounds, in percent; NaN: there is none."""

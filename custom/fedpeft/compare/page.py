@@ -45,10 +45,14 @@ def picture_file(outcomes: Sequence[Outcome]) -> bytes:
 
 
 def losses(outcomes: Sequence[Outcome]) -> dict[str, dict[str, np.ndarray]]:
-    """Return for each method that measured them the losses of every round by site, means over seeds."""
+    """Return for each method that measured them the losses of every round by site, means over seeds.
+
+    Where some runs measured the course of the loss, those are shown, and none that measured its ends.
+    """
     runs: dict[str, list[dict[str, np.ndarray]]] = {}
+    by_step = _by_step(outcomes)
     for one in outcomes:
-        points = one.loss_course or (one.loss_start, one.loss_end)
+        points = one.loss_course if by_step else (one.loss_start, one.loss_end)
         if measured := losses_by_site(*points):
             runs.setdefault(one.method, []).append(measured)
     return {method: {site: _mean([run[site] for run in of]) for site in _common(of)} for method, of in runs.items()}
