@@ -6,14 +6,17 @@
     python benchmarks/choices.py --table                       # the tables of what is there, without a run
     python benchmarks/publish.py --write                       # the same in the docs
 
-A question has some values of one setting, in the worlds without and with seven swapped pairs. Figures are those of
-`study.py`: the mean of the five sites and the last three rounds. A run is one line of
-`benchmarks/results/choices.jsonl`; what is there is not run again.
+A question has some values of one setting, in the worlds without and with seven swapped pairs. All of them run on the
+first seed; the study's value and the best of the others, by the mean over the worlds, run on the other seeds too. Runs
+of thirty rounds cost too much for that: they have the first seed alone. Figures are those of `study.py`: the mean of
+the five sites and the last three rounds. A run is one line of `benchmarks/results/choices.jsonl`; what is there is not
+run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
@@ -66,7 +69,7 @@ def _set(method: str, setting: str, values: Sequence[str], default: str, **other
     return {value: Value(method, overrides[value], **others) for value in values}
 
 
-RATES = (study.RATE, "3e-3", "8e-3", "1.2e-2")
+RATES = {study.SHORT: (study.RATE, "3e-3", "8e-3", "1.2e-2"), study.LONG: (study.RATE, "8e-3", "1.2e-2")}
 LONG = {"rounds": study.LONG, "worlds": (study.WORLDS[-1],)}
 QUESTIONS: dict[str, tuple[str, dict[str, Value]]] = {  # what it asks, and its values, the study's first
     "share": (
@@ -76,10 +79,10 @@ QUESTIONS: dict[str, tuple[str, dict[str, Value]]] = {  # what it asks, and its 
     **{
         f"rate, {method}, {rounds} rounds": (
             f"Learning rate of `{method}`, {rounds} rounds",
-            _set(method, "training.learning_rate", RATES, study.RATE, rounds=rounds),
+            _set(method, "training.learning_rate", RATES[rounds], study.RATE, rounds=rounds),
         )
-        for rounds in reversed(LENGTHS)
-        for method in RATED
+        for rounds, methods in ((study.LONG, RATED[:-1]), (study.SHORT, RATED))
+        for method in methods
     },
     "decay": (
         f"Decay of the learning rate, FedAvg, {study.LONG} rounds",
@@ -105,17 +108,29 @@ class Run:
         return self.value.key, self.dialects, self.seed, self.value.rounds
 
 
-def runs(questions: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
-    """The runs of these questions, seed by seed."""
+def runs(questions: Sequence[str], seeds: Sequence[int], lines: Sequence[Mapping[str, Any]]) -> Iterator[Run]:
+    """The runs of these questions, seed by seed; after the first seed, those of the finalists in `lines`."""
     seen = set()
     for seed in seeds:
         for question in questions:
-            for value in QUESTIONS[question][1].values():
+            for value in QUESTIONS[question][1].values() if seed == SEEDS[0] else finalists(question, lines):
                 for dialects in value.worlds:
                     one = Run(value, dialects, seed)
                     if one.key not in seen:
                         seen.add(one.key)
                         yield one
+
+
+def finalists(question: str, lines: Sequence[Mapping[str, Any]]) -> list[Value]:
+    """The study's value and the best of the others on the first seed; none where they have not all run, or run long."""
+    default, *others = QUESTIONS[question][1].values()
+    if default.rounds == study.LONG:
+        return []
+    figures = {key_of(line): study.figure(dict(line)) for line in lines}
+    wanted = {value: [Run(value, world, SEEDS[0]).key for world in value.worlds] for value in (default, *others)}
+    if not all(key in figures for keys in wanted.values() for key in keys):
+        return []
+    return [default, max(others, key=lambda value: statistics.fmean(figures[key] for key in wanted[value]))]
 
 
 def run(one: Run) -> dict[str, Any]:
@@ -134,61 +149,55 @@ def key_of(line: Mapping[str, Any]) -> tuple[str, int, int, int]:
 def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
     """A table for each question that has runs: accuracy by world, and the paired difference to the first that ran.
 
-    Its seeds are those that all its values have which have run, so that its rows can be compared.
+    A row has the seeds that ran in all its worlds; its difference, those of them that the first one has too.
     """
-    figures: dict[tuple[str, int, int], dict[int, float]] = {}
-    for line in lines:
-        value, dialects, seed, rounds = key_of(line)
-        figures.setdefault((value, dialects, rounds), {})[seed] = study.figure(dict(line))
     for title, values in QUESTIONS.values():
         first = next(iter(values.values()))
-        ran = {n: [figures.get((v.key, world, v.rounds), {}) for world in v.worlds] for n, v in values.items()}
-        ran = {name: worlds for name, worlds in ran.items() if all(worlds)}
+        ran = {name: found for name, value in values.items() if (found := _figures(lines, value))}
         if not ran:
             continue
         default = next(iter(ran))
-        seeds = set.intersection(*(set(world) for worlds in ran.values() for world in worlds))
         rows = []
-        for name, worlds in ran.items():
-            shared = [{seed: world[seed] for seed in sorted(seeds)} for world in worlds]
-            theirs = [{} for _ in worlds] if name == default else ran[default]
-            cells = [cell for pair in zip(shared, theirs, strict=True) for cell in _cells(*pair)]
-            rows.append((name, *cells, str(len(seeds))))
+        for name, figures in ran.items():
+            cells = []
+            for place in range(len(first.worlds)):
+                mine, theirs = ({seed: row[place] for seed, row in of.items()} for of in (figures, ran[default]))
+                pairs = [] if name == default else paired(mine, theirs)
+                cells += [f"{statistics.fmean(mine.values()):.1f}", signed(pairs) if pairs else ""]
+            rows.append((name, *cells, str(len(figures))))
         columns = [
             f"{column}, {world} swapped" for world in first.worlds for column in ("accuracy %", f"minus {default}")
         ]
         yield ResultTable(title, ("value", *columns, "seeds"), rows)
 
 
+def _figures(lines: Sequence[Mapping[str, Any]], value: Value) -> dict[int, tuple[float, ...]]:
+    """Seed -> the figure in each of the value's worlds, of the seeds that ran in all of them."""
+    found = {key_of(line): study.figure(dict(line)) for line in lines}
+    seeds = sorted({seed for key, _, seed, rounds in found if (key, rounds) == (value.key, value.rounds)})
+    worlds = {seed: [found.get(Run(value, world, seed).key) for world in value.worlds] for seed in seeds}
+    return {seed: tuple(figures) for seed, figures in worlds.items() if None not in figures}
+
+
 def best_rates(lines: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, str]:
     """Row -> the rate with the highest mean over worlds and seeds, of two alike the smaller; of the rows of `RATED`.
 
-    The rates that count have run in both worlds; the seeds are those that all of them have. A row of which only one
-    rate has run has no best one.
+    The rates that count have run in both worlds, on as many seeds as any other: the finalists, once they ran. A row of
+    which only one rate has run has no best one.
     """
     found = {}
     for method in RATED:
-        _, values = QUESTIONS[f"rate, {method}, {rounds} rounds"]
-        tried = {
-            rate: {(line["dialects"], line["seed"]): study.figure(dict(line)) for line in lines if _is(line, value)}
-            for rate, value in values.items()
-        }
-        tried = {rate: runs for rate, runs in tried.items() if {world for world, _ in runs} == set(study.WORLDS)}
-        shared = set.intersection(*map(set, tried.values())) if tried else set()
-        if len(tried) > 1 and shared:
-            means = {rate: statistics.fmean(runs[one] for one in shared) for rate, runs in tried.items()}
+        _, values = QUESTIONS.get(f"rate, {method}, {rounds} rounds", ("", {}))
+        tried = {rate: figures for rate, value in values.items() if (figures := _figures(lines, value))}
+        if len(tried) > 1:
+            most = max(map(len, tried.values()))
+            means = {
+                rate: statistics.fmean(itertools.chain(*figures.values()))
+                for rate, figures in tried.items()
+                if len(figures) == most
+            }
             found[method] = max(means, key=lambda rate: (means[rate], -float(rate)))
     return found
-
-
-def _is(line: Mapping[str, Any], value: Value) -> bool:
-    return (line["value"], len(line["rounds"])) == (value.key, value.rounds)
-
-
-def _cells(mine: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[str, str]:
-    """Mean accuracy and the paired difference; empty without runs."""
-    pairs = paired(mine, theirs)
-    return f"{statistics.fmean(mine.values()):.1f}" if mine else "", signed(pairs) if pairs else ""
 
 
 def main() -> None:
@@ -201,22 +210,29 @@ def main() -> None:
     chosen = parser.parse_args()
     if taken := sorted({*study.SEEDS, *study.SEEDS_OF_LAYERS} & {*chosen.seeds}):
         parser.error(f"--seeds {taken[0]}: the study reports it; choose settings on others, such as {SEEDS}")
-    known = {key_of(line) for line in json_lines.read(chosen.out)}
-    missing = [one for one in runs(chosen.questions, chosen.seeds) if not chosen.table and one.key not in known]
-    with parallel.processes(chosen.processes) as pool:
+    for seeds in () if chosen.table else ({*chosen.seeds} & {SEEDS[0]}, {*chosen.seeds} - {SEEDS[0]}):
+        _run_missing(chosen.questions, sorted(seeds), chosen.out, chosen.processes)
+    console = Console(width=WIDTH, highlight=False)
+    for table in tables(json_lines.read(chosen.out)):
+        console.print(table.table())
+    console.print(machine())
+
+
+def _run_missing(questions: Sequence[str], seeds: Sequence[int], file: Path, processes: int) -> None:
+    """Run what `file` lacks, with a line in it for each run that ends."""
+    lines = list(json_lines.read(file))
+    known = set(map(key_of, lines))
+    missing = [one for one in runs(questions, seeds, lines) if one.key not in known]
+    with parallel.processes(processes) as pool:
         futures = {pool.submit(run, one): one for one in missing}
         for number, future in enumerate(as_completed(futures), 1):
             line = future.result()
-            json_lines.append(chosen.out, line)
+            json_lines.append(file, line)
             print(
                 f"{number}/{len(futures)} {line['value']}, {line['dialects']} swapped, seed {line['seed']}: "
                 f"{study.figure(line):.1f} %",
                 flush=True,
             )
-    console = Console(width=WIDTH, highlight=False)
-    for table in tables(json_lines.read(chosen.out)):
-        console.print(table.table())
-    console.print(machine())
 
 
 if __name__ == "__main__":

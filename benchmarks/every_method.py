@@ -31,8 +31,7 @@ def _averaged(name: str) -> list[str]:
     return [f"method.name={name}", f"method.aggregation={'fedavg' if exchanges else 'none'}"]
 
 
-EVERY: dict[str, list[str]] = {
-    **{name: _averaged(name) for name in methods.names()},
+FEDPIA = {  # over Houlsby adapters, the paper's, beside each site alone: rows with a search of their own
     "houlsby, every site alone": ["method.name=houlsby", "method.aggregation=none"],
     **{
         f"houlsby, FedPIA {name}": ["method.name=houlsby", *PAPER, f"method.pia.integration={value}"]
@@ -42,6 +41,11 @@ EVERY: dict[str, list[str]] = {
             ("with a frozen half", "frozen_half"),
         )
     },
+    "houlsby, FedPIA by agreement": ["method.name=houlsby", *OURS],
+}
+EVERY: dict[str, list[str]] = {
+    **{name: _averaged(name) for name in methods.names()},
+    **FEDPIA,
     **{f"promptfl, k = {k}": [*_averaged("promptfl"), f"method.settings.promptfl.tokens={k}"] for k in (5, 10, 20)},
     "dvpt, concatenated": [*_averaged("dvpt"), "method.settings.dvpt.decomposition=concatenated"],
     **{
@@ -50,8 +54,9 @@ EVERY: dict[str, list[str]] = {
     },
     "lora, stack": ["method.name=lora", "method.aggregation=stack"],
     **{f"{name}, centralized": [f"method.name={name}", *CENTRALIZED] for name in ("houlsby", "vpt")},
-    **{f"{name}, FedPIA by agreement": [f"method.name={name}", *OURS] for name in ("houlsby", "compacter", "lora")},
+    **{f"{name}, FedPIA by agreement": [f"method.name={name}", *OURS] for name in ("compacter", "lora")},
 }
+SEARCHED = (*methods.names(), *FEDPIA)  # rows for which the grid is run
 
 
 def with_rate(method: str, rate: float) -> list[str]:
@@ -61,18 +66,18 @@ def with_rate(method: str, rate: float) -> list[str]:
 
 
 def best_rates(results: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The rate of the highest accuracy for each method of the registry; of two alike, the smaller."""
+    """The rate of the highest accuracy for each row of `SEARCHED`; of two alike, the smaller."""
     ordered = sorted(results, key=lambda result: (result["accuracy"], -result["rate"]))
     return {result["method"]: result["rate"] for result in ordered}
 
 
 def settings_of(method: str) -> list[str]:
-    """The settings of a row, at the rate that the grid found for its method: what stands before the comma.
+    """The settings of a row, at the rate that the grid found for it, or else for its method: what precedes the comma.
 
     Raises:
         SystemExit: the grid has not been run for it.
     """
-    name = method.partition(",")[0]
+    name = method if method in SEARCHED else method.partition(",")[0]
     rates = best_rates(json_lines.read(RATES))
     if name not in rates:
         raise SystemExit(f"no learning rate for {name!r} in {RATES.name}: run `python benchmarks/rates.py` first")

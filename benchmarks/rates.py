@@ -4,7 +4,8 @@
     python benchmarks/rates.py                        # resumable: results/rates.jsonl, one line a run
     python benchmarks/rates.py --methods vpt dvpt
 
-Eight rounds of one epoch on the embedded federation, averaged (`every_method.py`). A method starts with the three rates
+Eight rounds of one epoch on the embedded federation (`every_method.py`): every method of the registry, averaged, and
+the forms of FedPIA over Houlsby adapters. A row starts with the three rates
 in the middle of the grid; while the best is the smallest or the largest tried, the next one is tried as well.
 """
 
@@ -23,8 +24,6 @@ import parallel
 from measured import WIDTH, machine
 from result_table import ResultTable
 from rich.console import Console
-
-from fedpeft import methods
 
 GRID = (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2, 5e-2, 1.5e-1)
 FIRST = GRID[2:5]
@@ -76,7 +75,7 @@ def table(lines: Iterable[Mapping[str, Any]]) -> ResultTable:
     tried: dict[str, dict[float, float]] = {}
     for line in lines:
         tried.setdefault(line["method"], {})[line["rate"]] = line["accuracy"]
-    rows = [(name, *(_cell(tried[name], rate) for rate in GRID)) for name in methods.names() if name in tried]
+    rows = [(name, *(_cell(tried[name], rate) for rate in GRID)) for name in every_method.SEARCHED if name in tried]
     title = f"Mean accuracy of five sites, %, seed {SEED}, {ROUNDS} rounds of one epoch; *: taken"
     return ResultTable(title, ("method", *(f"{rate:g}" for rate in GRID)), rows)
 
@@ -91,7 +90,7 @@ def _cell(tried: Mapping[float, float], rate: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--methods", nargs="+", choices=methods.names(), default=list(methods.names()), metavar="METHOD"
+        "--methods", nargs="+", choices=every_method.SEARCHED, default=every_method.SEARCHED, metavar="METHOD"
     )
     parser.add_argument("--processes", type=parallel.at_least_one, default=learning.CORES, help="runs at the same time")
     parser.add_argument("--out", type=Path, default=every_method.RATES, help="a JSON line for each run")

@@ -39,9 +39,14 @@ def test_every_method_of_the_registry_is_a_row_and_its_settings_fit(every, learn
         assert sections["training"]["head_learning_rate"] == every.HEAD
 
 
-def test_a_row_with_a_comma_has_the_rate_of_its_method(every, monkeypatch):
-    lines = [{"method": name, "rate": rate, "accuracy": 1.0} for name, rate in (("houlsby", 1e-3), ("vpt", 5e-2))]
+def test_a_row_with_a_comma_has_the_rate_of_its_method_unless_it_has_one_of_its_own(every, monkeypatch):
+    fedpia = "houlsby, FedPIA in two branches"
+    rates = (("houlsby", 1e-3), ("vpt", 5e-2), (fedpia, 2e-3))
+    lines = [{"method": name, "rate": rate, "accuracy": 1.0} for name, rate in rates]
     monkeypatch.setattr(every.json_lines, "read", lambda _: lines)
+    assert "training.learning_rate=0.002" in every.settings_of(fedpia)
+    with pytest.raises(SystemExit, match=r"no learning rate for 'houlsby, every site alone'.*rates\.py"):
+        every.settings_of("houlsby, every site alone")  # it has a search of its own
     assert "training.learning_rate=0.001" in every.settings_of("houlsby, centralized")
     assert "training.learning_rate=0.05" in every.settings_of("vpt, centralized")
 
