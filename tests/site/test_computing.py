@@ -2,6 +2,7 @@
 """What saves time or memory at a site: equal to the bit or close, as its setting says, and with less kept."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -72,6 +73,15 @@ def stepped(made, batch, *, steps=1):
         parts = parts_of(batch, made.answering.train(), made.training.micro_batch)
         losses = [made.trainable.step(parts, optimizer).item() for _ in range(steps)]
     return [parameter.detach().clone() for parameter in trained], losses
+
+
+def test_a_site_splits_questions_into_tokens_on_one_thread_unless_the_environment_says_otherwise(learner, monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    learner()
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM")
+    learner()
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
 @pytest.mark.parametrize("method", ["houlsby", "lora", "feddat_houlsby", "vpt"])

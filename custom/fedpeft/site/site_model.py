@@ -11,6 +11,7 @@ is averaged over the sites travel beside the adapter's, under `head.<parameter>`
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -112,6 +113,8 @@ class SiteModel:
         shared: SharedModels | None = None,
     ) -> None:
         torch.set_num_threads(training.threads)
+        # a batch's few questions take longer on many threads, most of all beside other sites
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.training, self.vocabulary = training, vocabulary
         # in a notebook there is no job that was checked before
         method.check_schedule(active=schedule.active, joins=schedule.joins)
