@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from measured import sections
+from measured import ROOT, sections
 from torch import Tensor, nn
 
 from fedpeft.core.keys import layer_of, layers_of
@@ -27,8 +27,11 @@ from fedpeft.importance.lntk import kernels, principal_eigenvalue, principal_eig
 from fedpeft.importance.registry import LNTKSettings
 from fedpeft.importance.saliency import squared_gradients
 from fedpeft.importance.scoring_task import ScoringTask, trainable
+from fedpeft.job.composing import compose
 from fedpeft.report.palette import LIGHT
+from fedpeft.site import site_state
 from fedpeft.site.learner import Learner
+from fedpeft.site.site_model import SharedModels
 
 LLAVA = 4096, 256  # hidden size, neurons of an adapter
 TOKENS = 8
@@ -93,17 +96,24 @@ def print_seconds(title: str, tensors: Mapping[str, Tensor], repeats: int) -> No
     print(f"{'the adapter':<30}{'':>13}{sums[0]:>11.5f}{sums[1]:>11.5f}{sums[2]:>12.5f}\n", flush=True)
 
 
-def spectra(rounds: int, samples: int) -> dict[str, list[Tensor]]:
-    """Eigenvalues of every layer, the largest first, by kernel: the first site of the embedded federation, trained."""
-    job = sections((*JOB, f"training.rounds={rounds or 1}"))
+def spectra(rounds: int, samples: int, job: str = "") -> dict[str, list[Tensor]]:
+    """Eigenvalues of every layer, the largest first, by kernel: the first site of a job, trained.
+
+    Without a job it is the embedded federation, with Pfeiffer adapters. The sites take turns with one backbone.
+    """
+    length = f"training.rounds={rounds or 1}"
+    of = compose(ROOT / "app_configs", job, [length]) if job else sections((*JOB, length))
     with tempfile.TemporaryDirectory() as folder:
+        shared = SharedModels()
         learners = {
-            site: Learner.from_sections(job, site=site, folder=Path(folder) / site)
-            for site in job["federation"]["sites"]
+            site: Learner.from_sections(of, site=site, folder=Path(folder) / site, shared=shared)
+            for site in of["federation"]["sites"]
         }
+        first = next(iter(learners.values()))
         if rounds:
             list(federate(learners))
-        return spectra_of(next(iter(learners.values())), samples)
+            first.model.restore(site_state.load_before(first.folder, rounds + 1))
+        return spectra_of(first, samples)
 
 
 def spectra_of(learner: Learner, samples: int) -> dict[str, list[Tensor]]:
@@ -122,10 +132,8 @@ def spectra_of(learner: Learner, samples: int) -> dict[str, list[Tensor]]:
         outputs = kernels(task, LNTKSettings(target="logits"))
     found = squares(task, {id(p): key for key, p in named.items()})
     up = [tensor for key, tensor in found.items() if key.endswith("up.weight")]
-    return {
-        "tangent kernel of the outputs": [_descending(kernel) for kernel in outputs],
-        "Algorithm 1, weight of up": [_descending(tensor @ tensor.T) for tensor in up],
-    }
+    found = {"tangent kernel of the outputs": outputs, "Algorithm 1, weight of up": [one @ one.T for one in up]}
+    return {name: [_descending(kernel) for kernel in every] for name, every in found.items() if every}
 
 
 def print_spectra(found: Mapping[str, list[Tensor]]) -> None:

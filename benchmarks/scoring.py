@@ -7,6 +7,7 @@ trains.
     python benchmarks/scoring.py --full-size --adapters houlsby --methods lntk gradflow --repeats 3
     python benchmarks/scoring.py --full-size --eigenvalues         one eigenvalue against all (F3OCUS, Table 7)
     python benchmarks/scoring.py --spectrum docs/spectrum.png      eigenvalues of trained layers (F3OCUS, Figure 18)
+    python benchmarks/scoring.py --spectrum llava.png --job paper/f3ocus_task4_llava --rounds 30
 
 A training step is forward, backward and AdamW over all adapters and the head, on the same batch and in the same
 process. Seconds are the processor's, which other processes do not lengthen; scores and steps are taken in turns.
@@ -31,6 +32,7 @@ from peft import get_peft_model
 from torch import Tensor, nn
 
 from fedpeft import adapters, backbones
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance import adapter_layers, names, score
 from fedpeft.importance.scoring_task import ScoringTask
 from fedpeft.methods.adapters import adapter_parameters
@@ -181,8 +183,9 @@ def measure_eigenvalues(options: argparse.Namespace, adapter: str) -> None:
 
 def measure_spectrum(options: argparse.Namespace) -> None:
     """Print the spectra of a trained site's layers, and draw them."""
-    found = eigenvalues.spectra(options.rounds, options.samples)
-    print(f"the first site of the embedded federation, Pfeiffer adapters, after {options.rounds} rounds of FedAvg\n")
+    found = eigenvalues.spectra(options.rounds, options.samples, options.job)
+    federation = options.job or "the embedded federation, Pfeiffer adapters and FedAvg"
+    print(f"the first site of {federation}, after {options.rounds} rounds\n")
     eigenvalues.print_spectra(found)
     eigenvalues.draw(found).savefig(options.spectrum, dpi=DPI)
 
@@ -208,6 +211,7 @@ def main() -> None:
     parser.add_argument(
         "--spectrum", metavar="PICTURE", type=picture, help="eigenvalues of trained layers, printed and drawn"
     )
+    parser.add_argument("--job", default="", help="of --spectrum, such as paper/f3ocus_task4_llava")
     parser.add_argument("--rounds", type=int, default=3, help="of training before the spectrum; 0: none")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -219,7 +223,10 @@ def main() -> None:
         f"{options.threads} torch threads, medians of {options.repeats} turns\n"
     )
     if options.spectrum:
-        measure_spectrum(options)
+        try:
+            measure_spectrum(options)
+        except FedpeftError as error:
+            parser.error(f"--spectrum: {error}")
     if options.eigenvalues:
         for adapter in options.adapters:
             measure_eigenvalues(options, adapter)
