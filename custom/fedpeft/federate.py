@@ -34,13 +34,15 @@ class RoundResult:
 
 
 def federate(learners: Mapping[str, Learner], salts: Salts | None = None) -> Iterator[RoundResult]:
-    """Run all rounds of a job, one site after the other.
+    """Run all rounds of a job, one site after the other. What a run before has left in the sites' folders is set aside.
 
     Args:
         learners: by site; all with the same method, training and schedule settings.
         salts: from a site's name, a round and the global adapter to what goes into the seeds of its training, as in
             secure sums of a consortium (`fedpeft.protocol.signed_keys`); None: nothing but the job's seed.
     """
+    for learner in learners.values():
+        learner.finished(0)
     first = next(iter(learners.values()))
     job = CommonSettings(first.method, first.training, first.schedule)
     sites = _LocalSites(learners, salts)

@@ -172,6 +172,17 @@ def test_folders_in_class_folders_are_patients(tmp_path):
     assert note.startswith("The folders in those of the classes count as 20 patients, 0 of them in two classes or more")
 
 
+@pytest.mark.parametrize("split", ["published", "image_disjoint"])
+def test_patients_in_two_splits_are_named_where_the_splits_stay(tmp_path, split):
+    for part, count in (("train", 20), ("test", 20)):
+        classes(tmp_path / part, each=count, inside="patient-{}")
+    site = load(DataSettings(dataset="class_folders", root=tmp_path, site="north", split=split))
+    in_two = {example.group for example in site.train} & {example.group for example in site.test}
+    stay = split == "published"
+    assert bool(in_two) == stay == any(" patients are in more than one split" in note for note in site.notes)
+    assert any("the images of each stay together" in note for note in site.notes) != stay
+
+
 @pytest.mark.parametrize("above", ["", "train/"])
 def test_a_patient_in_two_classes_is_one_patient_where_the_folders_are_chosen_to_be_classes(above, tmp_path):
     classes(tmp_path / above, each=40, inside="p{}")

@@ -95,6 +95,18 @@ def test_16_bits_in_colors_or_beside_transparency_are_not_cut_to_8(tmp_path, col
             look(_png(tmp_path / "deep.png", size=(2, 2), depth=16, color=color, rows=rows))
 
 
+@pytest.mark.parametrize(("largest", "deep"), [(255, False), (4095, True), (65535, True)])
+def test_16_bits_in_colors_of_a_ppm_are_not_cut_to_8(tmp_path, largest, deep):
+    path = tmp_path / "colors.ppm"
+    path.write_bytes(b"P6\n2 2\n%d\n" % largest + np.full((2, 2, 3), 7, ">u2" if deep else np.uint8).tobytes())
+    for look in (open_image, check_header):
+        if deep:
+            with pytest.raises(UnreadableImage, match="has more than 8 bits per channel"):
+                look(path)
+        else:
+            look(path)
+
+
 UPRIGHT = {  # what a viewer shows of pixels (H, W, 3) with an orientation; EXIF 2.3, 4.6.4
     0: lambda a: a,  # no orientation
     1: lambda a: a,

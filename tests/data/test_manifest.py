@@ -402,3 +402,10 @@ def test_a_table_without_any_label_is_refused(tmp_path):
     with pytest.raises(DataError, match="no image of the manifest has a label; fill in 'labels', or name them"):
         _load(tmp_path)
     assert _load(tmp_path, answers=["mass"]).labels == ("mass",)
+
+
+def test_patients_that_differ_in_case_alone_are_counted_in_a_note(tmp_path):
+    _scans(tmp_path)
+    _csv(tmp_path, [{**row, "patient": ("p1", "P1", "p2", "p3")[n % 4]} for n, row in enumerate(_rows())])
+    (note,) = _load(tmp_path).notes
+    assert note.startswith("1 patients are written both with small and with capital letters and count as several")

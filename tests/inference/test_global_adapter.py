@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import HEAD
 from fedpeft.federate import federate
 from fedpeft.inference.examples import of_split
 from fedpeft.inference.export import export
@@ -93,6 +94,17 @@ def test_the_figures_are_those_of_a_learner_with_this_adapter_and_head(sections,
         learner = Learner.from_sections(sections(*overrides, *still), site=site, folder=folder)
         metrics = learner.train_round(3, state).metrics
         assert found == {name: metrics[name] for name in FIGURES}
+
+
+@pytest.mark.slow
+def test_with_ditto_the_head_is_that_of_the_exchanged_model_and_not_the_personal_one(sections, tmp_path):
+    personal = ["method.aggregation=fedavg", "training.personalization=ditto", "training.learning_rate=0.05"]
+    run_of(sections(*personal), tmp_path / "ws")
+    for site in SITES:
+        kept = find(tmp_path / "ws", site=site)
+        head = Predictor(kept, find_adapter("global", tmp_path / "ws")).model.answering.head.state_dict()
+        assert all(torch.equal(tensor, kept.state.exchanged[f"{HEAD}{name}"]) for name, tensor in head.items())
+        assert any(not torch.equal(tensor, kept.state.head[name]) for name, tensor in head.items())
 
 
 def logits(kept, adapter=None):

@@ -289,8 +289,8 @@ def test_a_check_measures_every_export_and_writes_a_page(exports, tables, tiny_s
     adapters_read = read_all(folders)
     checked = check(adapters_read, merged_of(adapters_read), data, backbone=tiny_source)
     for folder, row in zip(folders, checked.table.rows, strict=False):
-        predictor = Predictor(find(folder, site=None, backbone=tiny_source))
-        wanted = of_table(data, predictor.record)
+        kept = find(folder, site=None, backbone=tiny_source)
+        predictor, wanted = Predictor(kept), of_table(data, kept)
         measure = predictor.measure(wanted.unseen)
         list(predictor.predictions(wanted.examples, wanted.known, max_answers=1, measure=measure))
         assert row[:2] == (folder.name, f"{100 * measure.figures()['overall']:.1f}")

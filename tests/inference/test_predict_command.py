@@ -233,7 +233,13 @@ def test_a_site_of_a_consortium_has_its_models_in_its_workspace(of_tables, tmp_p
     assert find(second, site=None).policy is None
     (site / "local").mkdir()
     (site / "local" / "fedpeft.json").write_text('{"min_class_images": 3}')
-    assert find(second, site=None).policy.min_class_images == 3
+    kept = find(second, site=None)
+    assert kept.policy.min_class_images == 3
+    for number in range(3):  # a class that the site has not seen counts from 3 images on, as in a run
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+        names = [f"{one}.png,unheard of" for one in range(number + 1)]
+        (tmp_path / "manifest.csv").write_text("\n".join(["image,label", *names]))
+        assert of_table(tmp_path, kept).unseen == (number == 2)
 
 
 def test_a_servers_checkpoints_are_no_model(tmp_path, capsys):
@@ -289,6 +295,6 @@ def test_an_image_is_shown_through_the_window_of_training(of_tables, tables, sec
     shown = Window(0, 1000).grays(deep)[..., None]
     for wanted in (
         of_images(tmp_path / "deep.png", None, kept.record, window=window_at(at_hospital)),
-        of_table(tmp_path, kept.record, window=window_at(at_hospital)),
+        of_table(tmp_path, at_hospital),
     ):
         assert (as_array(wanted.examples[0].image) == shown).all()

@@ -39,6 +39,16 @@ READERS = {
         ),
         ([*SECURE, "schedule.clients_per_round=2"], ["composer", "server"], "the same sites in every round"),
         (NO_SITE_FIRST, ["composer", "server"], "lets every site join after round 1"),
+        (
+            ["schedule.clients_per_round=2", "training.first_epochs=3"],
+            ["composer", "server", "site"],
+            "or leave training.first_epochs out",
+        ),
+        (
+            ["schedule.clients_per_round=2", "method.pia.share=0.5", "method.initialization=own"],
+            ["composer", "server", "site"],
+            "or leave method.initialization out",
+        ),
         (["method.settings.houlsby.reduktion=8"], ["composer"], "reduktion"),
     ],
 )
@@ -57,3 +67,29 @@ def test_sections_that_do_not_go_together_are_refused_by_all_who_receive_them(ch
 def test_a_section_that_flare_did_not_fill_is_named(section):
     with pytest.raises(FedpeftError, match=f"{section} is None"):
         SiteJob.from_sections({**JOB, section: None}, site=SITES[0])
+
+
+SHARED = compose(Path(__file__).parents[2] / "app_configs", "vit_ham10000")
+ALIKE = "sites that share out one data set need the same"
+
+
+@pytest.mark.parametrize("change", ["seed=5", "samples=100", "parts=7", "partition=natural", "alpha=3"])
+def test_sites_share_out_a_data_set_by_the_same_settings_or_a_sample_would_be_at_two(change):
+    name = change.partition("=")[0]
+    own = [f"data.sites.client-2.{change}", *(["data.sites.client-2.parts=1"] if "natural" in change else [])]
+    sections = merged(SHARED, changed(own))
+    for site in ("client-1", "client-2"):
+        if site == "client-1":
+            with pytest.raises(FedpeftError, match=ALIKE) as caught:
+                SiteJob.from_sections(sections, site=site)
+            assert caught.value.setting == f"data.sites.client-2.{name}"
+        else:  # it sees its own entry alone, and the sites without one refuse the job
+            assert SiteJob.from_sections(sections, site=site)
+    with pytest.raises(FedpeftError, match=ALIKE):
+        check(sections)
+
+
+def test_another_data_set_or_another_share_of_training_is_shared_out_as_it_wants():
+    own = ["data.sites.client-2.train_share=0.5", "data.sites.client-3.dataset=fed_isic2019", "method.head=private"]
+    sections = merged(SHARED, changed([*own, "data.sites.client-3.seed=5", "method.aggregation=fedavg"]))
+    assert SiteJob.from_sections(sections, site="client-1")

@@ -114,3 +114,12 @@ def test_stacked_factors_need_every_site_from_the_first_round():
     method = build(MethodSettings, {"name": "lora", "aggregation": "stack"}, section="method")
     with pytest.raises(FedpeftError, match="names south"):
         method.check_schedule(active=False, joins=["south"])
+
+
+def test_a_site_takes_part_in_the_round_in_which_it_joins_however_few_are_drawn():
+    for number in (1, 2):
+        plan = planner(joins={"west": 3}, clients_per_round=number)
+        for round in range(1, 6):
+            sites = plan.participants(round)
+            assert len(sites) == number
+            assert "west" in sites if round == 3 else ("west" not in sites or round > 3)

@@ -102,6 +102,10 @@ def test_values_keep_their_type():
         ({"name": "lora", "aggregation": "stack"}, "makes new factors in every round"),
         ({"aggregation": "pia", "pia": {"reference": "largest"}}, "pia.reference='largest' may reorder"),
         ({"initialization": "own"}, "has no global adapter to step from"),
+        (
+            {"aggregation": "pia", "pia": {"share": "agreement", "integration": "weight_space"}},
+            "give a number as pia.share",
+        ),
         ({"server_momentum": 1}, "server_momentum is 1, it must be below 1"),
         ({"server_optimizer": "adamw"}, "did you mean 'adam'"),
         ({"server_tau": 0}, "server_tau is 0, it must be above 0"),

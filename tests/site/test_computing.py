@@ -9,6 +9,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedpeft import methods
+from fedpeft.answering.answering import Answering
 from fedpeft.backbones import default_source
 from fedpeft.core.errors import FedpeftError
 from fedpeft.site import computing
@@ -312,3 +313,12 @@ def test_a_classifier_alone_computes_each_sample_once(learner):
     )
     made.train_round(1, {})
     assert sum(calls) == 16 + EVALUATED
+
+
+def test_batch_norms_keep_the_statistics_of_pre_training_and_dropout_drops():
+    body = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.LayerNorm(2), torch.nn.Dropout(0.5))
+    answering = Answering(body, torch.nn.Identity()).train()
+    assert [module.training for module in body] == [False, True, True]
+    body(torch.randn(8, 2))
+    assert not body[0].running_mean.any()
+    assert not any(module.training for module in answering.eval().modules())

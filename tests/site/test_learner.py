@@ -270,3 +270,24 @@ def test_a_site_that_joins_later_first_trains_what_the_others_have_trained():
     assert [settings.epochs_in(round, first=3) for round in (3, 4, 5)] == [11, 2, 2]
     assert [settings.epochs_before(round, first=3) for round in (3, 4, 6)] == [0, 11, 15]
     assert settings.epochs_before(6, first=3) == settings.epochs_before(6)
+
+
+def test_moments_end_with_a_round_that_does_not_train_their_layer(sections, tmp_path):
+    job = sections("method.aggregation=fedavg", "schedule.solver=drawn", "schedule.budget=1", "training.rounds=3")
+    learner = Learner.from_sections(job, site="slake", folder=tmp_path)
+    update = learner.train_round(1, {}, [0])
+    learner.train_round(2, learner.first_state() | update.state, [1])
+    named = {key.split("/")[0] for key in site_state.load_before(tmp_path, 3).optimizer}
+    assert {key for key in named if key.startswith("layer.")} == {
+        key for key in learner.trainable.parameters() if key.startswith("layer.1.")
+    }
+
+
+def test_a_second_run_in_the_same_folders_is_the_first_one_again(sections, tmp_path):
+    job = sections("method.aggregation=fedavg", "training.rounds=6", "data.train_size=4", "training.local_epochs=1")
+    first, second = (
+        list(federate({s: Learner.from_sections(job, site=s, folder=tmp_path / s) for s in ("slake", "vqa-rad")}))
+        for _ in range(2)
+    )
+    for one, other in zip(first, second, strict=True):
+        assert all(torch.equal(one.state[key], other.state[key]) for key in one.state)

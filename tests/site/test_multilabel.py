@@ -170,3 +170,11 @@ def test_sites_of_another_kind_are_not_pooled():
     assert centralized("all", [one, one]).labels == LABELS
     with pytest.raises(DataError, match="pools 'chest', 'other', which have other labels"):
         centralized("all", [one, other])
+
+
+def test_without_a_validation_split_thresholds_are_those_of_shares(tmp_path):
+    rows = examples(16)
+    by_share = learner(tmp_path / "a", data(train=rows, test=rows), thresholds="share")
+    validated = learner(tmp_path / "b", data(train=rows, test=rows), thresholds="validation")
+    assert not validated.data.validation
+    assert validated.measured(rows).thresholds == by_share.measured(rows).thresholds != (0.5, 0.5, 0.5)

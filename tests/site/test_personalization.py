@@ -131,6 +131,14 @@ def test_fedalas_shares_leave_1_and_stay_between_0_and_1(learners):
         assert 0 < (shares < 1).float().mean() < 1
 
 
+def test_fedalas_shares_do_not_depend_on_how_many_samples_are_evaluated_at_once(learners):
+    rounds = [
+        list(federate(learners(FEDAVG, ALA, "training.ala_rate=1e4", f"training.evaluation_batch_size={size}")))
+        for size in (3, 64)
+    ]
+    assert_same(*rounds)
+
+
 @pytest.mark.parametrize("scheme", ["ditto", "fedala"])
 @pytest.mark.parametrize(
     ("method", "reason"),
@@ -139,6 +147,8 @@ def test_fedalas_shares_leave_1_and_stay_between_0_and_1(learners):
         ({"name": "lora", "aggregation": "stack"}, "'stack' adds its factors to the frozen weights"),
         ({"name": "lora", "aggregation": "svd"}, "'svd' makes new factors in every round"),
         ({"aggregation": "pia"}, "set method.pia.client to false"),
+        ({"aggregation": "pia", "pia": {"client": False, "reference": "largest"}}, "'largest' may reorder the global"),
+        ({"aggregation": "fedavg", "initialization": "own"}, "use 'shared'"),
         ({"name": "feddat_houlsby"}, "keeps tensors of the site's own already: use 'houlsby'"),
         ({"name": "classifier", "head": "federated"}, "exchanges no adapter"),
     ],

@@ -11,6 +11,7 @@ from small_federations import FEDAVG, LAYERS, SITES, assert_same, learner_builde
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.job.settings import CommonSettings
+from fedpeft.site import site_state
 from fedpeft.site.learner import Learner
 from fedpeft.site.scaffold import ControlVariates
 
@@ -203,3 +204,16 @@ def test_it_is_refused_where_the_global_adapter_says_nothing_of_the_steps(method
     with pytest.raises(FedpeftError, match=reason) as caught:
         CommonSettings.from_sections(sections)
     assert caught.value.setting == "training.scaffold"
+
+
+@pytest.mark.slow
+def test_of_scheduled_layers_those_of_the_round_before_alone_are_corrected(sections, tmp_path):
+    """In a round that the site missed nobody may have trained its layers, and c would be taken for less than it was."""
+    job = sections("training.scaffold=true", FEDAVG, "schedule.solver=drawn", "schedule.budget=1", "training.rounds=4")
+    learner = Learner.from_sections(job, site="slake", folder=tmp_path / "slake")
+    near = learner.first_state()
+    learner.train_round(1, near, [0])
+    states = [site_state.load_before(learner.folder, 2)]
+    for round in (2, 3):
+        control = ControlVariates.of_round(learner, round, states[0], near)
+        assert bool(control._change) == (round == 2)

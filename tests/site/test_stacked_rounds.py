@@ -90,3 +90,12 @@ def test_the_exported_adapter_has_the_product_of_all_rounds(sections, tmp_path):
     other = Learner.from_sections(sections("method.name=classifier"), site="slake", folder=tmp_path / "other")
     adapters.load_adapter(other.backbone.model, folder)
     torch.testing.assert_close(features(other.backbone, batch), expected)
+
+
+@pytest.mark.parametrize(("aggregation", "kept"), [("svd", ["head.0.weight/step"]), ("fedavg", None)])
+def test_factors_of_the_mean_product_keep_no_moments_either(sections, tmp_path, aggregation, kept):
+    """Their basis is another one in every round; factors that are averaged as they are keep theirs."""
+    chosen = ("method.name=lora", f"method.aggregation={aggregation}")
+    learner = learners(sections(*chosen), tmp_path)["slake"]
+    moments = {name: torch.ones(1) for name in ("layer.0.query.A/step", "layer.0.query.B/step", "head.0.weight/step")}
+    assert list(learner.values.moments(moments)) == (kept or list(moments))

@@ -74,9 +74,10 @@ class FedALA(Learner):
         first = self._weights is None
         weights = self._weights or {key: torch.ones_like(tensor) for key, tensor in own.items()}
         gaps = {key: received[key] - own[key] for key in own}
-        samples = self.batches.sample(
-            int(ALA_SHARE * len(self.data.train)), derive(self.training.seed, "ala", self.site, round)
-        )
+        seed = derive(self.training.seed, "ala", self.site, round)
+        order = torch.randperm(len(self.data.train), generator=torch.Generator().manual_seed(seed)).tolist()
+        chosen = [self.data.train[number] for number in order[: int(ALA_SHARE * len(order))]]
+        samples = list(self.batches.of(chosen, self.training.batch_size))
         parameters = self.trainable.parameters()
         self.trainable.train_only(None)
         before = float("inf")

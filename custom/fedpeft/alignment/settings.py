@@ -305,9 +305,10 @@ class RobustSettings:
     Args:
         average: how the (aligned) adapters of a round become one. `mean` weighs by samples and, under PIA, by distance.
             The others weigh all sites equally, since a site could give a wrong weight. `median`, and `trimmed_mean`
-            without the `attackers` largest and smallest values, work coordinate by coordinate. `krum` is the adapter
-            nearest to its neighbors, `multi_krum` the mean of the K - `attackers` such adapters. `geometric_median` is
-            the adapter with the smallest sum of distances to all.
+            without the `attackers` largest and smallest values, work coordinate by coordinate. The others choose in
+            each place for itself, so that one site's adapter may be taken in one layer and another's in the next:
+            `krum` the one nearest to its neighbors, `multi_krum` the mean of the K - `attackers` nearest ones, and
+            `geometric_median` the point with the smallest sum of distances to all.
         attackers: how many sites of a round may send anything; below half of them. Where a layer has too few sites for
             that (`trimmed_mean` needs 2 f + 1, `krum` and `multi_krum` 2 f + 3), its median is taken.
         max_share: largest share of one site in the sample counts of a round (of K sites at least 1 / K). With 1/2 no

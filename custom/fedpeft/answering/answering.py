@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -187,6 +188,17 @@ class Answering(nn.Module):
     def __init__(self, backbone: Backbone, head: nn.Module) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
+
+    def train(self, mode: bool = True) -> Answering:
+        """Set the mode of training, in which batch norms keep the statistics of pre-training.
+
+        They are no parameters: they would drift with a site's images, and neither be kept nor be exchanged.
+        """
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, _NormBase) and module.track_running_stats:
+                module.eval()
+        return self
 
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
         """Turn B examples with their opened images into a batch, on the CPU; runs in the processes that load data."""

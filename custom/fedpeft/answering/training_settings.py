@@ -82,7 +82,9 @@ class TrainingSettings:
             number of the adapter starts from a share of the global one that is learned on the site's data. `none`.
         ditto_lambda: how strongly Ditto holds the site's own model near the global one, as `proximal_mu` does.
         ala_rate: of FedALA's shares.
-        optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round.
+        optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round. Tensors
+            that the last round did not train, as those of other layers, begin with new ones, because the global adapter
+            has moved without them; so do factors that every round makes anew (`method.aggregation` svd and stack).
         answering: how a site answers a question (`fedpeft.answering.names()`): `classification` over the answers
             of its training data, `ranking` of them by the log-probability that a decoder gives them, or `generation`,
             where the model writes the answer.
@@ -101,12 +103,13 @@ class TrainingSettings:
             Triton). It takes its time when a site's process first trains. The results differ by rounding.
         thresholds: of labels, where images have some: the probability from which on one counts as predicted: `half`;
             `validation`, for each label that with the highest F1 on the site's validation split; or `share`: p / (1 +
-            p) of a label that a share p of the training images has, where few images can be set aside.
+            p) of a label that a share p of the training images has, where few images can be set aside. A site without
+            a validation split takes `share` for `validation`.
         validate: measure every round on the validation split as well, so that the report can name the best round.
         measure: `start`: the mean loss on the same `method.probe_samples` random training samples at the start and at
             the end of every round, without dropout, for a picture in the report. `steps`: the loss of the batches in
             the course of every round, which stays at the site; the pictures are on its page and in comparisons.
-            Training stays the same to the bit. `none`.
+            With Ditto both are of the exchanged model. Training stays the same to the bit. `none`.
         keep: which rounds a site can predict with later: the `last` four, or besides these the `best` one by its own
             validation split.
         patience: end the job when so many rounds in a row have not improved the median of the sites' figures on their

@@ -14,7 +14,7 @@ is FEDPEFT_DATA/<site>.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.answers import clean_text
 from fedpeft.data.folders import Listing, Recognized, dataset_folder, files_below, tree
 from fedpeft.data.loaders import TAKES, class_example, class_folders, site_of
-from fedpeft.data.partition import SPELLINGS, named_like_splits
+from fedpeft.data.partition import SPELLINGS, across_splits, named_like_splits
 from fedpeft.data.registry import DATASETS, DataSet
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
@@ -67,7 +67,7 @@ def load(settings: DataSettings) -> SiteData:
             (f"its ending is that of no image that is read ({_endings(inside)})", len(inside)),
             ("it is in no class folder", len(others) - len(inside)),
         ],
-        notes=_patients([*train, *validation, *test]),
+        notes=_notes(parts, stay=split and settings.split == "published"),
     )
     return replace(loaded, own_ids=True)
 
@@ -109,18 +109,21 @@ def _endings(files: Iterable[Path]) -> str:
     return ", ".join(name for name, _ in counts.most_common(MAX_ENDINGS))
 
 
-def _patients(examples: Iterable[Example]) -> Iterator[str]:
-    """Yield a sentence on what was taken for patients, if anything was."""
+def _notes(parts: Mapping[str, Sequence[Example]], *, stay: bool) -> Iterator[str]:
+    """Yield a sentence on what was taken for patients, if anything was, and on those in several splits that stay."""
+    placed = [(split, example) for split, examples in parts.items() for example in examples]
     classes: dict[str, set[str]] = {}
-    for example in examples:
+    for _, example in placed:
         if example.group:
             classes.setdefault(example.group, set()).add(example.answer)
     if classes:
         several = sum(len(of_one) > 1 for of_one in classes.values())
         yield (
             f"The folders in those of the classes count as {len(classes):,} patients, {several:,} of them in two "
-            f"classes or more; the images of each stay together."
+            f"classes or more{'' if stay else '; the images of each stay together'}."
         )
+    if stay:
+        yield from across_splits(placed)
 
 
 def _below(seen: Listing) -> Iterator[Listing]:

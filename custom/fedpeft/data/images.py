@@ -28,6 +28,7 @@ from fedpeft.data.settings import Window
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # none that runs another program
 ONE_FRAME = "save one frame as a file of its own, or list it in a manifest with #0 after its name"
 EIGHT_BITS = "save it with 8 bits per channel, or list it in a manifest and set data.window"
+MAX_OF_8_BITS = 255
 MAX_PIXELS = 89_478_485  # Pillow warns from here on, and refuses twice as many
 ONE_PICTURE = ("MPO",)  # a camera's photograph with smaller copies of it
 TURNED, ASIDE = range(2, 9), range(5, 9)  # orientations in EXIF: any but upright, and on one side
@@ -167,7 +168,8 @@ def upright(opened: Image.Image) -> Image.Image:
 
 def is_deep(opened: Image.Image) -> bool:
     """Return whether a file has more than 8 bits per channel, also where Pillow would cut them off."""
-    cut = any(";16" in str(tile[3]) for tile in getattr(opened, "tile", ()))
+    tiles = [(str(tile[0]), tile[3]) for tile in getattr(opened, "tile", ())]
+    cut = any(";16" in str(how) or (codec.startswith("ppm") and how[-1] > MAX_OF_8_BITS) for codec, how in tiles)
     return cut or opened.mode in ("I", "F") or opened.mode.startswith("I;")
 
 

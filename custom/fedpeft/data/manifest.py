@@ -192,6 +192,12 @@ def _unusual(settings: DataSettings, rows: list[Row], kept: list[Placed]) -> Ite
     """Yield a sentence for each thing that a site should know of its table."""
     if settings.split == "published":
         yield from across_splits(kept)
+    patients = Counter(group.casefold() for group in {example.group for _, example in kept if example.group})
+    if several := sum(count > 1 for count in patients.values()):
+        yield (
+            f"{several:,} patients are written both with small and with capital letters and count as several: write "
+            f"each in one way."
+        )
     counts = Counter(answer for _, example in kept for answer in (example.labels or (example.answer,)))
     for answer in MAYBE_MISSING:
         if counts[answer]:

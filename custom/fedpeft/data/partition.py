@@ -24,7 +24,7 @@ import numpy as np
 from fedpeft.core.errors import DataError
 from fedpeft.core.seeds import derive
 from fedpeft.data.schema import Example, SiteData, added
-from fedpeft.data.settings import DIRICHLET, NATURAL, DataSettings
+from fedpeft.data.settings import DECIDE_PARTS, DIRICHLET, NATURAL, DataSettings
 
 SPELLINGS = {  # of a split's name in tables and folders
     **dict.fromkeys(("train", "training"), "train"),
@@ -246,7 +246,7 @@ def own_parts(
         return [tuple(examples) for examples in splits]
     part = part_of(settings)
     parts = {} if parts is None else parts
-    decided = (settings.partition, settings.parts, settings.alpha, settings.seed, settings.samples)
+    decided = tuple(getattr(settings, name) for name in DECIDE_PARTS)
     if decided not in parts:
         parts.clear()
         parts[decided] = _divided(settings, splits)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,6 +211,24 @@ class DataSettings:
         own = {"train": self.train_size, "validation": self.validation_size, "test": self.test_size}
         return {split: size if own[split] is None else own[split] for split, size in defaults.items()}
 
+    def check_parts(self, common: Mapping[str, Any], of_sites: Mapping[str, Any]) -> None:
+        """Refuse other sites that share out this one's data set by other settings: a sample would be at two sites.
+
+        `common` is the section of all sites, `of_sites` what single sites replace of it.
+        """
+        defaults = {one.name: one.default for one in fields(self)}
+        for site, own in of_sites.items():
+            theirs = {**defaults, **common, **(own if isinstance(own, Mapping) else {})}
+            if theirs["dataset"] != self.dataset or {theirs["partition"], self.partition} == {NATURAL}:
+                continue
+            for name in DECIDE_PARTS:
+                if theirs[name] != (mine := getattr(self, name)):
+                    raise DataError(
+                        f"{name} is {theirs[name]!r:.80} at site {site} and {mine!r:.80} at another, and sites that "
+                        f"share out one data set need the same: set data.{name} for all.",
+                        setting=f"data.sites.{site}.{name}",
+                    )
+
     def _check_less(self) -> None:
         """Check what leaves a part of the samples out."""
         if self.samples is not None and (not _is_whole(self.samples) or self.samples < 1):
@@ -291,6 +309,9 @@ class DataSettings:
             raise DataError(
                 f"{name}={getattr(self, name)!r} is not a setting of dataset={self.dataset!r}; remove it.", setting=name
             )
+
+
+DECIDE_PARTS = ("partition", "parts", "alpha", "seed", "samples")  # which samples of a shared data set a site has
 
 
 def listed_answers(answers: Any) -> tuple[str, ...]:

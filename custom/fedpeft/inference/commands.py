@@ -60,7 +60,7 @@ def _predict(arguments: argparse.Namespace) -> None:
     if arguments.image:
         wanted = of_images(arguments.image, arguments.question, kept.record, window=window_at(kept))
     elif arguments.manifest:
-        wanted = of_table(arguments.manifest, kept.record, window=window_at(kept))
+        wanted = of_table(arguments.manifest, kept)
     else:
         wanted = of_split(arguments.split, kept)
     if arguments.heatmap and len(wanted.examples) > 1:

@@ -62,8 +62,9 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
     return Wanted(examples=examples, known=(False,) * len(examples))
 
 
-def of_table(named: Path, record: ModelRecord, *, window: Window | None = None) -> Wanted:
+def of_table(named: Path, kept: KeptModel) -> Wanted:
     """Return the rows of a manifest, or of that in a folder, each with its answer, class or labels if it has them."""
+    record, window = kept.record, window_at(kept)
     root = named.parent if named.name.lower() in FILES else named
     read = table(root, ("image", "question", "answer", "answer_type", "label", "labels", "text"))
     needed = ("image", "question") if record.asks else ("image",)
@@ -86,7 +87,7 @@ def of_table(named: Path, record: ModelRecord, *, window: Window | None = None) 
     read.bad.check(read.total)
     examples, known = [example for example, _ in pairs], [is_known for _, is_known in pairs]
     measured = [example for example, is_known in zip(examples, known, strict=True) if is_known]
-    unseen = _unseen(measured, record)
+    unseen = _unseen(measured, kept)
     return Wanted(examples=tuple(examples), known=tuple(known), unseen=unseen, remarks=tuple(read.notes))
 
 
@@ -119,7 +120,7 @@ def split_of(data: SiteData, split: str, kept: KeptModel) -> Wanted:
     return Wanted(
         examples=examples,
         known=(True,) * len(examples),
-        unseen=_unseen(examples, kept.record, kept.policy.min_class_images if kept.policy else 1),
+        unseen=_unseen(examples, kept),
         remarks=() if same else (CHANGED,),
     )
 
@@ -141,8 +142,9 @@ def _check_labels(example: Example, vocabulary: AnswerVocabulary) -> None:
             raise DataError(f"the label {normalize(label)!r:.80} is not one of this model's {len(vocabulary)}")
 
 
-def _unseen(examples: Iterable[Example], record: ModelRecord, min_images: int = 1) -> int:
-    return 0 if record.labelled else AnswerVocabulary(record.answers).unseen_classes(examples, min_images=min_images)
+def _unseen(examples: Iterable[Example], kept: KeptModel) -> int:
+    vocabulary = AnswerVocabulary(kept.record.answers)
+    return 0 if kept.record.labelled else vocabulary.unseen_classes(examples, min_images=kept.min_class_images)
 
 
 def of_label(example: Example, label: str, record: ModelRecord) -> Example:

@@ -36,6 +36,11 @@ class KeptModel:
     policy: SitePolicy | None = None  # the site's own file; None in the simulator, and of an exported folder
     exported: bool = False  # it comes from an exported folder, which may be a stranger's
 
+    @property
+    def min_class_images(self) -> int:
+        """Test images that a class or label must have to count in a mean over them."""
+        return self.policy.min_class_images if self.policy else 1
+
 
 def find(named: Path, *, site: str | None, round: str = LAST, backbone: str | None = None) -> KeptModel:
     """Return a site's model of the round `last`, `best` by the validation split, or a number.

@@ -29,7 +29,7 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.folder_sites import sites_in
 from fedpeft.data.manifest import FILES
 from fedpeft.data.schema import Example
-from fedpeft.inference.examples import of_table, window_at
+from fedpeft.inference.examples import of_table
 from fedpeft.inference.exported import is_exported
 from fedpeft.inference.kept_model import KeptModel, find
 from fedpeft.inference.merging import Adapter, Merged, merged_of, peft_tensors
@@ -115,7 +115,7 @@ def check(
 def examples_of(data: Path, kept: KeptModel) -> tuple[Example, ...]:
     """Return the labelled examples of a folder or table, whose answers a model must know some of."""
     if data.is_file() or any((data / name).is_file() for name in FILES):
-        wanted = of_table(data, kept.record, window=window_at(kept))
+        wanted = of_table(data, kept)
         examples = tuple(one for one, known in zip(wanted.examples, wanted.known, strict=True) if known)
     else:
         splits = (split for site in sites_in(data).data for split in site.splits().values())

@@ -41,7 +41,7 @@ from fedpeft.methods.trainable import parameter_count
 from fedpeft.report.status import PLACES, SIMULATED
 from fedpeft.site import computing
 from fedpeft.site.metrics import THRESHOLD, Measure, new_measure
-from fedpeft.site.site_model import SiteModel, only_head, without_head
+from fedpeft.site.site_model import SiteModel, exchanged, only_head, without_head
 from fedpeft.site.site_state import ModelRecord, SiteState
 
 GLOBAL, CONFIG = "global", "adapter_config.json"
@@ -91,9 +91,10 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, stat
         elif method.rule.unequal_ranks:
             chosen = fitted(chosen, own)
         _check(chosen, own)
-        model.trainable.load_private(state.private)
+        head, private = exchanged(state)
+        model.trainable.load_private(private)
         model.trainable.start(chosen, dict(state.adapter) or None)
-        model.answering.head.load_state_dict(only_head(received) or state.head)
+        model.answering.head.load_state_dict(only_head(received) or head)
     except (FedpeftError, RuntimeError, KeyError) as error:
         raise FedpeftError(
             f"{adapter} does not fit this model, method {method.name!r} on {model.backbone.family}: "
@@ -179,7 +180,7 @@ class Predictor:
 
     def __init__(self, kept: KeptModel, adapter: Path | None = None) -> None:
         self.record = kept.record
-        self._min_images = kept.policy.min_class_images if kept.policy else 1
+        self._min_images = kept.min_class_images
         self.model = model_of(kept, adapter)
         self.thresholds = dict.fromkeys(self.record.answers, THRESHOLD)
         if self.record.thresholds:

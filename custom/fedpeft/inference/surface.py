@@ -45,7 +45,7 @@ from fedpeft.report.wording import caution
 from fedpeft.site import computing
 from fedpeft.site.client_round import moved_places
 from fedpeft.site.loop import mean_loss
-from fedpeft.site.site_model import only_head, without_head
+from fedpeft.site.site_model import exchanged, without_head
 
 OF_ALL = "global adapter"  # no site has a blank in its name
 AS_THEY_COME, ALIGNED = "as they come", "aligned"
@@ -208,9 +208,8 @@ def _loss(kept: Mapping[str, KeptModel]) -> Loss:
 def _exchanged(kept: KeptModel) -> KeptModel:
     """Return the model that the site exchanges: with no second branch, and no personal values."""
     state = kept.state
-    head, private = only_head(state.exchanged), without_head(state.exchanged)
-    changed = replace(state, trained={}, beside={}, head=head or state.head, private=private or state.private)
-    return replace(kept, state=changed)
+    head, private = exchanged(state)
+    return replace(kept, state=replace(state, trained={}, beside={}, head=head, private=private))
 
 
 def _probe(kept: KeptModel, predictor: Predictor) -> list[Any]:

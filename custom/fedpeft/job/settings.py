@@ -43,9 +43,7 @@ def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
         return
     chosen = f"is {training.personalization!r} and compares a site's own adapter with the global one"
     _check_global(method, "personalization", chosen)
-    if not method.rule.averages:
-        raise _refused(method, "personalization", chosen, "makes new factors in every round")
-    reason = ""
+    reason = f"method.{method.unlearned_change}" if method.unlearned_change else ""
     if method.aligns and cast(PIASettings, method.pia).client:
         reason = "with client PIA a site keeps its own adapter already: set method.pia.client to false"
     elif method.method.base:
@@ -117,6 +115,24 @@ def _refused(method: MethodSettings, setting: str, does: str, why: str) -> Fedpe
     )
 
 
+def _check_drawn(method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings) -> None:
+    """Refuse what the first round alone does, where some sites are drawn for another round first."""
+    if not schedule.clients_per_round:
+        return
+    reason, setting = "", ""
+    if training.first_epochs:
+        reason, setting = f"training.first_epochs={training.first_epochs}", "training.first_epochs"
+    elif method.initialization == "own" and method.exchanges:
+        reason, setting = "method.initialization='own'", "method.initialization"
+    if reason:
+        raise FedpeftError(
+            f"{reason} is for the first round of every site, and schedule.clients_per_round draws some sites for a "
+            f"later one first, which begin from the global adapter: set schedule.clients_per_round to 0, or leave "
+            f"{setting} out.",
+            setting=setting,
+        )
+
+
 class CommonSettings(NamedTuple):
     """What server and sites both receive of a job.
 
@@ -136,6 +152,7 @@ class CommonSettings(NamedTuple):
         schedule = schedule_of(sections.get("schedule", {}), method.method)
         method.check_schedule(active=schedule.active, joins=schedule.joins)
         check_schemes(method, training)
+        _check_drawn(method, training, schedule)
         return cls(method, training, schedule)
 
 
@@ -262,6 +279,7 @@ class SiteJob:
         if several_backbones(sections["backbone"]):
             check_backbones(method)
         own = build(DataSettings, site_data(sections.get("data"), site), section="data")
+        own.check_parts(sections["data"], sections["data"].get("sites", {}))
         parts: dict[str, Any] = {"backbone": backbone, "method": method, "training": training, "data": own}
         parts |= {"schedule": schedule}
         single = (f"{section}.{name}" for section, settings in parts.items() for name in by_site(settings))

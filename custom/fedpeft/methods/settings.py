@@ -213,7 +213,10 @@ class MethodSettings:
                 raise FedpeftError(f"{name} is 1, it must be below 1: nothing new would count.", setting=name)
         if not self.server_rule.steps:
             return
-        if reason := self.unlearned_change:
+        reason = self.unlearned_change
+        if self.aligns and self.pia.follows_agreement:
+            reason = "with pia.share='agreement' sites tell from it what the others learned: give a number as pia.share"
+        if reason:
             raise FedpeftError(
                 f"server_optimizer={self.server_optimizer!r} steps along the change of the global adapter, and "
                 f"{reason}, or leave server_optimizer out.",

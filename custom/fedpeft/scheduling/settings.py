@@ -85,7 +85,7 @@ class ScheduleSettings:
             paper's Algorithm 46; below 1.
         weight_importance: weight of the importance when one point of the front is chosen.
         weight_diversity: weight of the diversity (minus the variance of the layers' use) in that choice.
-        clients_per_round: number of sites drawn for each round; 0: all.
+        clients_per_round: number of sites drawn for each round; 0: all. Those that join in a round are among its sites.
         joins: by site, the first round that it takes part in; 1 for all others. Such a site starts from initial values
             of its own and first trains alone as many epochs as the others have had; that adapter it brings along.
     """
@@ -168,13 +168,19 @@ class ScheduleSettings:
         return self.joins.get(site, 1)
 
     def participants(self, round: int, sites: Sequence[str], *, seed: int) -> list[str]:
-        """Return the sites of a round, drawn from the seed; all that have joined if no number is set."""
+        """Return the sites of a round, drawn from the seed; all that have joined if no number is set.
+
+        A site takes part in the round in which it joins.
+        """
         sites = [site for site in sites if self.first_round(site) <= round]
         if not self.clients_per_round or self.clients_per_round >= len(sites):
             return list(sites)
         generator = np.random.default_rng(derive(seed, "participants", round))
-        drawn = set(generator.choice(len(sites), self.clients_per_round, replace=False).tolist())
-        return [site for number, site in enumerate(sites) if number in drawn]
+        joining = {site for site in sites if self.joins.get(site) == round}
+        others = [site for site in sites if site not in joining]
+        count = max(0, self.clients_per_round - len(joining))
+        drawn = joining | {others[number] for number in generator.choice(len(others), count, replace=False)}
+        return [site for site in sites if site in drawn]
 
     def scores_in(self, round: int) -> bool:
         """Return whether sites compute fresh scores in this round (for `with_reply` only in the first)."""

@@ -3,8 +3,9 @@
 
     start = own + (global - own) W,    W <- clip(W - rate dloss/dstart (global - own), 0, 1)
 
-W, one number for each of the adapter, is learned on 80 % of the training samples: in its first round until the loss
-settles, later in one pass. It stays at the site. What is trained from there is measured and sent.
+W, one number for each of the adapter, is learned on 80 % of the training samples, in batches as in training: in its
+first round until the loss settles, later in one pass. It stays at the site. What is trained from there is measured and
+sent.
 
 Source: Zhang et al. 2023, FedALA, Algorithm 1, https://arxiv.org/abs/2212.01197.
 """
@@ -51,7 +52,8 @@ class FedALA(OfRound):
         """Learn the shares of the numbers that are trained in this round."""
         learner, before = self.learner, float("inf")
         seed = derive(learner.training.seed, "ala", learner.site, self.round)
-        samples = learner.batches.sample(int(SHARE * len(learner.data.train)), seed)
+        count = int(SHARE * len(learner.data.train))
+        samples = learner.batches.sample(count, seed, size=learner.training.batch_size)
         answering = learner.answering.eval()
         size = learner.training.micro_batch or learner.training.batch_size
         trained = {key: one for key, one in learner.trainable.parameters().items() if one.requires_grad}

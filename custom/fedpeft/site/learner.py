@@ -375,7 +375,7 @@ class Learner:
         return {"open": len(self.data.test) - closed, "closed": closed}
 
     def evaluate(self, examples: Sequence[Example] | None = None) -> Measured:
-        """Measure the current model on the site's own test split, or on `examples`: overall, open, closed."""
+        """Measure the model as it stands (after a round with Ditto the exchanged one) on the test split, or others."""
         return self.measured(self.data.test if examples is None else examples).figures()
 
     def measured(self, examples: Sequence[Example]) -> Measure:

@@ -253,7 +253,7 @@ class Evaluation:
         self._losses: list[float] | None = None
         self._tunes = training.thresholds == VALIDATION and bool(data.validation)
         self._validates = training.validate and bool(data.validation)
-        shares = training.thresholds == SHARE and bool(data.labels)
+        shares = training.thresholds in (SHARE, VALIDATION) and not self._tunes and bool(data.labels)
         self._thresholds = shares_of(model.vocabulary, data.train) if shares else None
 
     def of_round(self) -> tuple[Measured, tuple[float, ...] | None]:

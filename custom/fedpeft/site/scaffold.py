@@ -11,7 +11,8 @@ c_k of that round, so a site computes c from what it received anyway: no second 
 the site. Where sites take different numbers of steps, c is the mean movement in steps of the site. Noise, a refused
 reply or an absent site change the next c, and none after it: each is measured anew.
 
-A tensor is corrected where the site trained it in its last round too. The correction is added after the optimizer has
+A tensor is corrected where the site trained it in its last round too; where layers are scheduled, only if that was the
+round before, because nobody may have trained it since. The correction is added after the optimizer has
 stepped, so that g stands for its step divided by eta: with SGD this is the paper's algorithm. FLARE's own
 (`nvflare.app_opt.pt.scaffold`) sends the control variates of a whole model beside it.
 
@@ -72,7 +73,7 @@ class ControlVariates:
         """
         if not learner.training.scaffold:
             return cls({}, {})
-        if own is None:
+        if own is None or (learner.schedule.active and own.round != round - 1):
             return cls(near, {})
         first, samples = learner.schedule.first_round(learner.site), len(learner.data.train)
         learned = [

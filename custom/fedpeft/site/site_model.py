@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedpeft import answering as ways
 from fedpeft import backbones
-from fedpeft.alignment.factors import FrozenProducts, fresh_factors, is_factor
+from fedpeft.alignment.factors import FrozenProducts, fresh_factors, is_factor, product_pairs
 from fedpeft.alignment.low_rank import fitted
 from fedpeft.answering.answering import Answering
 from fedpeft.answering.training_settings import BALANCED, TrainingSettings
@@ -241,6 +241,13 @@ def head_state(head: Mapping[str, Tensor]) -> State:
     return {f"{HEAD}{name}": tensor.detach().cpu().clone() for name, tensor in head.items()}
 
 
+def exchanged(own: SiteState) -> tuple[State, State]:
+    """Return head and private tensors of the model that a site exchanges, where it may have measured a personal one."""
+    if own.exchanged:
+        return only_head(own.exchanged), without_head(own.exchanged)
+    return own.head, own.private
+
+
 def without_head(state: State) -> State:
     """Return what of a state belongs to the adapter."""
     return {key: tensor for key, tensor in state.items() if not key.startswith(HEAD)}
@@ -257,6 +264,8 @@ class RoundValues:
     def __init__(self, site: str, model: SiteModel, method: MethodSettings, folder: Path) -> None:
         self._site, self._model, self._folder = site, model, folder
         self._unequal_ranks = method.rule.unequal_ranks
+        pairs = [] if method.rule.averages else product_pairs(model.first)
+        self._new_in_every_round = {key for pair in pairs for key in (pair.down, *pair.ups)}
         self.first, self._first_private = model.first, model.first_private
         self.first_head = {k: value.detach().cpu().clone() for k, value in model.answering.head.state_dict().items()}
 
@@ -272,9 +281,7 @@ class RoundValues:
         are other first values of the head than those it was built with.
         """
         first = first_head or self.first_head
-        head, private = (own.head, own.private) if own else (first, self._first_private)
-        if own and own.exchanged:
-            head, private = only_head(own.exchanged), without_head(own.exchanged)
+        head, private = exchanged(own) if own else (first, self._first_private)
         self._model.answering.head.load_state_dict(only_head(received) or head)
         try:
             self._model.trainable.load_private(private)
@@ -299,5 +306,5 @@ class RoundValues:
         return received or own or self.first
 
     def moments(self, kept: State) -> State:
-        """The optimizer's moments of the round before that still apply: none of factors that were drawn anew."""
-        return {key: t for key, t in kept.items() if not (self._model.products and is_factor(key.rpartition("/")[0]))}
+        """The optimizer's moments of the round before that still apply: none of factors that every round makes anew."""
+        return {key: t for key, t in kept.items() if key.rpartition("/")[0] not in self._new_in_every_round}
