@@ -33,20 +33,24 @@ class RoundResult:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def federate(learners: Mapping[str, Learner], salts: Salts | None = None) -> Iterator[RoundResult]:
+def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quorum: int = 1) -> Iterator[RoundResult]:
     """Run all rounds of a job, one site after the other. What a run before has left in the sites' folders is set aside.
 
     Args:
         learners: by site; all with the same method, training and schedule settings.
         salts: from a site's name, a round and the global adapter to what goes into the seeds of its training, as in
             secure sums of a consortium (`fedpeft.protocol.signed_keys`); None: nothing but the job's seed.
+        quorum: accepted updates that a round needs, or all of it where these are fewer.
+
+    Raises:
+        FedpeftError: the check of updates leaves fewer.
     """
     for learner in learners.values():
         learner.finished(0)
     first = next(iter(learners.values()))
     job = CommonSettings(first.method, first.training, first.schedule)
     sites = _LocalSites(learners, salts)
-    rounds = Rounds(job, _introductions(learners), sites, Aggregator(job.method), lineage="", needed=1)
+    rounds = Rounds(job, _introductions(learners), sites, Aggregator(job.method), lineage="", needed=quorum)
     measured: list[Sites] = []
     for one in rounds:
         updates = sites.updates

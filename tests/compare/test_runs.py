@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +18,7 @@ from fedpeft.backbones import is_tiny
 from fedpeft.cli import main
 from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
-from fedpeft.compare.outcome import from_json
+from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.published import methods_of
 from fedpeft.compare.runs import Variant, outcomes, sections_of, variants
 from fedpeft.compare.table import compared
@@ -31,6 +32,7 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.report.wording import Alignment
 from fedpeft.scheduling.settings import schedule_of
 from fedpeft.server.run_recorder import RunRecorder
+from fedpeft.server.update_check import UpdateCheck
 from fedpeft.site.learner import Learner
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
@@ -448,3 +450,63 @@ def test_the_command_runs_what_is_missing_and_writes_tables_picture_and_page(tmp
 def test_wrong_input_gives_one_sentence(arguments, message, capsys):
     assert main(["compare", *arguments, "--configs", str(CONFIGS)]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_run_on_other_files_or_another_version_is_another_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path))
+    words = ["data.dataset=manifest", "federation.sites=[north]", "backbone.name=tiny-vit", "method.pia.client=false"]
+
+    def settings():
+        return plan(CONFIGS, "fedpia_task1", variants(["fedavg"]), (0,), words[:3])[0].settings
+
+    without = settings()
+    table = tmp_path / "north" / "manifest.csv"
+    table.parent.mkdir()
+    table.write_text("image,label\n")
+    first = settings()
+    assert first == settings() != without
+    table.write_text("image,label\na.png,b\n")
+    second = settings()
+    assert second != first
+    monkeypatch.setattr("fedpeft.__version__", "9.9")
+    assert settings() not in (first, second)
+
+
+def test_a_row_of_another_configuration_has_no_published_figure(tmp_path):
+    configs = tmp_path / "app_configs"
+    shutil.copytree(CONFIGS, configs)
+    kept, changed = (plan(configs, "paper/fedpia_task1", variants([name]), (0,), []) for name in ("fedavg", "lora"))
+    assert [one.recipe for one in (*kept, *changed)] == ["fedavg", "lora"]
+    own = configs / "methods" / "fedavg.yml"
+    own.write_text(f"{own.read_text()}\ntraining: {{rounds: 2}}\n")
+    assert plan(configs, "paper/fedpia_task1", variants(["fedavg"]), (0,), [])[0].recipe == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quorum", [0, 1])
+def test_a_reply_that_the_update_check_refuses_is_in_no_figure(monkeypatch, quorum):
+    """As in the simulator: too few of them end the run."""
+    monkeypatch.setattr(UpdateCheck, "outlying", lambda *_, **__: {"slake": "too far"})
+    (run,) = small("fedavg", rounds=1)
+    run = replace(run, sections={**run.sections, "federation": {**run.sections["federation"], "quorum": quorum}})
+    if quorum == 0:
+        with pytest.raises(FedpeftError, match=r"too few valid replies \(1, the quorum is 2\)"):
+            carry_out(run)
+        return
+    done = carry_out(run)
+    assert done.refused == 1
+    assert [*done.figures[0]] == [*done.sent[0]] == ["vqa-rad"]
+    assert (
+        "1 replies are in no figure: the check of updates (method.robust) refused them."
+        in compared([done], baseline="fedavg").notes
+    )
+
+
+def test_the_validation_figure_of_drawn_sites_is_of_their_last_rounds():
+    metrics = {"north": "accuracy", "south": "accuracy"}
+    rounds = ({"north": 0.2, "south": 0.4}, {"north": 0.6})
+    one = Outcome(
+        task="t", method="m", seed=0, figures=rounds, sent=(), metrics=metrics, seconds=1.0, procedural=False,
+        tiny=False, validation=rounds,
+    )  # fmt: skip
+    assert one.validation_figure() == pytest.approx(50)

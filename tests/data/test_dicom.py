@@ -28,7 +28,7 @@ CT = np.arange(64, dtype=np.int16).reshape(8, 8) * 60
 UNSIGNED = CT.astype(np.uint16)
 GRAY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
 COLORS = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
-LUNG = Window(-1350, 150)
+LUNG, SHARES = Window(-1350, 150), Window(1, 99, percentiles=True)
 
 
 def saved(path, pixels=CT, *, kind="MONOCHROME2", bits=16, frames=0, syntax=None, **more):
@@ -454,3 +454,19 @@ def test_without_pydicom_one_sentence_says_what_to_install(tmp_path, monkeypatch
     with pytest.raises(DataError, match=r"DICOM images need pydicom.*pip install 'flare-fedpeft\[medical\]'") as error:
         shown(tmp_path / "ct.dcm")
     assert not isinstance(error.value, UnreadableImage), "images are not skipped because a package is missing"
+
+
+@pytest.mark.parametrize("kind", ["MONOCHROME2", "MONOCHROME1"])
+@pytest.mark.parametrize("written", ["SS", "US"])
+def test_padding_is_black_and_in_no_percentile(tmp_path, kind, written):
+    """Also where a program wrote the signed value as an unsigned one."""
+    pixels = np.arange(64, dtype=np.int16).reshape(8, 8)
+    alone = shown(saved(tmp_path / "a.dcm", pixels[1:], kind=kind, PixelRepresentation=1), window=SHARES)
+    pixels[0] = -2000
+    padded = saved(tmp_path / "b.dcm", pixels, kind=kind, PixelRepresentation=1)
+    again = pydicom.dcmread(padded)
+    again.add_new("PixelPaddingValue", written, -2000 if written == "SS" else 63536)
+    again.save_as(padded)
+    assert not shown(padded, window=SHARES)[0].any()
+    assert (shown(padded, window=SHARES)[1:] == alone).all()
+    assert not shown(padded, window=Window(-3000, 100))[0].any()

@@ -161,6 +161,13 @@ def test_class_folders_with_a_split_keep_it(tmp_path):
     assert all(example.image_id.startswith("Testing/") for example in site.test)
 
 
+def test_folders_that_differ_by_case_or_a_blank_alone_are_said(tmp_path):
+    classes(tmp_path)
+    (tmp_path / "normal").rename(tmp_path / "Viral Pneumonia")
+    (note,) = load(DataSettings(dataset="class_folders", root=tmp_path, site="north")).notes
+    assert note.startswith("The names of 2 folders of classes differ from another one's by letter case, _ or blanks")
+
+
 def test_folders_in_class_folders_are_patients(tmp_path):
     classes(tmp_path, each=20, inside="patient-{}")
     for folder in (tmp_path / "viral_pneumonia").iterdir():  # no patient is in two classes

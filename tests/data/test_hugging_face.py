@@ -433,3 +433,17 @@ def test_without_pyarrow_one_sentence_says_what_to_install(tmp_path, monkeypatch
 def test_wrong_settings_are_refused(settings, sentence):
     with pytest.raises(DataError, match=sentence):
         load(DataSettings(**{"dataset": "hugging_face", **settings}))
+
+
+def test_ids_that_name_rows_are_refused_because_one_image_could_be_in_two_splits(tmp_path):
+    table = [{**row, "image": row["image"]["bytes"], "row": f"r{n}"} for n, row in enumerate(_rows(0, 6))]
+    _parquet(tmp_path / "vqa.parquet", table)
+    with pytest.raises(DataError, match=r"the image 'r1' is also 'r0'.*data\.columns\.id must name images, not rows"):
+        _load(tmp_path, columns={"id": "row"})
+
+
+def test_ids_of_a_column_are_names_of_the_sites_own(tmp_path):
+    table = [{**row, "image": row["image"]["bytes"], "scan": str(n // 2)} for n, row in enumerate(_rows(0, 6))]
+    _parquet(tmp_path / "vqa.parquet", table)
+    assert not _load(tmp_path).own_ids
+    assert _load(tmp_path, columns={"id": "scan"}).own_ids

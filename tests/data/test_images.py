@@ -159,6 +159,18 @@ def test_the_orientation_of_an_image_of_more_than_8_bits_counts(tmp_path, suffix
     assert check_header(chosen) == Header(*open_image(chosen).size, turned=2 <= orientation <= 8)
 
 
+@pytest.mark.parametrize("largest", [4095, 65535])
+def test_grays_of_a_pgm_that_its_reader_scales_are_refused(tmp_path, largest):
+    values = np.arange(6).reshape(2, 3) * 500
+    (tmp_path / "deep.pgm").write_bytes(b"P5\n3 2\n%d\n" % largest + values.astype(">u2").tobytes())
+    chosen = image_of(tmp_path, "deep.pgm", Window(0, 2500), where="line 2")[0]
+    if largest == 65535:
+        assert (as_array(chosen)[..., 0] == Window(0, 2500).grays(values)).all()
+    else:
+        with pytest.raises(UnreadableImage, match="has a largest gray below 65,535, to which its reader scales"):
+            as_array(chosen)
+
+
 @each("orientation", range(1, 9))
 @each("mode", ["L", "P", "1", "RGBA", "CMYK"])
 @each("packed", [None, "tiff_lzw"])

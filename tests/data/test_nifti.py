@@ -118,3 +118,12 @@ def test_without_nibabel_one_sentence_says_what_to_install(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "nibabel", None)
     with pytest.raises(DataError, match=r"NIfTI images need nibabel.*pip install 'flare-fedpeft\[medical\]'"):
         shown(tmp_path / "head.nii")
+
+
+def test_axes_that_no_code_describes_are_not_guessed(tmp_path):
+    content = bytearray(saved(tmp_path / "head.nii").read_bytes())
+    content[252:256] = bytes(4)  # the codes of both ways to say it
+    path = tmp_path / "unknown.nii"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableImage, match="does not say how its axes lie"):
+        shown(path)

@@ -1,6 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """One site that holds the data of others is centralized training through the same code."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +12,10 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.data import Example, SiteData
 from fedpeft.data.partition import centralized
 from fedpeft.federate import federate
+from fedpeft.job.folder import of_job
 from fedpeft.site.learner import Learner
 
+CONFIGS = Path(__file__).parents[2] / "app_configs"
 ALL = ["slake", "vqa-rad"]
 POOL = ("federation.sites=[center]", f"data.pool=[{', '.join(ALL)}]", "method.aggregation=fedavg")
 
@@ -49,3 +54,21 @@ def test_data_of_single_sites_go_into_the_pool(sections, tmp_path):
         sections("data.pool=[slake, slake]")
     with pytest.raises(FedpeftError, match=r"data.sites names 'slake', which is not in federation.sites"):
         sections("federation.sites=[center]", "data.sites={slake: {train_size: 4}}")
+
+
+def test_names_that_sites_give_their_images_stay_apart():
+    one = Example(image=np.zeros((1, 1, 3), np.uint8), question="q", answer="a", closed=False, image_id="0.png")
+    parts = [SiteData(site, (replace(one, group="p"),), (), (one,), "s", own_ids=True) for site in ("north", "south")]
+    both = centralized("center", parts)
+    assert [(one.image_id, one.group) for one in both.train] == [("north/0.png", "north/p"), ("south/0.png", "south/p")]
+    assert [one.group for one in both.test] == ["", ""]
+
+
+def test_settings_of_a_pooled_site_beside_the_pool_are_refused_because_nothing_follows_them(sections):
+    with pytest.raises(FedpeftError, match=r"data.sites.center sets train_share beside pool.*set it for these"):
+        sections(*POOL, "data.sites.center.train_share=0.5")
+
+
+def test_the_table_of_a_jobs_data_counts_the_pool(sections):
+    (loaded,) = of_job(CONFIGS, "fedpia_task1", [*POOL, "data.train_size=5"], only=None)
+    assert len(loaded[1].train) == 5 * len(ALL)

@@ -198,3 +198,12 @@ def assert_same(data, alone):
         for mine, theirs in zip(examples, alone.splits()[split], strict=True):
             assert np.array_equal(mine.image, theirs.image)
             assert replace(mine, image=IMAGE) == replace(theirs, image=IMAGE)
+
+
+def test_a_share_that_whole_patients_cannot_give_is_said():
+    """Of one patient with most images all or none are kept."""
+    rows = [replace(one, group="one" if number < 60 else "") for number, one in enumerate(images(100))]
+    data = SiteData("north", tuple(rows), (), tuple(rows[:3]), "s", labels=LABELS, metric="macro_f1")
+    notes = [with_train_share(data, DataSettings(dataset="manifest", train_share=share)).notes for share in (0.5, 1.0)]
+    assert [note.partition(" keeps ")[0] for note in notes[0]] == ["train_share=0.5"]
+    assert notes[1] == ()

@@ -20,6 +20,7 @@ from fedpeft.server.job_run import export_adapter
 from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")
+FEDAVG = "method.aggregation=fedavg"
 STILL = (  # a third round that mixes nothing and changes no weight
     "training.rounds=3",
     "method.pia.share=1",
@@ -149,6 +150,7 @@ def test_the_command_says_with_what_it_predicts(run, capsys):
     [
         (["method.name=lora"], "is of PEFT's type LORA, and this model's is HOULSBY"),
         (["method.settings={houlsby: {reduction_factor: 2}}"], "is of shape (8,) and not (4,)"),
+        (["method.settings={houlsby: {activation: gelu}}"], "has activation='gelu', and this model 'swish', so it w"),
     ],
 )
 def test_an_adapter_of_another_kind_is_refused(run, sections, tmp_path, capsys, overrides, sentence):
@@ -195,3 +197,13 @@ def test_what_is_no_adapter_is_named(run, tmp_path):
     (tmp_path / "server" / "simulate_job" / "fedpeft").mkdir(parents=True)
     with pytest.raises(FedpeftError, match="has no global adapter"):
         find_adapter("global", tmp_path)
+
+
+def test_products_that_count_otherwise_are_refused(sections, tmp_path):
+    lora = ("method.name=lora", FEDAVG)
+    alphas = {alpha: sections(*lora, f"method.settings.lora.lora_alpha={alpha}") for alpha in (4, 64)}
+    run_of(alphas[4], tmp_path / "ws")
+    learner = Learner.from_sections(alphas[64], site="slake", folder=tmp_path / "none")
+    folder = peft_folder(tmp_path / "adapter", learner.first_state(), alphas[64])
+    with pytest.raises(FedpeftError, match=r"has lora_alpha / r=16.0, and this model 1.0, so it would"):
+        Predictor(find(tmp_path / "ws", site="slake"), folder)

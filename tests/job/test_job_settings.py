@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from fedpeft.cli import _parser
+from fedpeft.compare.command import _plan
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.composing import ARGUMENTS, CONTROLLER, EXECUTOR, changed, check, compose, merged
+from fedpeft.job.composing import ARGUMENTS, CONTROLLER, EXECUTOR, changed, check, compose, merged, write_job
+from fedpeft.job.folder import job_folder, named_job
 from fedpeft.job.settings import ServerJob, SiteJob
 
 JOB = compose(Path(__file__).parents[2] / "app_configs", "fedpia_task1")
@@ -93,3 +96,35 @@ def test_another_data_set_or_another_share_of_training_is_shared_out_as_it_wants
     own = ["data.sites.client-2.train_share=0.5", "data.sites.client-3.dataset=fed_isic2019", "method.head=private"]
     sections = merged(SHARED, changed([*own, "data.sites.client-3.seed=5", "method.aggregation=fedavg"]))
     assert SiteJob.from_sections(sections, site="client-1")
+
+
+def test_sites_whose_names_end_with_one_number_would_have_one_part():
+    sections = merged(SHARED, changed(["federation.sites=[north-1, south-1]", "data.parts=2"]))
+    with pytest.raises(FedpeftError, match=r"north-1 and south-1 end with one number.*number the sites from 1 to 2"):
+        check(sections)
+
+
+@pytest.mark.parametrize(("every", "refused"), [(1, False), (2, True), (1000, False)])
+def test_scores_of_drawn_sites_do_not_grow_old(every, refused):
+    own = ["schedule.clients_per_round=2", f"schedule.every={every}", "method.pia.share=0.5", "schedule.solver=own"]
+    sections = merged(JOB, changed(own))
+    if refused:
+        with pytest.raises(FedpeftError, match=r"so that its scores would grow old: set schedule.every to 1"):
+            check(sections)
+    else:
+        check(sections)
+
+
+def test_a_folder_that_is_not_what_its_configuration_gives_is_not_composed_anew(tmp_path, monkeypatch):
+    write_job(tmp_path / "jobs" / "fedpia_task1", "fedpia_task1", merged(JOB, changed(["training.rounds=2"])))
+    (tmp_path / "app_configs").symlink_to(Path(__file__).parents[2] / "app_configs")
+    monkeypatch.chdir(tmp_path)
+    folder = Path("jobs/fedpia_task1")
+    assert job_folder(folder, [], tmp_path) == folder
+    for compose_anew in (
+        lambda: job_folder(folder, ["training.local_epochs=2"], tmp_path / "scratch"),
+        lambda: named_job(str(folder), None),
+        lambda: _plan(_parser().parse_args(["compare", str(folder), "--methods", "fedavg"])),
+    ):
+        with pytest.raises(FedpeftError, match=r"is not what .* gives, of which this command composes the job"):
+            compose_anew()

@@ -72,7 +72,7 @@ def test_a_mean_weighted_by_samples_stands_beside_the_plain_one():
     table = last_round(history)
     assert table.rows[-2:] == (
         ("mean", "60.0", "40.0", "30.0", "30.0", "1.500", "500", "200"),
-        ("weighted mean", "70.0", "50.0", "30.0", "35.0", "1.100", "", ""),
+        ("weighted mean", "70.0", "–", "–", "35.0", "1.100", "", ""),  # no site tells its open questions
     )
     assert "weighted mean: by the number of test samples, the loss by that of training samples" in table.marks
     rounds = by_round(history)
@@ -287,6 +287,13 @@ def test_a_round_that_lacks_a_site_is_not_the_best():
     made = validated([0.2, 0.6, 0.4])
     del made["rounds"][1]["sites"]["slake"]
     assert [row[1] for row in best_round(parse(made, origin="h")).rows] == ["3", "3"]
+
+
+def test_where_every_round_lacks_a_site_none_is_the_best():
+    made = validated([0.2, 0.6, 0.4])
+    for one, site in zip(made["rounds"], ("slake", "vqa-rad", "slake"), strict=True):
+        del one["sites"][site]
+    assert best_round(parse(made, origin="h")) is None
 
 
 def test_each_metric_has_its_own_best_round():

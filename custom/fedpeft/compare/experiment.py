@@ -7,6 +7,8 @@ All methods have the same data, the same steps and the same seeds. A run is a fe
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -22,6 +24,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fedpeft
 from fedpeft.alignment import PIASettings
 from fedpeft.compare.grid import Axis, check_free, points
 from fedpeft.compare.outcome import Outcome, from_json
@@ -30,8 +33,12 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import parse_json, read_text
 from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
 from fedpeft.core.processes import without_current_folder
-from fedpeft.job.composing import changed, check_used, unused
-from fedpeft.job.federation import NONE, SETTING
+from fedpeft.core.settings import build
+from fedpeft.data.folders import files_below
+from fedpeft.job.composing import PACKAGED, changed, check_used, unused
+from fedpeft.job.federation import NONE, SETTING, FederationSettings
+from fedpeft.job.folder import folders_of
+from fedpeft.job.settings import SiteJob
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.report.wording import IDENTITY, Alignment
 
@@ -55,10 +62,11 @@ class Run:
     recipe: str = ""
     point: str = ""  # setting and value of a sweep (`Point.label`); empty: there is none
 
-    @property
+    @functools.cached_property
     def settings(self) -> str:
-        """A digest of everything that the result depends on, to distinguish runs of one method."""
-        return hashlib.sha256(json.dumps(self.sections, sort_keys=True).encode()).hexdigest()[:16]
+        """A digest of everything that the result depends on when first asked for, to distinguish runs of one method."""
+        everything = f"{json.dumps(self.sections, sort_keys=True)}{_files_of(self.sections)}"
+        return hashlib.sha256(everything.encode()).hexdigest()[:16]
 
     @property
     def label(self) -> str:
@@ -69,6 +77,17 @@ class Run:
     def key(self) -> Key:
         """What an earlier result must have in common with this run."""
         return self.method, self.seed, self.settings
+
+
+def _files_of(sections: Mapping[str, Any]) -> str:
+    """Return the version of the package, and name, size and time of each file that a job's sites read."""
+    found = [fedpeft.__version__]
+    for site in sections["federation"]["sites"]:
+        with contextlib.suppress(FedpeftError):  # what is missing is said by the run itself
+            for folder in folders_of(SiteJob.from_sections(sections, site=site)):
+                times = ((file, file.stat()) for file in files_below(folder))
+                found += [f"{file}:{one.st_size}:{one.st_mtime_ns}" for file, one in times]
+    return "\n".join(found)
 
 
 def plan(
@@ -100,7 +119,8 @@ def plan(
                 f"{SETTING} is {tracker!r}, and a comparison runs without FLARE's server, which sends figures: "
                 f"leave it out."
             )
-        recipe = "" if overrides or axes else " ".join((method.method, *method.settings))
+        packaged = not (overrides or axes) and sections == _packaged(task, method, own)
+        recipe = " ".join((method.method, *method.settings)) if packaged else ""
         runs.append(Run(task=task, method=method.name, seed=seed, sections=sections, recipe=recipe, point=point.label))
     tuned = {run.sections["method"].get("name", MethodSettings.name) for run in runs}
     for name in changed(overrides).get("method", {}).get("settings", {}):
@@ -116,6 +136,14 @@ def _composed(
     configs: Path, task: str, method: Variant, overrides: Sequence[str], more: Sequence[str]
 ) -> dict[str, Any]:
     return sections_of(configs, task, replace(method, settings=(*method.settings, *more)), overrides)
+
+
+def _packaged(task: str, method: Variant, overrides: Sequence[str]) -> dict[str, Any] | None:
+    """Return the sections that a row has by the package's own configuration; None: it has no such job or method."""
+    try:
+        return sections_of(PACKAGED, task, method, overrides)
+    except FedpeftError:
+        return None
 
 
 def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
@@ -189,10 +217,13 @@ def carry_out(run: Run) -> Outcome:
         on_cpu = all(learner.device.type == "cpu" for learner in learners.values())
         before = _cpu_seconds()  # without the imports, which only the first run of a process pays for
         rounds, pooled, alignment = [], [], Alignment()
-        for result in federate(learners):
-            rounds.append(result.updates)
+        refused = 0
+        needed = build(FederationSettings, run.sections["federation"], section="federation").needed
+        for result in federate(learners, quorum=needed):
+            rounds.append({site: one for site, one in result.updates.items() if site not in result.refused})
+            refused += len(result.refused)
             alignment += _alignment(result.round, result.report, apart=_apart(next(iter(learners.values()))))
-            pooled.append(pooled_balanced_accuracy(learners[site].recognized() for site in result.updates))
+            pooled.append(pooled_balanced_accuracy(learners[site].recognized() for site in rounds[-1]))
         spent = _cpu_seconds() - before
         course = _course(learners, len(rounds))
     return Outcome(
@@ -215,6 +246,7 @@ def carry_out(run: Run) -> Outcome:
         validated={site: len(learner.data.validation) for site, learner in learners.items()},
         **_ends(rounds),
         loss_course=course,
+        refused=refused,
     )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -53,6 +54,7 @@ class Outcome:
     loss_end: tuple[Sites, ...] = ()  # the same at its end
     # at each point of a round's course, and for each round: site -> loss of its training batches; empty: not measured
     loss_course: tuple[tuple[Sites, ...], ...] = ()
+    refused: int = 0  # replies that the check of updates refused; they are in no figure
 
     def figure(self, metric: str, *, last: int = 1) -> float:
         """Return the mean over the sites with this metric and over the last rounds, in percent; NaN: there is none."""
@@ -70,8 +72,8 @@ class Outcome:
         return 100 * sum(values) / len(values) if values else math.nan
 
     def validation_figure(self) -> float:
-        """Return the mean over the sites of the last round's figure on the validation split, in percent; NaN: none."""
-        values = list(self.validation[-1].values()) if self.validation else []
+        """Return the mean over the sites of their last figures on the validation splits, in percent; NaN: none."""
+        values = list(ChainMap(*map(dict, reversed(self.validation))).values())
         return 100 * sum(values) / len(values) if values else math.nan
 
     def complete(self, *, last: int = 1) -> bool:
@@ -122,7 +124,7 @@ def _are_figures(outcome: Outcome) -> bool:
     """Whether all numbers of a run are in their ranges, and its metrics and names can be printed."""
     measured = (*outcome.figures, *outcome.validation)
     fractions = [*outcome.pooled, *(value for sites in measured for value in sites.values())]
-    counts = [*outcome.samples.values(), *outcome.validated.values()]
+    counts = [*outcome.samples.values(), *outcome.validated.values(), outcome.refused]
     of_rounds = (outcome.loss_start, outcome.loss_end, *outcome.loss_course)
     losses = [value for rounds in of_rounds for sites in rounds for value in sites.values()]
     amounts = [outcome.seconds, outcome.cpu_seconds or 0, *(v for sites in outcome.sent for v in sites.values())]

@@ -340,6 +340,8 @@ def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: i
         notes.append(f"{len(sites)} sites: more than {MAX_SITES} have no columns of their own.")
     if not all(one.complete(last=last) for one in outcomes):
         notes.append(f"{FEWER} a mean of some sites: others were not drawn, or did not answer, in these rounds.")
+    if refused := sum(one.refused for one in outcomes):
+        notes.append(f"{refused:,} replies are in no figure: the check of updates (method.robust) refused them.")
     if any(one.pooled for one in outcomes):
         notes.append(f"{POOLED}: on the test images of all sites together, the mean over their classes.")
     notes += ["MB: a million bytes of adapters, as one site sends them in a round."]

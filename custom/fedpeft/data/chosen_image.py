@@ -83,7 +83,8 @@ def _read(nibabel: Any, file: Path, axis: int, number: int | None, window: Windo
     if kind.fields or kind.kind not in "iuf":
         raise UnreadableImage.of(file, "has colors or complex numbers", "save gray values")
     orientation = nibabel.io_orientation(header.get_best_affine())  # row: an axis of the file; its axis here, direction
-    if np.isnan(orientation).any():
+    codes = [int(header[name]) for name in ("sform_code", "qform_code")]
+    if np.isnan(orientation).any() or not any(codes):  # nibabel would guess
         raise UnreadableImage.of(file, "does not say how its axes lie", "save it with an affine")
     own = int(np.flatnonzero(orientation[:, 0] == axis)[0])
     count = shape[own]
@@ -205,6 +206,11 @@ def _checked_raster(opened: Image.Image, name: str, image: ChosenImage) -> Heade
             raise UnreadableImage.of(name, "has colors of more than 8 bits per channel", "save it with 8 bits")
         if image.window is None:
             raise UnreadableImage.of(name, NO_WINDOW, SET_WINDOW)
+        tiles = getattr(opened, "tile", ())
+        if opened.format == "PPM" and tiles and tiles[0][0] != "raw":  # Pillow scales them to 65,535
+            raise UnreadableImage.of(
+                name, "has a largest gray below 65,535, to which its reader scales", "save it as PNG"
+            )
     return checked(opened, name, one_frame=number is None, deep=True)
 
 

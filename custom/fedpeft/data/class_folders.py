@@ -45,6 +45,7 @@ def load(settings: DataSettings) -> SiteData:
             f"{root} has folders of splits and others beside them ({beside:.200}): move those elsewhere, or name each "
             f"like its split."
         )
+    classes = {one for name in names for one in class_folders(root / name)} if _are_splits(names) else {*names}
     if _are_splits(names):
         for name in names:
             parts[SPELLINGS[name.lower()]] += _examples(root / name, root)
@@ -67,7 +68,7 @@ def load(settings: DataSettings) -> SiteData:
             (f"its ending is that of no image that is read ({_endings(inside)})", len(inside)),
             ("it is in no class folder", len(others) - len(inside)),
         ],
-        notes=_notes(parts, stay=split and settings.split == "published"),
+        notes=[*_twins(classes), *_notes(parts, stay=split and settings.split == "published")],
     )
     return replace(loaded, own_ids=True)
 
@@ -107,6 +108,16 @@ def _examples(folder: Path, root: Path) -> list[Example]:
 def _endings(files: Iterable[Path]) -> str:
     counts = Counter(file.suffix[:10].strip().lower() or "no ending" for file in files)
     return ", ".join(name for name, _ in counts.most_common(MAX_ENDINGS))
+
+
+def _twins(names: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence where folders of classes differ by letter case, `_` or blanks alone."""
+    alike = Counter(" ".join(name.casefold().replace("_", " ").split()) for name in names)
+    if several := sum(count for count in alike.values() if count > 1):
+        yield (
+            f"The names of {several:,} folders of classes differ from another one's by letter case, _ or blanks alone: "
+            f"where they are one class, move their images into one folder."
+        )
 
 
 def _notes(parts: Mapping[str, Sequence[Example]], *, stay: bool) -> Iterator[str]:

@@ -34,10 +34,11 @@ GROUPS = {
 }
 PALETTE = "PALETTE COLOR"
 PALETTES = {color: f"{color}PaletteColorLookupTable" for color in ("Red", "Green", "Blue")}
+PADDING = ("PixelPaddingValue", "PixelPaddingRangeLimit")
 READ = (
     *(*GROUPS, MODALITY, VOI, "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PhotometricInterpretation"),
-    *("PixelPresentation", "PresentationLUTShape", "PresentationLUTSequence"),
+    *("PixelPresentation", "PresentationLUTShape", "PresentationLUTSequence", *PADDING),
     *(f"{name}{part}" for name in PALETTES.values() for part in ("Descriptor", "Data")),
     "AlphaPaletteColorLookupTableData",
 )
@@ -97,7 +98,28 @@ def grays_of(header: Any, frame: int, window: Window | None, file: Path) -> Show
     scaled, whole, bits = _modality(header, frame, file)
     shown = _voi(header, frame, window, file, whole, bits)
     inverted = header.PhotometricInterpretation == "MONOCHROME1" or shape == "INVERSE"  # the first requires the second
-    return lambda values: WHITE - shown(scaled(values)) if inverted else shown(scaled(values))
+    by_share = bits > EIGHT and window is not None and window.percentiles
+
+    def gray(values: np.ndarray) -> np.ndarray:
+        padding, found = _padding(header, values), scaled(values)
+        if by_share:  # by the image alone
+            found = np.where(padding, np.nan, found)
+        grays = WHITE - shown(found) if inverted else shown(found)
+        return np.where(padding, np.uint8(0), grays)
+
+    return gray
+
+
+def _padding(header: Any, values: np.ndarray) -> np.ndarray:
+    """Return which stored values (H, W) are none of the image, which is shown black there (DICOM, C.7.5.1.1.2)."""
+    ends = [header.get(name) for name in PADDING]
+    if not isinstance(ends[0], int):
+        return np.zeros(values.shape, bool)
+    # some programs write a signed value as an unsigned one
+    span = 2**header.BitsAllocated if header.PixelRepresentation else 0
+    signed = [end - span if end >= span / 2 > 0 else end for end in ends if isinstance(end, int)]
+    low, high = min(signed), max(signed)
+    return (values >= low) & (values <= high)
 
 
 def colors_of_palette(header: Any, file: Path) -> Shown:

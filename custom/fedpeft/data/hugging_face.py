@@ -50,8 +50,9 @@ def load(settings: DataSettings) -> SiteData:
     left_out: Counter[str] = Counter()
     images: dict[str, Path | EncodedImage] = {}
     texts: dict[str, str] = {}
+    ids: dict[str, str] = {}
     for shard in files:
-        for split, example in _examples(root, shard, settings.columns, images, texts):
+        for split, example in _examples(root, shard, settings.columns, images, texts, ids):
             if split in parts and example is not None:
                 parts[split].append(example)
             else:
@@ -66,7 +67,8 @@ def load(settings: DataSettings) -> SiteData:
     splits, notes = _arranged(settings, parts)
     site = settings.site or root.resolve().name
     source = f"the site's own data ({site}), real data as its Hugging Face folder lists them"
-    own_ids = any(isinstance(image, Path) for image in images.values())  # others have a digest of the file
+    # others have a digest of the file
+    own_ids = "id" in settings.columns or any(isinstance(image, Path) for image in images.values())
     return SiteData(site, *splits, source, left_out=added(left_out.items()), notes=tuple(notes), own_ids=own_ids)
 
 
@@ -87,7 +89,12 @@ def _arranged(settings: DataSettings, parts: Mapping[str, list[Example]]) -> tup
 
 
 def _examples(
-    root: Path, shard: Shard, named: Mapping[str, str], images: dict[str, Path | EncodedImage], texts: dict[str, str]
+    root: Path,
+    shard: Shard,
+    named: Mapping[str, str],
+    images: dict[str, Path | EncodedImage],
+    texts: dict[str, str],
+    ids: dict[str, str],
 ) -> Any:
     """Yield the split and the example of each row of a file; None where the row is incomplete."""
     columns = {**{key: key for key in REQUIRED}, **named}
@@ -120,6 +127,12 @@ def _examples(
                         else image_file(root, digest, where=where)
                     )
                 example = _example(row, images[digest], digest, texts)
+                if (other := ids.setdefault(digest, example.image_id)) != example.image_id:
+                    raise DataError(
+                        f"{where}: the image {example.image_id!r:.80} is also {other!r:.80}, and could be in two "
+                        f"splits: data.columns.id must name images, not rows; leave it out.",
+                        setting="columns",
+                    )
         yield split, example
     bad.check(count)
 

@@ -192,6 +192,7 @@ DRAWS = 100
 _NUMBER = re.compile(r"(?<![0-9])0*([1-9][0-9]{0,4})$")
 NO_LABEL = ""
 NOT_DRAWN = "not among data.samples"
+MAX_OFF = 0.05  # of a share, before it is said
 NOT_IN_SHARE = "not in data.train_share"
 
 
@@ -217,7 +218,13 @@ def with_train_share(data: SiteData, settings: DataSettings) -> SiteData:
     chosen = _units(sizes, settings.train_share * sizes.total(), derive(settings.seed, "train_share"), min_units=1)
     train = tuple(example for example in data.train if example.unit in chosen)
     left_out = added(data.left_out, [(NOT_IN_SHARE, len(data.train) - len(train))])
-    return replace(data, train=train, left_out=left_out)
+    kept = len(train) / len(data.train)
+    other = abs(kept - settings.train_share) > MAX_OFF
+    notes = [
+        f"train_share={settings.train_share:g} keeps {kept:.0%} of the training samples: images or patients are "
+        f"kept or left out as a whole."
+    ] * other
+    return replace(data, train=train, left_out=left_out, notes=(*data.notes, *notes))
 
 
 def _units(sizes: Mapping[str, int], limit: float, seed: int, *, min_units: int = 0) -> set[str]:
@@ -320,8 +327,26 @@ def _dirichlet(labels: dict[str, tuple[str, ...]], settings: DataSettings, rng: 
     return owner
 
 
+def _named(part: SiteData) -> SiteData:
+    def named(examples: Sequence[Example]) -> tuple[Example, ...]:
+        return tuple(
+            replace(
+                one,
+                image_id=f"{part.site}/{one.image_id}",
+                group=f"{part.site}/{one.group}" if one.group else "",
+            )
+            for one in examples
+        )
+
+    return replace(part, train=named(part.train), validation=named(part.validation), test=named(part.test))
+
+
 def centralized(site: str, parts: Sequence[SiteData]) -> SiteData:
-    """Return the data of one site that holds those of others, split by split and in their order."""
+    """Return the data of one site that holds those of others, split by split and in their order.
+
+    Where ids are names that sites give, the site's name goes before each.
+    """
+    parts = [_named(part) if part.own_ids else part for part in parts]
     train, validation, test = (
         tuple(chain.from_iterable(getattr(part, split) for part in parts)) for split in ("train", "validation", "test")
     )

@@ -11,9 +11,11 @@ a folder with adapter_config.json     as PEFT, the server (adapter/) and fedpeft
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -44,6 +46,9 @@ from fedpeft.site.metrics import THRESHOLD, Measure, new_measure
 from fedpeft.site.site_model import SiteModel, exchanged, only_head, without_head
 from fedpeft.site.site_state import ModelRecord, SiteState
 
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
 GLOBAL, CONFIG = "global", "adapter_config.json"
 
 
@@ -73,7 +78,7 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, stat
     It is the model with which the site would begin another round; what FedPIA would mix the adapter with is left out.
     An adapter whose head is federated brings its own.
     """
-    received = _read(model, adapter)
+    received = _read(model, adapter, method)
     if not received:
         raise FedpeftError(f"{adapter} holds nothing, the sites of its run exchange nothing: leave --adapter out.")
     if broken := [key for key, tensor in received.items() if not tensor.isfinite().all()]:
@@ -122,7 +127,7 @@ def read_tensors(file: Path) -> State:
         raise FedpeftError(f"{file} cannot be read ({error}): download the server's result again.") from error
 
 
-def _read(model: SiteModel, adapter: Path) -> State:
+def _read(model: SiteModel, adapter: Path, method: MethodSettings) -> State:
     """Return the tensors under their keys in messages."""
     if adapter.is_file():
         return read_tensors(adapter)
@@ -135,7 +140,27 @@ def _read(model: SiteModel, adapter: Path) -> State:
             f"the adapter in {adapter} is of PEFT's type {theirs}, and this model's is {ours}: name one that the same "
             f"method has trained."
         )
+    if own is not None:
+        _check_config(adapter, config, own, unequal=method.rule.unequal_ranks)
     return read_state(adapter, config, model.backbone.family)
+
+
+def _check_config(adapter: Path, config: PeftConfig, own: PeftConfig, *, unequal: bool) -> None:
+    """Refuse an adapter whose tensors another configuration would compute with."""
+    from fedpeft.methods.adapters import tuning_of
+
+    tuning = tuning_of(config)
+    names = [field.name for field in dataclasses.fields(own) if field.name not in tuning.may_differ]
+    pairs = {name: (getattr(config, name, None), getattr(own, name)) for name in names}
+    ranks = [max(getattr(one, "r", 0), 1) for one in (config, own)]
+    if not unequal:
+        pairs["lora_alpha / r"] = (tuning.scale(config, "", ranks[0]), tuning.scale(own, "", ranks[1]))
+    for name, (theirs, ours) in pairs.items():
+        if theirs != ours:
+            raise FedpeftError(
+                f"the adapter in {adapter} has {name}={theirs!r:.80}, and this model {ours!r:.80}, so it would compute "
+                f"something else: name one of the same settings."
+            )
 
 
 def _check(adapter: State, own: State, *, whole: bool = True) -> None:

@@ -32,6 +32,7 @@ from fedpeft.report.page_parts import Picture, embedded, figure, headline, laid_
 from fedpeft.report.palette import COLORS, DPI, LIGHT, drawn, shorten, svg, text_width
 from fedpeft.report.tables import SHADES, Table
 from fedpeft.report.wording import DASH, caution, percent
+from fedpeft.site import site_state
 
 MAX_BARS = 20
 MARKS = ("o", "s", "^", "D", "v", "P")  # of the colors, for readers who do not tell these apart
@@ -281,7 +282,9 @@ def _losses(subject: Subject) -> str:
     """Return the section of the losses of every round; empty where the run did not measure them."""
     record, courses = subject.kept.record, subject.kept.state.losses
     if courses:
-        losses = {record.site: np.stack([courses[name].numpy() for name in sorted(courses)])}
+        missed = np.full(len(next(iter(courses.values()))), np.nan)
+        names = map(site_state.course_name, range(1, subject.kept.state.round + 1))
+        losses = {record.site: np.stack([courses[name].numpy() if name in courses else missed for name in names])}
         title, points, caption = COURSE, "in the course", BY_STEP
     else:
         losses = losses_by_site(*([{record.site: one.get(name)} for one in record.rounds] for name in ENDS))

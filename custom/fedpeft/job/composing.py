@@ -154,6 +154,8 @@ def changed(overrides: Iterable[str]) -> dict[str, Any]:
 
 def check(sections: Mapping[str, Any]) -> None:
     """Check every section as server and sites will."""
+    from fedpeft.data.partition import part_of
+    from fedpeft.data.settings import NATURAL
     from fedpeft.job.settings import ServerJob, SiteJob
     from fedpeft.job.strict_files import check_texts
 
@@ -167,8 +169,18 @@ def check(sections: Mapping[str, Any]) -> None:
     job.method.check_settings()
     sites = job.federation.sites
     holders = set(sites)
+    owners: dict[tuple[str, int], str] = {}
     for site in sites:
-        holders |= {one.site for one in SiteJob.from_sections(sections, site=site).pooled}
+        own = SiteJob.from_sections(sections, site=site)
+        holders |= {one.site for one in own.pooled}
+        for part in own.pooled or (own.data,):
+            if part.partition != NATURAL:
+                other = owners.setdefault((part.dataset, part_of(part)), part.site)
+                if other != part.site:
+                    raise FedpeftError(
+                        f"{other} and {part.site} end with one number, by which they would have the same part of "
+                        f"{part.dataset}: number the sites from 1 to {part.parts}."
+                    )
     by_site = {
         "method.site_settings": job.method.site_settings,
         "schedule.joins": job.schedule.joins,
@@ -195,6 +207,17 @@ def outdated(folder: Path, name: str, sections: Mapping[str, Any]) -> list[Path]
     """Return the files of a job folder that are missing or differ from what the sections give."""
     files = {folder / path: content for path, content in job_files(name, sections).items()}
     return [file for file, content in files.items() if not file.is_file() or file.read_text() != content]
+
+
+def check_current(job: Path, configs: Path, name: str) -> None:
+    """Refuse a job's folder that `configs` does not give, where the job would be composed of `configs` in its place."""
+    if not (job / "meta.json").is_file() or name not in known_jobs(configs):
+        return
+    if stale := outdated(job, name, compose(configs, name)):
+        raise FedpeftError(
+            f"{stale[0]} is not what {configs} gives, of which this command composes the job: name {name} and give "
+            f"what differs with --set, or write the folder again with `fedpeft jobs {name}`."
+        )
 
 
 def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:

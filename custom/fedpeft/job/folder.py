@@ -17,12 +17,14 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.core.settings import about, build, suggestion
 from fedpeft.data.folders import dataset_folder
+from fedpeft.data.partition import centralized
 from fedpeft.data.readable import fitting
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.remarks import cut_texts_of
 from fedpeft.data.settings import DataSettings
 from fedpeft.job.composing import (
     RECIPES,
+    check_current,
     check_used,
     compose,
     configs_of,
@@ -31,7 +33,7 @@ from fedpeft.job.composing import (
     name_of,
     write_job,
 )
-from fedpeft.job.federation import site_backbone, site_data
+from fedpeft.job.federation import site_backbone
 from fedpeft.job.settings import SiteJob
 
 
@@ -46,6 +48,7 @@ def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
             f"{job} is not a FLARE job folder, it has no meta.json, and no job of {configs / RECIPES}: "
             f"{suggestion(name, known_jobs(configs))}."
         )
+    check_current(job, configs, name)
     sections = compose(configs, name, overrides)
     check_used(overrides, sections, job=name)
     folder = scratch / "job" / job.name
@@ -98,6 +101,16 @@ def _check_method(job: SiteJob) -> None:
         raise FedpeftError(f"method {job.method.name!r} does not fit backbone {job.backbone.name!r}: {found.misfit}")
 
 
+def folders_of(job: SiteJob) -> list[Path]:
+    """Return the folders from which a site reads data and, where they are local, weights."""
+    found = []
+    for part in job.pooled or (job.data,):
+        if names := DATASETS.get(part.dataset).folders_of(part.site or job.site):
+            found.append(dataset_folder(part, names))
+    named = (job.backbone.source, job.backbone.image_source)
+    return [*found, *(Path(source) for source in named if source and Path(source).is_dir())]
+
+
 def _check_path(setting: str, path: Path | str | None) -> None:
     """Refuse a path that means another folder to the sites, which run below the workspace."""
     if path is not None and not Path(path).is_absolute():
@@ -113,7 +126,9 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
     """
     folder = Path(what)
     if configs is None and (folder / "meta.json").is_file():
-        return configs_of(folder)
+        configs, name = configs_of(folder)
+        check_current(folder, configs, name)
+        return configs, name
     configs = configs or default_configs()
     name, known = name_of(what), known_jobs(configs)
     if name in known and not what.startswith(("./", "../", "/")):
@@ -134,8 +149,14 @@ def of_job(
     if only is not None and only not in sites:
         raise FedpeftError(f"{only!r} is not a site of {job}: {suggestion(only, sites)}.")
     chosen = [only] if only is not None else sites
-    settings = {site: build(data.DataSettings, site_data(sections["data"], site), section="data") for site in chosen}
-    return [(own, as_read(data.load(own), sections, site, share=own.unreadable)) for site, own in settings.items()]
+    jobs = [SiteJob.from_sections(sections, site=site) for site in chosen]
+    return [(job.data, as_read(_loaded(job), sections, job.site, share=job.data.unreadable)) for job in jobs]
+
+
+def _loaded(job: SiteJob) -> data.SiteData:
+    if not job.pooled:
+        return data.load(job.data)
+    return centralized(job.site, [data.load(part) for part in job.pooled])
 
 
 def as_read(loaded: data.SiteData, sections: Mapping[str, Any], site: str, *, share: float = 0.0) -> data.SiteData:

@@ -124,6 +124,12 @@ def _check_drawn(method: MethodSettings, training: TrainingSettings, schedule: S
         reason, setting = f"training.first_epochs={training.first_epochs}", "training.first_epochs"
     elif method.initialization == "own" and method.exchanges:
         reason, setting = "method.initialization='own'", "method.initialization"
+    if schedule.scored and schedule.scoring == "fresh" and 1 < schedule.every < training.rounds:
+        raise FedpeftError(
+            f"schedule.every is {schedule.every}, and schedule.clients_per_round may draw a site in other rounds "
+            f"alone, so that its scores would grow old: set schedule.every to 1, or schedule.clients_per_round to 0.",
+            setting="schedule.every",
+        )
     if reason:
         raise FedpeftError(
             f"{reason} is for the first round of every site, and schedule.clients_per_round draws some sites for a "
@@ -279,6 +285,12 @@ class SiteJob:
         if several_backbones(sections["backbone"]):
             check_backbones(method)
         own = build(DataSettings, site_data(sections.get("data"), site), section="data")
+        beside = sorted(set(sections["data"].get("sites", {}).get(site, {})) - {"pool"})
+        if own.pool and beside:
+            raise FedpeftError(
+                f"data.sites.{site} sets {beside[0]} beside pool, and pooled sites have their own: set it for these.",
+                setting=f"data.sites.{site}.{beside[0]}",
+            )
         own.check_parts(sections["data"], sections["data"].get("sites", {}))
         parts: dict[str, Any] = {"backbone": backbone, "method": method, "training": training, "data": own}
         parts |= {"schedule": schedule}

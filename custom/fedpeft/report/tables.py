@@ -184,7 +184,10 @@ def last_round(history: History) -> Table:
         rows.append((MEAN, TITLES[name], *cells, *constant, loss, samples, *tested))
         averages += 1
         if weights := tested_weights(history, sites):
-            cells = [_mean(history, fraction, -1, sites=sites, weights=weights) for fraction in fractions]
+            cells = [  # how many of a site's questions are open or closed no site tells
+                _mean(history, fraction, -1, sites=sites, weights=weights) if fraction == "overall" else DASH
+                for fraction in fractions
+            ]
             trained = {site: result.samples or 0 for site, result in last.sites.items()}
             loss = _mean(history, "loss", -1, "{:.3f}", sites=sites, weights=trained)
             constant = [_constant(history, weights)] * len(constant)
@@ -262,7 +265,7 @@ def best_round(history: History) -> Table | None:
     for name, sites in metrics.items():
         averages = means(history, "validation", sites=sites)
         known = [(mean.value, -index, mean.complete) for index, mean in enumerate(averages) if mean.value is not None]
-        whole = [one for one in known if one[2]] or known
+        whole = [one for one in known if one[2]]
         if not whole:
             continue
         metric = f", {TITLES[name]}" * (len(metrics) > 1)

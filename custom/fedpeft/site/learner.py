@@ -332,8 +332,8 @@ class Learner:
         if (budget := self.schedule.budget_of(self.site, seed=self.training.seed)) is not None:
             return budget
         training, parameters = self.training, self.trainable.parameters()
-        seed = derive(training.seed, "budget", self.site)
-        batch = self.batches.sample(training.micro_batch or training.batch_size, seed)[0]
+        size = training.micro_batch or training.batch_size
+        batch = self.batches.sample(size, derive(training.seed, "budget", self.site), size=size)[0]
         self.trainable.train_only(None)
         with computing.as_trained(self.backbone, training):
             model = self.answering.train()
