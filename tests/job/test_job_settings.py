@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Sections that do not go together are refused by whoever receives them: when a job is composed, by server and site."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,18 @@ def test_a_folder_that_is_not_what_its_configuration_gives_is_not_composed_anew(
     ):
         with pytest.raises(FedpeftError, match=r"is not what .* gives, of which this command composes the job"):
             compose_anew()
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        (
+            ["method.aggregation=none"],
+            "with method.aggregation='none' they exchange nothing: set schedule.solver to 'all'",
+        ),
+        (["method.initialization=own"], "all start from one: set schedule.solver to 'all', or leave method.init"),
+    ],
+)
+def test_scheduled_layers_need_a_global_adapter_from_which_all_start(own, sentence):
+    with pytest.raises(FedpeftError, match=re.escape(sentence)):
+        check(merged(JOB, changed([*SCHEDULED, *own])))

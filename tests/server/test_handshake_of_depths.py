@@ -152,6 +152,7 @@ SENDERS = {  # what sites announce; whose adapter it is, which digest counts, an
         "x",
         [],
     ),
+    "nor does it send where no vote is taken": ({"joins": (FOUR, "y"), "a": (FOUR, "x")}, "a", "", []),
     "nor may it vote": ({"a": (FOUR, "x"), "joins": (FOUR, "y"), "b": (FOUR, "z")}, "a", "", ["b"]),
 }
 

@@ -8,7 +8,7 @@ from fedpeft.core.settings import build
 from fedpeft.job.federation import FederationSettings, check_joins
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.server.planner import RoundPlanner
+from fedpeft.server.planner import RoundPlanner, best_before_end
 
 BUDGETS = {"north": 1, "south": 2, "west": 1}
 SCORES = {"north": [0.1, 0.2, 0.7], "south": [0.6, 0.3, 0.1], "west": [0.1, 0.8, 0.1]}
@@ -123,3 +123,11 @@ def test_a_site_takes_part_in_the_round_in_which_it_joins_however_few_are_drawn(
             sites = plan.participants(round)
             assert len(sites) == number
             assert "west" in sites if round == 3 else ("west" not in sites or round > 3)
+
+
+def test_where_other_sites_were_drawn_since_nothing_says_that_a_job_stands_still():
+    """The median of ever more sites falls, though each of them improves whenever it takes part."""
+    rounds = [{site: {"validation": figure}} for site, figure in (("a", 0.9), ("b", 0.5), ("c", 0.4), ("d", 0.3))]
+    assert best_before_end(rounds, 3) is None
+    again = [*rounds, {"a": {"validation": 0.8}}, {"b": {"validation": 0.4}}, {"c": {"validation": 0.3}}]
+    assert best_before_end(again, 3) == 1

@@ -397,3 +397,23 @@ def test_a_round_without_enough_sites_is_not_begun(sections):
 )
 def test_what_is_a_mean_can_be_added_up(sections, settings):
     assert ServerJob.from_sections(sections(*settings, "federation.sums_at_relays=true")).method.sums
+
+
+def test_an_upload_of_another_round_does_not_cost_a_site_this_one():
+    one = GroupSum(order(round=2))
+    with pytest.raises(FedpeftError, match="sent its adapter of round 1 in round 2"):
+        one.take("a", Upload(round=1, state=START))
+    one.take("a", Upload(round=2, state=START))
+    assert "a" in one.measured().lengths
+    assert "a" not in one.measured().refused
+
+
+def test_a_number_that_no_sum_can_hold_costs_a_site_that_sends_to_the_server_itself_its_round(sections):
+    def send(site, state):
+        return {key: tensor + (1e9 if site == "site-5" else 0.01) for key, tensor in state.items()}
+
+    federation = Federation({"a": ["site-0", "site-1"]}, send=send)
+    one = next(iter(rounds_of(sections, federation, "method.robust.update_factor=0")))
+    assert "site-5" not in one.accepted
+    assert len(one.accepted) == len(SITES) - 1
+    assert "site-5" in one.rejected

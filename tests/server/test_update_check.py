@@ -142,3 +142,19 @@ def test_the_learning_of_all_rounds_is_that_of_the_schedule():
 def test_the_site_that_joins_is_measured_by_the_epochs_that_it_catches_up_with():
     check = check_of({"aggregation": "fedavg"}, schedule=ScheduleSettings(joins={"5": 6}))
     assert refused_of(check, [HONEST] * 5 + [6 * LEARNED], round=6) == []
+
+
+def test_the_site_that_joins_may_start_from_values_of_its_own():
+    """They are as large as first values are, however small the learning rate is; later nothing more is allowed."""
+    check = check_of({"aggregation": "fedavg"}, schedule=ScheduleSettings(joins={"5": 6}))
+    assert refused_of(check, [HONEST] * 5 + [0.2], round=6) == []
+    assert refused_of(check, [HONEST] * 5 + [0.2], round=7) == [5]
+    assert refused_of(check, [HONEST] * 5 + [1e3], round=6) == [5]
+
+
+def test_layers_that_a_site_did_not_send_again_stay_its_last_ones():
+    check = check_of({"aggregation": "pia"})
+    first, second = ({key: torch.full((2,), value)} for key, value in (("a", 1.0), ("b", 2.0)))
+    check.accept({"north": first})
+    check.accept({"north": second})
+    assert check.own["north"] == {**first, **second}

@@ -2,11 +2,12 @@
 """A site does what its job's own settings provide for, whatever the server asks."""
 
 import pytest
+import torch
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.types import Hello, ScoreOrder, TrainOrder
-from fedpeft.site.orders import REPEATS, check_order, note_order
+from fedpeft.site.orders import REPEATS, apply_delta, check_order, note_order
 
 PLAIN = {"backbone": {}, "method": {}, "training": {"rounds": 5}, "data": {}, "schedule": {}}
 SCHEDULED = {**PLAIN, "schedule": {"solver": "exact", "budget": 2}}
@@ -107,3 +108,17 @@ def test_a_job_has_one_state_and_its_rounds_rise(tmp_path, orders, what):
     with pytest.raises(FedpeftError, match=what) as refused:
         note_order(orders[-1], tmp_path)
     assert refused.value.code == "order-refused"
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_an_order_that_comes_again_after_a_kill_finds_what_it_made(tmp_path, stacked):
+    """Also a site whose processes ended after the global adapter was written has to do its round."""
+    first = {"layer.0.query.A": torch.zeros(1, 2), "layer.0.query.B": torch.zeros(2, 1)}
+    apply_delta(tmp_path, first, base=0, version=1)
+    changed = {key: tensor + 1 for key, tensor in first.items()}
+    after = apply_delta(tmp_path, changed, base=1, version=2, stacked=stacked)
+    again = apply_delta(tmp_path, changed, base=1, version=2, stacked=stacked)
+    assert after.keys() == again.keys()
+    assert all(torch.equal(after[key], again[key]) for key in after)
+    with pytest.raises(FedpeftError, match="is version 2, the server builds on 1: it will be sent whole"):
+        apply_delta(tmp_path, changed, base=1, version=3)

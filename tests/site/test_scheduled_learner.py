@@ -154,9 +154,9 @@ def test_a_margin_that_is_no_share_is_refused(margin):
 DIGESTS = {  # settings of a job, and the sites that announce a digest of what all start from
     "no layers are scheduled": (["schedule.solver=all"], ()),
     "scheduled layers": ([], SITES),
-    "a seed of its own": (["method.initialization=own"], ()),
+    "a seed of its own": (["schedule.solver=all", "method.initialization=own"], ()),
     "one joins later": (["schedule.solver=all", "method.matched_layers=2", "schedule.joins={vqa-rad: 2}"], SITES[:1]),
-    "nothing is sent": (["method.aggregation=none"], ()),
+    "nothing is sent": (["schedule.solver=all", "method.aggregation=none"], ()),
     "a federated head": (["method.head=federated", "data.answers=['yes', 'no']"], SITES),
 }
 

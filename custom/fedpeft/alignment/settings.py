@@ -65,11 +65,11 @@ class PIASettings:
             client PIA"). With both False this is FedAvg.
         reference: what the server aligns the sites to. `fedavg` (the paper) is their mean as they stand, in which every
             site keeps its own order; for sites that started from one adapter. `largest` is the adapter of the site with
-            the most samples (the first of several). It is for sites in unrelated orders, whose mean blurs every neuron
-            and holds each site to the order it already has. `fixed_point` is the barycenter itself: every site in turn
-            is aligned to the mean of the others until nothing moves. It begins from several starts (the sites as they
-            stand, and all aligned to one of them, for each). The result with the least weighted sum of squared
-            distances to the mean counts.
+            the most samples, the first of several; of two sites `max_share` of 1/2 lets both count alike. It is for
+            sites in unrelated orders, whose mean blurs every neuron and holds each site to the order it already has.
+            `fixed_point` is the barycenter itself: every site in turn is aligned to the mean of the others until
+            nothing moves. It begins from several starts (the sites as they stand, and all aligned to one of them, for
+            each). The result with the least weighted sum of squared distances to the mean counts.
         passes: over all sites, at most, for `fixed_point`; 1 to 100. The other references are one pass.
         margin: at the server, or at the site with `aligned_at: site`: an adapter's neurons move only where this lowers
             their mean distance to the reference by more than this share, against moving none. It is from 0 to below 1;

@@ -166,7 +166,7 @@ def parts_of(samples: Mapping[str, int], method: MethodSettings) -> dict[str, fl
     if not (samples and method.aligns and method.pia.follows_agreement):
         return {}
     counts = cap_share(list(samples.values()), method.robust.max_share)
-    if method.pia.weighting == "uniform":
+    if method.pia.weighting == "uniform" or not method.pia.normalize:
         counts = [1] * len(samples)
     return {site: count / sum(counts) for site, count in zip(samples, counts, strict=True)}
 

@@ -74,7 +74,8 @@ def sender(
     asked = {site: own for site, own in able.items() if site not in joins} if method.initialization == "shared" else {}
     commonest, count = next(iter(Counter(own for _, own in asked.values() if own).most_common(1)), ("", 0))
     agreed = commonest if count > 1 and 2 * count > len(asked) else ""
-    first = next(site for site, (_, own) in able.items() if own == agreed or not agreed)
+    early = {site: own for site, own in able.items() if site not in joins} or able
+    first = next(site for site, (_, own) in early.items() if own == agreed or not agreed)
     shapes, start = able[first]
     others = [site for site, (schema, own) in asked.items() if own != start and schema == shapes]
     whom = f"{count} of {len(asked)} sites" if agreed else f"site {first}, and no majority says which is right"

@@ -140,8 +140,9 @@ def best_before_end(rounds: Sequence[Sites], patience: int) -> int | None:
     """Return the number of the best round if as many rounds as `patience` have brought nothing better; else None.
 
     The median must not have risen, and fewer than half of the sites may have a figure above all of their own earlier
-    ones. A single site can move the median between the figures of the others, so the median alone does not decide. With
-    a patience of 0 a job never ends early.
+    ones. Where no site has figures from before and since, because others were drawn, nothing is known. A single site
+    can move the median between the figures of the others, so the median alone does not decide. With a patience of 0 a
+    job never ends early.
     """
     measured = {number: median for number, median in enumerate(median_figures(rounds), 1) if median is not None}
     if not patience or not measured:
@@ -150,7 +151,7 @@ def best_before_end(rounds: Sequence[Sites], patience: int) -> int | None:
     if len(rounds) - best < patience:
         return None
     improved = _improved(rounds[:-patience], rounds[-patience:])
-    return best if not improved or 2 * sum(improved) < len(improved) else None
+    return best if improved and 2 * sum(improved) < len(improved) else None
 
 
 def _improved(before: Iterable[Sites], since: Iterable[Sites]) -> list[bool]:

@@ -62,13 +62,13 @@ class GroupSum:
     def take(self, site: str, upload: Upload) -> None:
         """Check a site's adapter, keep it and add it; the first one counts. The server hears why one is refused."""
         order = self._order
+        if upload.round != order.round:  # one that came late says nothing of this round
+            raise FedpeftError(f"site {site} sent its adapter of round {upload.round} in round {order.round}.")
         with self._lock:
             if site not in order.weights or site in self._states or site in self._refused:
                 raise FedpeftError(f"site {site} has no adapter to send in round {order.round}.")
             self._refused[site] = f"the adapter of site {site} was still on its way to the relay."
         try:
-            if upload.round != order.round:
-                raise FedpeftError(f"site {site} sent its adapter of round {upload.round} in round {order.round}.")
             check_tensors(upload.state, site=site, schema=self._schema, dtype=order.dtype, masked=order.masked)
             if not order.masked:
                 check_fits(upload.state, weight=order.weights[site], sites=order.together)
@@ -195,6 +195,11 @@ class RelaySums:
         failed = self._ask(orders, Measured)
         refused = {site: failed[self._places[site]] for site in sites if self._places[site] in failed}
         return {site: self._places[site] for site in sites if site not in refused}, refused
+
+    def check(self, site: str, state: State) -> None:
+        """Refuse an adapter that a site sent to the server itself and that no sum can hold."""
+        if not self._masked:
+            check_fits(state, weight=self._weights[site], sites=self._together)
 
     def measured(self, sites: Iterable[str]) -> tuple[dict[str, float], dict[str, str]]:
         """Return how far the sites moved whose adapters are at relays, and why others cannot be used."""

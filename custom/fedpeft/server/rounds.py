@@ -354,6 +354,8 @@ class Rounds:
             dtype=introduction.dtype,
             samples=introduction.samples["train"],
         )
+        if self._sums and not orders[site].relay:
+            self._sums.check(site, reply.state)
         return reply
 
 

@@ -36,6 +36,8 @@ class UpdateCheck:
     0.15 to 0.7 of that sum. Where a step has no such bound, or sites move neurons, fewer than `MIN_REPLIES` replies
     refuse no site that moved by less than twice the size of the adapter.
 
+    A site that joins starts from values of its own: in that round it may move by the size of first values as well.
+
     Over the rounds a site may move by the root of `update_factor` times the median, or by the sum of learning rates.
     What it moves beyond that adds up, to one limit at most.
 
@@ -121,7 +123,7 @@ class UpdateCheck:
         for site, length in lengths.items():
             size = _size_of(start, states.get(site, start)) if few and not self._bounded and not self._stacked else 0.0
             explained, pace = self._room(learning[site], typical, median, few=few, size=size)
-            if unknown:
+            if unknown or self._schedule.joins.get(site) == round:  # it starts from other values than it was sent
                 explained = pace = max(explained, INITIAL_SIZE)
             limit = max(self._factor * median, explained)
             reason = ""
@@ -184,7 +186,7 @@ class UpdateCheck:
     def accept(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Note the adapters that were not refused, where their sites may keep a part of them."""
         if self._factor and self._kept:
-            self.own |= {site: self._store(state) for site, state in states.items()}
+            self.own |= {site: self._store({**self.own.get(site, {}), **state}) for site, state in states.items()}
 
 
 def _size_of(start: State, sent: Mapping[str, Tensor]) -> float:

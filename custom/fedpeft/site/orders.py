@@ -88,9 +88,21 @@ def apply_delta(
     """Apply changed tensors to the cached global adapter, write the result as `version` and return it.
 
     They are those that changed since the version `base`, which must be on disk; 0: they are whole. Version 0 need not
-    be kept. Factors that are `stacked` come behind those on disk, instead of replacing them.
+    be kept. Factors that are `stacked` come behind those on disk, instead of replacing them. Where `version` is on disk
+    already, because the site's processes were killed after that, it is returned as it is.
     """
-    whole = completed(_load(folder / FILE, base), state, stacked=stacked) if base else state
+    whole = state
+    if base:
+        stored, before = _load(folder / FILE)
+        if stored == version:
+            return before
+        if stored != base:
+            raise FedpeftError(
+                f"the global adapter on this site's disk is version {stored}, the server builds on {base}: it will be "
+                f"sent whole in the next round.",
+                code=OUTDATED,
+            )
+        whole = completed(before, state, stacked=stacked)
     if version != base:
         with replacing(folder / FILE) as draft:
             save_file(whole, draft, metadata={"version": str(version)})
@@ -104,17 +116,11 @@ def completed(
     return extended(before, state) if stacked else {**before, **state}
 
 
-def _load(file: Path, version: int) -> dict[str, torch.Tensor]:
+def _load(file: Path) -> tuple[int, dict[str, torch.Tensor]]:
     try:
         with safe_open(file, framework="pt") as stored:
-            stored_version = int((stored.metadata() or {}).get("version", 0))
-            if stored_version != version:
-                raise FedpeftError(
-                    f"the global adapter on this site's disk is version {stored_version}, the server builds on "
-                    f"{version}: it will be sent whole in the next round.",
-                    code=OUTDATED,
-                )
-            return {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+            version = int((stored.metadata() or {}).get("version", 0))
+            return version, {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise LocalError(
             f"the global adapter on this site's disk cannot be read ({error}): it will be sent whole next time.",
