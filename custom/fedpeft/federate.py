@@ -14,6 +14,7 @@ from fedpeft.server import first_adapter
 from fedpeft.server.aggregation import Aggregator, State
 from fedpeft.server.planner import Assignment, Sites, best_before_end
 from fedpeft.server.rounds import Read, Rounds
+from fedpeft.site import site_state
 from fedpeft.site.learner import Learner, Update
 from fedpeft.site.orders import completed
 
@@ -34,7 +35,7 @@ class RoundResult:
 
 
 def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quorum: int = 1) -> Iterator[RoundResult]:
-    """Run all rounds of a job, one site after the other. What a run before has left in the sites' folders is set aside.
+    """Run all rounds of a job, one site after the other. What a run before has left in the sites' folders is removed.
 
     Args:
         learners: by site; all with the same method, training and schedule settings.
@@ -46,7 +47,7 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
         FedpeftError: the check of updates leaves fewer.
     """
     for learner in learners.values():
-        learner.finished(0)
+        site_state.clear(learner.folder)
     first = next(iter(learners.values()))
     job = CommonSettings(first.method, first.training, first.schedule)
     sites = _LocalSites(learners, salts)

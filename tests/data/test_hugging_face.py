@@ -435,11 +435,12 @@ def test_wrong_settings_are_refused(settings, sentence):
         load(DataSettings(**{"dataset": "hugging_face", **settings}))
 
 
-def test_ids_that_name_rows_are_refused_because_one_image_could_be_in_two_splits(tmp_path):
+def test_of_several_ids_of_one_image_the_first_counts_so_that_it_is_in_one_split(tmp_path):
     table = [{**row, "image": row["image"]["bytes"], "row": f"r{n}"} for n, row in enumerate(_rows(0, 6))]
     _parquet(tmp_path / "vqa.parquet", table)
-    with pytest.raises(DataError, match=r"the image 'r1' is also 'r0'.*data\.columns\.id must name images, not rows"):
-        _load(tmp_path, columns={"id": "row"})
+    site = _load(tmp_path, columns={"id": "row"})
+    assert {example.image_id for example in _all(site)} == {f"r{2 * n}" for n in range(6)}
+    assert any(note.startswith("12 ids name images that other ids name too") for note in site.notes)
 
 
 def test_ids_of_a_column_are_names_of_the_sites_own(tmp_path):

@@ -107,6 +107,14 @@ def test_16_bits_in_colors_of_a_ppm_are_not_cut_to_8(tmp_path, largest, deep):
             look(path)
 
 
+def test_a_plain_bitmap_and_plain_grays_are_read(tmp_path):
+    (tmp_path / "a.pbm").write_bytes(b"P1\n2 1\n1 0\n")
+    assert np.asarray(open_image(tmp_path / "a.pbm"))[..., 0].tolist() == [[0, 255]]
+    (tmp_path / "b.pgm").write_bytes(b"P2\n2 1\n65535\n0 65535\n")
+    chosen = image_of(tmp_path, "b.pgm", Window(0, 65535), where="line 2")[0]
+    assert as_array(chosen)[..., 0].tolist() == [[0, 255]]
+
+
 UPRIGHT = {  # what a viewer shows of pixels (H, W, 3) with an orientation; EXIF 2.3, 4.6.4
     0: lambda a: a,  # no orientation
     1: lambda a: a,
@@ -167,7 +175,7 @@ def test_grays_of_a_pgm_that_its_reader_scales_are_refused(tmp_path, largest):
     if largest == 65535:
         assert (as_array(chosen)[..., 0] == Window(0, 2500).grays(values)).all()
     else:
-        with pytest.raises(UnreadableImage, match="has a largest gray below 65,535, to which its reader scales"):
+        with pytest.raises(UnreadableImage, match="has a largest gray below 65,535, to which Pillow scales"):
             as_array(chosen)
 
 

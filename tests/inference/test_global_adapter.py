@@ -199,6 +199,20 @@ def test_what_is_no_adapter_is_named(run, tmp_path):
         find_adapter("global", tmp_path)
 
 
+def test_a_module_whose_product_counts_otherwise_is_refused_and_dropout_is_not(sections, tmp_path):
+    lora = ("method.name=lora", FEDAVG)
+    run_of(sections(*lora), tmp_path / "ws")
+    kept = find(tmp_path / "ws", site="slake")
+    other = sections(*lora, "method.settings.lora.lora_dropout=0.3")
+    state = Learner.from_sections(other, site="slake", folder=tmp_path / "none").first_state()
+    folder = peft_folder(tmp_path / "adapter", state, other)
+    Predictor(kept, folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "alpha_pattern": {"query": 80}}))
+    with pytest.raises(FedpeftError, match="has alpha_pattern="):
+        Predictor(kept, folder)
+
+
 def test_products_that_count_otherwise_are_refused(sections, tmp_path):
     lora = ("method.name=lora", FEDAVG)
     alphas = {alpha: sections(*lora, f"method.settings.lora.lora_alpha={alpha}") for alpha in (4, 64)}

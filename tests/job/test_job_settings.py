@@ -35,6 +35,7 @@ READERS = {
     ("changes", "readers", "sentence"),
     [
         ([], [], ""),
+        (["schedule.clients_per_round=5", "training.first_epochs=3"], [], ""),  # all five sites
         ([*SCHEDULED, "method.matched_layers=12"], ["composer", "server", "site"], "layers that all sites have"),
         (
             ["method.name=full", f"backbone.sites.{SITES[0]}.name=vit"],
@@ -45,12 +46,12 @@ READERS = {
         (NO_SITE_FIRST, ["composer", "server"], "lets every site join after round 1"),
         (
             ["schedule.clients_per_round=2", "training.first_epochs=3"],
-            ["composer", "server", "site"],
+            ["composer", "server"],
             "or leave training.first_epochs out",
         ),
         (
             ["schedule.clients_per_round=2", "method.pia.share=0.5", "method.initialization=own"],
-            ["composer", "server", "site"],
+            ["composer", "server"],
             "or leave method.initialization out",
         ),
         (["method.settings.houlsby.reduktion=8"], ["composer"], "reduktion"),
@@ -101,6 +102,8 @@ def test_another_data_set_or_another_share_of_training_is_shared_out_as_it_wants
 
 def test_sites_whose_names_end_with_one_number_would_have_one_part():
     sections = merged(SHARED, changed(["federation.sites=[north-1, south-1]", "data.parts=2"]))
+    apart = changed(["data.sites.north-1.root=/north", "data.sites.south-1.root=/south"])
+    check(merged(sections, apart))  # two data sets
     with pytest.raises(FedpeftError, match=r"north-1 and south-1 end with one number.*number the sites from 1 to 2"):
         check(sections)
 
@@ -144,3 +147,9 @@ def test_a_folder_that_is_not_what_its_configuration_gives_is_not_composed_anew(
 def test_scheduled_layers_need_a_global_adapter_from_which_all_start(own, sentence):
     with pytest.raises(FedpeftError, match=re.escape(sentence)):
         check(merged(JOB, changed([*SCHEDULED, *own])))
+
+
+def test_two_sites_with_the_data_of_one_are_refused():
+    both = [f"data.sites.client-{n}.site=client-1" for n in (1, 2)]
+    with pytest.raises(FedpeftError, match=r"client-1 and client-2 end with one number"):
+        check(merged(SHARED, changed(both)))

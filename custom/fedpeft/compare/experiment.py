@@ -79,14 +79,21 @@ class Run:
         return self.method, self.seed, self.settings
 
 
+@functools.cache  # for the rows and seeds of one plan
+def _listed(folder: Path) -> str:
+    try:
+        files = [(file.relative_to(folder), file.stat()) for file in files_below(folder)]
+    except OSError:  # the run says what is wrong with it
+        return ""
+    return "\n".join(f"{name}:{one.st_size}:{one.st_mtime_ns}" for name, one in files)
+
+
 def _files_of(sections: Mapping[str, Any]) -> str:
     """Return the version of the package, and name, size and time of each file that a job's sites read."""
     found = [fedpeft.__version__]
     for site in sections["federation"]["sites"]:
         with contextlib.suppress(FedpeftError):  # what is missing is said by the run itself
-            for folder in folders_of(SiteJob.from_sections(sections, site=site)):
-                times = ((file, file.stat()) for file in files_below(folder))
-                found += [f"{file}:{one.st_size}:{one.st_mtime_ns}" for file, one in times]
+            found += map(_listed, folders_of(SiteJob.from_sections(sections, site=site)))
     return "\n".join(found)
 
 
@@ -102,6 +109,7 @@ def plan(
 
     Each seed gives all methods the same data, initial values and order.
     """
+    _listed.cache_clear()
     axes = [sweep] if sweep else []
     given = [*overrides, *(setting for method in methods for setting in method.settings)]
     varied = [*given, *(axis.setting for axis in axes)]
@@ -225,7 +233,7 @@ def carry_out(run: Run) -> Outcome:
             alignment += _alignment(result.round, result.report, apart=_apart(next(iter(learners.values()))))
             pooled.append(pooled_balanced_accuracy(learners[site].recognized() for site in rounds[-1]))
         spent = _cpu_seconds() - before
-        course = _course(learners, len(rounds))
+        course = _course(learners, rounds)
     return Outcome(
         task=run.task,
         method=run.method,
@@ -250,20 +258,22 @@ def carry_out(run: Run) -> Outcome:
     )
 
 
-def _course(learners: Mapping[str, Learner], rounds: int) -> tuple[tuple[dict[str, float], ...], ...]:
+def _course(
+    learners: Mapping[str, Learner], rounds: Sequence[Mapping[str, Update]]
+) -> tuple[tuple[dict[str, float], ...], ...]:
     """Return for each point of a round's course, and each round, the sites' losses; empty: they were not measured."""
     from fedpeft.answering.training_settings import STEPS
     from fedpeft.site.site_state import course_name, load_before
 
     if all(learner.training.measure != STEPS for learner in learners.values()):
         return ()
-    kept = {site: load_before(learner.folder, rounds + 1) for site, learner in learners.items()}
+    kept = {site: load_before(learner.folder, len(rounds) + 1) for site, learner in learners.items()}
     courses = {site: state.losses for site, state in kept.items() if state and state.losses}
     points = max((len(one) for losses in courses.values() for one in losses.values()), default=0)
     return tuple(
         tuple(
-            {site: losses[name][point].item() for site, losses in courses.items() if name in losses}
-            for name in map(course_name, range(1, rounds + 1))
+            {site: losses[name][point].item() for site, losses in courses.items() if name in losses and site in counted}
+            for name, counted in zip(map(course_name, range(1, len(rounds) + 1)), rounds, strict=True)
         )
         for point in range(points)
     )

@@ -46,6 +46,7 @@ from fedpeft.data.settings import Window
 
 SUFFIXES = (".nii", ".nii.gz")
 PLANES = {"sagittal": 0, "coronal": 1, "axial": 2}  # the axis across the slices, of right, anterior, superior
+MAX_GRAY = 65_535  # to which Pillow scales the grays of a PGM
 MAX_VOXELS = 2**32  # of a volume, which a compressed file is read through up to the slice
 _FIRST, _SECOND = 348, 540  # bytes of the headers of NIfTI-1 and NIfTI-2
 
@@ -207,10 +208,9 @@ def _checked_raster(opened: Image.Image, name: str, image: ChosenImage) -> Heade
         if image.window is None:
             raise UnreadableImage.of(name, NO_WINDOW, SET_WINDOW)
         tiles = getattr(opened, "tile", ())
-        if opened.format == "PPM" and tiles and tiles[0][0] != "raw":  # Pillow scales them to 65,535
-            raise UnreadableImage.of(
-                name, "has a largest gray below 65,535, to which its reader scales", "save it as PNG"
-            )
+        how = tiles[0][3] if opened.format == "PPM" and tiles else ""
+        if isinstance(how, tuple) and how[-1] != MAX_GRAY:
+            raise UnreadableImage.of(name, "has a largest gray below 65,535, to which Pillow scales", "save it as PNG")
     return checked(opened, name, one_frame=number is None, deep=True)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def load(settings: DataSettings) -> SiteData:
     left_out: Counter[str] = Counter()
     images: dict[str, Path | EncodedImage] = {}
     texts: dict[str, str] = {}
-    ids: dict[str, str] = {}
+    ids: dict[str, dict[str, None]] = {}
     for shard in files:
         for split, example in _examples(root, shard, settings.columns, images, texts, ids):
             if split in parts and example is not None:
@@ -65,6 +66,11 @@ def load(settings: DataSettings) -> SiteData:
             f"validation and test."
         )
     splits, notes = _arranged(settings, parts)
+    if several := sum(len(own) for own in ids.values() if len(own) > 1):
+        notes.append(
+            f"{several:,} ids name images that other ids name too, and each of these counts as one image: where ids "
+            f"are those of rows, leave data.columns.id out."
+        )
     site = settings.site or root.resolve().name
     source = f"the site's own data ({site}), real data as its Hugging Face folder lists them"
     # others have a digest of the file
@@ -94,7 +100,7 @@ def _examples(
     named: Mapping[str, str],
     images: dict[str, Path | EncodedImage],
     texts: dict[str, str],
-    ids: dict[str, str],
+    ids: dict[str, dict[str, None]],
 ) -> Any:
     """Yield the split and the example of each row of a file; None where the row is incomplete."""
     columns = {**{key: key for key in REQUIRED}, **named}
@@ -127,12 +133,8 @@ def _examples(
                         else image_file(root, digest, where=where)
                     )
                 example = _example(row, images[digest], digest, texts)
-                if (other := ids.setdefault(digest, example.image_id)) != example.image_id:
-                    raise DataError(
-                        f"{where}: the image {example.image_id!r:.80} is also {other!r:.80}, and could be in two "
-                        f"splits: data.columns.id must name images, not rows; leave it out.",
-                        setting="columns",
-                    )
+                ids.setdefault(digest, {})[example.image_id] = None
+                example = replace(example, image_id=next(iter(ids[digest])))
         yield split, example
     bad.check(count)
 

@@ -169,7 +169,8 @@ def upright(opened: Image.Image) -> Image.Image:
 def is_deep(opened: Image.Image) -> bool:
     """Return whether a file has more than 8 bits per channel, also where Pillow would cut them off."""
     tiles = [(str(tile[0]), tile[3]) for tile in getattr(opened, "tile", ())]
-    cut = any(";16" in str(how) or (codec.startswith("ppm") and how[-1] > MAX_OF_8_BITS) for codec, how in tiles)
+    maxima = [how[-1] for codec, how in tiles if codec.startswith("ppm") and isinstance(how, tuple)]
+    cut = any(";16" in str(how) for _, how in tiles) or any(one > MAX_OF_8_BITS for one in maxima)
     return cut or opened.mode in ("I", "F") or opened.mode.startswith("I;")
 
 

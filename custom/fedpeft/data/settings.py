@@ -219,7 +219,8 @@ class DataSettings:
         defaults = {one.name: one.default for one in fields(self)}
         for site, own in of_sites.items():
             theirs = {**defaults, **common, **(own if isinstance(own, Mapping) else {})}
-            if theirs["dataset"] != self.dataset or {theirs["partition"], self.partition} == {NATURAL}:
+            shared = (theirs["dataset"], str(theirs["root"])) == (self.dataset, str(self.root))
+            if not shared or {theirs["partition"], self.partition} == {NATURAL}:
                 continue
             for name in DECIDE_PARTS:
                 if theirs[name] != (mine := getattr(self, name)):
@@ -311,7 +312,14 @@ class DataSettings:
             )
 
 
-DECIDE_PARTS = ("partition", "parts", "alpha", "seed", "samples")  # which samples of a shared data set a site has
+DECIDE_PARTS = (
+    "partition",
+    "parts",
+    "alpha",
+    "seed",
+    "samples",
+    "uncertain",
+)  # which samples of a shared data set a site has
 
 
 def listed_answers(answers: Any) -> tuple[str, ...]:

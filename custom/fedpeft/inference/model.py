@@ -151,6 +151,8 @@ def _check_config(adapter: Path, config: PeftConfig, own: PeftConfig, *, unequal
 
     tuning = tuning_of(config)
     names = [field.name for field in dataclasses.fields(own) if field.name not in tuning.may_differ]
+    names = [name for name in names if "dropout" not in name and not name.startswith("init")]  # of training alone
+    names += [name for name in ("alpha_pattern", "rank_pattern") if hasattr(own, name)]
     pairs = {name: (getattr(config, name, None), getattr(own, name)) for name in names}
     ranks = [max(getattr(one, "r", 0), 1) for one in (config, own)]
     if not unequal:

@@ -169,16 +169,17 @@ def check(sections: Mapping[str, Any]) -> None:
     job.method.check_settings()
     sites = job.federation.sites
     holders = set(sites)
-    owners: dict[tuple[str, int], str] = {}
+    owners: dict[tuple[str, str, int], str] = {}
     for site in sites:
         own = SiteJob.from_sections(sections, site=site)
         holders |= {one.site for one in own.pooled}
         for part in own.pooled or (own.data,):
             if part.partition != NATURAL:
-                other = owners.setdefault((part.dataset, part_of(part)), part.site)
-                if other != part.site:
+                name = part.site if own.pooled else site
+                other = owners.setdefault((part.dataset, str(part.root), part_of(part)), name)
+                if other != name:
                     raise FedpeftError(
-                        f"{other} and {part.site} end with one number, by which they would have the same part of "
+                        f"{other} and {name} end with one number, by which they would have the same part of "
                         f"{part.dataset}: number the sites from 1 to {part.parts}."
                     )
     by_site = {
@@ -215,8 +216,8 @@ def check_current(job: Path, configs: Path, name: str) -> None:
         return
     if stale := outdated(job, name, compose(configs, name)):
         raise FedpeftError(
-            f"{stale[0]} is not what {configs} gives, of which this command composes the job: name {name} and give "
-            f"what differs with --set, or write the folder again with `fedpeft jobs {name}`."
+            f"{stale[0]} is not what {configs} gives, of which this command composes the job: name {name} in place of "
+            f"the folder, and give what differs with --set."
         )
 
 

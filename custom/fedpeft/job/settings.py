@@ -115,9 +115,11 @@ def _refused(method: MethodSettings, setting: str, does: str, why: str) -> Fedpe
     )
 
 
-def _check_drawn(method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings) -> None:
+def check_drawn(
+    method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings, federation: FederationSettings
+) -> None:
     """Refuse what the first round alone does, where some sites are drawn for another round first."""
-    if not schedule.clients_per_round:
+    if not 0 < schedule.clients_per_round < len(federation.sites):
         return
     reason, setting = "", ""
     if training.first_epochs:
@@ -158,7 +160,6 @@ class CommonSettings(NamedTuple):
         schedule = schedule_of(sections.get("schedule", {}), method.method)
         method.check_schedule(active=schedule.active, joins=schedule.joins)
         check_schemes(method, training)
-        _check_drawn(method, training, schedule)
         return cls(method, training, schedule)
 
 
@@ -182,6 +183,7 @@ class ServerJob:
         check_secure_sum(method, schedule, federation)
         check_relay_sums(method, training, schedule, federation)
         check_joins(schedule.joins, federation, rounds=training.rounds)
+        check_drawn(method, training, schedule, federation)
         return cls(federation=federation, method=method, training=training, schedule=schedule)
 
 
@@ -285,7 +287,7 @@ class SiteJob:
         if several_backbones(sections["backbone"]):
             check_backbones(method)
         own = build(DataSettings, site_data(sections.get("data"), site), section="data")
-        beside = sorted(set(sections["data"].get("sites", {}).get(site, {})) - {"pool"})
+        beside = sorted(set(sections["data"].get("sites", {}).get(site, {})) - {"pool", "unreadable"})
         if own.pool and beside:
             raise FedpeftError(
                 f"data.sites.{site} sets {beside[0]} beside pool, and pooled sites have their own: set it for these.",

@@ -77,7 +77,7 @@ def check_fits(state: State, *, weight: int, sites: int) -> None:
 
 def _too_large(key: str, weight: int, sites: int) -> FedpeftError:
     return FedpeftError(
-        f"{key} has a number that a secure sum of {sites} sites cannot hold with a weight of {weight}: the "
+        f"{key} has a number that a sum of {sites} sites cannot hold with a weight of {weight}: the "
         f"site's training diverged, or use method.pia.weighting='uniform'.",
         code="training-diverged",
     )

@@ -167,6 +167,10 @@ class ScheduleSettings:
         """Return the first round that a site takes part in."""
         return self.joins.get(site, 1)
 
+    def joins_in(self, round: int, site: str) -> bool:
+        """Return whether a site joins in this round."""
+        return self.joins.get(site) == round
+
     def participants(self, round: int, sites: Sequence[str], *, seed: int) -> list[str]:
         """Return the sites of a round, drawn from the seed; all that have joined if no number is set.
 
@@ -176,7 +180,7 @@ class ScheduleSettings:
         if not self.clients_per_round or self.clients_per_round >= len(sites):
             return list(sites)
         generator = np.random.default_rng(derive(seed, "participants", round))
-        joining = {site for site in sites if self.joins.get(site) == round}
+        joining = {site for site in sites if self.joins_in(round, site)}
         others = [site for site in sites if site not in joining]
         count = max(0, self.clients_per_round - len(joining))
         drawn = joining | {others[number] for number in generator.choice(len(others), count, replace=False)}

@@ -98,7 +98,7 @@ class RoundPlanner:
 
     def begins(self, round: int, site: str) -> bool:
         """Whether a site joins with this round, from its own initial adapter instead of the global one."""
-        return site in self._schedule.joins and round == self._schedule.first_round(site)
+        return self._schedule.joins_in(round, site)
 
     def due(self, round: int, sites: Sequence[str]) -> list[str]:
         """The sites that must score their layers before this round; none where nothing is scored."""

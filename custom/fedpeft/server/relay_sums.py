@@ -198,8 +198,11 @@ class RelaySums:
 
     def check(self, site: str, state: State) -> None:
         """Refuse an adapter that a site sent to the server itself and that no sum can hold."""
-        if not self._masked:
-            check_fits(state, weight=self._weights[site], sites=self._together)
+        try:
+            if not self._masked:
+                check_fits(state, weight=self._weights[site], sites=self._together)
+        except FedpeftError as error:
+            raise FedpeftError(f"site {site}: {error}", code=error.code) from error
 
     def measured(self, sites: Iterable[str]) -> tuple[dict[str, float], dict[str, str]]:
         """Return how far the sites moved whose adapters are at relays, and why others cannot be used."""

@@ -123,7 +123,7 @@ class UpdateCheck:
         for site, length in lengths.items():
             size = _size_of(start, states.get(site, start)) if few and not self._bounded and not self._stacked else 0.0
             explained, pace = self._room(learning[site], typical, median, few=few, size=size)
-            if unknown or self._schedule.joins.get(site) == round:  # it starts from other values than it was sent
+            if unknown or self._schedule.joins_in(round, site):  # it starts from other values than it was sent
                 explained = pace = max(explained, INITIAL_SIZE)
             limit = max(self._factor * median, explained)
             reason = ""

@@ -211,6 +211,12 @@ def set_aside_after(folder: Path, round: int) -> None:
             set_aside(path)
 
 
+def clear(folder: Path) -> None:
+    """Remove the states of a run, of which another begins in the same folder."""
+    for path in _rounds(folder):
+        drop(path)
+
+
 def newest(folder: Path, *, last: int) -> int:
     """The last round, up to `last`, with a complete state; 0: none."""
     return max((number for path in _rounds(folder) if (number := _number(path)) <= last), default=0)
