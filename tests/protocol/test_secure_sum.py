@@ -282,7 +282,7 @@ def test_one_key_for_two_sites_is_refused(tmp_path):
 def test_a_number_that_the_sum_cannot_hold_is_refused_by_key(tmp_path, value):
     state = adapter(0)
     state["shared.rule"][0, 0, 0] = value
-    with pytest.raises(FedpeftError, match=r"shared\.rule has a number that a secure sum of 4 sites cannot hold"):
+    with pytest.raises(FedpeftError, match=r"shared\.rule has a number that a sum of 4 sites cannot hold"):
         Round(tmp_path).send("rome", state)
 
 
