@@ -40,7 +40,10 @@ def sorted_neurons(state):
         ["method.pia.client=false"],
         ["method.name=compacter", "method.settings.compacter.reduction_factor=4"],
         ["method.name=lora", "method.pia.support=weights", "method.pia.integration=weight_space"],
-        ["schedule.solver=own", "schedule.score=last_k", "schedule.budget=1", "schedule.score_samples=4"],
+        [  # where layers are scheduled, all sites start from one adapter
+            *("schedule.solver=own", "schedule.score=last_k", "schedule.budget=1", "schedule.score_samples=4"),
+            "method.initialization=shared",
+        ],
     ],
     ids=" ".join,
 )

@@ -135,7 +135,7 @@ def test_a_micro_batch_weighs_as_many_samples_as_it_has_targets(learner):
 
 @pytest.mark.parametrize("name", [name for name in methods.names() if "dvpt" not in name])
 def test_the_last_layer_of_the_first_token_gives_the_same_features_with_every_method(learner, name):
-    job = [f"method.name={name}", "method.aggregation=none", *SETTINGS.get(name, [])]
+    job = [f"method.name={name}", "method.aggregation=[fedavg, none]", *SETTINGS.get(name, [])]
     whole, first = learner(*job), learner(*job, *FIRST_TOKEN)
     torch.testing.assert_close(logits(*first), logits(*whole), rtol=1e-4, atol=1e-5)
 
@@ -162,7 +162,7 @@ def test_only_training_and_evaluation_compute_the_first_token_alone(learner):
 
 @pytest.mark.parametrize("name", [name for name in methods.names() if "dvpt" not in name and name != "full"])
 def test_bfloat16_trains_every_method_and_keeps_what_is_trained_in_float32(learner, name):
-    job = [f"method.name={name}", "method.aggregation=none", *SETTINGS.get(name, [])]
+    job = [f"method.name={name}", "method.aggregation=[fedavg, none]", *SETTINGS.get(name, [])]
     made, batch = learner(*job, *BFLOAT16)
     before = {name: copy.deepcopy(p) for name, p in made.backbone.named_parameters() if not p.requires_grad}
     trained, losses = stepped(made, batch, steps=8)

@@ -162,7 +162,9 @@ def test_gradients_flow_after_an_evaluation(learner):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in methods.names() if methods.get(name).four_bits])
 def test_every_method_that_declares_it_trains(learner, name):
-    made = learner("tiny-vilt", f"method.name={name}", "method.aggregation=none", *SETTINGS.get(name, []), HALF, NF4)
+    made = learner(
+        "tiny-vilt", f"method.name={name}", "method.aggregation=[fedavg, none]", *SETTINGS.get(name, []), HALF, NF4
+    )
     losses = overfit(made)
     assert losses[-1] < losses[0]
 
@@ -222,7 +224,7 @@ def test_a_kept_model_predicts_the_same_and_exports_its_adapter_alone(sections, 
 @pytest.mark.parametrize("name", REFUSED)
 def test_methods_that_need_the_values_are_refused(learner, name):
     with pytest.raises(FedpeftError, match=f"method '{name}' trains parameters") as refused:
-        learner("tiny-vilt", f"method.name={name}", "method.aggregation=none", HALF, NF4)
+        learner("tiny-vilt", f"method.name={name}", "method.aggregation=[fedavg, none]", HALF, NF4)
     assert refused.value.setting == "training.frozen_precision"
 
 

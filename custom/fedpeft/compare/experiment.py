@@ -91,7 +91,7 @@ def _listed(folder: Path) -> str:
 def _files_of(sections: Mapping[str, Any]) -> str:
     """Return the version of the package, and name, size and time of each file that a job's sites read."""
     found = [fedpeft.__version__]
-    for site in sections["federation"]["sites"]:
+    for site in sections.get("federation", {}).get("sites", ()):
         with contextlib.suppress(FedpeftError):  # what is missing is said by the run itself
             found += map(_listed, folders_of(SiteJob.from_sections(sections, site=site)))
     return "\n".join(found)

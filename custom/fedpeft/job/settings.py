@@ -141,6 +141,26 @@ def check_drawn(
         )
 
 
+def check_layers(method: MethodSettings, schedule: ScheduleSettings) -> None:
+    """Refuse scheduled layers without a global adapter from which all sites start."""
+    if not schedule.active:
+        return
+    if not method.exchanges:
+        raise FedpeftError(
+            "schedule.solver chooses among layers that sites exchange, and with method.aggregation='none' they "
+            "exchange nothing: set schedule.solver to 'all' (sba draws layers by itself: use another method), or "
+            "another aggregation.",
+            setting="schedule.solver",
+        )
+    if method.initialization == "own":
+        raise FedpeftError(
+            "method.initialization='own' lets every site start from its own adapter, and where schedule.solver lets "
+            "sites train some layers all start from one: set schedule.solver to 'all', or leave "
+            "method.initialization out.",
+            setting="method.initialization",
+        )
+
+
 class CommonSettings(NamedTuple):
     """What server and sites both receive of a job.
 
@@ -184,6 +204,7 @@ class ServerJob:
         check_relay_sums(method, training, schedule, federation)
         check_joins(schedule.joins, federation, rounds=training.rounds)
         check_drawn(method, training, schedule, federation)
+        check_layers(method, schedule)
         return cls(federation=federation, method=method, training=training, schedule=schedule)
 
 

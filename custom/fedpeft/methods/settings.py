@@ -256,19 +256,6 @@ class MethodSettings:
                 f"layer: add --set schedule.solver=all, or use another method.",
                 setting="schedule.solver",
             )
-        if active and not self.exchanges:
-            raise FedpeftError(
-                "schedule.solver chooses among layers that sites exchange, and with method.aggregation='none' they "
-                "exchange nothing: set schedule.solver to 'all', or another aggregation.",
-                setting="schedule.solver",
-            )
-        if active and self.initialization == "own":
-            raise FedpeftError(
-                "method.initialization='own' lets every site start from its own adapter, and where schedule.solver "
-                "lets sites train some layers all start from one: set schedule.solver to 'all', or leave "
-                "method.initialization out.",
-                setting="method.initialization",
-            )
         if active and self.aligns and self.pia.follows_agreement:
             raise FedpeftError(
                 "method.pia.share='agreement' compares whole adapters, and schedule.solver lets sites train some "
