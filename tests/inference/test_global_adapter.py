@@ -211,6 +211,9 @@ def test_a_module_whose_product_counts_otherwise_is_refused_and_dropout_is_not(s
     (folder / "adapter_config.json").write_text(json.dumps({**config, "alpha_pattern": {"query": 80}}))
     with pytest.raises(FedpeftError, match="has alpha_pattern="):
         Predictor(kept, folder)
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "r": None}))
+    with pytest.raises(FedpeftError, match="has a rank or scale that is no number: export it again"):
+        Predictor(kept, folder)
 
 
 def test_products_that_count_otherwise_are_refused(sections, tmp_path):

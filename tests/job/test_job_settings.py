@@ -139,7 +139,7 @@ def test_a_folder_that_is_not_what_its_configuration_gives_is_not_composed_anew(
     [
         (
             ["method.aggregation=none"],
-            "with method.aggregation='none' they exchange nothing: set schedule.solver to 'all'",
+            "with method.aggregation='none' they exchange nothing: set another aggregation, or schedule.solver to",
         ),
         (["method.initialization=own"], "all start from one: set schedule.solver to 'all', or leave method.init"),
     ],
@@ -147,6 +147,11 @@ def test_a_folder_that_is_not_what_its_configuration_gives_is_not_composed_anew(
 def test_scheduled_layers_need_a_global_adapter_from_which_all_start(own, sentence):
     with pytest.raises(FedpeftError, match=re.escape(sentence)):
         check(merged(JOB, changed([*SCHEDULED, *own])))
+
+
+def test_a_partition_of_another_site_that_is_no_text_ends_in_a_sentence():
+    with pytest.raises(FedpeftError, match=ALIKE):
+        SiteJob.from_sections(merged(SHARED, changed(["data.sites.client-2.partition=[iid]"])), site="client-1")
 
 
 def test_two_sites_with_the_data_of_one_are_refused():

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -196,7 +195,7 @@ class Answering(nn.Module):
         """
         super().train(mode)
         for module in self.modules():
-            if isinstance(module, _NormBase) and module.track_running_stats:
+            if getattr(module, "track_running_stats", False):
                 module.eval()
         return self
 

@@ -220,7 +220,7 @@ class DataSettings:
         for site, own in of_sites.items():
             theirs = {**defaults, **common, **(own if isinstance(own, Mapping) else {})}
             shared = (theirs["dataset"], str(theirs["root"])) == (self.dataset, str(self.root))
-            if not shared or {theirs["partition"], self.partition} == {NATURAL}:
+            if not shared or theirs["partition"] == self.partition == NATURAL:
                 continue
             for name in DECIDE_PARTS:
                 if theirs[name] != (mine := getattr(self, name)):
@@ -312,14 +312,8 @@ class DataSettings:
             )
 
 
-DECIDE_PARTS = (
-    "partition",
-    "parts",
-    "alpha",
-    "seed",
-    "samples",
-    "uncertain",
-)  # which samples of a shared data set a site has
+# which samples of a shared data set a site has
+DECIDE_PARTS = ("partition", "parts", "alpha", "seed", "samples", "uncertain")
 
 
 def listed_answers(answers: Any) -> tuple[str, ...]:

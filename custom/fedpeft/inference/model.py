@@ -154,9 +154,12 @@ def _check_config(adapter: Path, config: PeftConfig, own: PeftConfig, *, unequal
     names = [name for name in names if "dropout" not in name and not name.startswith("init")]  # of training alone
     names += [name for name in ("alpha_pattern", "rank_pattern") if hasattr(own, name)]
     pairs = {name: (getattr(config, name, None), getattr(own, name)) for name in names}
-    ranks = [max(getattr(one, "r", 0), 1) for one in (config, own)]
     if not unequal:
-        pairs["lora_alpha / r"] = (tuning.scale(config, "", ranks[0]), tuning.scale(own, "", ranks[1]))
+        try:
+            theirs, ours = (tuning.scale(one, "", max(getattr(one, "r", 1), 1)) for one in (config, own))
+        except (TypeError, ValueError, AttributeError) as error:  # PEFT reads values of any type
+            raise FedpeftError(f"{adapter / CONFIG} has a rank or scale that is no number: export it again.") from error
+        pairs["lora_alpha / r"] = theirs, ours
     for name, (theirs, ours) in pairs.items():
         if theirs != ours:
             raise FedpeftError(

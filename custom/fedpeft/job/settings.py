@@ -118,7 +118,7 @@ def _refused(method: MethodSettings, setting: str, does: str, why: str) -> Fedpe
 def check_drawn(
     method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings, federation: FederationSettings
 ) -> None:
-    """Refuse what the first round alone does, where some sites are drawn for another round first."""
+    """Refuse what single rounds do for every site, where some are drawn for other rounds alone."""
     if not 0 < schedule.clients_per_round < len(federation.sites):
         return
     reason, setting = "", ""
@@ -126,18 +126,18 @@ def check_drawn(
         reason, setting = f"training.first_epochs={training.first_epochs}", "training.first_epochs"
     elif method.initialization == "own" and method.exchanges:
         reason, setting = "method.initialization='own'", "method.initialization"
-    if schedule.scored and schedule.scoring == "fresh" and 1 < schedule.every < training.rounds:
-        raise FedpeftError(
-            f"schedule.every is {schedule.every}, and schedule.clients_per_round may draw a site in other rounds "
-            f"alone, so that its scores would grow old: set schedule.every to 1, or schedule.clients_per_round to 0.",
-            setting="schedule.every",
-        )
     if reason:
         raise FedpeftError(
             f"{reason} is for the first round of every site, and schedule.clients_per_round draws some sites for a "
             f"later one first, which begin from the global adapter: set schedule.clients_per_round to 0, or leave "
             f"{setting} out.",
             setting=setting,
+        )
+    if schedule.scored and schedule.scoring == "fresh" and 1 < schedule.every < training.rounds:
+        raise FedpeftError(
+            f"schedule.every is {schedule.every}, and schedule.clients_per_round may draw a site in other rounds "
+            f"alone, so that its scores would grow old: set schedule.every to 1, or schedule.clients_per_round to 0.",
+            setting="schedule.every",
         )
 
 
@@ -148,8 +148,8 @@ def check_layers(method: MethodSettings, schedule: ScheduleSettings) -> None:
     if not method.exchanges:
         raise FedpeftError(
             "schedule.solver chooses among layers that sites exchange, and with method.aggregation='none' they "
-            "exchange nothing: set schedule.solver to 'all' (sba draws layers by itself: use another method), or "
-            "another aggregation.",
+            "exchange nothing: set another aggregation, or schedule.solver to 'all' and a method that draws no layers "
+            "by itself.",
             setting="schedule.solver",
         )
     if method.initialization == "own":

@@ -94,7 +94,7 @@ def apply_delta(
     whole = state
     if base:
         stored, before = _load(folder / FILE)
-        if stored == version:
+        if stored == version != base:
             return before
         if stored != base:
             raise FedpeftError(
