@@ -3,7 +3,7 @@
 
     python benchmarks/gpu.py                          # on a card
     python benchmarks/gpu.py --write                  # and keeps the figures for `python benchmarks/publish.py --write`
-    python benchmarks/gpu.py --write --parts steps    # of one table; the others of that day and card stay as they are
+    python benchmarks/gpu.py --write --parts steps    # of one table or row; others of that day and card stay
     python benchmarks/gpu.py --device cpu --small     # tiny shapes without a card, to try the script out
 
 Steps of ViLT-B and ViT-B beside PEFT's and FedDAT's in float32 and bfloat16; a round of a site with LLaVA-1.5-7B's
@@ -57,7 +57,11 @@ STEPS = (
     "houlsby, less",
     "ViT, PEFT LoRA, bf16",
     "ViT, lora, less, bf16",
+    "lora, less, compiled",
+    "lora, less, bf16, compiled",
+    "feddat, less, compiled",
 )
+FIRST = ("pool", 1)  # engine and sites at a time of the row that the other rows of sites are compared with
 SCORING = "f3ocus_task1"
 FEDAVG = ["method.aggregation=fedavg"]
 COMPUTING = {
@@ -71,6 +75,7 @@ COMPUTING = {
     "ditto": [*FEDAVG, "training.personalization=ditto"],
     "fedala": [*FEDAVG, "training.personalization=fedala"],
     "moon": ["training.moon_mu=1"],
+    "scaffold": [*FEDAVG, "training.optimizer=sgd", "training.scaffold=true"],
     "krum": [*FEDAVG, "method.robust.average=krum"],
     "fixed point": ["method.aggregation=pia", "method.pia.reference=fixed_point"],
 }
@@ -163,6 +168,10 @@ def federation(engine: str, at_once: int, options: argparse.Namespace, scratch: 
     rounds = json.loads((run / "history.json").read_text())["rounds"]
     state, first = load_file(run / "global.safetensors"), scratch / "first.txt"
     if not first.exists():
+        if (engine, at_once) != FIRST:
+            raise ValueError(
+                f"{engine}, {at_once} at a time, is compared with the first row: measure both in one call."
+            )
         first.write_text(str(run / "global.safetensors"))
     expected = load_file(first.read_text())
     apart = max(float((state[key] - expected[key]).abs().max()) for key in expected)
@@ -239,7 +248,7 @@ def rows(options: argparse.Namespace) -> dict[str, Row]:
         f"{shape}, bfloat16": Row("round", partial(full_size, "bfloat16")),
         f"{shape}, four bits": Row("round", partial(full_size, "nf4"), four_bits),
         "Houlsby adapters": Row("memory", budget),
-        "pool, a site at a time": Row("sites", partial(federation, "pool", 1)),
+        "pool, a site at a time": Row("sites", partial(federation, *FIRST)),
         f"pool, {at_once} sites at a time": Row("sites", partial(federation, "pool", at_once)),
         f"FLARE's simulator, {at_once} at a time": Row("sites", partial(federation, "flare", at_once)),
         **{group: Row("beside the CPU", partial(beside_cpu, group)) for group in BESIDE},
@@ -402,12 +411,12 @@ def section(file: Path) -> str:
 
 
 def _kept(results: Mapping[str, Any]) -> list[Any]:
-    """The rows of other tables in the kept results, where they are of the same day, machine and sizes."""
+    """The other rows of the kept results, where they are of the same day, machine and sizes."""
     if not RESULTS.exists():
         return []
-    before, parts = json.loads(RESULTS.read_text()), {part for _, part, _ in results["rows"]}
+    before = json.loads(RESULTS.read_text())
     same = _place(before) == _place(results) and before["small"] == results["small"]
-    return [row for row in before["rows"] if row[1] not in parts] if same else []
+    return before["rows"] if same else []
 
 
 def _place(results: Mapping[str, Any]) -> list[str]:
@@ -430,7 +439,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="tiny shapes")
-    parser.add_argument("--parts", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--parts", nargs="+", default=list(TABLES), help="names of tables and rows")
     parser.add_argument("--minutes", type=float, default=20, help="after which no row goes on")
     parser.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results/gpu.json")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
@@ -441,6 +450,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; 1 where a row has failed."""
     options = parsed(arguments)
     named = rows(options)
+    if unknown := set(options.parts) - {*TABLES, *named}:
+        print(f"{sorted(unknown)} is neither a table nor a row: {[*TABLES, *named]}.", file=sys.stderr)
+        return 1
     if options.row:
         name, scratch = options.row
         figures = named[name].call(options, Path(scratch))
@@ -457,7 +469,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(results["machine"], flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         for name, row in named.items():
-            if row.part not in options.parts:
+            if not {row.part, name} & set(options.parts):
                 continue
             figures = measured(name, row, options, Path(scratch), deadline)
             results["rows"].append((name, row.part, figures))
@@ -468,7 +480,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for reason in reasons(results):
         print(reason)
     if options.write:
-        results["rows"] = [*results["rows"], *_kept(results)]
+        every = {row[0]: row for row in (*_kept(results), *results["rows"])}
+        results["rows"] = [every[name] for name in named if name in every]
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return int(any("problem" in figures or figures.get("failed") for *_, figures in results["rows"]))
 

@@ -56,6 +56,7 @@ ROWS = {
     LORA: Row(LORA),
     "lora": Row(LORA, "lora"),
     "lora, less": Row(LORA, "lora", LESS),
+    "lora, less, compiled": Row(LORA, "lora", LESS | {"compile": True}),
     "houlsby": Row(LORA, "houlsby"),
     "houlsby, less": Row(LORA, "houlsby", LESS),
     "houlsby, less, compiled": Row(LORA, "houlsby", LESS | {"compile": True}),
@@ -65,9 +66,13 @@ ROWS = {
     LORA_HALF: Row(LORA_HALF, "", HALF),
     "lora, less, autocast": Row(LORA_HALF, "lora", LESS | HALF),
     "lora, less, bf16": Row(LORA_HALF, "lora", LESS | HALF | {"frozen_precision": "bfloat16"}),
+    "lora, less, bf16, compiled": Row(
+        LORA_HALF, "lora", LESS | HALF | {"frozen_precision": "bfloat16", "compile": True}
+    ),
     FEDDAT: Row(FEDDAT),
     "feddat": Row(FEDDAT, "feddat_houlsby"),
     "feddat, less": Row(FEDDAT, "feddat_houlsby", LESS),
+    "feddat, less, compiled": Row(FEDDAT, "feddat_houlsby", LESS | {"compile": True}),
     "feddat, less, reuse": Row(FEDDAT, "feddat_houlsby", LESS | {"reuse_passes": True}),
     "feddat, less, reuse, micro": Row(FEDDAT, "feddat_houlsby", LESS | {"reuse_passes": True, "micro_batch": 4}),
     FEDDAT_HALF: Row(FEDDAT_HALF, "", HALF),

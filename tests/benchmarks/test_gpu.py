@@ -66,6 +66,11 @@ def test_reasons_stand_below_the_tables(gpu, tmp_path):
     ]
 
 
+def test_an_unknown_part_is_one_sentence(gpu, capsys):
+    assert gpu.main(["--device", "cpu", "--small", "--parts", "step"]) == 1
+    assert "['step'] is neither a table nor a row" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("machine", "kept"), [("2026-11-27: x, load before 9.9\ncard", ["a", "b"]), ("2026-11-28: x\ncard", ["b"])]
 )
@@ -75,11 +80,12 @@ def test_a_call_of_some_tables_keeps_the_others_of_the_same_day_and_card(gpu, mo
     gpu.RESULTS.write_text(json.dumps(before))
     monkeypatch.setattr(gpu, "machine", lambda: "2026-11-27: x, load before 1.0")
     monkeypatch.setattr(gpu, "card", lambda device: "card")
-    monkeypatch.setattr(gpu, "rows", lambda options: {"b": gpu.Row("round", lambda *_: {})})
+    row = gpu.Row("round", lambda *_: {})
+    monkeypatch.setattr(gpu, "rows", lambda options: {"a": gpu.Row("steps", row.call), "b": row})
     figures = dict.fromkeys(("frozen", "step", "round", "peak", "batch"), 1.0)
     monkeypatch.setattr(gpu, "measured", lambda *_: figures)
-    assert gpu.main(["--device", "cpu", "--small", "--parts", "round", "--write"]) == 0
-    assert sorted(name for name, *_ in json.loads(gpu.RESULTS.read_text())["rows"]) == kept
+    assert gpu.main(["--device", "cpu", "--small", "--parts", "b", "--write"]) == 0
+    assert [name for name, *_ in json.loads(gpu.RESULTS.read_text())["rows"]] == kept
 
 
 def test_a_run_that_fails_beside_the_cpu_is_an_error(gpu, monkeypatch):
