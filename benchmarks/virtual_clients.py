@@ -64,9 +64,11 @@ def sections(clients: int, drawn: int, rounds: int, backbone: Sequence[str]) -> 
 
 def vilt(folder: Path) -> list[str]:
     """ViLT-B with random weights and the words of the tiny one: the settings that read it."""
+    import torch
     from transformers import BertTokenizerFast, ViltConfig, ViltModel
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789?'-.,"]
+    torch.manual_seed(0)  # whoever writes it, the same weights
     ViltModel(ViltConfig()).save_pretrained(folder)
     BertTokenizerFast(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)
     return ["backbone.name=vilt", f"backbone.source={folder}"]
