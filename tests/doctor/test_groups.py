@@ -233,6 +233,28 @@ def test_a_test_image_that_training_has_too_is_a_warning_with_the_remedy(make_jo
     assert "warn: data.sites.slake.exclude: [0.png]" in shown
 
 
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("method.pia.share=validation", "fail: site slake: method.pia.share is 'validation', and no sample is in"),
+        ("training.keep=best", "warn: site slake: training.keep is 'best', and without a validation split no round"),
+    ],
+)
+def test_what_needs_a_validation_split_is_said_where_there_is_none(setting, sentence, make_job):
+    assert "a validation split" not in text(data.check_data(open_context(make_job(setting), site="slake")))
+    none = make_job(setting, "data.validation_size=0")
+    assert sentence in text(data.check_data(open_context(none, site="slake")))
+
+
+def test_sites_that_would_have_the_same_samples_fail(make_job, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path))
+    (tmp_path / "manifest.csv").write_text("image,question,answer\n")
+    context = open_context(make_job())
+    context.job.at_sites["data"].clear()
+    context.job.at_sites["data"]["dataset"] = "manifest"
+    assert "would both have all samples of" in text(data.check_data(context))
+
+
 def test_training_rows_that_a_federated_head_does_not_know_are_a_warning_and_not_shown(make_job):
     job = make_job("method.head=federated", "data.answers=['yes', 'no']")
     shown = text(data.check_data(open_context(job, site="slake")))

@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What sites would find out when they start is found out before a simulated job begins."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,26 @@ def test_a_data_folder_that_is_not_there_is_refused(overrides, sentence, monkeyp
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
     with pytest.raises(FedpeftError, match=sentence):
         checked("vqa_rad", overrides)
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"dataset": "manifest"}, "data.sites.south.root."),
+        ({"dataset": "class_folders", "root": "ROOT"}, "data.sites.south.root, or let data.partition share"),
+        ({"dataset": "class_folders", "root": "ROOT", "partition": "iid", "parts": 2}, ""),
+        ({"dataset": "manifest", "sites": {"south": {"root": "ROOT/other"}}}, ""),
+    ],
+)
+def test_two_sites_do_not_both_have_all_of_one_folder(settings, remedy, tmp_path, monkeypatch):
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))
+    (tmp_path / "other").mkdir()
+    given = json.loads(json.dumps(settings).replace("ROOT", str(tmp_path)))
+    sections = compose(CONFIGS, TASK) | {"data": given}
+    if not remedy:
+        return check_sites(sections, ["north", "south"])
+    with pytest.raises(FedpeftError, match=f"^sites north and south would both have .* {tmp_path}: .*{remedy}"):
+        check_sites(sections, ["north", "south"])
 
 
 def test_a_relative_source_is_refused_with_the_whole_path(tmp_path, monkeypatch):

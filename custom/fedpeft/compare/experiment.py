@@ -37,7 +37,7 @@ from fedpeft.core.settings import build
 from fedpeft.data.folders import files_below
 from fedpeft.job.composing import PACKAGED, changed, check_used, unused
 from fedpeft.job.federation import NONE, SETTING, FederationSettings
-from fedpeft.job.folder import folders_of
+from fedpeft.job.folder import check_shared, folders_of
 from fedpeft.job.settings import SiteJob
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.report.wording import IDENTITY, Alignment
@@ -215,6 +215,7 @@ def carry_out(run: Run) -> Outcome:
     from fedpeft.site.site_model import SharedModels
 
     sites = run.sections["federation"]["sites"]
+    check_shared(SiteJob.from_sections(run.sections, site=site) for site in sites)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         shared = SharedModels()  # the sites take turns

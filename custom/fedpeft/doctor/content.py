@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedpeft.alignment.settings import VALIDATION
 from fedpeft.answering import ANSWERING
+from fedpeft.answering.training_settings import BEST
 from fedpeft.backbones import BACKBONES, Backbone, skeleton, weights
 from fedpeft.backbones.backbone import LITE0_FILE, NotInCacheError, hub_reachable, source_folder
 from fedpeft.backbones.checkpoint import check_config
@@ -23,6 +25,7 @@ from fedpeft.data.remarks import cut_texts_of, remarks, unread_questions, withou
 from fedpeft.data.schema import SiteData
 from fedpeft.doctor.context import PASS, Context, Finding, failed, passed, warned
 from fedpeft.job.federation import NONE, SETTING, several_backbones, usable
+from fedpeft.job.folder import check_shared
 from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.site_check import load_data
 from fedpeft.report.data_summary import Overlap
@@ -121,6 +124,10 @@ def check_data(context: Context) -> Iterator[Finding]:
             f"site."
         )
     whole: list[SiteData] = []
+    try:
+        check_shared(map(context.at, context.sites))
+    except FedpeftError as error:
+        yield failed(str(error))
     for site in context.sites:
         try:
             job = context.admitted_at(site)
@@ -132,6 +139,8 @@ def check_data(context: Context) -> Iterator[Finding]:
             continue
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
+        if not loaded.validation:
+            yield from (finding(f"site {site}: {sentence}") for finding, sentence in _without_validation(job))
         whole += [loaded] * opened.startswith("all")
         serious = set(without_variety(loaded))
         for remark in (*unread_questions(loaded, job.backbone.name), *_cut_texts(loaded, job, context.downloads)):
@@ -141,6 +150,15 @@ def check_data(context: Context) -> Iterator[Finding]:
     if len(whole) == len(context.sites) and any(map(images_of, whole)):
         for remark in Overlap([mark for loaded in whole for mark in fingerprints(loaded)]).remarks():
             yield warned(remark)
+
+
+def _without_validation(job: SiteJob) -> Iterator[tuple[Callable[[str], Finding], str]]:
+    """What a job cannot do at a site without a validation split, and how grave that is."""
+    remedy = "set data.validation_fraction, or leave it out."
+    if job.method.aligns and job.method.pia.share == VALIDATION:
+        yield failed, f"method.pia.share is 'validation', and no sample is in a validation split: {remedy}"
+    if job.training.keep == BEST:
+        yield warned, f"training.keep is 'best', and without a validation split no round is: {remedy}"
 
 
 def _cut_texts(loaded: SiteData, job: SiteJob, download: bool) -> list[str]:

@@ -13,15 +13,16 @@ from fedpeft import data
 from fedpeft.answering import ANSWERING
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings
-from fedpeft.core.errors import FedpeftError
+from fedpeft.core.errors import DataError, FedpeftError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.core.settings import about, build, suggestion
+from fedpeft.core.workspace import DATA_VARIABLE
 from fedpeft.data.folders import dataset_folder
 from fedpeft.data.partition import centralized
 from fedpeft.data.readable import fitting
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.remarks import cut_texts_of
-from fedpeft.data.settings import DataSettings
+from fedpeft.data.settings import NATURAL, DataSettings
 from fedpeft.job.composing import (
     RECIPES,
     check_current,
@@ -57,7 +58,7 @@ def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
 
 
 def check_sites(sections: Mapping[str, Any], sites: Iterable[str]) -> None:
-    """Refuse a job whose data folders are missing here, or whose method does not fit in a site's backbone.
+    """Refuse a job whose data folders are missing here or hold the same for two, or whose method does not fit.
 
     The backbones are built without their weights.
     """
@@ -66,6 +67,7 @@ def check_sites(sections: Mapping[str, Any], sites: Iterable[str]) -> None:
         with about("", where=f"site {job.site}"):
             for part in job.pooled or (job.data,):
                 _check_data(job, part)
+    check_shared(jobs)
     pairs: dict[str, SiteJob] = {}
     for job in jobs:
         pair = json.dumps((job.backbone.name, job.backbone.source, _own(job)), default=str)  # equal where they are
@@ -84,6 +86,27 @@ def _check_data(job: SiteJob, data: DataSettings) -> None:
     if names := DATASETS.get(data.dataset).folders_of(data.site or job.site):
         _check_path("data.root", data.root)
         dataset_folder(data, names)
+
+
+def check_shared(jobs: Iterable[SiteJob]) -> None:
+    """Refuse sites on this machine that would each have all samples of one folder, because nothing shares it out."""
+    holders: dict[tuple[str, Path], str] = {}
+    for job in jobs:
+        for part in job.pooled or (job.data,):
+            site, data_set = part.site or job.site, DATASETS.get(part.dataset)
+            names = data_set.folders_of(site)
+            if not names or part.partition != NATURAL or site in data_set.sites:
+                continue
+            try:
+                folder = dataset_folder(part, names).resolve()
+            except DataError:  # it is said where it is loaded
+                continue
+            if (other := holders.setdefault((part.dataset, folder), site)) != site:
+                shared = ", or let data.partition share them out" * ("partition" in data_set.takes)
+                raise FedpeftError(
+                    f"sites {other} and {site} would both have all samples of {folder}: give each a folder of its own, "
+                    f"as {DATA_VARIABLE}/{site} or data.sites.{site}.root{shared}."
+                )
 
 
 def _check_method(job: SiteJob) -> None:
