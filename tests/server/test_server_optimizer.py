@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Server optimizers against the published algorithms, number by number, and what they leave alone."""
 
+import json
 import math
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.server import checkpoint
 from fedpeft.server.aggregation import ServerSteps
 
 BETA, DECAY, TAU, RATE = 0.8, 0.95, 1e-2, 0.05
@@ -115,3 +117,24 @@ def test_values_keep_their_type():
 def test_settings_that_mean_nothing_are_refused(method, reason):
     with pytest.raises(FedpeftError, match=reason):
         MethodSettings(**{"server_optimizer": "adam", **method})
+
+
+def test_moments_that_are_gone_from_a_checkpoint_are_not_taken_for_none(tmp_path):
+    facts = {"job": "small", "lineage": "small-1", "round": 1, "state": {}, "scores": {}, "settings": {}, "history": {}}
+    moments = {KEY: {"momentum": torch.ones(2)}}
+    checkpoint.save(tmp_path / "small-1", checkpoint.Checkpoint(**facts, submitter="", moments=moments), keep=1)
+    folder = tmp_path / "small-1" / "round-00001"
+
+    def found():
+        return checkpoint.find(tmp_path, "small-1", job="small", submitter="").moments
+
+    assert found().keys() == {KEY}
+    written = json.loads((folder / checkpoint.FACTS).read_text())
+    (folder / checkpoint.FACTS).write_text(json.dumps({k: v for k, v in written.items() if k != "parts"}))
+    assert found().keys() == {KEY}  # one of before the parts were listed
+    (folder / checkpoint.FACTS).write_text(json.dumps(written))
+    (folder / checkpoint.PARTS["moments"]).unlink()
+    with pytest.raises(
+        FedpeftError, match=r"cannot be read .*moments\.safetensors.*remove that folder to continue from"
+    ):
+        found()

@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from fedpeft.alignment.settings import VALIDATION
+from fedpeft.alignment.settings import VALIDATION, PIASettings
 from fedpeft.answering import ANSWERING
 from fedpeft.answering.training_settings import BEST
 from fedpeft.backbones import BACKBONES, Backbone, skeleton, weights
@@ -155,7 +155,7 @@ def check_data(context: Context) -> Iterator[Finding]:
 def _without_validation(job: SiteJob) -> Iterator[tuple[Callable[[str], Finding], str]]:
     """What a job cannot do at a site without a validation split, and how grave that is."""
     remedy = "set data.validation_fraction, or leave it out."
-    if job.method.aligns and job.method.pia.share == VALIDATION:
+    if job.method.aligns and cast(PIASettings, job.method.pia).share == VALIDATION:
         yield failed, f"method.pia.share is 'validation', and no sample is in a validation split: {remedy}"
     if job.training.keep == BEST:
         yield warned, f"training.keep is 'best', and without a validation split no round is: {remedy}"

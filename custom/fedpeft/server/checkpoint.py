@@ -99,12 +99,12 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
         if other.name >= final.name:
             set_aside(other)
     facts = {name: value for name, value in vars(checkpoint).items() if name not in ("state", *PARTS)}
+    facts["parts"] = [name for name in PARTS if getattr(checkpoint, name)]
     with replacing(final) as draft:
         draft.mkdir()
         save_file({key: tensor.contiguous() for key, tensor in checkpoint.state.items()}, draft / ADAPTER)
-        for name, file in PARTS.items():
-            if tensors := getattr(checkpoint, name):
-                save_file(_flat_tensors(tensors), draft / file)
+        for name in facts["parts"]:
+            save_file(_flat_tensors(getattr(checkpoint, name)), draft / PARTS[name])
         (draft / FACTS).write_text(json.dumps(facts))
     for old in sorted(folder.glob("round-*"))[:-keep]:
         drop(old)
@@ -155,7 +155,8 @@ def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
     if facts["job"] != job:
         raise FedpeftError(f"the checkpoint {rounds[-1]} is one of the job {facts['job']}, not of {job}.")
     try:
-        parts: dict[str, Any] = {name: _tensors(rounds[-1] / file) for name, file in PARTS.items()}
+        written = facts.pop("parts")
+        parts: dict[str, Any] = {name: _tensors(rounds[-1] / PARTS[name]) for name in PARTS if name in written}
         return Checkpoint(state=load_file(check_regular(rounds[-1] / ADAPTER)), **parts, **facts)
     except (OSError, SafetensorError, TypeError) as error:
         raise FedpeftError(_unreadable(rounds[-1], error)) from error
@@ -174,8 +175,10 @@ def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 def _facts(folder: Path) -> dict[str, Any]:
     try:
-        facts = {"submitter": "", "median": 0.0, "excess": {}} | read_json(folder / FACTS, max_bytes=MAX_FACTS)
-        names = ("job", "submitter", "lineage", "round", "scores", "settings", "history", "median", "excess")
+        there = [name for name, file in PARTS.items() if (folder / file).is_file()]  # where none are listed, all
+        defaults = {"submitter": "", "median": 0.0, "excess": {}, "parts": there}
+        facts = defaults | read_json(folder / FACTS, max_bytes=MAX_FACTS)
+        names = ("job", "submitter", "lineage", "round", "scores", "settings", "history", "median", "excess", "parts")
         return {name: facts[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedpeftError(_unreadable(folder, error)) from error
@@ -187,7 +190,7 @@ def _flat_tensors(named: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, 
 
 def _tensors(file: Path) -> dict[str, dict[str, torch.Tensor]]:
     named: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in (load_file(file) if file.is_file() else {}).items():
+    for name, tensor in load_file(check_regular(file)).items():
         one, _, other = name.rpartition(BETWEEN)
         named.setdefault(one, {})[other] = tensor
     return named
