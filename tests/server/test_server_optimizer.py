@@ -134,7 +134,5 @@ def test_moments_that_are_gone_from_a_checkpoint_are_not_taken_for_none(tmp_path
     assert found().keys() == {KEY}  # one of before the parts were listed
     (folder / checkpoint.FACTS).write_text(json.dumps(written))
     (folder / checkpoint.PARTS["moments"]).unlink()
-    with pytest.raises(
-        FedpeftError, match=r"cannot be read .*moments\.safetensors.*remove that folder to continue from"
-    ):
+    with pytest.raises(FedpeftError, match=r"cannot be read .*moments\.safetensors.*remove that folder to continue"):
         found()
