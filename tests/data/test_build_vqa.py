@@ -155,3 +155,11 @@ def test_what_cannot_be_read_is_refused_with_what_is_expected(tmp_path):
     assert not (tmp_path / "out").exists()
     with pytest.raises(DataError, match="test_fraction=1 must be"):
         build(sources(tmp_path / "set"), tmp_path / "out", test_fraction=1)
+
+
+def test_folders_of_patients_are_not_taken_for_diagnoses(tmp_path):
+    for name in ("normal", "pneumonia"):
+        for patient in range(3):
+            picture(tmp_path / "source" / name / f"{name}-{patient}" / "1.png")
+    with pytest.raises(DataError, match="the inner folders may be patients: put the images of each class into one"):
+        sources(tmp_path / "source")

@@ -179,6 +179,28 @@ def test_folders_in_class_folders_are_patients(tmp_path):
     assert note.startswith("The folders in those of the classes count as 20 patients, 0 of them in two classes or more")
 
 
+def test_series_in_a_patients_folder_stay_with_the_patient(tmp_path):
+    for name in ("normal", "ill"):
+        for patient in range(12):
+            for series in ("axial", "coronal"):
+                layouts.picture(tmp_path / name / f"{name}-{patient}" / series / "1.png")
+    site = load(DataSettings(dataset="class_folders", root=tmp_path))
+    groups = [{example.group for example in part} for part in site.splits().values()]
+    assert sum(map(len, groups)) == len(set().union(*groups)) == 24
+    assert {sum(map(len, site.splits().values()))} == {48}
+
+
+def test_of_more_folders_than_are_opened_every_class_and_site_has_some(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpeft.data.folders.MAX_SEEN", 30)
+    for site in ("north", "south"):
+        for name in ("normal", "ill"):
+            for patient in range(20):
+                layouts.picture(tmp_path / site / name / f"{site}-{name}-{patient}" / "1.png")
+    seen = sites_in(tmp_path)
+    assert [site.site for site in seen.data] == ["north", "south"]
+    assert all({example.answer for example in site.train} == {"normal", "ill"} for site in seen.data)
+
+
 @pytest.mark.parametrize("split", ["published", "image_disjoint"])
 def test_patients_in_two_splits_are_named_where_the_splits_stay(tmp_path, split):
     for part, count in (("train", 20), ("test", 20)):

@@ -448,3 +448,12 @@ def test_ids_of_a_column_are_names_of_the_sites_own(tmp_path):
     _parquet(tmp_path / "vqa.parquet", table)
     assert not _load(tmp_path).own_ids
     assert _load(tmp_path, columns={"id": "scan"}).own_ids
+
+
+def test_both_halves_of_a_split_training_set_are_what_their_folders_say(tmp_path):
+    """`train_test_split` calls both halves train, and `load_from_disk` goes by the folders."""
+    _saved(tmp_path)
+    for split, named in (("validation", "test"), ("test", "train")):
+        file = tmp_path / split / "state.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "_split": named}))
+    assert [len(part) for part in _load(tmp_path).splits().values()] == [2 * count for count in PARTS.values()]

@@ -179,6 +179,73 @@ def test_grays_of_a_pgm_that_its_reader_scales_are_refused(tmp_path, largest):
             as_array(chosen)
 
 
+def _patched(path, size):
+    """Let a JPEG 2000 file say another size of its components' values."""
+    content = bytearray(path.read_bytes())
+    start = content.index(b"\xff\x4f\xff\x51") + 40
+    for component in range(int.from_bytes(content[start : start + 2])):
+        content[start + 2 + 3 * component] = size
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(("size", "read"), [(15, True), (11, False), (0x80 | 15, False)])
+def test_grays_of_a_jpeg_2000_that_its_reader_scales_are_refused(tmp_path, size, read):
+    values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    _patched(_saved(tmp_path / "deep.jp2", values), size)
+    chosen = image_of(tmp_path, "deep.jp2", Window(0, 63000), where="line 2")[0]
+    if read:
+        assert (as_array(chosen)[..., 0] == Window(0, 63000).grays(values)).all()
+    else:
+        with pytest.raises(UnreadableImage, match="to which Pillow scales, or signed ones"):
+            as_array(chosen)
+
+
+def test_colors_of_more_than_8_bits_are_refused_in_jpeg_2000_too(tmp_path):
+    path = _saved(tmp_path / "colors.jp2", PIXELS)
+    assert as_array(path).shape == PIXELS.shape
+    with pytest.raises(UnreadableImage, match="has more than 8 bits per channel"):
+        as_array(_patched(path, 15))
+
+
+@pytest.mark.parametrize(
+    ("bits", "sample_format", "samples", "planar", "sentence"),
+    [(16, 1, 3, 2, "has more than 8 bits per channel"), (8, 2, 1, 1, "has signed values"), (8, 1, 1, 1, "")],
+)
+def test_a_tiff_of_which_pillow_shows_other_values_is_refused(tmp_path, bits, sample_format, samples, planar, sentence):
+    plane = 4 * 4 * bits // 8
+    planes = samples if planar == 2 else 1
+    data, after = bytes(range(16)) * (plane * planes // 16), 8
+    place = after + len(data)
+    extra = place + 2 + 11 * 12 + 4
+    shorts = struct.pack("<3H", bits, bits, bits)
+    longs = struct.pack("<6I", *(after + n * plane for n in range(3)), *(plane,) * 3)
+    several = samples > 1
+    tags = [
+        (256, 3, 1, 4),
+        (257, 3, 1, 4),
+        (258, 3, samples, extra if several else bits),
+        (259, 3, 1, 1),
+        (262, 3, 1, 2 if several else 1),
+        (273, 4, planes, extra + 6 if several else after),
+        (277, 3, 1, samples),
+        (278, 3, 1, 4),
+        (279, 4, planes, extra + 18 if several else plane),
+        (284, 3, 1, planar),
+        (339, 3, 1, sample_format),
+    ]
+    entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    file = tmp_path / "made.tif"
+    file.write_bytes(
+        b"II*\0" + struct.pack("<I", place) + data + struct.pack("<H", len(tags)) + entries + b"\0" * 4 + shorts + longs
+    )
+    if not sentence:
+        assert as_array(file)[..., 0].tolist() == np.arange(16).reshape(4, 4).tolist()
+        return
+    with pytest.raises(UnreadableImage, match=sentence):
+        as_array(file)
+
+
 @each("orientation", range(1, 9))
 @each("mode", ["L", "P", "1", "RGBA", "CMYK"])
 @each("packed", [None, "tiff_lzw"])

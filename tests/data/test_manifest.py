@@ -152,7 +152,8 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, name, content, sentence
 SPELLINGS = {
     "semicolons": ("image;question;answer", "scans/{n}.png;Is it, or not?;yes", "separated by semicolons"),
     "tabs": ("image\tquestion\tanswer", "scans/{n}.png\tIs it; or not?\tyes", "separated by tabs"),
-    "capitals and blanks": ("Image, Question ,ANSWER", "scans/{n}.png,Is it?,yes", "' Question ' as question"),
+    "capitals and blanks": ("Image, Question ,ANSWER", "scans/{n}.png,Is it?,yes", "'Question ' as question"),
+    "a blank behind commas": ('image, "question", answer', 'scans/{n}.png, "Is it, or not?", "yes"', ""),
     "a mark at the beginning": ("\ufeffimage,question,answer", "scans/{n}.png,Is it?,yes", ""),
     "quotes": ('"image";"question";"answer"', '"scans/{n}.png";"Is it; or not?";"yes"', "separated by semicolons"),
     "another column": ("image,question,answer,Patient ID", "scans/{n}.png,Is it?,yes,7", "not read: 'Patient ID'"),
@@ -409,3 +410,13 @@ def test_patients_that_differ_in_case_alone_are_counted_in_a_note(tmp_path):
     _csv(tmp_path, [{**row, "patient": ("p1", "P1", "p2", "p3")[n % 4]} for n, row in enumerate(_rows())])
     (note,) = _load(tmp_path).notes
     assert note.startswith("1 patients are written both with small and with capital letters and count as several")
+
+
+def test_a_label_that_is_written_twice_counts_once(tmp_path):
+    _scans(tmp_path)
+    lines(
+        tmp_path / "manifest.csv",
+        ["image,labels", *(f"scans/{n}.png,Mass|mass{'|Nodule' * (n % 2)}" for n in range(10))],
+    )
+    site = _load(tmp_path)
+    assert {example.labels for part in site.splits().values() for example in part} <= {("mass",), ("mass", "nodule")}

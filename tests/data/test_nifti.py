@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedpeft.core.errors import UnreadableImage
-from fedpeft.data import DataError
+from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data import chosen_image as nifti_file
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.images import as_array, check_header
@@ -127,3 +127,19 @@ def test_axes_that_no_code_describes_are_not_guessed(tmp_path):
     path.write_bytes(content)
     with pytest.raises(UnreadableImage, match="does not say how its axes lie"):
         shown(path)
+
+
+@pytest.mark.parametrize(("patients", "mixed"), [(("P0", "P0"), False), (("P0", ""), True), (("P0", "P1"), True)])
+def test_slices_of_a_volume_are_of_one_patient_in_all_rows_or_in_none(tmp_path, patients, mixed):
+    rows = ["image,label,patient"]
+    for number in range(10):
+        saved(tmp_path / f"v{number}.nii")
+        rows += [
+            f"v{number}.nii#{slice},{'ab'[number % 2]},{p and f'{p}-{number}'}" for slice, p in enumerate(patients)
+        ]
+    (tmp_path / "manifest.csv").write_text("\n".join(rows))
+    settings = DataSettings(dataset="manifest", root=tmp_path, window={"center": 50, "width": 100})
+    if not mixed:
+        return load(settings)
+    with pytest.raises(DataError, match=r"'v0\.nii#1' is in two groups \(patients\)"):
+        load(settings)

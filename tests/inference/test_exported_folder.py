@@ -128,6 +128,14 @@ def test_the_folder_has_what_its_own_site_needs_and_no_more(sections, tmp_path, 
     assert card.count("\n| 1 |") == card.count("\n| 2 |") == 1
     with pytest.raises(FedpeftError, match="does not say where data are"):
         of_split("test", find(tmp_path / "out", site=None, backbone=tiny_source))
+    assert "which these lines leave out" not in card
+
+
+def test_the_card_names_every_precision_that_its_lines_leave_out(sections, tmp_path):
+    kept, _ = site(sections, tmp_path, "training.precision=bfloat16", "training.frozen_precision=bfloat16")
+    export(kept, tmp_path / "out")
+    said = "`precision: bfloat16` and `frozen_precision: bfloat16`, which these lines leave out"
+    assert said in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_a_strangers_folder_leads_nowhere_and_fills_no_memory(sections, tmp_path, tiny_source):

@@ -4,6 +4,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from trained_sites import trained
 from fedpeft.cli import main
 from fedpeft.data.images import as_array
 from fedpeft.data.settings import Window
-from fedpeft.inference.examples import of_images, of_table, window_at
+from fedpeft.inference.examples import _is_known, of_images, of_table, window_at
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 
@@ -71,6 +72,11 @@ def test_a_table_with_some_answers_is_measured_on_these(predict, tables, tmp_pat
     assert code == 0
     assert "on 2 examples" in printed
     assert [row["right"] for row in read(tmp_path / "out.csv")][1:] == ["", "no"]
+
+
+def test_a_class_may_be_called_as_a_missing_value_is(of_tables):
+    record = replace(find(of_tables["classes"][0], site=None).record, answers=("na", "pos"))
+    assert [_is_known(cell, record) for cell in ("NA", "pos", "null", "", None)] == [True, True, False, False, False]
 
 
 def test_every_label_has_its_column(predict, tables, tmp_path):

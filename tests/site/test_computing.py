@@ -124,6 +124,12 @@ def test_feddat_computes_equal_features_once_without_changing_a_bit(learner, met
     assert all(torch.equal(a, b) for a, b in zip(default, reused, strict=True))
 
 
+def test_features_are_not_shared_by_passes_that_drop_other_values(learner, monkeypatch):
+    monkeypatch.setattr("fedpeft.site.site_model.drops", lambda backbone: True)
+    with pytest.raises(FedpeftError, match="dropout makes the features of every pass other ones"):
+        learner("method.name=feddat_houlsby", "method.aggregation=fedavg", "training.reuse_passes=true")
+
+
 def test_a_micro_batch_weighs_as_many_samples_as_it_has_targets(learner):
     made, batch = learner("training.micro_batch=3")
     batch.target[[0, 1, 7]] = -1

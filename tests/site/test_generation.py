@@ -78,6 +78,8 @@ def test_a_sample_does_not_depend_on_its_batch(source):
     together = batch_of(generation, examples())
     with torch.no_grad():
         losses = generation.loss(generation(together.inputs), together.target, reduction="none")
+        summed = generation.log_probability(generation(together.inputs), together.target)
+        torch.testing.assert_close(summed, -losses * (together.target >= 0).sum(-1))
         for number, example in enumerate(examples()):
             alone = batch_of(generation, [example])
             own = generation.loss(generation(alone.inputs), alone.target)

@@ -5,6 +5,8 @@ from PIL import Image
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import DataError, FedpeftError
+from fedpeft.data.images import ChosenImage
+from fedpeft.data.settings import Window
 from fedpeft.site.site_batches import KeptImages
 
 
@@ -52,3 +54,11 @@ def test_a_budget_needs_a_process_that_lasts():
     assert TrainingSettings(rounds=1, workers=2).kept_images_mib == 0
     with pytest.raises(FedpeftError, match="after every epoch"):
         TrainingSettings(rounds=1, workers=2, images_mib=8)
+
+
+def test_a_scan_shown_through_another_window_is_another_image(tmp_path):
+    Image.fromarray(np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000).save(tmp_path / "scan.png")
+    kept, direct = KeptImages(1), KeptImages(0)
+    for window in (Window(20000, 20000), Window(50000, 10000)):
+        image = ChosenImage(tmp_path / "scan.png", "", window)
+        np.testing.assert_array_equal(np.asarray(kept.open(image)), np.asarray(direct.open(image)))

@@ -283,6 +283,19 @@ def test_moments_end_with_a_round_that_does_not_train_their_layer(sections, tmp_
     }
 
 
+@pytest.mark.parametrize(("aggregation", "kept"), [("fedavg", False), ("none", True)])
+def test_moments_of_what_moved_end_while_a_site_is_away(sections, tmp_path, aggregation, kept):
+    job = sections(f"method.aggregation={aggregation}", "training.rounds=4")
+    learner = Learner.from_sections(job, site="slake", folder=tmp_path)
+    update = learner.train_round(1, {})
+    own = site_state.load_before(tmp_path, 4)
+    assert learner.values.moments(own, 2) == own.optimizer
+    after = {key.split("/")[0] for key in learner.values.moments(own, 4)}
+    assert {key for key in after if key.startswith("head.")}
+    assert bool(after & set(learner.trainable.parameters())) == kept
+    assert learner.train_round(4, update.state).samples == len(learner.data.train)
+
+
 def test_a_second_run_in_the_same_folders_is_the_first_one_again(sections, tmp_path):
     job = sections("method.aggregation=fedavg", "training.rounds=6", "data.train_size=4", "training.local_epochs=1")
     first, second = (

@@ -5,6 +5,7 @@ batches, and training stays the same."""
 import pytest
 import torch
 
+from fedpeft.backbones.vilt import Vilt
 from fedpeft.core.metrics import ENDS
 from fedpeft.core.seeds import derive
 from fedpeft.federate import federate
@@ -129,3 +130,20 @@ def test_a_loss_that_is_no_number_is_not_measured(sections, tmp_path, monkeypatc
     monkeypatch.setattr("fedpeft.site.loop.mean_loss", lambda answering, batches: float("inf"))
     rounds, _ = run(sections, tmp_path, MEASURE, "method.aggregation=fedavg", "training.rounds=1")
     assert all(update.metrics[name] is None for update in rounds[0].updates.values() for name in ENDS)
+
+
+def test_what_the_probe_draws_is_not_missing_in_training(sections, tmp_path, monkeypatch):
+    """As ViLT draws the order of the patches of images of several sizes, also where it is only measured."""
+    forward = Vilt.forward
+
+    def drawing(self, **batch):
+        torch.rand(1)
+        return forward(self, **batch)
+
+    monkeypatch.setattr(Vilt, "forward", drawing)
+    drawn = []
+    monkeypatch.setattr(Learner, "fit", lambda self, optimizer, round: drawn.append(torch.rand(1).item()) or {})
+    for number, settings in enumerate([(), (MEASURE,)]):
+        made = sections("method.probe_samples=5", *settings)
+        Learner.from_sections(made, site="slake", folder=tmp_path / str(number)).train_round(1, {})
+    assert drawn[0] == drawn[1]

@@ -72,3 +72,9 @@ def test_a_damaged_state_is_named(tmp_path):
     (save(tmp_path, state(1)) / "head.safetensors").write_bytes(b"damaged")
     with pytest.raises(FedpeftError, match="round-00001 cannot be read"):
         load_before(tmp_path, 2)
+
+
+def test_a_round_that_is_repeated_is_kept_beside_later_ones(tmp_path):
+    for number in (*range(1, 7), 1):
+        save(tmp_path, state(number))
+    assert load_before(tmp_path, 2).round == 1

@@ -12,6 +12,7 @@ from fedpeft.federate import federate
 from fedpeft.server.aggregation import aggregate
 from fedpeft.server.job_run import export_adapter
 from fedpeft.site.learner import Learner
+from fedpeft.site.site_state import SiteState
 
 SITES = ("slake", "vqa-rad")
 STACK = ("method.name=lora", "method.aggregation=stack", "training.learning_rate=0.05")
@@ -72,7 +73,8 @@ def test_a_new_process_goes_on_to_the_bit_and_the_frozen_weights_hold_no_roundin
 def test_fresh_factors_keep_no_moments_of_the_round_before(sections, tmp_path):
     learner = learners(sections(*STACK), tmp_path)["slake"]
     update = learner.train_round(1, {})
-    kept = learner.values.moments({"layer.0.query.A/step": torch.ones(1), "head.0.weight/step": torch.ones(1)})
+    moments = {"layer.0.query.A/step": torch.ones(1), "head.0.weight/step": torch.ones(1)}
+    kept = learner.values.moments(SiteState(round=1, adapter={}, head={}, optimizer=moments, facts={}), 2)
     assert list(kept) == ["head.0.weight/step"]
     again = learner.values.adapter(2, update.state, update.state)
     assert all(not again[key].any() for key in again if key.endswith(".B"))
@@ -98,4 +100,5 @@ def test_factors_of_the_mean_product_keep_no_moments_either(sections, tmp_path, 
     chosen = ("method.name=lora", f"method.aggregation={aggregation}")
     learner = learners(sections(*chosen), tmp_path)["slake"]
     moments = {name: torch.ones(1) for name in ("layer.0.query.A/step", "layer.0.query.B/step", "head.0.weight/step")}
-    assert list(learner.values.moments(moments)) == (kept or list(moments))
+    own = SiteState(round=1, adapter={}, head={}, optimizer=moments, facts={})
+    assert list(learner.values.moments(own, 2)) == (kept or list(moments))

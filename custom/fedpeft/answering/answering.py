@@ -217,6 +217,10 @@ class Answering(nn.Module):
         """
         raise NotImplementedError
 
+    def log_probability(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the log-probability (B,) of each sample's target, that of labels in the mean."""
+        return -self.loss(logits, target, reduction="none")
+
     def weigh(self, examples: Sequence[Example]) -> None:
         """Count classes or labels in the loss by how rare they are among a site's training examples.
 

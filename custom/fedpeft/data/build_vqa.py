@@ -86,6 +86,12 @@ def sources(path: Path, *, modality: str = "", anatomy: str = "", classes_are: s
         raise DataError(f"{path} holds no images in class folders. Expected:{EXPECTED}\nThere is {here}.")
     if {folder.name.lower() for folder in with_classes} <= SPELLINGS.keys():
         return [_folder(path, [own for folders in with_classes.values() for own in folders], **known)]
+    names = [own.name for classes in with_classes.values() for own in classes]
+    if len(with_classes) > 1 and len(names) == len(set(names)):
+        raise DataError(
+            f"no folder's name occurs in two of those in {path}, so that the inner folders may be patients: put the "
+            f"images of each class into one folder, or call this for one site's folder after the other."
+        )
     return [_folder(folder, own, **known) for folder, own in with_classes.items()]
 
 

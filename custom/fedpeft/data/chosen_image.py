@@ -39,6 +39,7 @@ from fedpeft.data.images import (
     as_rgb,
     checked,
     is_deep,
+    jpeg_2000_bits,
     upright,
     with_file,
 )
@@ -155,6 +156,7 @@ def _nibabel() -> Any:
 
 
 AXIAL = "axial"
+SCALED = "has a largest gray below 65,535, to which Pillow scales, or signed ones"
 TIFF_INTERPRETATION = 262  # the tag PhotometricInterpretation
 _PART = re.compile(rf"(?:({'|'.join(PLANES)})(?:-([0-9]{{1,6}}))?|([0-9]{{1,6}}))")
 
@@ -210,7 +212,9 @@ def _checked_raster(opened: Image.Image, name: str, image: ChosenImage) -> Heade
         tiles = getattr(opened, "tile", ())
         how = tiles[0][3] if opened.format == "PPM" and tiles else ""
         if isinstance(how, tuple) and how[-1] != MAX_GRAY:
-            raise UnreadableImage.of(name, "has a largest gray below 65,535, to which Pillow scales", "save it as PNG")
+            raise UnreadableImage.of(name, SCALED, "save it as PNG")
+        if set(jpeg_2000_bits(opened)) - {16}:
+            raise UnreadableImage.of(name, SCALED, "save it as PNG or DICOM")
     return checked(opened, name, one_frame=number is None, deep=True)
 
 

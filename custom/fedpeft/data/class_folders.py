@@ -100,7 +100,7 @@ def _examples(folder: Path, root: Path) -> list[Example]:
     for name, files in class_folders(folder).items():
         for file in files:
             place = clean_text(file.relative_to(root).as_posix())
-            group = clean_text(file.parent.relative_to(folder / name).as_posix().removeprefix("."))
+            group = clean_text("".join(file.parent.relative_to(folder / name).parts[:1]))  # with series inside
             examples.append(class_example(file, name.replace("_", " "), image_id=place, group=group))
     return examples
 

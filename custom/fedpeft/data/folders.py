@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
@@ -227,7 +228,7 @@ def _search(root: Path, name: str, *, folder: bool) -> list[Path]:
 
 
 DEPTH = 5
-MAX_SEEN = 2_000  # that are opened, from the shallowest on
+MAX_SEEN = 2_000  # that are opened, from the shallowest on, as many of each folder around them
 MAX_IMAGES = 20  # of one folder that are remembered
 _SHOWN, _SHOWN_INSIDE = 8, 3
 
@@ -289,7 +290,7 @@ def list_folder(root: Path) -> Listing:
     level, opened = [""], 0
     for _ in range(DEPTH):
         folders: list[str] = []
-        for folder in level[: MAX_SEEN - opened]:
+        for folder in _spread(level, MAX_SEEN - opened):
             opened += 1
             own, shown = _entries(root, folder)
             names += own
@@ -297,6 +298,19 @@ def list_folder(root: Path) -> Listing:
             folders += [name[:-1] for name in own if name.endswith("/")]
         level = folders
     return Listing(root.resolve(), tuple(names), tuple(images))
+
+
+def _spread(folders: Sequence[str], count: int) -> Sequence[str]:
+    """Return so many folders in their order, of each folder around them as many: the first class is not all."""
+    if len(folders) <= count:
+        return folders
+    places: Counter[str] = Counter()
+    turns = []
+    for number, folder in enumerate(folders):
+        around = folder.rpartition("/")[0]
+        turns.append((places[around], number))
+        places[around] += 1
+    return [folders[number] for number in sorted(number for _, number in sorted(turns)[:count])]
 
 
 def matches(*alternatives: str | tuple[str, ...]) -> Recognized:

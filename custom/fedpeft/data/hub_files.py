@@ -239,13 +239,15 @@ def _saved(state: Path) -> list[Shard]:
     try:
         values = json.loads(read_text(state))
         names = [entry["filename"] for entry in values["_data_files"]]
-        split = str(values.get("_split") or "").partition("[")[0].lower() or state.parent.name.lower()
+        # of several that were saved together, the folder counts: both halves of a split training set are called train
+        named = "" if (state.parent.parent / _SAVED).is_file() else str(values.get("_split") or "")
+        split = named.partition("[")[0].lower() or state.parent.name.lower()
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{state} is not what save_to_disk writes; save the data set again.") from error
     files = [state.parent / inside(state.parent, str(name), where=str(state)) for name in names]
     if missing := [file for file in files if not file.is_file()]:
         raise DataError(f"The file {missing[0]}, named in {state}, is missing; copy the whole folder.")
-    if not values.get("_split") and split not in SPELLINGS:
+    if not named and split not in SPELLINGS and not (state.parent.parent / _SAVED).is_file():
         split = ""
     return [Shard(file, split) for file in files]
 

@@ -29,6 +29,10 @@ FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # no
 ONE_FRAME = "save one frame as a file of its own, or list it in a manifest with #0 after its name"
 EIGHT_BITS = "save it with 8 bits per channel, or list it in a manifest and set data.window"
 MAX_OF_8_BITS = 255
+TIFF_BITS, TIFF_SAMPLES, SIGNED = 258, 339, 2  # the tags BitsPerSample and SampleFormat
+CODESTREAM, COMPONENTS = b"\xff\x4f\xff\x51", 40  # of JPEG 2000: its begin, and behind it the number of components
+MAX_BOXES = 2**20  # bytes before the codestream
+UNKNOWN_BITS = 99  # of signed values too, to which Pillow adds half of their range
 MAX_PIXELS = 89_478_485  # Pillow warns from here on, and refuses twice as many
 ONE_PICTURE = ("MPO",)  # a camera's photograph with smaller copies of it
 TURNED, ASIDE = range(2, 9), range(5, 9)  # orientations in EXIF: any but upright, and on one side
@@ -147,6 +151,8 @@ def checked(opened: Image.Image, name: str, *, one_frame: bool = True, deep: boo
     if is_deep(opened) and not deep:
         why = f"has more than 8 bits per channel (mode {opened.mode})"
         raise UnreadableImage.of(name, why, EIGHT_BITS)
+    if is_signed(opened):
+        raise UnreadableImage.of(name, "has signed values", "save it with unsigned ones")
     if opened.format == "PNG" and not {"exif", "Raw profile type exif"} & set(opened.info):
         opened.info["exif"] = _exif_behind_pixels(opened, name)  # for which Pillow would decode all of it
     orientation = _orientation(opened)
@@ -171,7 +177,37 @@ def is_deep(opened: Image.Image) -> bool:
     tiles = [(str(tile[0]), tile[3]) for tile in getattr(opened, "tile", ())]
     maxima = [how[-1] for codec, how in tiles if codec.startswith("ppm") and isinstance(how, tuple)]
     cut = any(";16" in str(how) for _, how in tiles) or any(one > MAX_OF_8_BITS for one in maxima)
+    cut = cut or max(_tiff_values(opened, TIFF_BITS), default=8) > 8 or max(jpeg_2000_bits(opened), default=8) > 8
     return cut or opened.mode in ("I", "F") or opened.mode.startswith("I;")
+
+
+def is_signed(opened: Image.Image) -> bool:
+    """Return whether a file has signed values of 8 bits, which Pillow takes for unsigned ones."""
+    return SIGNED in _tiff_values(opened, TIFF_SAMPLES) and max(_tiff_values(opened, TIFF_BITS), default=8) <= 8
+
+
+def _tiff_values(opened: Image.Image, tag: int) -> tuple[int, ...]:
+    value = getattr(opened, "tag_v2", {}).get(tag, ())
+    return value if isinstance(value, tuple) else (value,)
+
+
+def jpeg_2000_bits(opened: Image.Image) -> tuple[int, ...]:
+    """Return the bits of each component of a JPEG 2000 file; `UNKNOWN_BITS` of signed ones, or where it is not said."""
+    if opened.format != "JPEG2000":
+        return ()
+    assert isinstance(opened, ImageFile.ImageFile)
+    assert opened.fp is not None
+    place = opened.fp.tell()
+    try:
+        opened.fp.seek(0)
+        content = opened.fp.read(MAX_BOXES)
+    finally:
+        opened.fp.seek(place)
+    start = content.find(CODESTREAM)
+    if start < 0:
+        return (UNKNOWN_BITS,)
+    sizes = content[start + COMPONENTS + 2 :][: 3 * int.from_bytes(content[start + COMPONENTS :][:2])][::3]
+    return tuple(UNKNOWN_BITS if size & 0x80 else size + 1 for size in sizes)
 
 
 def _orientation(image: Image.Image) -> object:

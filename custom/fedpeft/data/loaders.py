@@ -93,7 +93,7 @@ def label_example(
 ) -> Example:
     """Return an image with its labels; `unknown` are those that may or may not apply (see `Example`)."""
     labels, unknown = tuple(labels), tuple(unknown)
-    has, open_ = (tuple(sorted(map(normalize, names))) for names in (labels, unknown))
+    has, open_ = (tuple(sorted(set(map(normalize, names)))) for names in (labels, unknown))
     return Example(
         image,
         text,

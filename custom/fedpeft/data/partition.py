@@ -23,6 +23,7 @@ import numpy as np
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.seeds import derive
+from fedpeft.data.images import ChosenImage
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DECIDE_PARTS, DIRICHLET, NATURAL, DataSettings
 
@@ -103,7 +104,8 @@ def check_units(examples: Iterable[Example]) -> None:
     """Refuse an image that is said to be of two patients, or in some rows of one and in others of none."""
     of_image: dict[str, str] = {}
     for example in examples:
-        if of_image.setdefault(example.image_id, example.unit) != example.unit:
+        file = str(example.image.file) if isinstance(example.image, ChosenImage) else example.image_id
+        if of_image.setdefault(file, example.unit) != example.unit:
             raise DataError(f"The image {example.image_id!r} is in two groups (patients); give it one in all its rows.")
 
 
@@ -158,9 +160,10 @@ def published(rows: Sequence[Placed]) -> list[str]:
 def across_splits(rows: Sequence[Placed]) -> list[str]:
     """Return a sentence each if images, or patients, are in more than one split of the table."""
     notes = []
+    groups = {example.group for _, example in rows} - {""}  # a volume's middle slice has the others' as its id
     for several, ids in (
         ("images are", [(split, example.image_id) for split, example in rows]),
-        ("patients are", [(split, example.group) for split, example in rows if example.group]),
+        ("patients are", [(split, example.unit) for split, example in rows if example.unit in groups]),
     ):
         if common := sum(count > 1 for count in Counter(one for _, one in set(ids)).values()):
             notes.append(

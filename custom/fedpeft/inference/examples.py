@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedpeft.core.errors import DataError, FedpeftError
 from fedpeft.data.answers import AnswerVocabulary, clean_text, is_missing, normalize
@@ -77,7 +78,7 @@ def of_table(named: Path, kept: KeptModel) -> Wanted:
             raise DataError(f"{row.where}: {lacking[0]!r} is missing, which this model needs: add it.")
         name = inside(root, row.text("image"), where=row.where)
         image, _ = image_of(root, name, window, where=row.where)
-        is_known = "labels" in row.values if record.labelled else not is_missing(row.values.get(keys[-1]))
+        is_known = "labels" in row.values if record.labelled else _is_known(row.values.get(keys[-1]), record)
         with reading(row):
             example = kind.example(row, image, name) if is_known else _of_row(row, image, name, record)
             _check_labels(example, vocabulary)
@@ -89,6 +90,12 @@ def of_table(named: Path, kept: KeptModel) -> Wanted:
     measured = [example for example, is_known in zip(examples, known, strict=True) if is_known]
     unseen = _unseen(measured, kept)
     return Wanted(examples=tuple(examples), known=tuple(known), unseen=unseen, remarks=tuple(read.notes))
+
+
+def _is_known(value: Any, record: ModelRecord) -> bool:
+    """Return whether a cell has an answer: a class may be called as a missing value is."""
+    named = isinstance(value, str) and bool(value.strip()) and normalize(value) in record.answers
+    return named or not is_missing(value)
 
 
 def of_split(split: str, kept: KeptModel) -> Wanted:

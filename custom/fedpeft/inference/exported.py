@@ -235,16 +235,16 @@ def _loading(record: ModelRecord, *, adapter: bool, beside: bool) -> str:
         *["from fedpeft.methods.adapters import tuning_of"] * beside,
     ]
     code = "\n".join([*imports, "", 'image = "scan.png"', *lines])
-    precision = record.sections["training"].get("precision", "float32")
+    training = record.sections["training"]
+    names = [name for name in ("precision", "frozen_precision") if training.get(name, "float32") != "float32"]
+    precisions = " and ".join(f"`{name}: {training[name]}`" for name in names)
     return "\n\n".join(
         filter(
             None,
             [
                 "In this folder, with fedpeft installed, or with `fedpeft predict` on it:",
                 f"```python\n{code}\n```",
-                f"It was trained and measured with `precision: {precision}`, which these lines leave out."
-                if precision != "float32"
-                else "",
+                f"It was trained and measured with {precisions}, which these lines leave out." if precisions else "",
                 f"Images of more than 8 bits were shown through the window {json.dumps(dict(record.window))}."
                 if record.window
                 else "",

@@ -143,7 +143,7 @@ def _log_probability(answering: Answering, batch: Batch) -> Callable[[Tensor], T
         count = len(pixels)
         inputs = {name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in batch.inputs.items()}
         target = batch.target.expand(count, *batch.target.shape[1:])
-        return -answering.loss(answering({**inputs, PIXELS: pixels}), target, reduction="none")
+        return answering.log_probability(answering({**inputs, PIXELS: pixels}), target)
 
     return score
 

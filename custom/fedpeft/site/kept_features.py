@@ -162,11 +162,15 @@ def _check(backbone: Backbone, trainable: Trainable, first: int, *, some_layers:
         reason = "this method computes a batch with several adapters in turn"
     elif not first and not some_layers:
         reason = "this method trains in the first layer, or outside the layers"
-    elif any(_drops(module) for module in backbone.model.modules()):
+    elif drops(backbone):
         reason = "dropout makes the features other ones every time"
     if reason:
         raise FedpeftError(f"features_mib is set, and {reason}: leave it out.", setting=SETTING)
 
 
-def _drops(module: nn.Module) -> bool:
-    return bool((isinstance(module, nn.Dropout) and module.p) or getattr(module, "attention_dropout", 0))
+def drops(backbone: Backbone) -> bool:
+    """Return whether two passes over the same samples differ in training, because something drops values."""
+    return any(
+        (isinstance(module, nn.Dropout) and module.p) or getattr(module, "attention_dropout", 0)
+        for module in backbone.model.modules()
+    )

@@ -273,7 +273,7 @@ class Learner:
         """Train a round's epochs with what beside the loss is set; return the optimizer and the losses."""
         optimizer, named = self.optimizer(), self.parameters()
         if own is not None and self.training.optimizer_state == "keep":
-            restore_moments(optimizer, self.values.moments(own.optimizer))
+            restore_moments(optimizer, self.values.moments(own, round))
         probe = partial(self.batches.lasting_sample, self.method.probe_samples)
         pull = held_near(named, optimizer, near, self.training.proximal_mu)
         with pull, half_trained(named, optimizer, half), control.correcting(optimizer), contrasted(self, near, own):

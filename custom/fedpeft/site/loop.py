@@ -287,11 +287,12 @@ class Evaluation:
             return dict(losses)
         if self._model.training.measure != START:
             return dict(train())
-        with torch.random.fork_rng(devices=()):  # a loader draws a number for its workers, even where it has none
+        with torch.random.fork_rng(devices=()):  # a loader draws for its workers, ViLT the order of padded patches
             batches = probe()
-        start = self._probed(batches)
+            start = self._probed(batches)
         losses = train()
-        return {**losses, **dict(zip(ENDS, (start, self._probed(batches)), strict=True))}
+        with torch.random.fork_rng(devices=()):
+            return {**losses, **dict(zip(ENDS, (start, self._probed(batches)), strict=True))}
 
     def note(self, loss: float) -> None:
         """Take note of the loss of a batch, if `around` wants to know it."""

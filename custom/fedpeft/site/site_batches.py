@@ -29,7 +29,7 @@ class KeptImages:
 
     def __init__(self, mib: float) -> None:
         self._limit, self._held = mib * MIB, 0
-        self._images: dict[str, np.ndarray] = {}
+        self._images: dict[ImageSource, np.ndarray] = {}  # by all that tells two apart, the window of a scan too
 
     @property
     def held_bytes(self) -> int:
@@ -40,13 +40,12 @@ class KeptImages:
         """Open an image; see `fedpeft.data.images.open_image`."""
         if isinstance(image, np.ndarray):
             return open_image(image)
-        name = str(image)
-        if name in self._images:
-            return Image.fromarray(self._images[name])
+        if image in self._images:
+            return Image.fromarray(self._images[image])
         opened = open_image(image)
         size = 3 * opened.width * opened.height
         if self._held + size <= self._limit:
-            self._images[name] = np.asarray(opened)
+            self._images[image] = np.asarray(opened)
             self._held += size
         return opened
 

@@ -43,6 +43,7 @@ from fedpeft.methods.trainable import Beside, parameter_count
 from fedpeft.protocol.site_check import check_parameters
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import computing
+from fedpeft.site.kept_features import drops
 from fedpeft.site.metrics import check_metric
 from fedpeft.site.site_state import SiteState
 
@@ -179,6 +180,11 @@ class SiteModel:
         computing.set_up(self.backbone, self.training)
         if self.training.reuse_passes:
             self.trainable.reuse_passes()
+            if drops(self.backbone):
+                raise FedpeftError(
+                    "reuse_passes is true, and dropout makes the features of every pass other ones: leave it out.",
+                    setting="training.reuse_passes",
+                )
         self.features = computing.kept_features(
             self.backbone, self.trainable, self.training, some_layers=schedule.active, images=images
         )
@@ -267,7 +273,9 @@ class RoundValues:
         pairs = [] if method.rule.averages else product_pairs(model.first)
         self._new_in_every_round = {key for pair in pairs for key in (pair.down, *pair.ups)}
         self.first, self._first_private = model.first, model.first_private
+        self._exchanged = set(model.first) if method.exchanges else set()
         self.first_head = {k: value.detach().cpu().clone() for k, value in model.answering.head.state_dict().items()}
+        self._exchanged |= {f"{HEAD}{name}" for name in self.first_head} if method.federates_head else set()
 
     @property
     def first_in_common(self) -> State:
@@ -305,6 +313,10 @@ class RoundValues:
             return fitted(received, self.first)
         return received or own or self.first
 
-    def moments(self, kept: State) -> State:
-        """The optimizer's moments of the round before that still apply: none of factors that every round makes anew."""
-        return {key: t for key, t in kept.items() if key.rpartition("/")[0] not in self._new_in_every_round}
+    def moments(self, own: SiteState, round: int) -> State:
+        """The optimizer's moments of the last round that still apply.
+
+        None do of factors that every round makes anew, nor where rounds went by without this site of what moved then.
+        """
+        gone = self._new_in_every_round | (self._exchanged if own.round != round - 1 else set())
+        return {key: tensor for key, tensor in own.optimizer.items() if key.rpartition("/")[0] not in gone}

@@ -185,7 +185,7 @@ class SiteState:
 
 
 def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
-    """Write the state of one round atomically, and remove all but `KEPT_ROUNDS` and the best one."""
+    """Write the state of one round atomically, and remove all but the last `KEPT_ROUNDS` up to it, and the best one."""
     final = folder / f"round-{state.round:05d}"
     with replacing(final) as draft:
         draft.mkdir(mode=0o700)  # the answers are in it in words
@@ -198,7 +198,7 @@ def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
         (draft / "state.json").write_text(json.dumps(values, sort_keys=True))
         if state.record:
             (draft / RECORD).write_text(json.dumps(as_json(state.record), indent=1, sort_keys=True))
-    for old in _rounds(folder)[:-KEPT_ROUNDS]:
+    for old in [path for path in _rounds(folder) if _number(path) <= state.round][:-KEPT_ROUNDS]:
         if _number(old) != best:
             drop(old)
     return final
