@@ -480,7 +480,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for reason in reasons(results):
         print(reason)
     if options.write:
-        every = {row[0]: row for row in (*_kept(results), *results["rows"])}
+        every = {row[0]: row for row in _kept(results)}
+        every |= {row[0]: row for row in results["rows"] if row[0] not in every or "problem" not in row[2]}
         results["rows"] = [every[name] for name in named if name in every]
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return int(any("problem" in figures or figures.get("failed") for *_, figures in results["rows"]))

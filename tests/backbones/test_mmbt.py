@@ -309,6 +309,8 @@ def test_a_folder_with_trained_words_has_the_projection_that_was_beside_them(fol
     assert torch.equal(first.projection, again.projection)
     expected, found = (features(one.eval(), pictures(2), QUESTIONS[:2]) for one in (first, again))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    save_file({"projection": torch.zeros(2, 2)}, folder / "projection.safetensors")
-    with pytest.raises(FedpeftError, match=r"projection.safetensors is \(2, 2\): export the model again"):
-        build(settings)
+    for wrong in (torch.zeros(2, 2), first.projection.to(torch.int64), first.projection / 0):
+        save_file({"projection": wrong}, folder / "projection.safetensors")
+        with pytest.raises(FedpeftError, match=r"projection\.safetensors has .* are needed: export the model again"):
+            build(settings)
+    assert "projection.safetensors" in sources.FILES

@@ -161,5 +161,8 @@ def test_folders_of_patients_are_not_taken_for_diagnoses(tmp_path):
     for name in ("normal", "pneumonia"):
         for patient in range(3):
             picture(tmp_path / "source" / name / f"{name}-{patient}" / "1.png")
-    with pytest.raises(DataError, match="the inner folders may be patients: put the images of each class into one"):
+    with pytest.raises(DataError, match="fewer images each than there are of them, as patients' folders have"):
         sources(tmp_path / "source")
+    _classes(tmp_path / "sets" / "brain", names=("glioma", "meningioma"))
+    _classes(tmp_path / "sets" / "chest", names=("normal", "pneumonia", "covid"))
+    assert [one.site for one in sources(tmp_path / "sets")] == ["brain", "chest"]

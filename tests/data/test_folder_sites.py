@@ -187,15 +187,27 @@ def test_series_in_a_patients_folder_stay_with_the_patient(tmp_path):
     site = load(DataSettings(dataset="class_folders", root=tmp_path))
     groups = [{example.group for example in part} for part in site.splits().values()]
     assert sum(map(len, groups)) == len(set().union(*groups)) == 24
-    assert {sum(map(len, site.splits().values()))} == {48}
+    assert sum(map(len, site.splits().values())) == 48
 
 
-def test_of_more_folders_than_are_opened_every_class_and_site_has_some(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedpeft.data.folders.MAX_SEEN", 30)
+@pytest.mark.parametrize("above", ["images/", "{year}/", "images/{year}/"])
+def test_folders_around_those_of_patients_are_no_patients(above, tmp_path):
+    for name in ("normal", "ill"):
+        for patient in range(12):
+            inside = f"{above.format(year=2018 + patient % 2)}{name}-{patient}"
+            for number in range(2):
+                layouts.picture(tmp_path / name / inside / f"{number}.png")
+    site = load(DataSettings(dataset="class_folders", root=tmp_path))
+    assert len({example.group for part in site.splits().values() for example in part}) == 24
+
+
+@pytest.mark.parametrize(("inside", "opened"), [("", 30), ("series", 100)])
+def test_of_more_folders_than_are_opened_every_class_and_site_has_some(inside, opened, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpeft.data.folders.MAX_SEEN", opened)
     for site in ("north", "south"):
         for name in ("normal", "ill"):
             for patient in range(20):
-                layouts.picture(tmp_path / site / name / f"{site}-{name}-{patient}" / "1.png")
+                layouts.picture(tmp_path / site / name / f"{site}-{name}-{patient}" / inside / "1.png")
     seen = sites_in(tmp_path)
     assert [site.site for site in seen.data] == ["north", "south"]
     assert all({example.answer for example in site.train} == {"normal", "ill"} for site in seen.data)

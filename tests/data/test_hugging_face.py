@@ -457,3 +457,6 @@ def test_both_halves_of_a_split_training_set_are_what_their_folders_say(tmp_path
         file = tmp_path / split / "state.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "_split": named}))
     assert [len(part) for part in _load(tmp_path).splits().values()] == [2 * count for count in PARTS.values()]
+    (tmp_path / "train").rename(tmp_path / "hospital-a")  # one of several sites that were saved together, by itself
+    alone = _load(tmp_path / "hospital-a", validation_fraction=0.2, test_fraction=0.2)
+    assert sum(len(part) for part in alone.splits().values()) == 2 * PARTS["train"]

@@ -206,6 +206,8 @@ def test_colors_of_more_than_8_bits_are_refused_in_jpeg_2000_too(tmp_path):
     assert as_array(path).shape == PIXELS.shape
     with pytest.raises(UnreadableImage, match="has more than 8 bits per channel"):
         as_array(_patched(path, 15))
+    with pytest.raises(UnreadableImage, match="has signed values"):
+        as_array(_patched(path, 0x80 | 7))
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,7 @@ SPELLINGS = {
     "semicolons": ("image;question;answer", "scans/{n}.png;Is it, or not?;yes", "separated by semicolons"),
     "tabs": ("image\tquestion\tanswer", "scans/{n}.png\tIs it; or not?\tyes", "separated by tabs"),
     "capitals and blanks": ("Image, Question ,ANSWER", "scans/{n}.png,Is it?,yes", "'Question ' as question"),
+    "a quote behind a blank that quotes nothing": ("image,question,answer", 'scans/{n}.png, "Is it" or not?,yes', ""),
     "a blank behind commas": ('image, "question", answer', 'scans/{n}.png, "Is it, or not?", "yes"', ""),
     "a mark at the beginning": ("\ufeffimage,question,answer", "scans/{n}.png,Is it?,yes", ""),
     "quotes": ('"image";"question";"answer"', '"scans/{n}.png";"Is it; or not?";"yes"', "separated by semicolons"),

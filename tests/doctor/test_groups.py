@@ -243,7 +243,10 @@ def test_a_test_image_that_training_has_too_is_a_warning_with_the_remedy(make_jo
 def test_what_needs_a_validation_split_is_said_where_there_is_none(setting, sentence, make_job):
     assert "a validation split" not in text(data.check_data(open_context(make_job(setting), site="slake")))
     none = make_job(setting, "data.validation_size=0")
-    assert sentence in text(data.check_data(open_context(none, site="slake")))
+    said = text(data.check_data(open_context(none, site="slake")))
+    assert sentence in said
+    assert "set data.validation_size, or" in said
+    assert "set data" not in text(data.check_data(open_context(make_job("data.validation_size=0"), site="slake")))
 
 
 def test_sites_that_would_have_the_same_samples_fail(make_job, monkeypatch, tmp_path):

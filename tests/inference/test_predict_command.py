@@ -76,7 +76,13 @@ def test_a_table_with_some_answers_is_measured_on_these(predict, tables, tmp_pat
 
 def test_a_class_may_be_called_as_a_missing_value_is(of_tables):
     record = replace(find(of_tables["classes"][0], site=None).record, answers=("na", "pos"))
-    assert [_is_known(cell, record) for cell in ("NA", "pos", "null", "", None)] == [True, True, False, False, False]
+    assert [_is_known(cell, record) for cell in ("NA", "pos", "null", "\u200b", None)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_every_label_has_its_column(predict, tables, tmp_path):

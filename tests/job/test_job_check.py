@@ -65,11 +65,13 @@ def test_a_data_folder_that_is_not_there_is_refused(overrides, sentence, monkeyp
         ({"dataset": "class_folders", "root": "ROOT"}, "data.sites.south.root, or let data.partition share"),
         ({"dataset": "class_folders", "root": "ROOT", "partition": "iid", "parts": 2}, ""),
         ({"dataset": "manifest", "sites": {"south": {"root": "ROOT/other"}}}, ""),
+        ({"dataset": "manifest", "sites": {"south": {"exclude": ["scan-1"]}}}, ""),
     ],
 )
 def test_two_sites_do_not_both_have_all_of_one_folder(settings, remedy, tmp_path, monkeypatch):
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))
     (tmp_path / "other").mkdir()
+    (tmp_path / "manifest.csv").touch()
     given = json.loads(json.dumps(settings).replace("ROOT", str(tmp_path)))
     sections = compose(CONFIGS, TASK) | {"data": given}
     if not remedy:

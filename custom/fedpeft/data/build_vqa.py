@@ -86,11 +86,13 @@ def sources(path: Path, *, modality: str = "", anatomy: str = "", classes_are: s
         raise DataError(f"{path} holds no images in class folders. Expected:{EXPECTED}\nThere is {here}.")
     if {folder.name.lower() for folder in with_classes} <= SPELLINGS.keys():
         return [_folder(path, [own for folders in with_classes.values() for own in folders], **known)]
-    names = [own.name for classes in with_classes.values() for own in classes]
-    if len(with_classes) > 1 and len(names) == len(set(names)):
+    inside = [own for classes in with_classes.values() for own in classes]
+    images = sum(is_image(file) for own in inside for file in own.iterdir())
+    apart = len({own.name for own in inside}) == len(inside)
+    if len(with_classes) > 1 and apart and images * len(with_classes) < len(inside) ** 2:
         raise DataError(
-            f"no folder's name occurs in two of those in {path}, so that the inner folders may be patients: put the "
-            f"images of each class into one folder, or call this for one site's folder after the other."
+            f"the folders in those of {path} have fewer images each than there are of them, as patients' folders have: "
+            f"put the images of each class into one folder."
         )
     return [_folder(folder, own, **known) for folder, own in with_classes.items()]
 

@@ -97,12 +97,36 @@ def recognized(seen: Listing) -> bool:
 
 def _examples(folder: Path, root: Path) -> list[Example]:
     examples = []
-    for name, files in class_folders(folder).items():
-        for file in files:
+    found = {
+        name: [(file, file.parent.relative_to(folder / name).parts) for file in files]
+        for name, files in class_folders(folder).items()
+    }
+    level = _level({(name, inside) for name, placed in found.items() for _, inside in placed})
+    for name, placed in found.items():
+        for file, inside in placed:
             place = clean_text(file.relative_to(root).as_posix())
-            group = clean_text("".join(file.parent.relative_to(folder / name).parts[:1]))  # with series inside
+            group = clean_text("/".join(inside[: level + 1]))  # with what is in it, such as series
             examples.append(class_example(file, name.replace("_", " "), image_id=place, group=group))
     return examples
+
+
+def _level(placed: Iterable[tuple[str, tuple[str, ...]]]) -> int:
+    """Return below how many folders in those of the classes the patients' are, of class and folders of each image.
+
+    Above them are folders that are one in each class (`images`), or that have one name in several classes and more in
+    them than there are of them (years).
+    """
+    level = 0
+    while True:
+        heads = {(name, inside[: level + 1]) for name, inside in placed if len(inside) > level}
+        below = {(name, inside[: level + 2]) for name, inside in placed if len(inside) > level + 1}
+        if not heads or {(name, inside[:-1]) for name, inside in below} != heads:
+            return level
+        classes = len({name for name, _ in heads})
+        shared = len({inside for _, inside in heads}) < len(heads)
+        if not (len(heads) == classes or (shared and len(below) * classes > len(heads) ** 2)):
+            return level
+        level += 1
 
 
 def _endings(files: Iterable[Path]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -301,16 +300,21 @@ def list_folder(root: Path) -> Listing:
 
 
 def _spread(folders: Sequence[str], count: int) -> Sequence[str]:
-    """Return so many folders in their order, of each folder around them as many: the first class is not all."""
+    """Return so many folders in their order, of each folder around them, and around those, as many.
+
+    The first class, or the first site, is not all there is.
+    """
     if len(folders) <= count:
         return folders
-    places: Counter[str] = Counter()
+    inside: dict[str, dict[str, int]] = {}
     turns = []
     for number, folder in enumerate(folders):
-        around = folder.rpartition("/")[0]
-        turns.append((places[around], number))
-        places[around] += 1
-    return [folders[number] for number in sorted(number for _, number in sorted(turns)[:count])]
+        parts = folder.split("/")[1:]
+        around = ["/".join(parts[:depth]) for depth in range(len(parts))]
+        places = [inside.setdefault(one, {}) for one in around]
+        turns.append(([place.setdefault(part, len(place)) for place, part in zip(places, parts, strict=True)], number))
+    chosen = sorted(turns, key=lambda turn: turn[0][::-1])[:count]
+    return [folders[number] for number in sorted(number for _, number in chosen)]
 
 
 def matches(*alternatives: str | tuple[str, ...]) -> Recognized:

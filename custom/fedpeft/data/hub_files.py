@@ -76,7 +76,7 @@ def _saved_shards(below: Sequence[Path], states: Sequence[Path], root: Path) -> 
             f"Both {saved[0]} and {saved[1]} hold saved data; let root be the folder of one of them."
         )
     _check_saved(path for path in below if path.name == _SAVED)
-    return [shard for state in states for shard in _saved(state)]
+    return [shard for state in states for shard in _saved(state, root)]
 
 
 def _parquet_shards(below: Sequence[Path], parquet: Sequence[Path], root: Path) -> list[Shard]:
@@ -235,19 +235,20 @@ def _split_in(name: str, file: Path) -> str:
     return splits.pop() if splits else ""
 
 
-def _saved(state: Path) -> list[Shard]:
+def _saved(state: Path, root: Path) -> list[Shard]:
+    together = state.parent != root and (state.parent.parent / _SAVED).is_file()
     try:
         values = json.loads(read_text(state))
         names = [entry["filename"] for entry in values["_data_files"]]
         # of several that were saved together, the folder counts: both halves of a split training set are called train
-        named = "" if (state.parent.parent / _SAVED).is_file() else str(values.get("_split") or "")
+        named = "" if together else str(values.get("_split") or "")
         split = named.partition("[")[0].lower() or state.parent.name.lower()
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{state} is not what save_to_disk writes; save the data set again.") from error
     files = [state.parent / inside(state.parent, str(name), where=str(state)) for name in names]
     if missing := [file for file in files if not file.is_file()]:
         raise DataError(f"The file {missing[0]}, named in {state}, is missing; copy the whole folder.")
-    if not named and split not in SPELLINGS and not (state.parent.parent / _SAVED).is_file():
+    if not named and split not in SPELLINGS and not together:
         split = ""
     return [Shard(file, split) for file in files]
 

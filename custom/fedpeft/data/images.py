@@ -148,11 +148,11 @@ def checked(opened: Image.Image, name: str, *, one_frame: bool = True, deep: boo
             f"has {frames} frames",
             ONE_FRAME,
         )
+    if is_signed(opened):
+        raise UnreadableImage.of(name, "has signed values", "save it with unsigned ones")
     if is_deep(opened) and not deep:
         why = f"has more than 8 bits per channel (mode {opened.mode})"
         raise UnreadableImage.of(name, why, EIGHT_BITS)
-    if is_signed(opened):
-        raise UnreadableImage.of(name, "has signed values", "save it with unsigned ones")
     if opened.format == "PNG" and not {"exif", "Raw profile type exif"} & set(opened.info):
         opened.info["exif"] = _exif_behind_pixels(opened, name)  # for which Pillow would decode all of it
     orientation = _orientation(opened)
@@ -182,8 +182,9 @@ def is_deep(opened: Image.Image) -> bool:
 
 
 def is_signed(opened: Image.Image) -> bool:
-    """Return whether a file has signed values of 8 bits, which Pillow takes for unsigned ones."""
-    return SIGNED in _tiff_values(opened, TIFF_SAMPLES) and max(_tiff_values(opened, TIFF_BITS), default=8) <= 8
+    """Return whether a file has signed values that Pillow takes for, or makes into, unsigned ones."""
+    tiff = SIGNED in _tiff_values(opened, TIFF_SAMPLES) and max(_tiff_values(opened, TIFF_BITS), default=8) <= 8
+    return tiff or UNKNOWN_BITS in jpeg_2000_bits(opened)
 
 
 def _tiff_values(opened: Image.Image, tag: int) -> tuple[int, ...]:

@@ -106,7 +106,9 @@ def check_units(examples: Iterable[Example]) -> None:
     for example in examples:
         file = str(example.image.file) if isinstance(example.image, ChosenImage) else example.image_id
         if of_image.setdefault(file, example.unit) != example.unit:
-            raise DataError(f"The image {example.image_id!r} is in two groups (patients); give it one in all its rows.")
+            raise DataError(
+                f"The file of image {example.image_id!r} is in two groups (patients); give it one in all its rows."
+            )
 
 
 def halves(image_ids: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:

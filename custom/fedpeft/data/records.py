@@ -146,7 +146,8 @@ def csv_rows(path: Path, keys: Iterable[str], *, separator: str = "", bad: BadRo
     gathered = bad or BadRows(path)
     text, keys = read_text(path), tuple(keys)
     separator = separator or max(SEPARATORS, key=lambda each: len({*keys}.intersection(header(text, each))))
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, **_written_with(separator))
+    skips = _skips_blanks(text, separator)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=skips)
     rows = []
     with gathered.gathering():
         try:
@@ -168,15 +169,24 @@ def csv_rows(path: Path, keys: Iterable[str], *, separator: str = "", bad: BadRo
     return _checked(path, rows, keys, columns=reader.fieldnames or (), bad=bad)
 
 
-def _written_with(separator: str) -> dict[str, Any]:
-    """How fields are divided; a quote may stand behind blanks."""
-    return {"delimiter": separator, "skipinitialspace": separator != "\t"}
+def _skips_blanks(text: str, separator: str) -> bool:
+    """Return whether a quote may stand behind blanks, as far as all quotes can be read so."""
+    if separator == "\t" or f'{separator} "' not in text:
+        return separator != "\t"
+    try:
+        for _ in csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=True):
+            pass
+    except csv.Error:
+        return False
+    return True
 
 
 def header(text: str, separator: str) -> list[str]:
     """Return the first row of a CSV text with a separator; empty where it is none."""
     try:
-        return next(csv.reader(io.StringIO(text, newline=""), **_written_with(separator)), [])
+        return next(
+            csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=separator != "\t"), []
+        )
     except csv.Error:  # said of the separator that is chosen, when the rows are read
         return []
 

@@ -21,6 +21,7 @@ from fedpeft.data.answer_space import UNLISTED, vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.duplicates import fingerprints
 from fedpeft.data.readable import images_of, refusal, unreadable
+from fedpeft.data.registry import DATASETS
 from fedpeft.data.remarks import cut_texts_of, remarks, unread_questions, without_variety
 from fedpeft.data.schema import SiteData
 from fedpeft.doctor.context import PASS, Context, Finding, failed, passed, warned
@@ -154,11 +155,14 @@ def check_data(context: Context) -> Iterator[Finding]:
 
 def _without_validation(job: SiteJob) -> Iterator[tuple[Callable[[str], Finding], str]]:
     """What a job cannot do at a site without a validation split, and how grave that is."""
-    remedy = "set data.validation_fraction, or leave it out."
-    if job.method.aligns and cast(PIASettings, job.method.pia).share == VALIDATION:
-        yield failed, f"method.pia.share is 'validation', and no sample is in a validation split: {remedy}"
+    setting = "data.validation_size" if DATASETS.get(job.data.dataset).procedural else "data.validation_fraction"
+    pia = cast(PIASettings, job.method.pia)
+    if job.method.aligns and pia.client and pia.share == VALIDATION:
+        why = "method.pia.share is 'validation', and no sample is in a validation split"
+        yield failed, f"{why}: set {setting}, or a number as share."
     if job.training.keep == BEST:
-        yield warned, f"training.keep is 'best', and without a validation split no round is: {remedy}"
+        why = "training.keep is 'best', and without a validation split no round is"
+        yield warned, f"{why}: set {setting}, or training.keep to 'last'."
 
 
 def _cut_texts(loaded: SiteData, job: SiteJob, download: bool) -> list[str]:

@@ -94,8 +94,7 @@ def of_table(named: Path, kept: KeptModel) -> Wanted:
 
 def _is_known(value: Any, record: ModelRecord) -> bool:
     """Return whether a cell has an answer: a class may be called as a missing value is."""
-    named = isinstance(value, str) and bool(value.strip()) and normalize(value) in record.answers
-    return named or not is_missing(value)
+    return not is_missing(value) or " ".join(clean_text(str(value)).lower().split()) in record.answers
 
 
 def of_split(split: str, kept: KeptModel) -> Wanted:

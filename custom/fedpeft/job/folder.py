@@ -18,6 +18,7 @@ from fedpeft.core.metrics import ACCURACY
 from fedpeft.core.settings import about, build, suggestion
 from fedpeft.core.workspace import DATA_VARIABLE
 from fedpeft.data.folders import dataset_folder
+from fedpeft.data.manifest import FILES
 from fedpeft.data.partition import centralized
 from fedpeft.data.readable import fitting
 from fedpeft.data.registry import DATASETS
@@ -90,7 +91,7 @@ def _check_data(job: SiteJob, data: DataSettings) -> None:
 
 def check_shared(jobs: Iterable[SiteJob]) -> None:
     """Refuse sites on this machine that would each have all samples of one folder, because nothing shares it out."""
-    holders: dict[tuple[str, Path], str] = {}
+    holders: dict[tuple[Any, ...], str] = {}
     for job in jobs:
         for part in job.pooled or (job.data,):
             site, data_set = part.site or job.site, DATASETS.get(part.dataset)
@@ -99,13 +100,18 @@ def check_shared(jobs: Iterable[SiteJob]) -> None:
                 continue
             try:
                 folder = dataset_folder(part, names).resolve()
+                if names[-1] == "." and not any((folder / name).is_file() for name in FILES):
+                    continue
             except DataError:  # it is said where it is loaded
                 continue
-            if (other := holders.setdefault((part.dataset, folder), site)) != site:
+            drawn = part.seed if part.samples else None
+            held = (part.dataset, folder, part.exclude, part.samples, drawn)
+            if (other := holders.setdefault(held, site)) != site:
+                own = f"as {DATA_VARIABLE}/{site} or " * any("{site}" in name for name in data_set.folders)
                 shared = ", or let data.partition share them out" * ("partition" in data_set.takes)
                 raise FedpeftError(
                     f"sites {other} and {site} would both have all samples of {folder}: give each a folder of its own, "
-                    f"as {DATA_VARIABLE}/{site} or data.sites.{site}.root{shared}."
+                    f"{own}by data.sites.{site}.root{shared}."
                 )
 
 

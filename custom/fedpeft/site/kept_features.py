@@ -170,7 +170,9 @@ def _check(backbone: Backbone, trainable: Trainable, first: int, *, some_layers:
 
 def drops(backbone: Backbone) -> bool:
     """Return whether two passes over the same samples differ in training, because something drops values."""
+    rates = ("dropout", "attention_dropout", "activation_dropout")  # of modules that call the function, as OPT's
     return any(
-        (isinstance(module, nn.Dropout) and module.p) or getattr(module, "attention_dropout", 0)
+        (isinstance(module, nn.Dropout) and module.p)
+        or any(isinstance(rate := getattr(module, name, 0), int | float) and rate for name in rates)
         for module in backbone.model.modules()
     )
