@@ -36,6 +36,7 @@ RATES = {  # by row and rounds, the best of those tried on seeds from 100 on (ch
     **{(row, rounds): "8e-3" for row in ("fedavg", OURS, *FORMS) for rounds in (SHORT, LONG)},
     **{(row, LONG): "1.2e-2" for row in ("fedavg", OURS, FROZEN_HALF)},
 }
+NEXT_RATE = "8e-3"  # at which the long runs of rows with a higher one run too: on the seeds here that is no gain
 HEADS = {"classifier": "3e-2"}  # a row that trains no adapter
 METHODS = (
     "classifier",
@@ -206,6 +207,8 @@ def _at_its_rates(world: int, method: str, seed: int, rounds: int = SHORT) -> It
         yield Run(world, method, seed, rounds)
     if own:
         yield Run(world, method, seed, rounds, own)
+    if rounds == LONG and own not in ("", NEXT_RATE):
+        yield Run(world, method, seed, rounds, NEXT_RATE)
 
 
 def refusal(methods: Sequence[str], overrides: Sequence[str], file: Path) -> str | None:
