@@ -82,8 +82,8 @@ def test_what_is_in_the_file_is_not_run_again(study, command, started, published
 def test_the_option_methods_selects_rows_of_the_study(study, command, started, published, capsys):
     command("--seeds", 1, "--methods", "ours", study.RANDOM)
     expected = [run for run in study.runs([1]) if run.method in ("ours", study.RANDOM)]
-    # two worlds of twelve rounds at both rates and of thirty, the one in the middle; four layers
-    assert len(expected) == 10
+    # two worlds of twelve rounds at both rates and of thirty at three, the one in the middle; four layers
+    assert len(expected) == 12
     assert started == as_started(expected)
     assert study.RANDOM in capsys.readouterr().out
 
