@@ -6,9 +6,10 @@
 
 The name of a folder is the class, with blanks for underscores. Images in a folder inside a class folder belong
 together, as those of one patient do, and with those in a folder of that name in another class: they are never in two
-splits that are made here, nor at two sites. Without the split, or where train or test is missing, all of it is split by
-`test_fraction` and `validation_fraction`. Files that are no images are counted and left out. Without `root` the folder
-is FEDPEFT_DATA/<site>.
+splits that are made here, nor at two sites. What lies deeper, as a patient's series, belongs to that folder;
+folders around those of the patients (`images`, years) are told by `_level`. Without the split, or where train or test
+is missing, all of it is split by `test_fraction` and `validation_fraction`. Files that are no images are counted and
+left out. Without `root` the folder is FEDPEFT_DATA/<site>.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ import numpy as np
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.seeds import derive
-from fedpeft.data.images import ChosenImage
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DECIDE_PARTS, DIRICHLET, NATURAL, DataSettings
 
@@ -104,7 +103,7 @@ def check_units(examples: Iterable[Example]) -> None:
     """Refuse an image that is said to be of two patients, or in some rows of one and in others of none."""
     of_image: dict[str, str] = {}
     for example in examples:
-        file = str(example.image.file) if isinstance(example.image, ChosenImage) else example.image_id
+        file = str(getattr(example.image, "file", example.image_id))  # of which a slice or frame is a part
         if of_image.setdefault(file, example.unit) != example.unit:
             raise DataError(
                 f"The file of image {example.image_id!r} is in two groups (patients); give it one in all its rows."
