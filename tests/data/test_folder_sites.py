@@ -201,6 +201,15 @@ def test_folders_around_those_of_patients_are_no_patients(above, tmp_path):
     assert len({example.group for part in site.splits().values() for example in part}) == 24
 
 
+def test_many_series_of_patients_in_several_classes_are_no_years(tmp_path):
+    for name in ("normal", "ill"):
+        for patient in range(4):
+            for series in range(9):
+                layouts.picture(tmp_path / name / f"p{patient}" / f"series-{series}" / "1.png")
+    site = load(DataSettings(dataset="class_folders", root=tmp_path))
+    assert {example.group for part in site.splits().values() for example in part} == {"p0", "p1", "p2", "p3"}
+
+
 @pytest.mark.parametrize(("inside", "opened"), [("", 30), ("series", 100)])
 def test_of_more_folders_than_are_opened_every_class_and_site_has_some(inside, opened, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpeft.data.folders.MAX_SEEN", opened)

@@ -114,8 +114,8 @@ def _examples(folder: Path, root: Path) -> list[Example]:
 def _level(placed: Iterable[tuple[str, tuple[str, ...]]]) -> int:
     """Return below how many folders in those of the classes the patients' are, of class and folders of each image.
 
-    Above them are folders that are one in each class (`images`), or that have one name in several classes and more in
-    them than there are of them (years).
+    Above them are folders that are one in each class (`images`), or years: several classes have them, more folders are
+    in them than there are of them, and no name is in two of them, as those of series are.
     """
     level = 0
     while True:
@@ -125,7 +125,8 @@ def _level(placed: Iterable[tuple[str, tuple[str, ...]]]) -> int:
             return level
         classes = len({name for name, _ in heads})
         shared = len({inside for _, inside in heads}) < len(heads)
-        if not (len(heads) == classes or (shared and len(below) * classes > len(heads) ** 2)):
+        apart = len({(name, inside[-1]) for name, inside in below}) == len(below)
+        if not (len(heads) == classes or (shared and apart and len(below) * classes > len(heads) ** 2)):
             return level
         level += 1
 

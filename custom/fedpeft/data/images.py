@@ -149,7 +149,7 @@ def checked(opened: Image.Image, name: str, *, one_frame: bool = True, deep: boo
             ONE_FRAME,
         )
     if is_signed(opened):
-        raise UnreadableImage.of(name, "has signed values", "save it with unsigned ones")
+        raise UnreadableImage.of(name, "has signed values, or does not say of how many bits", "save it as PNG")
     if is_deep(opened) and not deep:
         why = f"has more than 8 bits per channel (mode {opened.mode})"
         raise UnreadableImage.of(name, why, EIGHT_BITS)
