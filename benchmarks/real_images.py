@@ -7,11 +7,12 @@
     python benchmarks/real_images.py --table                             # the tables of what is there, without a run
     python benchmarks/publish.py --write                                 # the same in the docs
 
-Every method trains Houlsby adapters with the rounds, steps and learning rates of the task's job, and heads stay at the
-sites. Two rows are on demand: `fedavg, one head` averages the head too, and `pooled` trains one
-adapter on the batches of all sites, with a head for each. A figure is the mean of the sites and the last three rounds,
-as in `study.py`, of what the task is measured by. A run is one line of `benchmarks/results/real_images.jsonl`; what is
-there is not run again.
+Every method trains Houlsby adapters with the rounds and steps of the task's job, and heads stay at the sites. With the
+job's backbone each method runs with every rate of `RATES`, and its row has the rate that is best on the sites'
+validation splits, the mean of its seeds and their last three rounds; with the tiny ones all have one rate. Two rows are
+on demand: `fedavg, one head` averages the head too, and `pooled` trains one adapter on the batches of all sites, with a
+head for each. A figure is the mean of the sites and the last three rounds, as in `study.py`, of what the task is
+measured by. A run is one line of `benchmarks/results/real_images.jsonl`; what is there is not run again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import json_lines
 import learning
 import parallel
 import study
+import torch
 from measured import ROOT, WIDTH, machine
 from result_table import ResultTable
 from rich.console import Console
@@ -38,11 +40,11 @@ from fedpeft.compare.table import paired, signed
 
 RESULTS = Path(__file__).parent / "results" / "real_images.jsonl"
 TASKS = {"vqa_rad": "accuracy %", "fed_isic2019": "balanced accuracy %", "nih_cxr14": "macro-F1 %"}
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2, 3, 4)
+RATES = (3e-4, 1e-3, 3e-3)  # of adapters; heads keep the job's
 BASELINES = ("local", "fedavg")
 PRETRAINED = "mmbt-small"  # the backbone of the tasks' jobs
-HALF = ["training.precision=bfloat16"]  # halves the time where the processor has it
-SETTINGS = {"vqa_rad": HALF, "nih_cxr14": HALF}  # beside the job's
+HALF = "training.precision=bfloat16"  # halves the time of a processor that has it; a card waits for the next product
 TINY = {"vqa_rad": "tiny-vilt", "fed_isic2019": "tiny-vit", "nih_cxr14": "tiny-vilt"}
 SETTINGS_OF_TINY = {  # in the place of the job's, which are for the other backbone; samples as they come
     task: [
@@ -53,8 +55,9 @@ SETTINGS_OF_TINY = {  # in the place of the job's, which are for the other backb
         f"training.thresholds={'validation' if task == 'nih_cxr14' else 'half'}",
         f"training.learning_rate={rate}",
         f"training.head_learning_rate={rate}",
+        f"training.rounds={rounds}",
     ]
-    for task, rate in (("vqa_rad", "1e-3"), ("fed_isic2019", "5e-3"), ("nih_cxr14", "5e-3"))
+    for task, rate, rounds in (("vqa_rad", "1e-3", 5), ("fed_isic2019", "5e-3", 10), ("nih_cxr14", "5e-3", 10))
 }
 ONE_HEAD, POOLED = "fedavg, one head", "pooled"
 ROWS = {
@@ -62,45 +65,80 @@ ROWS = {
     ONE_HEAD: ["method.aggregation=fedavg", "method.head=federated"],  # where all sites have the same classes
     POOLED: learning.METHODS[POOLED],
 }
+WITHOUT_RATE = ("classifier",)  # rows that train no adapter
 ENCODED = EncodedImages()  # of this process, in which runs follow each other
-Run = tuple[str, str, int, str]  # task, row of the study, seed, backbone
+Run = tuple[str, str, int, str, float | None]  # task, row of the study, seed, backbone, rate of the adapters
 
 
-def run(task: str, method: str, seed: int, backbone: str = PRETRAINED) -> dict[str, Any]:
-    """The line of a run."""
+def run(task: str, method: str, seed: int, backbone: str = PRETRAINED, rate: float | None = None) -> dict[str, Any]:
+    """The line of a run; a rate of None is the job's."""
     overrides = [f"training.seed={seed}", f"data.seed={seed}"]
-    overrides += SETTINGS.get(task, []) if backbone == PRETRAINED else SETTINGS_OF_TINY[task]
-    variant = Variant(name=method, method="fedavg", settings=(learning.UNVALIDATED, *ROWS[method]))
+    if backbone != PRETRAINED:
+        overrides += [learning.UNVALIDATED, *SETTINGS_OF_TINY[task]]
+    elif not torch.cuda.is_available():
+        overrides.append(HALF)
+    if rate is not None:
+        overrides.append(f"training.learning_rate={rate}")
+    variant = Variant(name=method, method="fedavg", settings=tuple(ROWS[method]))
     sections = sections_of(ROOT / "app_configs", task, variant, overrides)
     result = learning.run_sections(sections, method, seed, ENCODED)
-    measured = {**result, "rounds": [*map(_measured, result["rounds"])]}
-    return {"task": task, "backbone": backbone, **study.compact(measured)}
+    line = {"task": task, "backbone": backbone, "method": method, "seed": seed, "refused": result["refused"]}
+    return line | ({} if rate is None else {"rate": rate}) | {"rounds": [*map(_measured, result["rounds"])]}
 
 
-def _measured(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The sites whose test split can be measured: one without any label has no figure."""
-    return {site: metrics for site, metrics in sites.items() if metrics["overall"] is not None}
+def _measured(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """What is measured at each site whose test split can be: one without any label has no figure."""
+    return {
+        site: {name: round(metrics[name], 4) for name in ("overall", "validation") if metrics.get(name) is not None}
+        for site, metrics in sites.items()
+        if metrics["overall"] is not None
+    }
 
 
 def key_of(line: Mapping[str, Any]) -> Run:
     """What tells a run from others in the file of the results."""
-    return line["task"], line["method"], line["seed"], line["backbone"]
+    return line["task"], line["method"], line["seed"], line["backbone"], line.get("rate")
+
+
+def on_validation(line: Mapping[str, Any]) -> float:
+    """What a rate is chosen by: the mean of the sites with a validation split and of the last rounds, in percent."""
+    figures = [
+        site["validation"] for sites in line["rounds"][-study.LAST :] for site in sites.values() if len(site) > 1
+    ]
+    return 100 * statistics.fmean(figures)
+
+
+def at_own_rates(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Each method's runs at the rate that is best on validation; of rates with fewer seeds than others, none is."""
+    runs: dict[str, dict[float | None, list[Mapping[str, Any]]]] = {}
+    for line in lines:
+        runs.setdefault(line["method"], {}).setdefault(line.get("rate"), []).append(line)
+    best = {}
+    for method, rates in runs.items():
+        most = max(map(len, rates.values()))
+        complete = [ran for ran in rates.values() if len(ran) == most]
+        best[method] = complete[0] if len(complete) == 1 else max(complete, key=_mean_on_validation)
+    return best
+
+
+def _mean_on_validation(lines: Sequence[Mapping[str, Any]]) -> float:
+    return statistics.fmean(map(on_validation, lines))
 
 
 def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
     """A table for each task and backbone: the figure of each method that has runs, and its paired differences."""
     for (task, metric), tiny in itertools.product(TASKS.items(), (False, True)):
-        figures: dict[str, dict[int, float]] = {}
-        for line in lines:
-            if (line["task"], line["backbone"] != PRETRAINED) == (task, tiny):
-                figures.setdefault(line["method"], {})[line["seed"]] = study.figure(dict(line))
+        ran = at_own_rates([one for one in lines if (one["task"], one["backbone"] != PRETRAINED) == (task, tiny)])
+        figures = {method: {one["seed"]: study.figure(dict(one)) for one in own} for method, own in ran.items()}
         rows = []
         for method in (method for method in ROWS if method in figures):
             mine = figures[method]
             pairs = [[] if method == name else paired(mine, figures.get(name, {})) for name in BASELINES]
             differences = [signed(one) if one else "" for one in pairs]
-            rows.append((method, f"{statistics.fmean(mine.values()):.1f}", *differences, str(len(mine))))
-        columns = ("method", metric, *(f"minus {name}, 95 %" for name in BASELINES), "seeds")
+            rate = () if tiny else (f"{ran[method][0].get('rate', '')}",)
+            rows.append((method, f"{statistics.fmean(mine.values()):.1f}", *differences, *rate, str(len(mine))))
+        rates = () if tiny else ("rate",)
+        columns = ("method", metric, *(f"minus {name}, 95 %" for name in BASELINES), *rates, "seeds")
         yield ResultTable(f"{task} {TINY[task]}" if tiny else task, columns, rows)
 
 
@@ -117,16 +155,18 @@ def main() -> None:
     )
     parser.add_argument("--tiny", action="store_true", help="the tiny backbones in the place of the jobs' own")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help=f"default: {SEEDS}")
+    parser.add_argument("--rates", nargs="+", type=float, default=list(RATES), help=f"of adapters; default: {RATES}")
     parser.add_argument("--processes", type=parallel.at_least_one, default=learning.CORES, help="runs at the same time")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a JSON line for each run")
     parser.add_argument("--table", action="store_true", help="run nothing")
     chosen = parser.parse_args()
     known = {key_of(line) for line in json_lines.read(chosen.out)}
     wanted = [
-        (task, method, seed, TINY[task] if chosen.tiny else PRETRAINED)
+        (task, method, seed, TINY[task] if chosen.tiny else PRETRAINED, rate)
         for seed in chosen.seeds
         for task in chosen.tasks
         for method in chosen.methods
+        for rate in ([None] if chosen.tiny or method in WITHOUT_RATE else chosen.rates)
         if (task, method) != ("vqa_rad", ONE_HEAD)  # its sites have answers of their own
     ]
     missing = [one for one in wanted if not chosen.table and one not in known]
@@ -136,7 +176,8 @@ def main() -> None:
             line = future.result()
             json_lines.append(chosen.out, line)
             print(
-                f"{number}/{len(futures)} {line['task']} {line['backbone']}, {line['method']}, seed {line['seed']}: "
+                f"{number}/{len(futures)} {line['task']} {line['backbone']}, {line['method']}, "
+                f"rate {line.get('rate', 'of the job')}, seed {line['seed']}: "
                 f"{study.figure(line):.1f} %",
                 flush=True,
             )
