@@ -135,7 +135,7 @@ def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
             mine = figures[method]
             pairs = [[] if method == name else paired(mine, figures.get(name, {})) for name in BASELINES]
             differences = [signed(one) if one else "" for one in pairs]
-            rate = () if tiny else (f"{ran[method][0].get('rate', '')}",)
+            rate = () if tiny else (str(ran[method][0].get("rate") or "the job's"),)
             rows.append((method, f"{statistics.fmean(mine.values()):.1f}", *differences, *rate, str(len(mine))))
         rates = () if tiny else ("rate",)
         columns = ("method", metric, *(f"minus {name}, 95 %" for name in BASELINES), *rates, "seeds")

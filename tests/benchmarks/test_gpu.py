@@ -17,7 +17,7 @@ def gpu(benchmark):
 @pytest.mark.slow
 @pytest.mark.simulator
 @pytest.mark.parametrize("part", ROWS)
-def test_every_part_is_measured_without_a_card(gpu, part, capsys, monkeypatch, tmp_path):
+def test_every_part_is_measured_without_a_card(gpu, part, warm_python, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "RESULTS", tmp_path / "gpu.json")
     code = gpu.main(["--device", "cpu", "--small", "--minutes", "600", "--parts", part, "--write"])
     printed = capsys.readouterr().out

@@ -13,9 +13,10 @@ def real_images(benchmark):
     return benchmark("real_images")
 
 
-def line(task, method, seed, backbone="mmbt-small", figure=0.5):
-    rounds = [{"a": {"overall": figure}}] * 3
-    return {"task": task, "backbone": backbone, "method": method, "seed": seed, "rounds": rounds}
+def line(task, method, seed, backbone="mmbt-small", rate=None, figure=0.5, validation=None):
+    site = {"overall": figure} | ({} if validation is None else {"validation": validation})
+    settings = {"task": task, "backbone": backbone, "method": method, "seed": seed, "rate": rate}
+    return settings | {"rounds": [{"a": site, "unvalidated": {"overall": figure}}] * 3}
 
 
 def test_a_tables_rows_are_compared_with_local_and_averaging(real_images):
@@ -28,13 +29,25 @@ def test_a_tables_rows_are_compared_with_local_and_averaging(real_images):
     first, tiny, skin, _, chest, _ = real_images.tables(lines)
     assert first.section().startswith("vqa_rad:")
     assert first.rows == [
-        ("local", "21.0", "", "-9.5 ± 6.4, two seeds", "2"),
-        ("fedavg", "30.5", "+9.5 ± 6.4, two seeds", "", "2"),
+        ("local", "21.0", "", "-9.5 ± 6.4, two seeds", "the job's", "2"),
+        ("fedavg", "30.5", "+9.5 ± 6.4, two seeds", "", "the job's", "2"),
     ]
     assert tiny.section().startswith("vqa_rad tiny-vilt:")
     assert tiny.rows == [("local", "40.0", "", "", "1")]
     assert skin.rows == []
-    assert chest.rows == [("local", "10.0", "", "", "1")]
+    assert chest.rows == [("local", "10.0", "", "", "the job's", "1")]
+
+
+def test_a_methods_row_has_the_rate_that_is_best_on_validation(real_images):
+    grid = [(1e-3, 0.4, 0.6), (3e-3, 0.5, 0.5)]
+    lines = [
+        line("vqa_rad", "local", seed, rate=rate, figure=figure, validation=validation)
+        for rate, figure, validation in grid
+        for seed in (0, 1)
+    ]
+    incomplete = line("vqa_rad", "local", 0, rate=3e-4, figure=0.9, validation=0.9)
+    first, *_ = real_images.tables([*lines, incomplete])
+    assert first.rows == [("local", "40.0", "", "", "0.001", "2")]
 
 
 SCHEMES = ("proximal_mu", "personalization", "ditto_lambda", "ala_rate")  # settings that a method of the study is
@@ -54,11 +67,14 @@ def test_a_method_of_the_study_has_the_steps_and_the_rate_of_the_tasks_job(real_
 
 def test_what_is_there_is_not_run_again(real_images, benchmark, in_this_process, monkeypatch, tmp_path, capsys):
     ran = []
-    monkeypatch.setattr(real_images, "run", lambda *one: ran.append(one) or line(*one))
-    command = ["real_images.py", "--tasks", "vqa_rad", "--methods", "local", "fedavg", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(real_images, "run", lambda *one: ran.append(one) or line(*one, validation=0.5))
+    command = ["real_images.py", "--tasks", "vqa_rad", "--methods", "classifier", "fedavg", "--rates", "0.1", "0.2"]
     for more in (["0"], ["0", "1"], ["0", "--tiny"]):
-        monkeypatch.setattr(sys, "argv", [*command, "--seeds", *more])
+        monkeypatch.setattr(sys, "argv", [*command, "--out", str(tmp_path / "out"), "--seeds", *more])
         real_images.main()
-    wanted = [(0, "mmbt-small"), (1, "mmbt-small"), (0, "tiny-vilt")]
-    assert ran == [("vqa_rad", m, seed, backbone) for seed, backbone in wanted for m in ("local", "fedavg")]
+    rates = [("classifier", None), ("fedavg", 0.1), ("fedavg", 0.2)]  # the classifier trains no adapter
+    assert ran == [
+        *(("vqa_rad", method, seed, "mmbt-small", rate) for seed in (0, 1) for method, rate in rates),
+        *(("vqa_rad", method, 0, "tiny-vilt", None) for method in ("classifier", "fedavg")),
+    ]
     assert "50.0" in capsys.readouterr().out
