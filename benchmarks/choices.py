@@ -38,7 +38,8 @@ RESULTS = Path(__file__).parent / "results" / "choices.jsonl"
 SEEDS = (100, 101, 102)
 FEDAVG, OURS = "fedavg", study.OURS
 LENGTHS = (study.SHORT, study.LONG)
-RATED = (FEDAVG, study.WEIGHT_SPACE, study.TWO_BRANCHES, study.FROZEN_HALF, OURS, "local")
+RATED_LONG = (FEDAVG, study.WEIGHT_SPACE, study.TWO_BRANCHES, study.FROZEN_HALF, OURS)
+RATED = (*RATED_LONG, "local", "ditto")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Value]]] = {  # what it asks, and its 
             f"Learning rate of `{method}`, {rounds} rounds",
             _set(method, "training.learning_rate", RATES[rounds], study.RATE, rounds=rounds),
         )
-        for rounds, methods in ((study.LONG, RATED[:-1]), (study.SHORT, RATED))
+        for rounds, methods in ((study.LONG, RATED_LONG), (study.SHORT, RATED))
         for method in methods
     },
     "decay": (
