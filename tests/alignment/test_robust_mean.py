@@ -11,6 +11,7 @@ from scipy.stats import trim_mean
 
 from fedpeft.alignment import PIASettings, RobustSettings, integrate
 from fedpeft.alignment.averaging import cap_share, fedavg_weights, pia_weights, robust_row
+from fedpeft.alignment.low_rank import integrate_products, stack_products
 from fedpeft.alignment.settings import AVERAGES, MEAN
 from fedpeft.core.errors import FedpeftError
 
@@ -202,3 +203,15 @@ def test_counts_whose_sum_overflows_weigh_by_their_proportions():
     assert pia_weights([1e308, 1e308], [3.0, 3.0], PIASettings()) == pytest.approx([0.5, 0.5])
     capped = cap_share([1.5e308, 1e307, 1e307], 0.5)
     assert capped[0] == pytest.approx(capped[1] + capped[2])
+
+
+@pytest.mark.parametrize("integrate", [integrate, integrate_products, stack_products])
+def test_the_largest_share_of_a_site_holds_in_every_layer_for_the_sites_that_sent_it(integrate):
+    def layers(*numbers):
+        return {f"layer.{n}.query.{name}": torch.ones(2, 2) for n in numbers for name in "AB"}
+
+    states, counts = [layers(0), layers(0), *[layers(1)] * 8], [10**6, *[100] * 9]
+    sites = [f"site-{number}" for number in range(10)]
+    _, report = integrate(states, counts, sites=sites, previous=layers(0, 1), robust=RobustSettings(max_share=0.5))
+    weights = {site: figures["weight"] for site, figures in report["places"]["layer.0.query"].items()}
+    assert weights == {"site-0": 0.5, "site-1": 0.5}

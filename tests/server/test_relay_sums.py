@@ -19,7 +19,7 @@ from fedpeft.server.rounds import Rounds
 KEY = "layer.0.output.down.weight"
 START = {KEY: torch.zeros(3, 4)}
 SCHEMA = {KEY: [3, 4]}
-SITES = {f"site-{number}": 10 * number + 7 for number in range(6)}
+SITES = {f"site-{number}": 10 * number + 37 for number in range(6)}  # of no three has one more than half
 FEDAVG = MethodSettings(aggregation="fedavg")
 SECURE = MethodSettings(aggregation="fedavg", secure_sum=True)
 
@@ -127,6 +127,16 @@ def test_the_mean_is_that_of_a_server_that_sees_all_adapters():
     assert torch.allclose(ALL_DIRECT, expected[KEY], atol=1e-6)
 
 
+def test_no_site_outweighs_all_others_whatever_number_of_samples_it_announces(monkeypatch):
+    monkeypatch.setitem(SITES, "site-2", 10**6)
+    expected, _ = aggregate({site: (trained(site), SITES[site]) for site in SITES}, FEDAVG, previous=START)
+    mean, _, problems = round_of({"a": list(SITES)[:3]})
+    assert problems == {}
+    assert torch.allclose(mean, expected[KEY], atol=1e-6)
+    apart = mean - trained("site-2")[KEY]
+    assert apart.norm() > 0.4 * trained("site-2")[KEY].norm()
+
+
 def test_a_site_that_the_server_refuses_is_not_in_the_sum():
     mean, _, problems = round_of({"a": list(SITES)[:3]}, refused=("site-1",))
     rest = {site: (trained(site), SITES[site]) for site in SITES if site != "site-1"}
@@ -221,7 +231,7 @@ def test_sites_with_adapters_of_different_shapes_cannot_be_added_up():
     ("section", "values", "words"),
     [
         ("method", {"aggregation": "pia"}, "single adapters"),
-        ("method", {"aggregation": "fedavg", "robust": {"average": "median"}}, "compare sites"),
+        ("method", {"aggregation": "fedavg", "robust": {"average": "median"}}, "compares sites"),
         ("method", {"aggregation": "pia", "pia": {"aligned_at": "site", "share": 0.5}}, "sent last"),
         ("method", {"aggregation": "fedavg", "initialization": "own"}, "one order"),
         ("schedule", {"solver": "exact", "budget": 4}, "same layers"),
@@ -415,7 +425,8 @@ def test_a_number_that_no_sum_can_hold_costs_a_site_that_sends_to_the_server_its
         return {key: tensor + (200 if site == "site-5" else 0.01) for key, tensor in state.items()}
 
     federation = Federation({"a": ["site-0", "site-1"]}, send=send)
-    one = next(iter(rounds_of(sections, federation, "method.robust.update_factor=0")))
+    settings = ["method.robust.update_factor=0", "method.robust.max_share=1"]
+    one = next(iter(rounds_of(sections, federation, *settings)))
     assert "site-5" not in one.accepted
     assert len(one.accepted) == len(SITES) - 1
     assert one.rejected["site-5"].startswith("site site-5: ")

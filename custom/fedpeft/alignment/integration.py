@@ -15,7 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpeft.alignment.averaging import average, fedavg_weights, nearest, pia_weights, robust_mean, weighted_mean
+from fedpeft.alignment.averaging import (
+    average,
+    cap_share,
+    fedavg_weights,
+    nearest,
+    pia_weights,
+    robust_mean,
+    weighted_mean,
+)
 from fedpeft.alignment.common_order import align_jointly
 from fedpeft.alignment.neurons import KINDS, Bottleneck, Neurons, Tensors, check_round, check_tensors, neurons_of
 from fedpeft.alignment.permutation import Aligned, Figures, align_adapter, report_of
@@ -27,6 +35,7 @@ from fedpeft.core.settings import suggestion
 from fedpeft.core.states import State, Store, common_dtype, computable, in_memory
 
 TIE_BREAK = 1e-6
+NOT_ROBUST = RobustSettings(max_share=1.0)
 MIN_SHARE = 0.01  # least sum of the paper's weights, which do not sum to 1
 
 
@@ -64,7 +73,8 @@ def integrate(
         settings: all but `client`, `support`, `integration` and `upload` are used.
         sites: names for errors and report; default `states[0]`, `states[1]`, ...
         previous: the global adapter so far, which determines the keys and the width of each adapter.
-        robust: its `average` and `attackers` are used; default: the mean.
+        robust: its `average`, `attackers` and `max_share` are used, in each place for the sites that sent it; default:
+            the mean, without a limit.
         store: gets the new tensors of one place after the other, and returns them as they are kept from then on.
 
     Returns:
@@ -88,7 +98,7 @@ def integrate(
         (tensor([[1., 0.],
                 [0., 1.]]), 1)
     """
-    settings, robust = settings or PIASettings(), robust or RobustSettings()
+    settings, robust = settings or PIASettings(), robust or NOT_ROBUST
     merged, figures = integrate_round(
         Round(
             states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust, store=store
@@ -106,7 +116,7 @@ class Round:
     settings: PIASettings = field(default_factory=PIASettings)
     sites: Sequence[str] | None = None
     previous: State | None = None
-    robust: RobustSettings = field(default_factory=RobustSettings)
+    robust: RobustSettings = NOT_ROBUST
     store: Store = in_memory
     unnamed: str = "states"  # of which a state without a site's name is one
 
@@ -129,6 +139,10 @@ class Round:
     def members(self, key: str) -> list[int]:
         """Return the numbers of the states that have a key."""
         return [k for k, state in enumerate(self.states) if key in state]
+
+    def counts_of(self, members: Sequence[int]) -> list[float]:
+        """Return the samples of the states that a place averages, of which none exceeds `max_share`."""
+        return cap_share([self.counts[k] for k in members], self.robust.max_share)
 
     def kept(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """Return tensors that no site sent, as they were."""
@@ -155,7 +169,7 @@ def integrate_round(round: Round) -> tuple[dict[str, Tensor], dict[str, dict[str
             result |= round.store(round.kept(names.values()))
             continue
         if neurons is None:
-            shares = fedavg_weights([round.counts[k] for k in members], settings)
+            shares = fedavg_weights(round.counts_of(members), settings)
             tables = [{name: round.states[k][key] for name, key in names.items()} for k in members]
             merged = average(tables, names, shares, robust)
         else:
@@ -164,7 +178,7 @@ def integrate_round(round: Round) -> tuple[dict[str, Tensor], dict[str, dict[str
                 name=name,
                 neurons=neurons,
                 clients={round.owners[k]: neurons.gather(round.states[k], names, convert=aligns) for k in members},
-                counts={round.owners[k]: round.counts[k] for k in members},
+                counts=dict(zip((round.owners[k] for k in members), round.counts_of(members), strict=True)),
                 previous=neurons.gather(round.previous, names) if round.previous else None,
                 shared={key: computable(result[key]) for key in neurons.shared},
             )

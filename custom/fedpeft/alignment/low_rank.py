@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from fedpeft.alignment.averaging import fedavg_weights, weighted_mean
 from fedpeft.alignment.factors import FACTORS, MAX_RANKS, Pair, factor_places, lora_pairs, product_pairs
-from fedpeft.alignment.integration import Round, integrate_round
+from fedpeft.alignment.integration import NOT_ROBUST, Round, integrate_round
 from fedpeft.alignment.permutation import Figures, report_of
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
@@ -84,7 +84,7 @@ def integrate_products(
         tensor([[1., 0.],
                 [0., 0.]])
     """
-    settings, robust = settings or PIASettings(), robust or RobustSettings()
+    settings, robust = settings or PIASettings(), robust or NOT_ROBUST
     round = Round(
         states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust, store=store
     )
@@ -105,7 +105,7 @@ def stack_products(
 
     Arguments and errors are those of `integrate_products`; sites may have any ranks. In the report no neuron moved.
     """
-    settings, robust = settings or PIASettings(), robust or RobustSettings()
+    settings, robust = settings or PIASettings(), robust or NOT_ROBUST
     round = Round(
         states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust, store=store
     )
@@ -179,7 +179,7 @@ def _combined(
         if not members:
             merged |= round.store(round.kept((pair.down, *pair.ups)))
             continue
-        weights = fedavg_weights([round.counts[k] for k in members], round.settings)
+        weights = fedavg_weights(round.counts_of(members), round.settings)
         new = factors_of([round.states[k] for k in members], weights, pair, round.previous or {})
         merged |= round.store(new)
         if pair.place:

@@ -311,9 +311,9 @@ class RobustSettings:
             `geometric_median` the point with the smallest sum of distances to all.
         attackers: how many sites of a round may send anything; below half of them. Where a layer has too few sites for
             that (`trimmed_mean` needs 2 f + 1, `krum` and `multi_krum` 2 f + 3), its median is taken.
-        max_share: largest share of one site in the sample counts of a round (of K sites at least 1 / K). With 1/2 no
-            site outweighs all others together, whatever number of samples it announces. Two sites of any sizes weigh
-            the same. 1: no cap.
+        max_share: largest share of one site in the sample counts of the sites that sent a layer (of K sites at least
+            1 / K). With 1/2 no site outweighs all others together, whatever number of samples it announces. Two sites
+            of any sizes weigh the same. 1: no cap.
         update_factor: a site whose adapter moved further than this many times the round's median is refused in this
             round; 0: no site is. The movement is the root mean square over its numbers, from the adapter that it was
             sent, or from as much of its own as it may keep there. The default leaves room for sites that take ten times

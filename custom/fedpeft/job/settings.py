@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from fedpeft import answering
-from fedpeft.alignment.settings import PIASettings, RobustSettings
+from fedpeft.alignment.settings import MEAN, PIASettings, RobustSettings
 from fedpeft.answering.training_settings import NONE, PERSONALIZATIONS, TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import FedpeftError
@@ -237,13 +237,13 @@ def check_relay_sums(
     """Refuse a job whose other settings need single adapters at the server."""
     if not federation.sums_at_relays:
         return
-    pia, robust, default = cast(PIASettings, method.pia), cast(RobustSettings, method.robust), RobustSettings()
+    pia, robust = cast(PIASettings, method.pia), cast(RobustSettings, method.robust)
     kept = max(pia.max_kept if method.aligns else 0.0, PERSONALIZATIONS[training.personalization].max_kept)
     reason = ""
     if not method.sums:
         reason = "method.aggregation needs single adapters: use 'fedavg', or 'pia' with method.pia.aligned_at='site'"
-    elif (robust.average, robust.max_share) != (default.average, default.max_share):
-        reason = "method.robust.average and max_share compare sites: leave them out"
+    elif robust.average != MEAN:
+        reason = "method.robust.average compares sites: leave it out"
     elif method.initialization == "own":
         reason = "adapters must be in one order from the start: use method.initialization='shared'"
     elif schedule.active:

@@ -123,10 +123,9 @@ def aggregate(
     sites = sorted(replies)
     states, counts = zip(*(replies[site] for site in sites), strict=True)
     settings = method.pia if method.aligns else replace(method.pia, server=False, aligned_at="server")
-    capped = cap_share(counts, method.robust.max_share)
     integrate = imported(method.rule.home)
     merged, report = integrate(
-        states, capped, settings, sites=sites, previous=previous, robust=method.robust, store=store
+        states, counts, settings, sites=sites, previous=previous, robust=method.robust, store=store
     )
     check_global(merged)
     return merged, report

@@ -18,11 +18,12 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 
+from fedpeft.alignment.averaging import cap_share
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import State, first_misfit
 from fedpeft.methods.settings import MethodSettings
@@ -30,6 +31,9 @@ from fedpeft.protocol.reply_contract import MAX_FIGURE, check_tensors
 from fedpeft.protocol.secure_sum import Numbers, check_fits, decode, encode, from_wire, to_wire, weight_of
 from fedpeft.protocol.types import Introduction, Measured, PartialSum, SumOrder, SumQuery, TrainReply, Upload
 from fedpeft.server.update_check import update_length
+
+if TYPE_CHECKING:
+    from fedpeft.alignment.settings import RobustSettings
 
 MAX_AT_ONCE = 4  # requests to relays at the same time: the server holds the sum of each until it is added
 ROUNDING = 1e-6
@@ -160,7 +164,10 @@ class RelaySums:
                 "different shapes or dtypes: use the same backbone and widths everywhere, or leave it out."
             )
         self._relays, self._masked, self._dtype = relays, method.secure_sum, first.dtype
-        self._weights = {site: weight_of(i.samples["train"], method) for site, i in introductions.items()}
+        self._announced = {site: weight_of(i.samples["train"], method) for site, i in introductions.items()}
+        robust = cast("RobustSettings", method.robust)
+        self._max_share = 1.0 if self._masked else robust.max_share  # sites mask what they weighed themselves
+        self._weights: dict[str, int] = {}  # by site of the round
         self._schema, self._together, self._round = first.schema, 0, 0
         self._places: dict[str, str] = {}  # by site of the round
         self._start: State = {}  # the global adapter of the round
@@ -181,6 +188,8 @@ class RelaySums:
         """
         self._round, self._together, self._totals, self._start = round, len(sites), {}, state
         self._places = self._relays.behind(sites)
+        capped = cap_share([self._announced[site] for site in sites], self._max_share)
+        self._weights = {site: max(1, int(weight)) for site, weight in zip(sites, capped, strict=True)}
         orders = {
             relay: SumOrder(
                 round=round,
