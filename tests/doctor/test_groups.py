@@ -22,6 +22,8 @@ from fedpeft.doctor import context as job
 from fedpeft.doctor import machine, memory, open_context, policies
 from fedpeft.doctor.footprint import Footprint, largest
 from fedpeft.flare.policy import default_scope
+from fedpeft.job.composing import compose
+from fedpeft.job.settings import SiteJob
 from fedpeft.report.status import SIMULATED
 from fedpeft.site.site_state import KEPT_ROUNDS
 
@@ -154,6 +156,24 @@ def test_the_sites_privacy_file_must_have_the_filters(content, expected, make_ki
     except FedpeftError as error:
         shown = f"fail: {error}"
     assert re.match(expected, shown), shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], "fail: method.pia.share='agreement' compares"),
+        (["method.pia.share=0.5"], "pass"),
+        (["method.aggregation=fedavg", "training.scaffold=true"], "fail: training.scaffold compares"),
+    ],
+)
+def test_a_job_that_compares_training_with_the_mean_cannot_be_clipped(changes, expected):
+    sections = compose(Path(__file__).parents[2] / "app_configs", "fedpia_task1", changes)
+    job = SiteJob.from_sections(sections, site="slake")
+    clipped, plain = (
+        text(policies.policy(scoped(one), Path("privacy.json"), [job])) for one in ({"clip": 1, "noise": 0}, "off")
+    )
+    assert clipped.startswith(expected)
+    assert plain.startswith("pass")
 
 
 def test_noise_needs_its_accountant(monkeypatch):

@@ -122,6 +122,13 @@ def test_updates_are_clipped_against_the_adapter_that_was_received(site):
     assert distance(reply.state, 0.25) == pytest.approx(1.0, rel=1e-5)
 
 
+def test_what_is_clipped_does_not_leave_where_a_site_takes_what_it_trained_off_the_mean(site):
+    made = site(privacy=CLIPPED)
+    assert made.train(train_order(state=adapter(0.25), part=0.3)).problem == BLOCKED
+    assert "ask for a job with a number as method.pia.share" in made.problem
+    assert site("off", privacy="off").train(train_order(state=adapter(0.25), part=0.3)).problem == ""
+
+
 def test_in_the_first_round_they_are_clipped_against_the_adapter_the_site_started_from(site):
     reply = site(privacy=CLIPPED).train(train_order(state={}), state=adapter(100.0))
     assert distance(reply.state, 0.5) == pytest.approx(1.0, rel=1e-5)

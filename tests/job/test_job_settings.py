@@ -54,6 +54,24 @@ READERS = {
             ["composer", "server"],
             "or leave method.initialization out",
         ),
+        *(
+            (
+                ["method.aggregation=fedavg", f"schedule.joins.{SITES[1]}=2", scheme],
+                ["composer", "server", "site"],
+                "leave one of the two out" if "optimizer" in scheme else "leave schedule.joins out",
+            )
+            for scheme in (
+                "method.server_optimizer=momentum",
+                "training.scaffold=true",
+                "training.personalization=ditto",
+                "training.personalization=fedala",
+            )
+        ),
+        (
+            [*SCHEDULED, "schedule.scoring=with_reply", "schedule.clients_per_round=2"],
+            ["composer", "server"],
+            "its scores would grow old: set schedule.scoring to 'fresh'",
+        ),
         (["method.settings.houlsby.reduktion=8"], ["composer"], "reduktion"),
     ],
 )

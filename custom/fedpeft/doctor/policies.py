@@ -13,14 +13,16 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from fedpeft.alignment.settings import PIASettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.processes import SAFE_PATH, python_environment
 from fedpeft.core.settings import build
 from fedpeft.core.workspace import ADMIN, COMPONENTS, GUARDS, KEY, PRIVACY, RESOURCES, SITE, Kit, read_object
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 from fedpeft.job.admission import FILES
+from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import PrivacySettings, SitePolicy
 from fedpeft.protocol.site_check import refusals
 
@@ -176,11 +178,11 @@ def check_privacy(context: Context) -> Iterator[Finding]:
     if not file.is_file():
         yield failed(f"there is no {file}, so nothing checks what leaves this site: {WRITE}")
         return
-    yield from policy(read_object(file), file)
+    yield from policy(read_object(file), file, [context.at(site) for site in context.sites])
 
 
-def policy(content: Mapping[str, Any], file: Path) -> Iterator[Finding]:
-    """Check the default scope's two filters, and the privacy settings of `AdapterOnly`."""
+def policy(content: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob] = ()) -> Iterator[Finding]:
+    """Check the default scope's two filters, and the privacy settings of `AdapterOnly` with which jobs come here."""
     scopes = content.get("scopes")
     named = [scope for scope in scopes if isinstance(scope, Mapping)] if isinstance(scopes, list) else []
     scope = next((scope for scope in named if scope.get("name") == content.get("default_scope")), None)
@@ -196,7 +198,7 @@ def policy(content: Mapping[str, Any], file: Path) -> Iterator[Finding]:
     elif missing:
         yield failed(f"{file} lacks {missing[0]}, without which every reply is blocked: {WRITE}")
     else:
-        yield _settings(filters["task_result_filters"].get("args") or {}, file)
+        yield _settings(filters["task_result_filters"].get("args") or {}, file, jobs)
 
 
 def _filter(chain: Any, path: str, direction: str) -> Mapping[str, Any] | None:
@@ -206,7 +208,7 @@ def _filter(chain: Any, path: str, direction: str) -> Mapping[str, Any] | None:
     )
 
 
-def _settings(arguments: Mapping[str, Any], file: Path) -> Finding:
+def _settings(arguments: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob]) -> Finding:
     chosen = arguments.get("privacy", OFF)
     if chosen == OFF:
         return passed("what leaves this site is checked, neither clipped nor noised.")
@@ -214,6 +216,19 @@ def _settings(arguments: Mapping[str, Any], file: Path) -> Finding:
         settings = build(PrivacySettings, chosen, section="privacy")
     except FedpeftError as error:
         return failed(f"{file} is wrong, so that every reply is blocked: {error}")
+    for job in jobs:
+        agrees = job.method.aligns and cast(PIASettings, job.method.pia).follows_agreement
+        if (
+            setting := "method.pia.share='agreement'"
+            if agrees
+            else "training.scaffold"
+            if job.training.scaffold
+            else ""
+        ):
+            return failed(
+                f"{setting} compares what this site trained with the mean of what left the sites, and {file} clips it: "
+                f"use a number as method.pia.share, leave training.scaffold out, or set privacy to 'off' in {file}."
+            )
     if not settings.noise:
         return passed(f"what leaves this site is checked and clipped at {settings.clip}, not noised.")
     if find_spec(ACCOUNTANT) is None:

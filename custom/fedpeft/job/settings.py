@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -29,14 +29,16 @@ from fedpeft.job.site_policy import MIN_MEMBERS, SitePolicy, check_plugins
 from fedpeft.methods.settings import MethodSettings, check_backbones
 from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
 
+JOINS = "a site of schedule.joins brings values that no site learned from the global adapter: leave schedule.joins out"
 
-def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
+
+def check_schemes(method: MethodSettings, training: TrainingSettings, *, joins: Collection[str] = ()) -> None:
     """Refuse FedProx, SCAFFOLD, MOON and personalization where nothing global means what a site trains, or has its
-    shape."""
+    shape. `joins` are the sites that join later, from initial values of their own."""
     if training.proximal_mu:
         _check_global(method, "proximal_mu", "holds what is trained near the global adapter")
     if training.scaffold:
-        _check_scaffold(method, training)
+        _check_scaffold(method, training, joins)
     if training.moon_mu:
         _check_moon(method)
     if training.personalization == NONE:
@@ -44,7 +46,9 @@ def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
     chosen = f"is {training.personalization!r} and compares a site's own adapter with the global one"
     _check_global(method, "personalization", chosen)
     reason = f"method.{method.unlearned_change}" if method.unlearned_change else ""
-    if method.aligns and cast(PIASettings, method.pia).client:
+    if joins:
+        reason = JOINS
+    elif method.aligns and cast(PIASettings, method.pia).client:
         reason = "with client PIA a site keeps its own adapter already: set method.pia.client to false"
     elif method.method.base:
         reason = f"method.name={method.name!r} keeps tensors of the site's own already: use {method.method.base!r}"
@@ -58,10 +62,12 @@ def check_schemes(method: MethodSettings, training: TrainingSettings) -> None:
         )
 
 
-def _check_scaffold(method: MethodSettings, training: TrainingSettings) -> None:
+def _check_scaffold(method: MethodSettings, training: TrainingSettings, joins: Collection[str]) -> None:
     pia = cast(PIASettings, method.pia) if method.aligns else None
     reason = f"method.{method.unlearned_change}" if method.unlearned_change else ""
-    if pia and pia.client:
+    if joins:
+        reason = JOINS
+    elif pia and pia.client:
         reason = "with client PIA a site starts from an adapter of its own: set method.pia.client to false"
     elif pia and pia.output_axis != "fixed":
         reason = f"method.pia.output_axis={pia.output_axis!r} permutes what an adapter adds: use 'fixed'"
@@ -133,11 +139,17 @@ def check_drawn(
             f"{setting} out.",
             setting=setting,
         )
-    if schedule.scored and schedule.scoring == "fresh" and 1 < schedule.every < training.rounds:
+    if not schedule.scored:
+        return
+    if schedule.scoring != "fresh":
+        reason, setting = f"schedule.scoring is {schedule.scoring!r}", "schedule.scoring to 'fresh'"
+    elif 1 < schedule.every < training.rounds:
+        reason, setting = f"schedule.every is {schedule.every}", "schedule.every to 1"
+    if reason:
         raise FedpeftError(
-            f"schedule.every is {schedule.every}, and schedule.clients_per_round may draw a site in other rounds "
-            f"alone, so that its scores would grow old: set schedule.every to 1, or schedule.clients_per_round to 0.",
-            setting="schedule.every",
+            f"{reason}, and schedule.clients_per_round may draw a site in other rounds alone, so that its scores would "
+            f"grow old: set {setting}, or schedule.clients_per_round to 0.",
+            setting=setting.partition(" ")[0],
         )
 
 
@@ -179,7 +191,7 @@ class CommonSettings(NamedTuple):
         training = build(TrainingSettings, sections.get("training"), section="training")
         schedule = schedule_of(sections.get("schedule", {}), method.method)
         method.check_schedule(active=schedule.active, joins=schedule.joins)
-        check_schemes(method, training)
+        check_schemes(method, training, joins=schedule.joins)
         return cls(method, training, schedule)
 
 

@@ -250,6 +250,12 @@ class MethodSettings:
                 f"all products since round 1: use aggregation='svd', or leave schedule.joins out.",
                 setting="method.aggregation",
             )
+        if joins and self.server_rule.steps:
+            raise FedpeftError(
+                f"method.server_optimizer={self.server_optimizer!r} steps along what the sites learned, and a site of "
+                f"schedule.joins ({', '.join(joins)}) brings other values: leave one of the two out.",
+                setting="method.server_optimizer",
+            )
         if active and not self.method.layers:
             raise FedpeftError(
                 f"schedule.solver lets sites train some layers, and method.name={self.name!r} trains nothing layer by "

@@ -273,6 +273,11 @@ def release_reply(
             "an adapter under the masks of a secure sum cannot be clipped or noised: switch off privacy in the site's "
             "privacy.json, and set sum_noise in its fedpeft.json."
         )
+    if isinstance(order, TrainOrder) and order.part:
+        raise FedpeftError(
+            "method.pia.share='agreement' takes what the site trained off the mean, and what leaves is clipped: ask "
+            "for a job with a number as method.pia.share, or switch off privacy in the site's privacy.json."
+        )
     kind = "train" if trained else "score"
     of_order = _digest(kind, order, reference, settings)
     stored = folder / f"release_{kind}.safetensors"
