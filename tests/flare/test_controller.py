@@ -59,6 +59,33 @@ def test_below_the_quorum_the_job_ends_with_the_reason_and_keeps_its_rounds(run,
     assert len(history["rounds"]) == manifest["rounds"] == 1
 
 
+@pytest.mark.parametrize("task", ["train", "score"])
+def test_a_reply_that_comes_after_the_wait_counts_or_is_missed_by_name(run, task, monkeypatch):
+    """It is in FLARE's hands while the server looks who is silent."""
+    held = []
+
+    def send(harness, **order):
+        if (order["task_name"], *order["targets"], order["data"].current_round) == (task, "chest", 1) and not held:
+            held.append(order)
+        else:
+            sent(harness, **order)
+
+    def ends(harness, inbox, sites):
+        if len(held) == 1:
+            held.append({})
+            sent(harness, **held[0])
+        ended(harness, inbox, sites)
+
+    sent, ended = Harness.send_model, Harness._end_refused_tasks
+    monkeypatch.setattr(Harness, "send_model", send)
+    monkeypatch.setattr(Harness, "_end_refused_tasks", ends)
+    scored = {"introduce": scheduled, "train": assigned, "schedule": SCHEDULE} if task == "score" else {}
+    _, manifest, history = run(**scored, quorum=2)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    first = history["rounds"][0]
+    assert {*first["sites"], *first["rejected"]} == set(SITES)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -8,11 +8,13 @@ import pytest
 import torch
 from harness import LAYERS, SCHEMA, Harness, assigned, introduction, reply, scheduled, scores
 from nvflare.apis.fl_constant import FLContextKey
+from safetensors.torch import load_file
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import StateLock, is_in_use, lineage_folder, prune
 from fedpeft.flare.folders import lineages_folder
 from fedpeft.server import checkpoint
+from fedpeft.server.run_recorder import RunRecorder
 
 PIA = {"aggregation": "pia", "pia": {"gamma": 0.1}}
 YOGI = {"aggregation": "fedavg", "server_optimizer": "yogi"}
@@ -134,10 +136,41 @@ def test_what_cannot_be_resumed_is_one_sentence(run, changes, plain):
     assert harness.panics
 
 
-def test_a_finished_job_has_nothing_left(run):
-    run()
-    _, manifest, _ = run(resume_from="latest")
-    assert "nothing is left to resume" in manifest["reason"]
+ENDS = {"after all rounds": {"rounds": 2}, "early": {"rounds": 6, "patience": 1}}  # no round is better than the first
+
+
+@pytest.mark.parametrize("settings", ENDS.values(), ids=ENDS)
+def test_a_finished_job_has_nothing_left(run, settings):
+    run(**settings)
+    _, manifest, _ = run(resume_from="latest", **settings)
+    assert "has finished all its 2 rounds: nothing is left to resume" in manifest["reason"]
+
+
+@pytest.mark.parametrize("settings", ENDS.values(), ids=ENDS)
+def test_a_job_that_was_killed_before_its_results_has_them_when_it_resumes(run, settings, monkeypatch, tmp_path):
+    def killed(recorder):
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as until:
+        until.setattr(RunRecorder, "complete", killed)
+        with pytest.raises(SystemExit):
+            run(train=drawn, **settings)
+    (tmp_path / "history.json").unlink()
+    harness, manifest, history = run(resumed, drawn, resume_from="latest", **settings)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert manifest["rounds"] == len(history["rounds"]) == 2
+    assert manifest.get("ended_early", {}).get("after_round", 2) == 2
+    assert ("ended_early" in manifest) == ("patience" in settings)
+    (saved,), (last,) = harness.saved, (tmp_path / "state").glob("*/round-00002")
+    assert all(torch.equal(tensor, saved[key]) for key, tensor in load_file(last / "global.safetensors").items())
+
+
+def test_a_finished_job_goes_on_from_an_earlier_round(run):
+    run(train=drawn, rounds=3)
+    lineage = run(train=drawn, rounds=3)[1]["lineage"]
+    _, manifest, _ = run(resumed, drawn, rounds=3, resume_from=f"{lineage}/round-00002")
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert manifest["resumed"]["after_round"] == 2
 
 
 def test_a_broken_checkpoint_names_its_folder_and_an_older_one_still_works(run, tmp_path):

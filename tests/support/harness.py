@@ -82,12 +82,13 @@ class Harness(FederationController):
         resume_from="",
         sites=SITES,
         tracking="none",
+        patience=0,
     ):
         super().__init__(
             job="test",
             federation={"sites": sites, "quorum": quorum, "resume_from": resume_from, "tracking": tracking},
             method=method,
-            training={"rounds": rounds},
+            training={"rounds": rounds, "patience": patience},
             schedule=schedule or {},
         )
         self.introduce, self.train, self.score = introduce, train, score

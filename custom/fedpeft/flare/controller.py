@@ -232,17 +232,18 @@ class FederationController(ModelController):
             model = to_model(order, round=round, rounds=self._rounds if round else None)
             self.send_model(task_name=task, data=model, targets=[site], timeout=timeout, callback=inbox.receive)
         self._wait(inbox, orders, needed)
-        accepted, silent = inbox.accepted, inbox.silent(orders)
         if self.abort_signal.triggered:
-            waiting = ", ".join(silent) or "none"
+            waiting = ", ".join(inbox.silent(orders)) or "none"
             raise FedpeftError(
                 f"the job was aborted while the sites worked on {task!r}; without a reply: {waiting}. The server's log "
                 f"says who or what aborted it."
             )
         self._end_refused_tasks(inbox, orders)
-        problems = inbox.refused | {
+        accepted, problems = inbox.accepted, inbox.refused  # a reply that comes after this is too late
+        problems |= {
             site: self._away(site) or SILENCE[task].format(site=site, timeout=timeout, round=round)
-            for site in inbox.silent(orders)
+            for site in orders
+            if site not in accepted and site not in problems
         }
         self._tasks = {}
         return {site: accepted[site] for site in orders if site in accepted}, problems

@@ -226,7 +226,6 @@ def _check_resume(job: Path, lineages: Path) -> None:
         job=arguments.get("job", ""),
         submitter="",
         settings=lasting(settings.method, settings.training, settings.schedule),
-        rounds=settings.training.rounds,
     )
 
 

@@ -4,6 +4,7 @@
     <lineages>/<lineage>/round-00003/global.safetensors, checkpoint.json
     <lineages>/<lineage>/round-00003/own.safetensors    where sites keep a part of their own adapters: those they sent
     <lineages>/<lineage>/round-00003/moments.safetensors    of the server's optimizer, where it has one
+    <lineages>/<lineage>/completed.json                 the last round of a job that has its results
     <lineages>/<lineage>/set-aside/<when>-round-00004/  later rounds, set aside when a job resumed from an earlier one
 
 A folder under its final name is complete (`fedpeft.core.files`).
@@ -27,12 +28,14 @@ from safetensors.torch import load_file, save_file
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import check_regular, drop, read_json, replacing, set_aside
+from fedpeft.core.files import check_regular, drop, read_json, replacing, set_aside, write_json
+from fedpeft.core.locks import lineage_folder
 from fedpeft.job.federation import LATEST, checkpoint_of
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 
 ADAPTER, OWN, FACTS = "global.safetensors", "own.safetensors", "checkpoint.json"
+COMPLETED = "completed.json"
 PARTS = {"own": OWN, "moments": "moments.safetensors"}  # fields of tensors by two names, and their files
 MAX_FACTS = 2**30  # bytes, with the history
 BETWEEN = "/"  # the two names of a tensor, of which the second has none
@@ -94,6 +97,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
 
     This round and later ones of a job that was further, before it was resumed from an earlier round, are set aside.
     """
+    (folder / COMPLETED).unlink(missing_ok=True)
     final = folder / f"round-{checkpoint.round:05d}"
     for other in sorted(folder.glob("round-*")):
         if other.name >= final.name:
@@ -111,22 +115,35 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
 
 
 def to_resume(
-    lineages: Path, resume_from: str, *, job: str, submitter: str, settings: Mapping[str, Any], rounds: int
+    lineages: Path, resume_from: str, *, job: str, submitter: str, settings: Mapping[str, Any]
 ) -> Checkpoint | None:
     """Load the checkpoint that a job resumes from; None for a new job.
 
     One that does not exist, belongs to another job or submitter, was made with other settings than these sections, or
-    has all rounds already, is refused.
+    is the last one of a job that has its results, is refused.
     """
     if not resume_from:
         return None
     checkpoint = find(lineages, resume_from, job=job, submitter=submitter)
     check_same(checkpoint, settings)
-    if checkpoint.round >= rounds:
+    if _is_completed(checkpoint, lineages):
         raise FedpeftError(
             f"{checkpoint.lineage} has finished all its {checkpoint.round} rounds: nothing is left to resume."
         )
     return checkpoint
+
+
+def complete(folder: Path) -> None:
+    """Note in a lineage's folder that its job has the results of its last round."""
+    if rounds := sorted(folder.glob("round-*")):
+        write_json(folder / COMPLETED, {"round": _facts(rounds[-1])["round"]})
+
+
+def _is_completed(checkpoint: Checkpoint, lineages: Path) -> bool:
+    try:
+        return read_json(lineage_folder(lineages, checkpoint.lineage) / COMPLETED)["round"] == checkpoint.round
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # killed before, or of an earlier version: there is no harm in writing the results again
 
 
 def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:

@@ -168,7 +168,9 @@ class JobRun:
             first = next(iter(introductions.values()))
             self._importing.join()  # two threads that import the same modules may meet half-way
             export_adapter(recorder.folder / ADAPTER, state, job.method, family=first.family, slots=first.slots)
-        return recorder.complete()
+        lines = recorder.complete()
+        checkpoint.complete(lineage_folder(self._place.lineages, self._lineage))
+        return lines
 
     def _checkpoint(self) -> Checkpoint | None:
         """The checkpoint to resume from, if the job names one; from then on no other job can use its lineage."""
@@ -178,7 +180,6 @@ class JobRun:
             job=self._name,
             submitter=self._place.submitter,
             settings=self._lasting,
-            rounds=self._job.training.rounds,
         )
         name = self._job.federation.resume_from
         before = load(name)
@@ -293,7 +294,10 @@ class JobRun:
             before=before,
             sums=sums,
         )
-        for one in rounds:
+        ended = before and (recorder.ends_early(job.training.patience) or before.round == job.training.rounds)
+        if ended and rounds.state:  # the job was killed before it had its results
+            self._host.keep(rounds.state)
+        for one in () if ended else rounds:
             recorder.add_round(
                 one.number,
                 one.accepted,
