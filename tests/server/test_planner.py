@@ -7,6 +7,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build
 from fedpeft.job.federation import FederationSettings, check_joins
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.scheduling import names_with_front
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.planner import RoundPlanner, best_before_end
 
@@ -53,6 +54,17 @@ def test_a_site_that_comes_later_scores_first():
     plan = planner(solver="own", every=10)
     plan.scores |= {"north": SCORES["north"]}
     assert plan.due(3, ["north", "south"]) == ["south"]
+
+
+@pytest.mark.parametrize("solver", names_with_front())
+@pytest.mark.parametrize("scale", [1e30, 100.0, 1e-20])
+def test_no_site_outweighs_the_others_with_the_size_of_its_scores(solver, scale):
+    plain, scaled = planner(solver=solver), planner(solver=solver)
+    plain.scores |= SCORES
+    scaled.scores |= SCORES | {"south": [scale * score for score in SCORES["south"]]}
+    expected, got = (plan.assignment(1, list(BUDGETS)) for plan in (plain, scaled))
+    assert got.layers == expected.layers
+    assert got.importance == pytest.approx(expected.importance)
 
 
 def test_a_job_sets_its_solver():

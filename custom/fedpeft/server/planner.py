@@ -31,6 +31,9 @@ class Assignment:
     variance: float
 
 
+ROUNDED = 0.01  # sites send three digits of scores that sum to 1
+
+
 def assign(
     scores: Mapping[str, Sequence[float]],
     budgets: Mapping[str, int],
@@ -42,13 +45,16 @@ def assign(
     """Schedule the layers of a round, within each site's budget.
 
     `layers` are the numbers of the layers with trainable parameters. A site has one non-negative score for each of
-    them, and none where the solver weighs no scores; the error of a wrong score names the site.
+    them, and none where the solver weighs no scores; the error of a wrong score names the site. Scores of a site whose
+    sum is not 1, as noise or a site of its own makes them, are divided by it: else they would outweigh all others'.
     """
     sites = sorted(scores)
     for site in sites:
         check_scores(scores[site], len(layers) if settings.scored else 0, site)
     none = np.zeros((len(sites), len(layers)))
     table = np.array([scores[site] for site in sites], dtype=np.float64) if settings.scored else none  # (N, L)
+    sums = table.sum(axis=1, keepdims=True)
+    table = np.divide(table, sums, out=table.copy(), where=(sums > 0) & (np.abs(sums - 1) > ROUNDED))
     counts = np.array([min(budgets[site], len(layers)) for site in sites])
     if settings.solver == OWN:
         mask = np.zeros(table.shape, dtype=bool)
