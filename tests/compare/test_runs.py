@@ -85,6 +85,15 @@ def test_a_schedule_makes_another_row(tmp_path):
     assert [one.method.rpartition(" (")[2] for one in outcomes(folders)] == ["solver=-)", "solver=exact)"]
 
 
+def test_drawn_sites_make_another_row_without_a_published_figure(tmp_path):
+    drawn = "schedule.clients_per_round=2"
+    folders = [recorded(tmp_path / "every", "paper/fedpia_task2", method="full", samples=34_000)]
+    folders += [recorded(tmp_path / "some", "paper/fedpia_task2", drawn, method="full", samples=34_000)]
+    every, some = outcomes(folders)
+    assert [one.method.rpartition(" (")[2] for one in (every, some)] == ["clients_per_round=-)", "clients_per_round=2)"]
+    assert (every.recipe, some.recipe) == ("full", "")
+
+
 def fewer_examples():
     rounds = record()["rounds"]
     for one in rounds:

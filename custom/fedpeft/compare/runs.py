@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from fedpeft.methods import names as method_names
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import flat_settings, read
 from fedpeft.report.status import run_folder
-from fedpeft.server.run_recorder import origin
+from fedpeft.server.run_recorder import origin, settings_of
 
 AVERAGED = "fedavg"
 METHODS, SCHEDULES = "methods", "schedules"
@@ -137,11 +137,7 @@ def _published_job(job: str, method: str) -> tuple[Mapping[str, Any], Mapping[st
 
 def _settings(sections: Mapping[str, Any]) -> dict[str, str]:
     """Return what the server would write of a job's settings."""
-    method, training, schedule = CommonSettings.from_sections(sections)
-    settings = {"method": asdict(method), "training": asdict(training)}
-    return _counted(
-        flat_settings(settings | ({"schedule": asdict(schedule)} if schedule.active else {}), "the packaged job")
-    )
+    return _counted(flat_settings(settings_of(*CommonSettings.from_sections(sections)), "the packaged job"))
 
 
 def _made_with(history: History, sections: Mapping[str, Any]) -> bool:
