@@ -72,6 +72,33 @@ def test_runs_of_one_method_are_named_by_what_differs(tmp_path):
     assert [one.method.rpartition(" (")[2] for one in outcomes(folders)] == ["gamma=0)", "gamma=1)"]
 
 
+@pytest.mark.parametrize(
+    ("fourth", "fifth", "names"),
+    [
+        (1, 4, ["a=0, b=0, c=0, d=0, 1 more", "a=0, b=0, c=0, d=1, 1 more"]),
+        (0, 5, ["a=0, b=0, c=0, e=4, 1 more", "a=0, b=0, c=0, e=5, 1 more"]),
+        (0, 4, ["a=0, b=0, c=0, 2 more"] * 2),
+    ],
+    ids=["the fourth setting", "the fifth", "the seed alone"],
+)
+def test_runs_that_differ_in_a_setting_share_no_row_however_many_there_are(tmp_path, fourth, fifth, names):
+    values = ((0, 0, 0, 0, 4), (0, 0, 0, fourth, fifth), (9, 9, 9, 9, 9))
+    settings = [{"training": {"seed": seed, **dict(zip("abcde", v, strict=True))}} for seed, v in enumerate(values)]
+    found = outcomes([written(tmp_path / str(seed), settings=one) for seed, one in enumerate(settings)])
+    told = [one.method.rpartition(" (")[2] for one in found]
+    assert told == [f"{name})" for name in (*names, "a=9, b=9, c=9, 2 more")]
+    assert [one.seed for one in found] == [0, 1, 2]
+
+
+def test_settings_of_one_last_name_have_their_whole_names(tmp_path):
+    pairs = {"one": ("exact", "own"), "other": ("identity", "drawn")}
+    settings = {name: {"method": {"pia": {"solver": a}}, "schedule": {"solver": b}} for name, (a, b) in pairs.items()}
+    found = outcomes([written(tmp_path / name, settings=one) for name, one in settings.items()])
+    assert [one.method.rpartition(" (")[2] for one in found] == [
+        f"method.pia.solver={a}, schedule.solver={b})" for a, b in pairs.values()
+    ]
+
+
 def test_a_history_that_did_not_count_what_was_sent_is_read(tmp_path):
     (one,) = outcomes([written(tmp_path / "run")])
     assert one.sent == ()
