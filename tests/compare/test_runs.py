@@ -474,6 +474,18 @@ def test_the_command_runs_what_is_missing_and_writes_tables_picture_and_page(tmp
     assert capsys.readouterr().out.count(said) == 2  # of a run that is new, and of one that is read
 
 
+def test_a_comparison_keeps_no_picture_of_an_earlier_one(tmp_path):
+    measured = complete(rounds=1)
+    for values in measured["rounds"][0]["sites"].values():
+        values |= {"loss_start": 2.0, "loss_end": 1.0}
+    out = tmp_path / "out"
+    for made, there in ((measured, True), (complete(rounds=1), False)):
+        write(tmp_path / "run", made)
+        assert main(["compare", str(tmp_path / "run"), "--out", str(out)]) == 0
+        assert (out / "losses.svg").exists() == there
+    assert (out / "comparison.svg").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
