@@ -72,6 +72,33 @@ def test_runs_of_one_method_are_named_by_what_differs(tmp_path):
     assert [one.method.rpartition(" (")[2] for one in outcomes(folders)] == ["gamma=0)", "gamma=1)"]
 
 
+@pytest.mark.parametrize(
+    ("fourth", "fifth", "names"),
+    [
+        (1, 4, ["a=0, b=0, c=0, d=0, 1 more", "a=0, b=0, c=0, d=1, 1 more"]),
+        (0, 5, ["a=0, b=0, c=0, e=4, 1 more", "a=0, b=0, c=0, e=5, 1 more"]),
+        (0, 4, ["a=0, b=0, c=0, 2 more"] * 2),
+    ],
+    ids=["the fourth setting", "the fifth", "the seed alone"],
+)
+def test_runs_that_differ_in_a_setting_share_no_row_however_many_there_are(tmp_path, fourth, fifth, names):
+    values = ((0, 0, 0, 0, 4), (0, 0, 0, fourth, fifth), (9, 9, 9, 9, 9))
+    settings = [{"training": {"seed": seed, **dict(zip("abcde", v, strict=True))}} for seed, v in enumerate(values)]
+    found = outcomes([written(tmp_path / str(seed), settings=one) for seed, one in enumerate(settings)])
+    told = [one.method.rpartition(" (")[2] for one in found]
+    assert told == [f"{name})" for name in (*names, "a=9, b=9, c=9, 2 more")]
+    assert [one.seed for one in found] == [0, 1, 2]
+
+
+def test_settings_of_one_last_name_have_their_whole_names(tmp_path):
+    pairs = {"one": ("exact", "own"), "other": ("identity", "drawn")}
+    settings = {name: {"method": {"pia": {"solver": a}}, "schedule": {"solver": b}} for name, (a, b) in pairs.items()}
+    found = outcomes([written(tmp_path / name, settings=one) for name, one in settings.items()])
+    assert [one.method.rpartition(" (")[2] for one in found] == [
+        f"method.pia.solver={a}, schedule.solver={b})" for a, b in pairs.values()
+    ]
+
+
 def test_a_history_that_did_not_count_what_was_sent_is_read(tmp_path):
     (one,) = outcomes([written(tmp_path / "run")])
     assert one.sent == ()
@@ -83,6 +110,15 @@ def test_a_schedule_makes_another_row(tmp_path):
         written(tmp_path / "some", settings={"schedule": {"solver": "exact"}}),
     ]
     assert [one.method.rpartition(" (")[2] for one in outcomes(folders)] == ["solver=-)", "solver=exact)"]
+
+
+def test_drawn_sites_make_another_row_without_a_published_figure(tmp_path):
+    drawn = "schedule.clients_per_round=2"
+    folders = [recorded(tmp_path / "every", "paper/fedpia_task2", method="full", samples=34_000)]
+    folders += [recorded(tmp_path / "some", "paper/fedpia_task2", drawn, method="full", samples=34_000)]
+    every, some = outcomes(folders)
+    assert [one.method.rpartition(" (")[2] for one in (every, some)] == ["clients_per_round=-)", "clients_per_round=2)"]
+    assert (every.recipe, some.recipe) == ("full", "")
 
 
 def fewer_examples():
@@ -436,6 +472,18 @@ def test_the_command_runs_what_is_missing_and_writes_tables_picture_and_page(tmp
     assert (tmp_path / RUNS).read_text() == lines
     said = "fedpia: 0 of 48 places moved: sites that start from one adapter stay aligned.\n"
     assert capsys.readouterr().out.count(said) == 2  # of a run that is new, and of one that is read
+
+
+def test_a_comparison_keeps_no_picture_of_an_earlier_one(tmp_path):
+    measured = complete(rounds=1)
+    for values in measured["rounds"][0]["sites"].values():
+        values |= {"loss_start": 2.0, "loss_end": 1.0}
+    out = tmp_path / "out"
+    for made, there in ((measured, True), (complete(rounds=1), False)):
+        write(tmp_path / "run", made)
+        assert main(["compare", str(tmp_path / "run"), "--out", str(out)]) == 0
+        assert (out / "losses.svg").exists() == there
+    assert (out / "comparison.svg").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, earlier, run_missing
 from fedpeft.compare.grid import axis_of, points
 from fedpeft.compare.outcome import Outcome
-from fedpeft.compare.tune import RATE, Search, Step, rates, run_steps, table_of
+from fedpeft.compare.tune import FACTORS, RATE, Search, Step, rates, run_steps, table_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.job.admission import admit_folder
@@ -171,6 +171,46 @@ def test_a_packaged_job_gets_a_folder_here(tmp_path):
     again = f"`fedpeft jobs {JOB} --set {RATE}=0.015` writes this folder again."
     assert said == [f"wrote    jobs/{JOB}: {RATE}=0.015", f"no file of app_configs is of this job alone: {again}"]
     assert admit_folder(tmp_path / "jobs" / JOB).sections["training"]["learning_rate"] == 0.015
+
+
+OTHER = "backbone.name=tiny-vilt,vilt"
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["by name", "by its folder"])
+def test_another_backbone_brings_the_settings_that_it_declares(folder, tmp_path):
+    configs = own_job(tmp_path)
+    write_job(tmp_path / "jobs" / "own", "own", compose(configs, "own"))
+    found, axes = find_job(Path("jobs/own" if folder else "own")), [axis_of(OTHER, option="--over")]
+    chosen = Search(job=found, axes=axes, points=points(axes))
+    of_point = {label: chosen.runs(label, 5)[0].sections for label in chosen.points}
+    more = ["training.rounds=5", "training.validate=true", "training.seed=0"]
+    for label, name in {"name=tiny-vilt": "tiny-vilt", "name=vilt": "vilt"}.items():
+        assert of_point[label] == compose(configs, "own", [*more, f"backbone.name={name}"])
+    assert of_point["name=tiny-vilt"]["method"]["settings"]["houlsby"] == {"reduction_factor": 4}
+    assert "settings" not in of_point["name=vilt"]["method"]
+    said = write_settings(found, chosen.points["name=vilt"].overrides)
+    assert admit_folder(tmp_path / "jobs" / "own").sections == compose(configs, "own", ["backbone.name=vilt"])
+    assert "app_configs/tasks/own.yml: backbone.name=" in said[0]
+
+
+def test_the_default_grid_is_that_of_the_backbone_of_the_search(monkeypatch, tmp_path):
+    own_job(tmp_path)
+    ran = counted(monkeypatch)
+    assert main(["tune", "own", "--set", "backbone.name=vilt"]) == 0
+    rates_of_vilt = {f"learning_rate={BACKBONES.get('vilt').learning_rate * factor:g}" for factor in FACTORS}
+    assert {name for name, *_ in ran} == rates_of_vilt
+
+
+@pytest.mark.parametrize("options", [["--over", OTHER], ["--set", "backbone.name=vilt"]])
+@pytest.mark.parametrize("configs", [True, False], ids=["of other settings", "from elsewhere"])
+def test_a_folder_with_settings_of_its_own_gets_no_other_backbone(options, configs, tmp_path, capsys):
+    made = own_job(tmp_path)
+    if not configs:
+        made.rename(tmp_path / "other")
+    assert main(["tune", "jobs/own", *options]) == 1
+    assert (
+        "backbone.name is 'vilt', and jobs/own has settings that tiny-vilt declares: leave" in capsys.readouterr().err
+    )
 
 
 def step(rounds, samples=100, **figures):

@@ -196,7 +196,7 @@ def test_what_a_backbone_declares_for_methods_is_allowed(name, pretrained):
         ("data.root=" + "[" * 5000, "nested more than 20 levels deep"),
         ("data.sites={a: &a [1], b: *a}", "aliases"),
         ("data.sites={slake: &a {b: *a}}", "aliases"),
-        ("data.root=2026-01-01", "is of the kind date, which JSON lacks; put it in quotes"),
+        ("data.root=!!timestamp 2026-01-01", "is of the kind date, which JSON lacks; put it in quotes"),
         ("data.sites={1: {}}", "the name 1 is not text, put it in quotes"),
         ("training.learning_rate=.inf", "inf is not a finite number"),
         ("training.rounds=" + "9" * 5000, "has a value that cannot be used"),

@@ -7,7 +7,7 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from histories import gaps, record, write
+from histories import complete, gaps, record, write
 from rich.console import Console
 
 from fedpeft.core.errors import FedpeftError
@@ -26,6 +26,35 @@ def test_four_files_with_the_same_bytes_each_time(tmp_path):
     picture = ElementTree.fromstring(first["picture"].read_text())
     assert picture.tag == "{http://www.w3.org/2000/svg}svg"
     assert min(float(picture.get(side).removesuffix("pt")) for side in ("width", "height")) > 200
+
+
+def measured():
+    """A run with all pictures."""
+    made = complete(rounds=1)
+    for values in made["rounds"][0]["sites"].values():
+        values |= {"loss_start": 2.0, "loss_end": 1.0}
+    return made
+
+
+def test_a_report_keeps_no_picture_of_another_run(tmp_path):
+    write(tmp_path / "first", measured())
+    write(tmp_path / "second", record(("a", "b"), 1))
+    out = tmp_path / "report"
+    first = {file.name for file in render(tmp_path / "first", out).values()}
+    for own in ("surface.svg", "curves.svg", "notes.svg"):
+        (out / own).write_text("")
+    second = {file.name for file in render(tmp_path / "second", out).values()}
+    assert first - second == {"sent.svg", "losses.svg", "schedule.svg", "fronts.svg"}
+    assert {file.name for file in out.iterdir()} == second | {"curves.svg", "notes.svg"}
+
+
+@pytest.mark.parametrize("source", [".", "history.json"])
+def test_a_runs_own_report_keeps_what_the_option_surface_drew(tmp_path, source):
+    write(tmp_path, record(("a", "b"), 1))
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "surface.svg").write_text("")
+    render(tmp_path / source, tmp_path / "report")
+    assert (tmp_path / "report" / "surface.svg").exists()
 
 
 def test_a_broken_history_writes_nothing(tmp_path):

@@ -1,4 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,9 @@ from harness import introduction
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.types import METRICS, TrainReply
+from fedpeft.report.history_reader import parse
+from fedpeft.report.wording import alignment_of
+from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.run_recorder import RunRecorder
 
 
@@ -47,6 +51,49 @@ def test_the_history_says_what_one_of_the_sites_announced(tmp_path, name, announ
     history = json.loads((tmp_path / "history.json").read_text())
     assert history[name] is announced
     assert ("(procedural)" in history["source"]) == (announced and name == "procedural")
+
+
+def begun(folder, **schedule):
+    record = RunRecorder(folder, job="test")
+    sites = {name: introduction(name) for name in ("north", "south")}
+    record.begin(MethodSettings(), TrainingSettings(rounds=1), sites, {}, ScheduleSettings(**schedule))
+    return record
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kept"),
+    [
+        ({}, None),
+        ({"budget": 2, "every": 3}, None),
+        ({"joins": {"south": 3}}, {"joins": {"south": 3}}),
+        ({"clients_per_round": 1}, {"clients_per_round": 1}),
+        ({"solver": "own", "budget": 1}, {"solver": "own", "budget": 1, "clients_per_round": 0, "joins": {}}),
+    ],
+    ids=["nothing", "nothing that acts", "a site that joins", "drawn sites", "layers"],
+)
+def test_the_history_has_what_acts_of_the_schedule(tmp_path, schedule, kept):
+    begun(tmp_path, **schedule)
+    written = json.loads((tmp_path / "history.json").read_text())["settings"].get("schedule")
+    if schedule.get("solver"):
+        assert kept.items() <= written.items()
+        assert len(written) == len(dataclasses.fields(ScheduleSettings))
+    else:
+        assert written == kept
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sentence"),
+    [
+        ({}, "0 of 10 places moved: sites that start from one adapter stay aligned"),
+        ({"joins": {"south": 1}}, "0 of 10 places moved"),
+    ],
+)
+def test_a_run_with_a_site_that_joins_does_not_say_that_all_started_alike(tmp_path, schedule, sentence):
+    record = begun(tmp_path, **schedule)
+    report = {"sites": {site: {} for site in ("north", "south")}}
+    report["decisions"] = {site: {"moved": 0, "stayed": 5, "held": 0} for site in report["sites"]}
+    record.add_round(1, {"north": reply(), "south": reply()}, {}, report, seconds=1.0)
+    assert alignment_of(parse(record.history, origin="h")).sentence() == sentence
 
 
 DECISIONS = {"north": {"moved": 2, "stayed": 3, "held": 0}, "south": {"moved": 0, "stayed": 5, "held": 1}}

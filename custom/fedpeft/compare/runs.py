@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from fedpeft.methods import names as method_names
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import flat_settings, read
 from fedpeft.report.status import run_folder
-from fedpeft.server.run_recorder import origin
+from fedpeft.server.run_recorder import origin, settings_of
 
 AVERAGED = "fedavg"
 METHODS, SCHEDULES = "methods", "schedules"
@@ -137,11 +137,7 @@ def _published_job(job: str, method: str) -> tuple[Mapping[str, Any], Mapping[st
 
 def _settings(sections: Mapping[str, Any]) -> dict[str, str]:
     """Return what the server would write of a job's settings."""
-    method, training, schedule = CommonSettings.from_sections(sections)
-    settings = {"method": asdict(method), "training": asdict(training)}
-    return _counted(
-        flat_settings(settings | ({"schedule": asdict(schedule)} if schedule.active else {}), "the packaged job")
-    )
+    return _counted(flat_settings(settings_of(*CommonSettings.from_sections(sections)), "the packaged job"))
 
 
 def _made_with(history: History, sections: Mapping[str, Any]) -> bool:
@@ -159,7 +155,7 @@ def _counted(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 SEED = "training.seed"
-SHOWN = 3  # settings in a row's name
+SHOWN = 3  # settings in a row's name, unless it takes more to tell it from another
 
 
 def outcomes(folders: Sequence[Path]) -> list[Outcome]:
@@ -202,11 +198,23 @@ def _counts(history: History, site: str) -> set[int | None]:
 
 
 def _row(history: History, all_of_them: list[History]) -> str:
-    """Return the method's name, and the settings in which runs of this name differ."""
+    """Return the method's name, and the settings in which runs of this name differ.
+
+    Of many settings some are shown, and of the others those that alone tell this run from another.
+    """
     alike = [other.settings for other in all_of_them if other.method == history.method]
-    names = sorted({name for settings in alike for name in settings} - {SEED})
-    different = [name for name in names if len({settings.get(name) for settings in alike}) > 1]
-    shown = [f"{name.rpartition('.')[2]}={history.settings.get(name, '-')}" for name in different]
-    if len(shown) > SHOWN:
-        shown = [*shown[:SHOWN], f"{len(shown) - SHOWN} more"]
+    different = _different(alike)
+    first = different[:SHOWN]
+    alone = _different([one for one in alike if all(one.get(name) == history.settings.get(name) for name in first)])
+    words = {name: name.rpartition(".")[2] for name in different}
+    unlike = {name: word if [*words.values()].count(word) == 1 else name for name, word in words.items()}
+    shown = [f"{unlike[name]}={history.settings.get(name, '-')}" for name in (*first, *alone)]
+    if more := len(different) - len(shown):
+        shown.append(f"{more} more")
     return history.method + (f" ({', '.join(shown)})" if shown else "")
+
+
+def _different(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the names of the settings in which these runs differ, the seed aside."""
+    names = sorted({name for one in settings for name in one} - {SEED})
+    return [name for name in names if len({one.get(name) for one in settings}) > 1]

@@ -69,7 +69,7 @@ def tune(chosen: argparse.Namespace) -> None:
         if getattr(chosen, name) < 1:
             raise FedpeftError(f"--{name} is {getattr(chosen, name)}, it must be at least 1.")
     job = find_job(chosen.job, chosen.configs)
-    axes = [axis_of(text, option="--over") for text in chosen.over] or [rates(job.sections)]
+    axes = [axis_of(text, option="--over") for text in chosen.over] or [rates(job.composed(chosen.set))]
     search = Search(job=job, axes=axes, points=points(axes), seeds=chosen.seeds, overrides=chosen.set)
     out = chosen.out or Path(OUT) / job.name
     steps = run_steps(search, out, processes=chosen.processes)
@@ -87,7 +87,7 @@ def tune(chosen: argparse.Namespace) -> None:
 
 
 def rates(sections: Mapping[str, Any]) -> Axis:
-    """Return the learning rates around the one that the job's backbone declares."""
+    """Return the learning rates around the one that the backbone of these sections declares."""
     from fedpeft.backbones import BACKBONES, BackboneSettings
     from fedpeft.compare.grid import Axis
 
@@ -140,9 +140,7 @@ class Search:
         return self._composed(self.overrides, ())
 
     def _composed(self, common: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
-        from fedpeft.job.composing import composed
-
-        return composed([self.job.sections], [*common, *own])
+        return self.job.composed([*common, *own])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ from fedpeft.inference.kept_model import KeptModel, find
 from fedpeft.inference.merge_check import POINTS, barrier
 from fedpeft.inference.model import Predictor, read_tensors
 from fedpeft.job.settings import CommonSettings
+from fedpeft.report import SURFACE
 from fedpeft.report.history_reader import read_manifest
 from fedpeft.report.palette import LIGHT, drawn, shorten, svg
 from fedpeft.report.status import SIMULATED
@@ -257,7 +258,6 @@ def _between(a: tuple[float, float], b: tuple[float, float], share: float) -> tu
     return (1 - share) * a[0] + share * b[0], (1 - share) * a[1] + share * b[1]
 
 
-FILE = "surface.svg"
 LEVELS = 14
 WIDTH, HEIGHT, LETTERS = 7.6, 3.3, 18  # inches; of a site's name
 POINT, STAR = ("o", 5), ("*", 9)  # of a site and of the global adapter: marker and size
@@ -306,9 +306,9 @@ def write_picture(surface: Surface, folder: Path) -> Path:
     """Draw both panels into a folder, and return the file."""
     folder.mkdir(parents=True, exist_ok=True)
     content = svg(drawn(lambda: _figure(surface)), "\n".join((title(surface), *remarks(surface))))
-    with replacing(folder / FILE) as draft:
+    with replacing(folder / SURFACE) as draft:
         draft.write_bytes(content)
-    return folder / FILE
+    return folder / SURFACE
 
 
 def _figure(surface: Surface) -> Figure:

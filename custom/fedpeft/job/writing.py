@@ -32,9 +32,11 @@ from fedpeft.job.composing import (
     composed,
     configs_of,
     default_configs,
+    known_jobs,
     merged,
     name_of,
     part_of,
+    parts_of,
     read_yaml,
     recipes,
     write_job,
@@ -170,6 +172,24 @@ class FoundJob:
     sections: dict[str, Any]  # of its folder as it is, or composed where it was named without one
     folder: Path  # where its folder is, or goes
     configs: Path | None  # the `app_configs` folder of which it is composed; None: there is none
+    parts: tuple[Mapping[str, Any], ...] = ()  # that make the sections; none where the folder has others than they give
+
+    def composed(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """Return the sections with settings as `section.name=value`, as `fedpeft jobs` composes them.
+
+        A folder with sections of its own holds them with what its backbone declares, and so gets no other one.
+        """
+        if self.parts:
+            return composed(self.parts, overrides)
+        named = changed(overrides).get("backbone", {}).get("name")
+        before = self.sections["backbone"].get("name", BackboneSettings.name)
+        if named not in (None, before):
+            raise FedpeftError(
+                f"backbone.name is {named!r:.80}, and {self.folder} has settings that {before} declares: leave "
+                f"backbone.name out, or name a job of app_configs in place of the folder.",
+                setting="backbone.name",
+            )
+        return composed([self.sections], overrides)
 
 
 def find_job(job: Path, configs: Path | None = None) -> FoundJob:
@@ -180,10 +200,17 @@ def find_job(job: Path, configs: Path | None = None) -> FoundJob:
             own, _ = configs_of(job)
         except FedpeftError:  # a folder from elsewhere, which is a job all the same
             own = None
-        return FoundJob(name=admitted.at_server["job"], sections=admitted.sections, folder=job, configs=own)
+        name, sections = admitted.at_server["job"], admitted.sections
+        parts = _read_parts(own, name) if own and name in known_jobs(own) else ()
+        same = bool(parts) and composed(parts) == sections
+        return FoundJob(name=name, sections=sections, folder=job, configs=own, parts=parts if same else ())
     configs, name = configs or default_configs(), name_of(job)
-    root = Path() if configs == PACKAGED else configs.parent
-    return FoundJob(name=name, sections=compose(configs, name), folder=root / "jobs" / name, configs=configs)
+    root, parts = Path() if configs == PACKAGED else configs.parent, _read_parts(configs, name)
+    return FoundJob(name=name, sections=composed(parts), folder=root / "jobs" / name, configs=configs, parts=parts)
+
+
+def _read_parts(configs: Path, name: str) -> tuple[Mapping[str, Any], ...]:
+    return tuple(part_of(configs, part) for part in parts_of(configs, name))
 
 
 def write_settings(job: FoundJob, chosen: Sequence[str]) -> list[str]:
@@ -192,7 +219,7 @@ def write_settings(job: FoundJob, chosen: Sequence[str]) -> list[str]:
     The folder gets them as `fedpeft jobs --set` would. The task in `app_configs/` gets them where no other job is
     composed of it and the file has no comments but at its top, so that `fedpeft jobs` writes the same folder again.
     """
-    sections = composed([job.sections], chosen)
+    sections = job.composed(chosen)
     _check_admitted(job.name, sections)
     values, task = ", ".join(chosen), _own_task(job)
     text = _rewritten(job, task, chosen) if task else ""

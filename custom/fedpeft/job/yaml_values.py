@@ -16,10 +16,21 @@ from fedpeft.core.registry import Registry
 
 MAX_LEVELS = 20
 KEPT_TEXTS = 64  # a command reads the same few files again and again
+# decimal ones, as in YAML 1.2, but without leading zeros; one that is whole is found first
+WHOLE = r"(0|[1-9][0-9]*)"
+NUMBERS = {
+    "tag:yaml.org,2002:int": rf"[-+]?{WHOLE}",
+    "tag:yaml.org,2002:float": rf"[-+]?(({WHOLE}(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|\.(inf|Inf|INF|nan|NaN|NAN))",
+}
+OF_OLD_YAML = (*NUMBERS, "tag:yaml.org,2002:timestamp")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-4 as a number (YAML 1.1 requires 1.0e-4), and refuses aliases and deep nesting."""
+    """Reads decimal numbers alone as numbers, 1e-4 too, and refuses aliases and deep nesting.
+
+    What YAML 1.1 takes for a number or a date besides is text, as it is written: 010 (there 8), 1:30 (90), 0x10, 1_000
+    and 2024-01-31. So a site may have such a name, and a setting that must be a number is refused with it.
+    """
 
     level = 0
 
@@ -35,16 +46,19 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts texts that `_Loader` reads as numbers in quotes, and writes a value again where it occurs twice."""
+    """Puts texts that `_Loader` or YAML 1.1 reads as numbers in quotes, and writes a value again where it is twice."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag not in OF_OLD_YAML]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 for reader_or_writer in (_Loader, _Dumper):
-    reader_or_writer.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-    )
+    for number, form in NUMBERS.items():
+        reader_or_writer.add_implicit_resolver(number, re.compile(f"^({form})$"), list("-+.0123456789"))
 
 
 def parse(text: str) -> Any:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedpeft.core.console import Console
 
+SURFACE = "surface.svg"  # what `fedpeft report --surface` adds to a report
+
 
 def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[str, Path]:
     """Write a run's tables, pictures and page into a folder, which is created if needed.
 
     Args:
         source: the run's folder, or its history.json itself.
-        out_dir: where the files go; files of the same names are replaced.
+        out_dir: where the files go; files of the same names are replaced, and pictures removed that are of another run.
         state: of a run that has not completed, in words; it stands above the page.
 
     Returns:
@@ -31,7 +33,7 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
     """
     from fedpeft.core.errors import FedpeftError
     from fedpeft.report.history_reader import read
-    from fedpeft.report.outputs import markdown, page, state_line, tidy_csv
+    from fedpeft.report.outputs import SECTIONS, markdown, page, state_line, tidy_csv
     from fedpeft.report.plots import picture_files, pictures
 
     history = read(source)
@@ -45,14 +47,25 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
     }
     folder = Path(out_dir)
     written = {}
+    outdated = {f"{name}.svg" for name in SECTIONS if name != "curves"} - {name for name, _ in contents.values()}
+    if not _is_in(folder, source):
+        outdated.add(SURFACE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in outdated:
+            (folder / name).unlink(missing_ok=True)
         for kind, (name, content) in contents.items():
             written[kind] = folder / name
             written[kind].write_bytes(content)
     except OSError as error:
         raise FedpeftError(f"Cannot write the report into {folder} ({error.strerror}); name another folder.") from error
     return written
+
+
+def _is_in(folder: Path, source: str | Path) -> bool:
+    """Return whether a folder lies in that of a run, and so has this run's report alone."""
+    run = Path(source).resolve()
+    return (run.parent if run.is_file() else run) in folder.resolve().parents
 
 
 def show(source: str | Path, *, console: Console | None = None, metrics: Sequence[str] = ("overall",)) -> None:

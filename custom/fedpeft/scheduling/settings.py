@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,6 +148,12 @@ class ScheduleSettings:
     def active(self) -> bool:
         """Whether sites train only some layers."""
         return self.solver != ALL
+
+    def acting(self) -> dict[str, Any]:
+        """Return the settings that act: all where layers are scheduled, else which sites take part, as far as set."""
+        settings = asdict(self)
+        taking_part = {name: settings[name] for name in ("clients_per_round", "joins") if settings[name]}
+        return settings if self.active else taking_part
 
     @property
     def scored(self) -> bool:

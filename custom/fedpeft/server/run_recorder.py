@@ -45,6 +45,12 @@ def origin(datasets: Iterable[str], backbones: Iterable[str], *, procedural: boo
     return f"data: {', '.join(data)}{' (procedural)' * procedural}; backbone: {', '.join(models)}"
 
 
+def settings_of(method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings) -> dict[str, Any]:
+    """Return the settings that a run's history has: those of the schedule as far as they act."""
+    acting = schedule.acting()
+    return {"method": asdict(method), "training": asdict(training)} | ({"schedule": acting} if acting else {})
+
+
 class RunRecorder:
     """Writes each round as soon as it is finished, so that a job that ends early loses no finished round."""
 
@@ -72,8 +78,7 @@ class RunRecorder:
             "procedural": procedural,
             "tiny": any(i.tiny for i in introductions.values()),
             "source": origin((i.dataset for i in introductions.values()), backbones, procedural=procedural),
-            "settings": {"method": asdict(method), "training": asdict(training)}
-            | ({"schedule": asdict(schedule)} if schedule and schedule.active else {}),
+            "settings": settings_of(method, training, schedule or ScheduleSettings()),
             "metrics": {site: i.metric for site, i in introductions.items()},
             "tested": {
                 site: {"samples": i.samples["test"], "baseline": i.baseline} for site, i in introductions.items()

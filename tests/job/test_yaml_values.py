@@ -1,0 +1,66 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a YAML value of `--set` or of a file is: a decimal number, or text as it is written."""
+
+from pathlib import Path
+
+import pytest
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.job.composing import changed, compose
+from fedpeft.job.yaml_values import parse, write
+
+CONFIGS = Path(__file__).parents[2] / "app_configs"
+JOB = "fedpia_task1"
+TEXTS = ("010", "-07", "00", "08", "01.5", "01e3", "1:30", "1:30:00", "1:30.5", "0x10", "0o10", "0b11", "1_000")
+DATES = ("2024-01-31", "2024-01-31 10:00:00", "2024-01-31T10:00:00Z")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *[("0", 0), ("-0", 0), ("7", 7), ("-12", -12), ("+3", 3), ("1000", 1000), ("0.5", 0.5), ("-0.05", -0.05)],
+        *[(".5", 0.5), ("-.5", -0.5), ("5.", 5.0), ("1e-4", 1e-4), ("1.5e-05", 1.5e-05), ("2E+3", 2000.0)],
+        *[("-1.0e-4", -1e-4), (".5e3", 500.0), ("[1,2]", [1, 2]), ("{a: 0}", {"a": 0})],
+    ],
+)
+def test_decimal_numbers_are_numbers(text, value):
+    assert parse(text) == value
+    assert type(parse(text)) is type(value)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, *DATES])
+def test_what_old_yaml_counts_in_other_bases_is_text(text):
+    assert parse(text) == text
+    assert parse(f"[{text}]" if text not in DATES else f"- {text}") == [text]
+    assert parse(f"'{text}': {text}") == {text: text}
+
+
+@pytest.mark.parametrize("text", [*TEXTS, *DATES, "12", "1e5", "-.5", ".5e3", ".inf", "yes"])
+def test_a_text_is_written_so_that_it_is_read_as_text(text):
+    assert parse(write({"name": text, text: 1})) == {"name": text, text: 1}
+
+
+@pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "1e999"])
+def test_numbers_that_are_not_finite_are_refused(text):
+    with pytest.raises(ValueError, match="is not a finite number"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "must"),
+    [
+        ("training.rounds", "010", "a whole number"),
+        ("training.rounds", "1_000", "a whole number"),
+        ("federation.round_timeout", "1:30", "a whole number"),
+        ("training.learning_rate", "01e-3", "a number"),
+    ],
+)
+def test_where_a_number_is_meant_another_form_is_refused(setting, value, must):
+    with pytest.raises(FedpeftError, match=rf"{setting} is '{value}', it must be {must}: correct"):
+        compose(CONFIGS, JOB, [f"{setting}={value}"])
+
+
+def test_a_site_may_be_called_by_a_number_with_zeros_before_it():
+    sites = changed(["federation.sites=[010, 2024-01-31]", "data.sites={010: {train_size: 8}}"])
+    assert sites["federation"]["sites"] == ["010", "2024-01-31"]
+    assert sites["data"]["sites"] == {"010": {"train_size": 8}}
