@@ -4,6 +4,7 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from fedpeft import adapters
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.inference import merge_check
 from fedpeft.inference.examples import of_table
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
@@ -340,3 +343,13 @@ def test_the_line_ends_at_both_adapters(exports, tables, tiny_source):
             [one, replace(one, name=f"{one.name}/")], merged_of([one, other]), tables["classes"], backbone=tiny_source
         )
         assert again.barriers() == pytest.approx({"as they come": 0, "merged on the way": 0}, abs=1e-5)
+
+
+def test_labels_that_the_model_lacks_hide_none_of_its_own(of_tables, tmp_path, monkeypatch):
+    kept = find(of_tables["labels"][0], site=None)
+    labels = (*kept.record.answers, "pneumonia")
+    example = Example(tmp_path, "", "", closed=False, image_id="x", labels=labels[:1], unknown_labels=labels[1:])
+    site = SiteData("s", (example,), (), (example,), "drawn here", labels=labels, metric="macro_f1")
+    monkeypatch.setattr(merge_check, "sites_in", lambda *_, **__: SimpleNamespace(data=[site]))
+    for found in examples_of(tmp_path, kept):
+        assert (found.labels, found.unknown_labels) == (labels[:1], labels[1:-1])
