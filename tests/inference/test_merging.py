@@ -6,9 +6,11 @@ import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from trained_sites import trained
 from transformers import ViltModel
@@ -18,6 +20,7 @@ from fedpeft import adapters
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
+from fedpeft.data.images import open_image
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.inference import merge_check
 from fedpeft.inference.examples import of_table
@@ -353,3 +356,24 @@ def test_labels_that_the_model_lacks_hide_none_of_its_own(of_tables, tmp_path, m
     monkeypatch.setattr(merge_check, "sites_in", lambda *_, **__: SimpleNamespace(data=[site]))
     for found in examples_of(tmp_path, kept):
         assert (found.labels, found.unknown_labels) == (labels[:1], labels[1:-1])
+
+
+def test_images_of_a_folder_for_each_site_are_shown_through_the_models_window(of_tables, tmp_path):
+    kept = find(of_tables["classes"][0], site=None)
+    kept = replace(kept, record=replace(kept.record, window={"center": 500, "width": 1000}))
+    for site in ("north", "south"):
+        (tmp_path / site).mkdir()
+        lines = ["image,label,split"]
+        for number, split in enumerate(("train", "validation", "test")):
+            Image.fromarray(np.full((32, 32), 200, np.uint16)).save(tmp_path / site / f"{number}.png")
+            lines.append(f"{number}.png,dark,{split}")
+        (tmp_path / site / "manifest.csv").write_text("\n".join(lines))
+    for name in ("dark", "gray"):  # a layout that takes no window
+        (tmp_path / "west" / name).mkdir(parents=True)
+        for number in range(20):
+            Image.new("RGB", (32, 32), (number, 40, 40)).save(tmp_path / "west" / name / f"{number}.png")
+    for folder, count in ((tmp_path / "north", 3), (tmp_path, 46)):
+        found = examples_of(folder, kept)
+        assert len(found) == count
+        grays = [np.asarray(open_image(one.image)) for one in found if one.image_id in ("0.png", "1.png", "2.png")]
+        assert {int(gray.mean()) for gray in grays} == {51}

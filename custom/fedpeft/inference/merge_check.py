@@ -118,7 +118,7 @@ def examples_of(data: Path, kept: KeptModel) -> tuple[Example, ...]:
         wanted = of_table(data, kept)
         examples = tuple(one for one, known in zip(wanted.examples, wanted.known, strict=True) if known)
     else:
-        splits = (split for site in sites_in(data).data for split in site.splits().values())
+        splits = (split for site in sites_in(data, window=kept.record.window).data for split in site.splits().values())
         examples = tuple(one for split in splits for one in split)
     record, vocabulary = kept.record, AnswerVocabulary(kept.record.answers)
     if record.labelled:
