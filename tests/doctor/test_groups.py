@@ -12,7 +12,7 @@ import histories
 import pytest
 from PIL import Image
 
-from fedpeft.backbones.registry import TINY_FOLDER
+from fedpeft.backbones.registry import TINY_ALBEF_FOLDER, TINY_FOLDER
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.workspace import COMPONENTS, GUARDS, resources
 from fedpeft.data import Example, SiteData
@@ -592,6 +592,36 @@ def test_the_footprint_refuses_what_the_learner_would(make_job):
     context = open_context(make_job("training.features_mib=1"))
     with pytest.raises(FedpeftError, match="this method trains in the first layer"):
         context.footprint  # noqa: B018
+
+
+RANKING = (f"backbone.source={TINY_ALBEF_FOLDER}", "backbone.name=tiny-albef-decoder", "training.answering=ranking")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ([], ""),
+        (["data.metric=macro_f1"], "^these data are measured by macro_f1, and .* accuracy alone"),
+        (["data.metric=balanced_accuracy"], "^these data are measured by balanced_accuracy, and .* accuracy alone"),
+        (["data.sites.vqa-rad.metric=macro_f1"], "^site vqa-rad: these data are measured by macro_f1, and .* alone"),
+        (["data.sites.vqa-rad.dataset=phantom_chest"], "^site vqa-rad: these images have labels, and this backbone"),
+        (["training.class_weights=balanced"], "^class_weights is 'balanced', and Ranking tells no classes apart"),
+    ],
+)
+def test_data_that_a_site_cannot_answer_or_measure_are_refused(make_job, overrides, sentence):
+    context = open_context(make_job(*RANKING, *overrides))
+    assert "fail" not in text(data.check_data(context))
+    if not sentence:
+        assert context.footprint.step > 0
+        return
+    with pytest.raises(FedpeftError, match=sentence):
+        context.footprint  # noqa: B018
+
+
+def test_a_metric_of_the_job_is_known_before_the_data_are(make_job):
+    with pytest.raises(FedpeftError, match="these data are measured by macro_f1"):
+        open_context(make_job(*RANKING, "data.metric=macro_f1")).footprint  # noqa: B018
+    assert open_context(make_job("data.metric=macro_f1", "training.class_weights=balanced")).footprint.step > 0
 
 
 def test_a_device_that_is_not_there_is_reported(make_job):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from small_models import llava
 from trained_sites import table, trained
 from transformers import ViltModel
 
@@ -25,6 +26,13 @@ from fedpeft.site.site_state import load_before
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 FROZEN = "method.pia.integration=two_branches"
+WITH_GLOBAL = (  # settings that compare with what the sites have in common, which full weights have not
+    ["method.name=bias", "training.proximal_mu=0.1"],
+    ["method.name=bias", "training.scaffold=true"],
+    ["method.name=full", "training.moon_mu=1"],
+    ["method.name=full", "training.personalization=ditto"],
+    ["method.name=bias", "training.personalization=fedala"],
+)
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
@@ -173,8 +181,9 @@ def test_a_strangers_folder_leads_nowhere_and_fills_no_memory(sections, tmp_path
         (["method.name=lora", "training.learning_rate=0.05"], False),
         (["method.name=lora", "method.aggregation=stack", "training.learning_rate=0.05"], False),
         (["method.name=full", "method.aggregation=fedavg"], True),
+        *(([*settings, "method.aggregation=fedavg"], True) for settings in WITH_GLOBAL),
     ],
-    ids=["lora", "stack", "full"],
+    ids=str,
 )
 def test_merged_weights_are_a_backbone(sections, tmp_path, overrides, exact):
     kept, metrics = site(sections, tmp_path, *overrides)
@@ -221,6 +230,21 @@ def test_what_a_method_does_not_have_is_refused_and_nothing_is_left(sections, tm
     with pytest.raises(FedpeftError, match=sentence):
         export(kept, tmp_path / "out", merged=merged)
     assert {path.name for path in tmp_path.iterdir()} == {"state"}
+
+
+def test_full_weights_that_nothing_reads_are_refused_and_nothing_is_left(sections, tmp_path):
+    full = ["method.name=full", "method.aggregation=fedavg"]
+    albef = ["backbone.name=tiny-albef-decoder", "training.answering=ranking", "training.rounds=1"]
+    chosen = compose(CONFIGS, "fedpia_task1", [*full, *albef, "data.train_size=4", "data.test_size=4"])
+    writing = [f"backbone.source={llava(tmp_path / 'llava')}", "training.answering=generation", "backbone.name=llava"]
+    for job, sentence in (
+        (chosen, r"^a source of a backbone of family 'albef_decoder' has tensors by other names than full weights "),
+        (sections(*full, *writing), r"^the merged weights could not be read again \('model' has no output layer"),
+    ):
+        folder, _ = trained(job, tmp_path / str(len(sentence)), sites=("slake",))["slake"]
+        with pytest.raises(FedpeftError, match=f"{sentence}.*: leave --merged out.$"):
+            export(find(folder, site=None), tmp_path / "out", merged=True)
+        assert not list(tmp_path.glob("*out*"))
 
 
 @pytest.mark.slow

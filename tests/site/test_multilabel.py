@@ -39,6 +39,11 @@ def examples(count=24):
     return tuple(example(n, *sets[n % 4], unknown=LABELS[:1] if n % 8 == 2 else ()) for n in range(count))
 
 
+class BackboneStandIn(torch.nn.Module):
+    def collate(self, images, questions):
+        return {}
+
+
 def data(**changes):
     rows = examples()
     return dataclasses.replace(
@@ -178,3 +183,11 @@ def test_without_a_validation_split_thresholds_are_those_of_shares(tmp_path):
     validated = learner(tmp_path / "b", data(train=rows, test=rows), thresholds="validation")
     assert not validated.data.validation
     assert validated.measured(rows).thresholds == by_share.measured(rows).thresholds != (0.5, 0.5, 0.5)
+
+
+def test_a_label_that_the_head_lacks_is_refused_and_not_taken_for_its_last_one():
+    way = Multilabel(BackboneStandIn(), torch.nn.Linear(4, 2), AnswerVocabulary(LABELS[:2]))
+    assert way.collate([None], [example(0, "edema", unknown=["effusion"])]).target.tolist() == [[1, -1]]
+    for wrong in (example(0, "nodule"), example(0, "edema", unknown=["nodule"])):
+        with pytest.raises(DataError, match="the label 'nodule' is not one of this model's 2"):
+            way.collate([None], [wrong])

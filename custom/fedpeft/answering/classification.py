@@ -168,8 +168,8 @@ class Multilabel(Answering):
     def _target(self, examples: Sequence[Example]) -> Tensor:
         target = torch.zeros(len(examples), len(self.vocabulary), dtype=torch.long)
         for row, example in enumerate(examples):
-            target[row, [self.vocabulary.index(label) for label in example.labels or ()]] = 1
-            target[row, [self.vocabulary.index(label) for label in example.unknown_labels]] = UNKNOWN
+            target[row, [self.vocabulary.index_of_label(label) for label in example.labels or ()]] = 1
+            target[row, [self.vocabulary.index_of_label(label) for label in example.unknown_labels]] = UNKNOWN
         return target
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:

@@ -10,6 +10,8 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import VALIDATION
 from fedpeft.core.settings import MAX_ROUNDS, check_ranges, one_of, within
 
+WITH_GLOBAL = "with_global"  # in the metadata of a field: it compares with what the sites have in common, in training
+
 
 @dataclass(frozen=True, kw_only=True)
 class Personalization:
@@ -145,11 +147,11 @@ class TrainingSettings:
     warmup: float = field(default=0.1, metadata=within(0))
     decay: str = LINEAR
     optimizer: str = ADAMW
-    proximal_mu: float = field(default=0.0, metadata=within(0, max_by="max_proximal_mu"))
-    scaffold: bool = False
-    moon_mu: float = field(default=0.0, metadata=within(0, 10))
+    proximal_mu: float = field(default=0.0, metadata={**within(0, max_by="max_proximal_mu"), WITH_GLOBAL: True})
+    scaffold: bool = field(default=False, metadata={WITH_GLOBAL: True})
+    moon_mu: float = field(default=0.0, metadata={**within(0, 10), WITH_GLOBAL: True})
     moon_temperature: float = field(default=0.5, metadata=within(0.1, 10))
-    personalization: str = NONE
+    personalization: str = field(default=NONE, metadata={WITH_GLOBAL: True})
     ditto_lambda: float = field(default=0.1, metadata=within(0))
     ala_rate: float = field(default=1.0, metadata=within(0))
     optimizer_state: str = "keep"

@@ -70,6 +70,7 @@ class Albef(nn.Module):
     """An ALBEF with its tokenizer (BERT's; None in a skeleton) and image preparation; adapters are put into `model`."""
 
     family = "albef"
+    own_layout = True  # that of the official checkpoint
 
     def __init__(self, model: AlbefModel, tokenizer: Any, text_length: int) -> None:
         super().__init__()

@@ -50,6 +50,8 @@ class Backbone(Protocol):
     answer_lengths(answers)  how many tokens each answer is, with the one that ends it; `max_answer`: those that are
                              read; None: without a limit
     save_inputs(folder)      `fedpeft export`: write tokenizer and preparation of images, as transformers reads them
+    own_layout               its source has tensors by other names than those of `model`: `fedpeft export --merged`,
+                             whose weights could not be read, is refused
 
     Args:
         model: what methods change in place: a transformers model, or any module whose layers `fedpeft.backbones.slots`

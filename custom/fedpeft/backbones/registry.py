@@ -117,6 +117,7 @@ _add(
 
 MAX_PROMPT_LENGTH = 400
 MAX_GRID = 16  # ViT-B/16 has 14
+FROZEN = "frozen"  # in the metadata of a field: adapters were trained in another model where its value is another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,14 +146,14 @@ class BackboneSettings:
     """
 
     name: str = "tiny-vilt"
-    source: str | None = None
-    image_source: str | None = None
+    source: str | None = field(default=None, metadata={FROZEN: True})
+    image_source: str | None = field(default=None, metadata={FROZEN: True})
     image_size: int | None = field(default=None, metadata={MAX_BY: "max_image_size"})
-    image_grid: int = field(default=3, metadata=within(1, MAX_GRID))
+    image_grid: int = field(default=3, metadata={**within(1, MAX_GRID), FROZEN: True})
     image_features: bool = True
-    projection: str = ORTHOGONAL
+    projection: str = field(default=ORTHOGONAL, metadata={FROZEN: True})
     text_length: int = field(default=40, metadata={MAX_BY: "max_text_length"})
-    prompt: str | None = None
+    prompt: str | None = field(default=None, metadata={FROZEN: True})
 
     def __post_init__(self) -> None:
         one_of("name", self.name, BACKBONES.names())

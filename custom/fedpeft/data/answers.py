@@ -136,6 +136,12 @@ class AnswerVocabulary:
         """Return the class number of an answer; -1 if training has none such, and the question counts as wrong."""
         return self._index.get(normalize(answer), -1)
 
+    def index_of_label(self, label: str) -> int:
+        """Return the number of a label; one that is not there is refused, since as -1 it would be the last."""
+        if (number := self.index(label)) < 0:
+            raise DataError(f"the label {normalize(label)!r:.80} is not one of this model's {len(self)}")
+        return number
+
     def accepted(self, example: Example) -> tuple[int, ...]:
         """Return the class numbers of all accepted answers that occur in training; empty: none can be right."""
         numbers = (self.index(answer) for answer in (example.answer, *example.alternatives))

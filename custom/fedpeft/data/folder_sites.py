@@ -46,16 +46,23 @@ class FolderSites:
         return {**self.common, **({"sites": own} if own else {})}
 
 
-def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSites:
+def sites_in(
+    folder: Path, chosen: Mapping[str, Any] | None = None, *, window: Mapping[str, Any] | None = None
+) -> FolderSites:
     """Recognize what lies in a folder, and load it.
 
     `chosen` has settings of all sites that are not to be found out; with `dataset` the folder is one of that data set.
+    Images are shown through `window` where their layout takes one.
     """
-    chosen = dict(chosen or {})
+    return _with_split(_through(_found(folder, dict(chosen or {})), window or {}))
+
+
+def _found(folder: Path, chosen: Mapping[str, Any]) -> FolderSites:
+    """Return the sites without their data."""
     whole = list_folder(folder)
     if "dataset" in chosen:
         require_known(chosen["dataset"])
-        return _with_split(_one(whole, chosen["dataset"], chosen))
+        return _one(whole, chosen["dataset"], chosen)
     seen = _unwrapped(whole)
     if names := _layouts(seen):
         found = (
@@ -80,7 +87,15 @@ def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSit
         found = _several(parts, chosen)
         if others := [f"{name}/" for name in inner if name not in (*known, *one_class)]:
             found = replace(found, notes=(*found.notes, f"Not read, in no known layout: {_listed(others)}."))
-    return _with_split(found)
+    return found
+
+
+def _through(found: FolderSites, window: Mapping[str, Any]) -> FolderSites:
+    """Return the sites with a window for those whose layout takes one."""
+    for site, own in found.of_sites.items() if window else ():
+        if "window" in DATASETS.get({**found.common, **own}["dataset"]).takes:
+            found = _with_own(found, site, window=dict(window))
+    return found
 
 
 def unknown_layout(seen: Listing) -> str:

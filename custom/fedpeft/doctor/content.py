@@ -24,7 +24,7 @@ from fedpeft.data.readable import images_of, refusal, unreadable
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.remarks import cut_texts_of, remarks, unread_questions, without_variety
 from fedpeft.data.schema import SiteData
-from fedpeft.doctor.context import PASS, Context, Finding, failed, passed, warned
+from fedpeft.doctor.context import PASS, Context, DataFacts, Finding, failed, passed, warned
 from fedpeft.job.federation import NONE, SETTING, several_backbones, usable
 from fedpeft.job.folder import check_shared
 from fedpeft.job.settings import SiteJob
@@ -138,6 +138,7 @@ def check_data(context: Context) -> Iterator[Finding]:
         except FedpeftError as error:
             yield failed(f"site {site}: {error}")
             continue
+        context.data[site] = DataFacts(bool(loaded.labels), loaded.metric)
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
         if not loaded.validation:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BACKBONES, BackboneSettings
@@ -113,6 +113,13 @@ def _earlier(context: Context, training: TrainingSettings) -> Iterator[Finding]:
 WORKSPACE = Path("simulator_workspace")
 
 
+class DataFacts(NamedTuple):
+    """How a site's data are answered and measured."""
+
+    labelled: bool  # whether images have labels
+    metric: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """The job, kit, sites and workspace to check."""
@@ -121,6 +128,7 @@ class Context:
     kit: Kit | None = None  # None: a simulator on this machine
     sites: tuple[str, ...] = ()  # those of the job that train here
     workspace: Path = WORKSPACE  # unused with a kit
+    data: dict[str, DataFacts] = field(default_factory=dict)  # of the sites whose data a check has loaded
 
     @property
     def policy_file(self) -> Path | None:
@@ -150,7 +158,7 @@ class Context:
         """Memory and disk that one of the sites needs, the one with the deepest backbone; measured once."""
         from fedpeft.doctor.footprint import footprint, largest
 
-        return footprint(self.admitted_at(largest(self)), policy=self.policy)
+        return footprint(self.admitted_at(largest(self)), policy=self.policy, data=self.data)
 
 
 def open_context(

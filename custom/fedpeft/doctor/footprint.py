@@ -9,20 +9,23 @@ assigns layers, all of them train in the step that is measured, since a site may
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import psutil
 import torch
 
+from fedpeft import answering as ways
 from fedpeft import backbones
 from fedpeft.answering.training_settings import BEST
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import MACRO_F1
+from fedpeft.core.settings import about
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.schema import Example
-from fedpeft.doctor.context import Context
+from fedpeft.doctor.context import Context, DataFacts
 from fedpeft.importance.memory_budget import layer_memory
 from fedpeft.importance.registry import MemorySettings
 from fedpeft.job.federation import several_backbones
@@ -33,6 +36,7 @@ from fedpeft.methods.trainable import Trainable
 from fedpeft.site import computing
 from fedpeft.site.kept_features import MIB
 from fedpeft.site.loop import KEPT_TENSORS
+from fedpeft.site.metrics import check_metric
 from fedpeft.site.site_model import SiteModel
 from fedpeft.site.site_state import KEPT_ROUNDS
 
@@ -65,11 +69,18 @@ def largest(context: Context) -> str:
     return max(context.sites, key=layers.__getitem__)
 
 
-def footprint(job: SiteJob, *, policy: SitePolicy | None = None) -> Footprint:
-    """Build the network of a site, which allows the job, and measure its footprint; no policy: in the simulator."""
+def footprint(
+    job: SiteJob, *, policy: SitePolicy | None = None, data: Mapping[str, DataFacts] | None = None
+) -> Footprint:
+    """Build the network of a site, which allows the job, and measure its footprint; no policy: in the simulator.
+
+    `data` are those of the sites whose data were loaded: the network must answer and be measured as they need it.
+    """
     training, method = job.training, job.method
-    metric = DATASETS.get(job.data.dataset).metric
+    declared, data = DATASETS.get(job.data.dataset).metric, data or {}
+    facts = data.get(job.site) or DataFacts(declared == MACRO_F1, job.data.metric or declared)
     vocabulary = AnswerVocabulary(job.answers or STAND_INS)
+    sample = Example(np.zeros((1, 1, 3), dtype=np.uint8), "", vocabulary.answers[-1], closed=False, image_id="")
     model = SiteModel(
         site=job.site,
         backbone=job.backbone,
@@ -77,18 +88,19 @@ def footprint(job: SiteJob, *, policy: SitePolicy | None = None) -> Footprint:
         training=training,
         schedule=job.schedule,
         vocabulary=vocabulary,
-        labelled=metric == MACRO_F1,
-        metric=metric,
+        labelled=facts.labelled,
+        metric=facts.metric,
+        train=(sample,),  # of which classes are weighed where the job asks for it
         policy=policy,
     )
+    _check_others(model, {site: other for site, other in data.items() if other != facts})
     device, body, answering = model.device, model.trainable, model.answering.train()
     trained = [*body.parameters().values(), *answering.head.parameters()]
     size = model.backbone.image_size
 
     def step(examples: int) -> float:
         image = np.zeros((size, size, 3), dtype=np.uint8)
-        text = "word " * job.backbone.text_length
-        example = Example(image, text, vocabulary.answers[-1], closed=False, image_id="")
+        example = replace(sample, image=image, question="word " * job.backbone.text_length)
         batch = answering.collate([image] * examples, [example] * examples).to(device)
         memory = MemorySettings(optimizer_tensors=KEPT_TENSORS[training.optimizer])
         fixed, costs = layer_memory(
@@ -125,6 +137,17 @@ def footprint(job: SiteJob, *, policy: SitePolicy | None = None) -> Footprint:
         device=str(device),
         method=how,
     )
+
+
+def _check_others(model: SiteModel, data: Mapping[str, DataFacts]) -> None:
+    """Refuse sites whose data cannot be answered or measured as the job says; their heads are built on one backbone."""
+    answering = {model.answering.labelled: model.answering}
+    for site, (labelled, metric) in data.items():
+        with about("training.answering", where=f"site {site}"):
+            if labelled not in answering:
+                parts = (model.backbone, model.vocabulary, model.training, torch.Generator())
+                answering[labelled] = ways.build(*parts, labelled=labelled)
+            check_metric(metric, answering[labelled])
 
 
 def _beside(body: Trainable, method: MethodSettings) -> int:

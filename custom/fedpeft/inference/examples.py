@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import DataError, FedpeftError
-from fedpeft.data.answers import AnswerVocabulary, clean_text, is_missing, normalize
+from fedpeft.data.answers import AnswerVocabulary, clean_text, is_missing
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.folders import files_below, inside, is_image
 from fedpeft.data.images import ChosenImage
@@ -144,8 +144,7 @@ def _of_row(row: Row, image: Path | ChosenImage, name: str, record: ModelRecord)
 
 def _check_labels(example: Example, vocabulary: AnswerVocabulary) -> None:
     for label in (*(example.labels or ()), *example.unknown_labels):
-        if vocabulary.index(label) < 0:
-            raise DataError(f"the label {normalize(label)!r:.80} is not one of this model's {len(vocabulary)}")
+        vocabulary.index_of_label(label)
 
 
 def _unseen(examples: Iterable[Example], kept: KeptModel) -> int:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from fedpeft.core.files import replacing
 from fedpeft.core.seeds import derive
 from fedpeft.core.settings import build
 from fedpeft.data.schema import Example
-from fedpeft.inference.exported import ANSWERS, BESIDE, CARD, HEAD, OF_MACHINE, WEIGHTS, card, check_place
+from fedpeft.inference.exported import ANSWERS, BESIDE, CARD, HEAD, OF_MACHINE, WEIGHTS, card, check_place, of_weights
 from fedpeft.inference.kept_model import KeptModel
 from fedpeft.inference.model import model_of
 from fedpeft.job.federation import site_backbone
@@ -36,6 +36,9 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.site.quantized import quantized_layers
 from fedpeft.site.site_model import SiteModel
 from fedpeft.site.site_state import RECORD, ModelRecord, SiteState, as_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def exported_sections(record: ModelRecord) -> dict[str, Any]:
@@ -76,6 +79,8 @@ def export(
             f"the frozen layers of this model are in four bits (training.frozen_precision {NF4!r}), which neither full "
             f"weights nor ONNX can hold: leave --merged and --onnx out."
         )
+    if merged:
+        _check_weights(model)
     done: dict[str, float] = {}
     with replacing(out) as draft:
         draft.mkdir(mode=0o700)
@@ -89,7 +94,9 @@ def export(
         if onnx:
             done["onnx"] = write_onnx(draft, model, probes(model))
         if merged:
-            done["merged"] = _write_merged(draft / WEIGHTS, model)
+            before = _write_merged(draft / WEIGHTS, model)
+            del model  # another one takes as much memory
+            done["merged"] = _difference(draft, record, kept, before)
         beside = bool(kept.state.beside) and config is not None
         text = card(record, kept.state.round, done, adapter=config is not None, beside=beside)
         (draft / CARD).write_text(text, encoding="utf-8")
@@ -127,28 +134,49 @@ def _write_inputs(folder: Path, model: SiteModel) -> None:
         save(folder)
 
 
-def _write_merged(folder: Path, model: SiteModel) -> float:
-    """Write full weights, and return the largest difference that merging makes to a logit."""
-    save = getattr(model.backbone.model, "save_pretrained", None)
-    if save is None:
+def _check_weights(model: SiteModel) -> None:
+    """Refuse full weights that nothing would read, before anything is written."""
+    backbone = model.backbone
+    if getattr(backbone, "own_layout", False):
         raise FedpeftError(
-            f"a backbone of family {model.backbone.family!r} is not one of transformers', which could read merged "
-            f"weights: leave --merged out."
+            f"a source of a backbone of family {backbone.family!r} has tensors by other names than full weights would "
+            f"have: leave --merged out."
         )
+    if not hasattr(backbone.model, "save_pretrained"):
+        raise FedpeftError(
+            f"a backbone of family {backbone.family!r} is not one of transformers', which could read merged weights: "
+            f"leave --merged out."
+        )
+
+
+def _write_merged(folder: Path, model: SiteModel) -> list[Tensor]:
+    """Write full weights, and return the logits before what was trained is merged."""
     before = _logits(model)
     try:
         model.trainable.merge()
     except FedpeftError as error:
         raise FedpeftError(f"{str(error).partition(':')[0]}: leave --merged out.") from error
-    difference = max((a - b).abs().max().item() for a, b in zip(before, _logits(model), strict=True))
+    with _without_bars():
+        cast("PreTrainedModel", model.backbone.model).save_pretrained(folder)
+    _write_inputs(folder, model)
+    return before
+
+
+def _difference(folder: Path, record: ModelRecord, kept: KeptModel, before: Sequence[Tensor]) -> float:
+    """Read full weights as `fedpeft predict` does, and return the largest difference of a logit from those before."""
+    state = of_weights(folder, record, kept.state.round, kept.state.head)
+    assert state.record
+    try:
+        after = _logits(model_of(KeptModel(folder=folder, state=state, record=state.record, exported=True)))
+    except FedpeftError as error:
+        reason = str(error).partition(":")[0].replace(str(folder / WEIGHTS), WEIGHTS)
+        raise FedpeftError(f"the merged weights could not be read again ({reason}): leave --merged out.") from error
+    difference = max((a - b).abs().max().item() for a, b in zip(before, after, strict=True))
     largest = TOLERANCE * max(1.0, *(logits.abs().max().item() for logits in before))
     if not difference <= largest:
         raise FedpeftError(
             f"the logits of the merged weights differ by {difference:.1e}, more than {largest:.1e}: leave --merged out."
         )
-    with _without_bars():
-        save(folder)
-    _write_inputs(folder, model)
     return difference
 
 

@@ -17,18 +17,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from fedpeft.answering.training_settings import WITH_GLOBAL, TrainingSettings
 from fedpeft.backbones import BACKBONES, BackboneSettings, default_source
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_folder, read_json
 from fedpeft.core.locks import SERVER
 from fedpeft.core.metrics import TITLES, VALIDATION
 from fedpeft.core.settings import build
+from fedpeft.core.states import State
 from fedpeft.core.workspace import HISTORY, KIT_FILES, MANIFEST
 from fedpeft.job.federation import site_backbone
 from fedpeft.report.history import as_count, as_mapping, as_sentence, need
@@ -66,6 +69,7 @@ MAX = {
     ("training", "threads"): 256,
 }
 HEAD_ALONE = {"name": "classifier", "aggregation": "none"}  # the method of a folder with merged weights alone
+_WITH_GLOBAL = {one.name for one in fields(TrainingSettings) if WITH_GLOBAL in one.metadata}  # there nothing is global
 
 
 def is_exported(folder: Path) -> bool:
@@ -94,8 +98,7 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
     if not (folder / ADAPTER).is_file():
         if backbone is not None:
             raise FedpeftError(f"--backbone is {backbone!r:.200}, and {folder} has weights of its own: leave it out.")
-        record = _with(record, {**own, "source": str(folder / WEIGHTS)}, method=HEAD_ALONE)
-        return SiteState(round=round, adapter={}, head=head, optimizer={}, record=record)
+        return of_weights(folder, record, round, head)
     from fedpeft.methods.adapters import read_config, read_state
 
     own |= {} if backbone is None else {"source": backbone}
@@ -110,6 +113,17 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
     other = folder / BESIDE
     beside = read_state(other, read_config(other), family) if other.is_dir() else {}
     return SiteState(round=round, adapter=adapter, beside=beside, head=head, optimizer={}, record=record)
+
+
+def of_weights(folder: Path, record: ModelRecord, round: int, head: State) -> SiteState:
+    """Return a site's model with the full weights of an exported folder, beside which the head alone is the site's."""
+    own = site_backbone(record.sections.get("backbone"), record.site)
+    record = _with(record, {**own, "source": str(folder / WEIGHTS)}, method=HEAD_ALONE)
+    training = record.sections.get("training")
+    if isinstance(training, Mapping):
+        kept = {name: value for name, value in training.items() if name not in _WITH_GLOBAL}
+        record = replace(record, sections={**record.sections, "training": kept})
+    return SiteState(round=round, adapter={}, head=head, optimizer={}, record=record)
 
 
 def _with(record: ModelRecord, backbone: Mapping[str, Any], **sections: Any) -> ModelRecord:

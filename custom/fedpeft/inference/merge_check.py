@@ -6,7 +6,7 @@ The loss along the line between two adapters shows why alignment helps: as they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,18 +118,23 @@ def examples_of(data: Path, kept: KeptModel) -> tuple[Example, ...]:
         wanted = of_table(data, kept)
         examples = tuple(one for one, known in zip(wanted.examples, wanted.known, strict=True) if known)
     else:
-        splits = (split for site in sites_in(data).data for split in site.splits().values())
+        splits = (split for site in sites_in(data, window=kept.record.window).data for split in site.splits().values())
         examples = tuple(one for split in splits for one in split)
     record, vocabulary = kept.record, AnswerVocabulary(kept.record.answers)
     if record.labelled:
         known = set(record.answers)
-        fits = [one for one in examples if one.labels is not None and known.issuperset(one.labels)]
+        fits = [_of_labels(one, known) for one in examples if one.labels is not None and known.issuperset(one.labels)]
     else:
         fits = [one for one in examples if one.labels is None and bool(one.question) is record.asks]
         fits = fits if any(vocabulary.accepted(one) for one in fits) else []
     if not fits:
         raise FedpeftError(f"{data} holds no example with an answer of the model in {kept.folder}: name other data.")
     return tuple(fits)
+
+
+def _of_labels(example: Example, known: Collection[str]) -> Example:
+    """Return an image of which other labels than these are unknown without them: there is no output for them."""
+    return replace(example, unknown_labels=tuple(label for label in example.unknown_labels if label in known))
 
 
 def barrier(losses: Sequence[float]) -> float:

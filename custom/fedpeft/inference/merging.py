@@ -9,7 +9,6 @@ averaged (`alignment.low_rank.merge_products`).
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -23,10 +22,11 @@ from fedpeft.alignment.integration import integrate
 from fedpeft.alignment.low_rank import merge_products
 from fedpeft.alignment.settings import FIXED_POINT, PIASettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import check_folder, read_json, replacing
+from fedpeft.core.files import check_folder, replacing
 from fedpeft.core.keys import SHARED, by_place, parse_key, place_of
 from fedpeft.core.states import State
 from fedpeft.inference.exported import BESIDE
+from fedpeft.inference.same_function import difference, last_part, of_export
 from fedpeft.methods import METHODS
 from fedpeft.methods.adapters import (
     CONFIG_FILE,
@@ -163,7 +163,7 @@ def read(folder: Path) -> Adapter:
         config=config,
         state=_scaled(state, paths, config, tuning),
         paths=paths,
-        base=_base(folder, config),
+        base=of_export(folder) if (folder / RECORD).is_file() else last_part(config.base_model_name_or_path),
     )
 
 
@@ -286,25 +286,6 @@ def _scaled(state: State, paths: Mapping[str, str], config: PeftConfig, tuning: 
     return scaled
 
 
-def _base(folder: Path, config: PeftConfig) -> str:
-    """Return what a folder says of its model: of a path the last part, which another machine may have elsewhere."""
-    if not (folder / RECORD).is_file():
-        return _last_part(config.base_model_name_or_path)
-    try:
-        about = read_json(folder / RECORD)
-        backbone = about["record"]["sections"]["backbone"]
-        parts = [about["family"], backbone["name"], _last_part(backbone.get("source"))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FedpeftError(f"{folder / RECORD} cannot be read ({error!r:.120}): export the model again.") from error
-    return " ".join(str(part) for part in parts if part)
-
-
-def _last_part(source: Any) -> str:
-    if not isinstance(source, str) or not source:
-        return ""
-    return Path(source).name if Path(source).is_absolute() else source
-
-
 def _check_pair(first: Adapter, other: Adapter) -> None:
     if first.tuning.name != other.tuning.name:
         raise FedpeftError(
@@ -322,13 +303,12 @@ def _check_pair(first: Adapter, other: Adapter) -> None:
                 f"{owner.name} lacks {_peft_name(first, other, min(lacking))}, which another one has: merge adapters "
                 f"of the same layers and modules."
             )
-    for setting in dataclasses.fields(first.config):
-        values = [getattr(one.config, setting.name) for one in (first, other)]
-        if setting.name not in first.tuning.may_differ and values[0] != values[1]:
-            raise FedpeftError(
-                f"{first.name} has {setting.name}={values[0]!r:.80} and {other.name} {values[1]!r:.80}: these are "
-                f"different functions, merge adapters of one setting."
-            )
+    if found := difference(first.config, other.config, scaled=True):
+        setting, *values = found
+        raise FedpeftError(
+            f"{first.name} has {setting}={values[0]!r:.80} and {other.name} {values[1]!r:.80}: these are "
+            f"different functions, merge adapters of one setting."
+        )
 
 
 def _peft_name(first: Adapter, other: Adapter, key: str) -> str:

@@ -5,17 +5,16 @@ It predicts with another adapter than the site's own where one is named:
 
 global                                the result of the run that is predicted with, which a simulator's workspace has
 a run's folder, a downloaded job      its global.safetensors
-a file *.safetensors                  the same
+a file *.safetensors                  the same; history.json or adapter/ beside it say of what configuration it is
 a folder with adapter_config.json     as PEFT, the server (adapter/) and fedpeft export write it
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors import SafetensorError
@@ -26,30 +25,34 @@ from fedpeft.alignment.low_rank import fitted
 from fedpeft.answering.answering import Batch, Batches, Scored
 from fedpeft.backbones import BACKBONES, BackboneSettings, skeleton
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import check_regular
+from fedpeft.core.files import check_regular, read_json
 from fedpeft.core.keys import LayerNumbers
 from fedpeft.core.settings import build
 from fedpeft.core.states import State, first_misfit, of_keys
-from fedpeft.core.workspace import GLOBAL_ADAPTER
+from fedpeft.core.workspace import GLOBAL_ADAPTER, HISTORY
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.readable import misfits
 from fedpeft.data.remarks import cut_questions
 from fedpeft.data.schema import Example
+from fedpeft.inference.exported import is_exported
 from fedpeft.inference.kept_model import KeptModel
 from fedpeft.job.federation import site_backbone
 from fedpeft.job.settings import CommonSettings
+from fedpeft.methods import METHODS
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
 from fedpeft.report.status import PLACES, SIMULATED
 from fedpeft.site import computing
 from fedpeft.site.metrics import THRESHOLD, Measure, new_measure
 from fedpeft.site.site_model import SiteModel, exchanged, only_head, without_head
-from fedpeft.site.site_state import ModelRecord, SiteState
+from fedpeft.site.site_state import ModelRecord
 
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-GLOBAL, CONFIG = "global", "adapter_config.json"
+    from fedpeft.methods.slot_tuning import SlotTuning
+
+GLOBAL, CONFIG, ADAPTER = "global", "adapter_config.json", "adapter"
 
 
 def find_adapter(named: str, run: Path) -> Path:
@@ -72,13 +75,14 @@ def find_adapter(named: str, run: Path) -> Path:
     )
 
 
-def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, state: SiteState) -> None:
+def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, kept: KeptModel) -> None:
     """Load an adapter together with a site's head, and with what else the method keeps at the site.
 
     It is the model with which the site would begin another round; what FedPIA would mix the adapter with is left out.
     An adapter whose head is federated brings its own.
     """
-    received = _read(model, adapter, method)
+    _check_same(model, adapter, method, kept)
+    received, state = _read(model, adapter), kept.state
     if not received:
         raise FedpeftError(f"{adapter} holds nothing, the sites of its run exchange nothing: leave --adapter out.")
     if broken := [key for key, tensor in received.items() if not tensor.isfinite().all()]:
@@ -127,45 +131,76 @@ def read_tensors(file: Path) -> State:
         raise FedpeftError(f"{file} cannot be read ({error}): download the server's result again.") from error
 
 
-def _read(model: SiteModel, adapter: Path, method: MethodSettings) -> State:
+def _read(model: SiteModel, adapter: Path) -> State:
     """Return the tensors under their keys in messages."""
     if adapter.is_file():
         return read_tensors(adapter)
     from fedpeft.methods.adapters import read_config, read_state
 
-    config, own = read_config(adapter), model.trainable.peft_config()
-    if own is not None and config.peft_type != own.peft_type:
-        theirs, ours = (str(getattr(one.peft_type, "value", one.peft_type)) for one in (config, own))
-        raise FedpeftError(
-            f"the adapter in {adapter} is of PEFT's type {theirs}, and this model's is {ours}: name one that the same "
-            f"method has trained."
+    return read_state(adapter, read_config(adapter), model.backbone.family)
+
+
+def _check_same(model: SiteModel, adapter: Path, method: MethodSettings, kept: KeptModel) -> None:
+    """Refuse an adapter with whose tensors this model would compute something else, as far as its files say."""
+    from fedpeft.inference.same_function import difference, frozen_model, of_export
+
+    family, record = model.backbone.family, kept.record
+    if is_exported(adapter):
+        own_backbone = site_backbone(record.sections["backbone"], record.site)
+        theirs, ours = (
+            of_export(adapter),
+            of_export(kept.folder) if kept.exported else frozen_model(family, own_backbone),
         )
-    if own is not None:
-        _check_config(adapter, config, own, unequal=method.rule.unequal_ranks)
-    return read_state(adapter, config, model.backbone.family)
-
-
-def _check_config(adapter: Path, config: PeftConfig, own: PeftConfig, *, unequal: bool) -> None:
-    """Refuse an adapter whose tensors another configuration would compute with."""
-    from fedpeft.methods.adapters import tuning_of
-
-    tuning = tuning_of(config)
-    names = [field.name for field in dataclasses.fields(own) if field.name not in tuning.may_differ]
-    names = [name for name in names if "dropout" not in name and not name.startswith("init")]  # of training alone
-    names += [name for name in ("alpha_pattern", "rank_pattern") if hasattr(own, name)]
-    pairs = {name: (getattr(config, name, None), getattr(own, name)) for name in names}
-    if not unequal:
-        try:
-            theirs, ours = (tuning.scale(one, "", max(getattr(one, "r", 1), 1)) for one in (config, own))
-        except (TypeError, ValueError, AttributeError) as error:  # PEFT reads values of any type
-            raise FedpeftError(f"{adapter / CONFIG} has a rank or scale that is no number: export it again.") from error
-        pairs["lora_alpha / r"] = theirs, ours
-    for name, (theirs, ours) in pairs.items():
         if theirs != ours:
             raise FedpeftError(
-                f"the adapter in {adapter} has {name}={theirs!r:.80}, and this model {ours!r:.80}, so it would compute "
-                f"something else: name one of the same settings."
+                f"the adapter in {adapter} is for the model {theirs!r:.200}, and this one is {ours!r:.200}: name one "
+                f"that was trained in the same."
             )
+    file, configs = _said_beside(adapter)
+    own = model.trainable.peft_config()
+    for config, mine in zip(configs, [own] if own else _configs(method, record.site), strict=False):
+        if config.peft_type != mine.peft_type:
+            kinds = [str(getattr(one.peft_type, "value", one.peft_type)) for one in (config, mine)]
+            raise FedpeftError(
+                f"the adapter in {adapter} is of PEFT's type {kinds[0]}, and this model's is {kinds[1]}: name one that "
+                f"the same method has trained."
+            )
+        try:
+            found = difference(config, mine, family=family)
+        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:  # PEFT reads values of any type
+            raise FedpeftError(f"{file} has a rank or scale that is no number: export it again.") from error
+        if found:
+            setting, theirs, ours = found
+            raise FedpeftError(
+                f"the adapter in {adapter} has {setting}={theirs!r:.80}, and this model {ours!r:.80}, so it would "
+                f"compute something else: name one of the same settings."
+            )
+
+
+def _said_beside(adapter: Path) -> tuple[Path, list[PeftConfig]]:
+    """Return the file that says with which configurations an adapter computes, and these; none where no file does."""
+    from fedpeft.methods.adapters import read_config
+
+    folder = adapter if adapter.is_dir() else adapter.parent / ADAPTER
+    file = adapter.parent / HISTORY
+    if adapter.is_dir() or (folder / CONFIG).is_file():
+        return folder / CONFIG, [read_config(folder)]
+    if not file.is_file():
+        return file, []
+    try:
+        method = read_json(file)["settings"]["method"]
+        chosen = {name: method[name] for name in ("name", "settings")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedpeftError(f"{file} cannot be read ({error!r:.120}): take it from the run again.") from error
+    return file, _configs(build(MethodSettings, chosen, section="method", source=str(file)), site="")
+
+
+def _configs(method: MethodSettings, site: str) -> list[PeftConfig]:
+    """Return the configurations of what a method trains in PEFT's form, or of those of its parts that it has."""
+    settings, name = method.settings_of(site), method.exported
+    parts = {name: settings} if name else {part: settings.get(part, {}) for part in method.method.parts}
+    tunings = {part: cast("SlotTuning", METHODS.get(part).tuning()) for part in parts if METHODS.get(part).exports}
+    return [tuning.config(tuning.of_peft(parts[part])) for part, tuning in tunings.items()]
 
 
 def _check(adapter: State, own: State, *, whole: bool = True) -> None:
@@ -290,7 +325,7 @@ def model_of(kept: KeptModel, adapter: Path | None = None) -> SiteModel:
         metric=record.metric,
     )
     if adapter:
-        load_with_head(model, adapter, method, kept.state)
+        load_with_head(model, adapter, method, kept)
     else:
         model.restore(kept.state)
     return model

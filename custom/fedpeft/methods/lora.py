@@ -224,13 +224,16 @@ class LoraTuning(SlotTuning):
         alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), path), config.lora_alpha)
         return alpha / (math.sqrt(width) if config.use_rslora else width)
 
+    def starts(self, config: LoraConfig) -> set[str]:
+        return set() if config.init_lora_weights in PLAIN_STARTS else {"init_lora_weights", "r"}
+
     def check_merge(self, config: LoraConfig) -> None:
         plain = type(config)()
         for field in dataclasses.fields(config):
             known = field.name in PLAIN or field.name in self.may_differ
             if not known and getattr(config, field.name) != getattr(plain, field.name):
                 raise FedpeftError(f"it has PEFT's setting {field.name}, with which it computes more than B A.")
-        if config.init_lora_weights not in PLAIN_STARTS:
+        if self.starts(config):
             raise FedpeftError(
                 f"it has init_lora_weights={config.init_lora_weights!r:.80}, which changed the weights of its own "
                 f"model."

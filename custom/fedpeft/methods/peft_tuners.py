@@ -132,7 +132,10 @@ class IA3Tuning(PeftTuning):
 
     def fit(self, model: nn.Module, config: Any) -> None:
         super().fit(model, config)
-        templates = self.templates(config, None)
+        self.settle(config, None)
+
+    def settle(self, config: Any, family: str | None) -> None:
+        templates = self.templates(config, family)
         scaled = {role: path for role, path in templates.items() if role.endswith(SCALED_INPUT)}
         if config.feedforward_modules is None:
             config.feedforward_modules = pattern_of(scaled) if scaled else []

@@ -157,6 +157,9 @@ class SlotTuning(Tuning, ABC):
     def fit(self, model: nn.Module, config: PeftConfig) -> None:
         """Complete a configuration with what depends on the model, before PEFT reads it."""
 
+    def settle(self, config: PeftConfig, family: str | None) -> None:
+        """Write into a configuration what follows from its other settings, where it is left to them."""
+
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Any:
         backbone.requires_grad_(False)
         return AdapterTrainable(backbone, self.config(self.seeded(self.of_peft(settings), seed)), seed=seed)
@@ -198,6 +201,10 @@ class SlotTuning(Tuning, ABC):
     def scale(self, config: PeftConfig, path: str, width: int) -> float:
         """Return the factor by which the last matrix of an adapter counts in a module, of this width or rank."""
         return 1.0
+
+    def starts(self, config: PeftConfig) -> set[str]:
+        """Return the names of the settings with which the first values of an adapter changed the frozen weights."""
+        return set()
 
     def check_merge(self, config: PeftConfig) -> None:
         """Refuse a configuration with which the tensors alone do not say what the adapter computes."""

@@ -1,0 +1,94 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Whether tensors compute the same in two places: the configurations of their adapters, and the frozen models.
+
+`fedpeft merge` asks it of two adapters, `fedpeft predict --adapter` of an adapter and the model that it goes into.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpeft.backbones import BACKBONES, BackboneSettings
+from fedpeft.backbones.registry import FROZEN
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import read_json
+from fedpeft.methods.adapters import tuning_of
+from fedpeft.site.site_state import RECORD
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+PATTERNS = ("rank_pattern", "alpha_pattern")
+SCALE = "lora_alpha / r"
+
+
+def difference(
+    one: PeftConfig, other: PeftConfig, *, family: str | None = None, scaled: bool = False
+) -> tuple[str, Any, Any] | None:
+    """Return the first setting by which two configurations compute another function, and its values; None: none.
+
+    What is of training alone may differ: dropout, and first values that leave the frozen weights as they are. So may
+    sizes, which the tensors show; `scaled` says that products count as they stand. The family of their model says what
+    they leave to it.
+    """
+    tuning = tuning_of(other)
+    if family:
+        tuning.settle(one, family)
+        tuning.settle(other, family)
+    names = [field.name for field in dataclasses.fields(other) if field.name not in tuning.may_differ]
+    names = [name for name in names if "dropout" not in name and not name.startswith("init")]
+    names += sorted(tuning.starts(one) | tuning.starts(other))
+    if not scaled:
+        names += [name for name in PATTERNS if hasattr(other, name)]
+    for name in names:
+        theirs, ours = getattr(one, name, None), getattr(other, name)
+        if theirs != ours:
+            return name, theirs, ours
+    for theirs, ours in () if scaled else zip(_scales(one), _scales(other), strict=True):
+        if not math.isclose(theirs, ours):
+            return SCALE, theirs, ours
+    return None
+
+
+def _scales(config: PeftConfig) -> Iterator[float]:
+    """Yield the factors by which products count: in most modules, and in those that a pattern names."""
+    tuning, ranks = tuning_of(config), getattr(config, "rank_pattern", None) or {}
+    for path in ("", *ranks, *(getattr(config, "alpha_pattern", None) or {})):
+        yield tuning.scale(config, path, max(ranks.get(path, getattr(config, "r", 1)), 1))
+
+
+def of_export(folder: Path) -> str:
+    """Return what an exported folder says of its frozen model; see `frozen_model`."""
+    try:
+        about = read_json(folder / RECORD)
+        return frozen_model(about["family"], about["record"]["sections"]["backbone"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FedpeftError(f"{folder / RECORD} cannot be read ({error!r:.120}): export the model again.") from error
+
+
+def frozen_model(family: str, backbone: Mapping[str, Any]) -> str:
+    """Return in words what the frozen model of a section `backbone` is: equal words, equal functions.
+
+    Settings of their default are left out, and those that change no weight: sizes of images and texts.
+    """
+    name = backbone.get("name", BackboneSettings.name)
+    words = [family, name]
+    for field in dataclasses.fields(BackboneSettings):
+        value = backbone.get(field.name)
+        if field.name in ("source", "image_source"):
+            default = getattr(BACKBONES.get(name), f"default_{field.name}") if name in BACKBONES.names() else ""
+            words.append(last_part(value or default))
+        elif FROZEN in field.metadata and value not in (None, field.default):
+            words.append(f"{field.name}={value}")
+    return " ".join(str(word) for word in words if word)
+
+
+def last_part(source: Any) -> str:
+    """Return of a path the last part, which another machine may have elsewhere, and a hub name as it is."""
+    if not isinstance(source, str) or not source:
+        return ""
+    return Path(source).name if Path(source).is_absolute() else source
