@@ -7,9 +7,10 @@
     python benchmarks/real_images.py --table                             # the tables of what is there, without a run
     python benchmarks/publish.py --write                                 # the same in the docs
 
-Every method trains Houlsby adapters with the rounds and steps of the task's job, and heads stay at the sites. With the
-job's backbone each method runs with every rate of `RATES`, and its row has the rate that is best on the sites'
-validation splits, the mean of its seeds and their last three rounds; with the tiny ones all have one rate. Two rows are
+Every method trains Houlsby adapters with the steps of the task's job, and heads stay at the sites. With the job's
+backbone each method runs with every rate of `RATES`, and its row has, of the rates with most seeds, the one that is
+best on the sites' validation splits, the mean of the seeds and the last three rounds; with the tiny ones all have one
+rate, and VQA-RAD five rounds. Two rows are
 on demand: `fedavg, one head` averages the head too, and `pooled` trains one adapter on the batches of all sites, with a
 head for each. A figure is the mean of the sites and the last three rounds, as in `study.py`, of what the task is
 measured by. A run is one line of `benchmarks/results/real_images.jsonl`; what is there is not run again.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
@@ -105,7 +107,7 @@ def on_validation(line: Mapping[str, Any]) -> float:
     figures = [
         site["validation"] for sites in line["rounds"][-study.LAST :] for site in sites.values() if len(site) > 1
     ]
-    return 100 * statistics.fmean(figures)
+    return 100 * statistics.fmean(figures) if figures else -math.inf
 
 
 def at_own_rates(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

@@ -90,6 +90,20 @@ def test_it_reads_what_the_model_reads(name, folders):
     assert backbone.num_layers == 2
 
 
+@pytest.mark.parametrize("name", ["bert", "distilbert", "clip", "dual_encoder", "gpt2"])
+def test_features_depend_on_no_other_text_where_the_tokenizer_was_saved_with_padding_on_the_left(name, tmp_path):
+    """As one is after it padded prompts: positions, and the first token, would depend on the longest text."""
+    folder = (MODELS | {"gpt2": gpt2})[name](tmp_path)
+    for file in folder.rglob("tokenizer_config.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"padding_side": "left"}))
+    backbone = load(folder).eval()
+    with torch.no_grad():
+        together = backbone(**backbone.collate(pictures(), QUESTIONS))
+        for row, question in enumerate(QUESTIONS):
+            alone = backbone(**backbone.collate(pictures()[row : row + 1], [question]))
+            assert torch.allclose(alone, together[row : row + 1], atol=1e-5)
+
+
 ONE_TOWER = ("bert", "distilbert", "dinov2")
 
 

@@ -143,7 +143,7 @@ ENDS = {"after all rounds": {"rounds": 2}, "early": {"rounds": 6, "patience": 1}
 def test_a_finished_job_has_nothing_left(run, settings):
     run(**settings)
     _, manifest, _ = run(resume_from="latest", **settings)
-    assert "has finished all its 2 rounds: nothing is left to resume" in manifest["reason"]
+    assert "has its results, after round 2: nothing is left to resume" in manifest["reason"]
 
 
 @pytest.mark.parametrize("settings", ENDS.values(), ids=ENDS)

@@ -130,7 +130,7 @@ def test_what_the_killed_run_left_is_beside_the_workspace(used):
 
 def test_a_completed_run_that_is_resumed_keeps_its_results(used):
     assert used.once_more.code == 1
-    assert f"has finished all its {ROUNDS} rounds: nothing is left to resume." in used.once_more.error
+    assert f"has its results, after round {ROUNDS}: nothing is left to resume." in used.once_more.error
     assert used.same
 
 

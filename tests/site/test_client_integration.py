@@ -8,6 +8,7 @@ from fedpeft.alignment import PIASettings, settings
 from fedpeft.alignment.client_pia import align_global, start_merged
 from fedpeft.alignment.settings import FORMER_INTEGRATIONS, SHARES, _say_former_name
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import by_place
 from fedpeft.core.settings import build
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
@@ -197,6 +198,24 @@ def test_an_accepted_plan_never_raises_the_loss_of_the_merged_adapter(two, each_
     accepted = accepted_global(own, other, aligned, share=share, loss=loss, each_place=each_place)
     merged = [loss(start_merged(own, state, share)) for state in (accepted, other)]
     assert merged[0] <= merged[1]
+
+
+def test_which_plans_are_taken_does_not_depend_on_the_order_of_the_keys(two):
+    """Tensors come from another process in an order that differs from call to call."""
+    learner, own, other, probe = two
+    aligned, _ = align_global(other, own, settings=PIASettings(support="weights"))
+
+    def loss(state):
+        return learner.loss(probe, state)
+
+    taken = [
+        accepted_global(own, {key: other[key] for key in keys}, aligned, share=0.5, loss=loss, each_place=True)
+        for keys in (list(other), sorted(other), reversed(list(other)))
+    ]
+    assert equal(taken[0], taken[1])
+    assert equal(taken[0], taken[2])
+    assert by_place(other) == by_place(reversed(list(other)))
+    assert [*by_place(other)] == [*by_place(reversed(list(other)))]
 
 
 def test_a_plan_that_raises_the_loss_is_not_taken(two):

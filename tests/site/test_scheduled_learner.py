@@ -87,6 +87,19 @@ def test_fedselect_scores_what_the_sites_own_training_changed(sections, tmp_path
         changed = {site: learner.changes for site, learner in learners.items()}
 
 
+def test_scores_depend_on_nothing_that_the_process_drew_before(sections, tmp_path):
+    """As transformers' ViLT does: it draws the order of the patches where images differ in size."""
+    chosen = sections(*UPPER_LAYER, "schedule.score=lntk", "method.aggregation=fedavg")
+    learner = Learner.from_sections(chosen, site="slake", folder=tmp_path)
+    drawn, first = [], learner.first_state()
+    learner.model.backbone.register_forward_pre_hook(lambda *_: drawn.append(float(torch.rand(()))))
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        learner.score_layers(1, first)
+    half = len(drawn) // 2
+    assert drawn[:half] == drawn[half:] != []
+
+
 def test_a_layer_that_was_never_trained_counts_as_the_most_changed_one(sections, tmp_path):
     made = sections(*CHANGES, "schedule.scoring=with_reply")
     learner = Learner.from_sections(made, site="slake", folder=tmp_path)

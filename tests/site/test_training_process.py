@@ -254,3 +254,12 @@ def test_it_ends_with_its_owner_even_if_that_is_killed():
     owner.kill()
     owner.communicate()
     assert not psutil.wait_procs([worker], timeout=60)[1]
+
+
+def test_tensors_come_in_one_order_however_they_were_sent():
+    names = [f"layer.{number}.output.up.weight" for number in range(12)]
+    for order in (names, names[::-1]):
+        ours, theirs = Pipe()
+        send(ours, {"do": "train"}, {name: torch.zeros(1) for name in order})
+        _, tensors = unpack(receive(theirs))
+        assert list(tensors) == sorted(names)

@@ -97,8 +97,12 @@ class TransformersModel(nn.Module):
         self._options = {} if inputs is None else _options(inputs.names)
 
     def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
-        """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch of what the model reads."""
-        return self.inputs(images, questions)
+        """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch of what the model reads.
+
+        Texts are padded on the right, whatever the tokenizer was saved with: a position, and the first token, would
+        otherwise depend on the longest text of the batch.
+        """
+        return self.inputs(images, questions, padding_side="right")
 
     @property
     def text_length(self) -> int:

@@ -112,7 +112,7 @@ def _finish(
     out.mkdir(parents=True, exist_ok=True)
     texts = {"md": markdown(table), "csv": csv_of(table), "tex": latex(table), "html": html}
     files = {f"{NAME}.{kind}": text.encode() for kind, text in texts.items()} | {f"{NAME}.svg": svg}
-    if not losses:  # those of an earlier comparison
+    if not losses and (out / f"{NAME}.html").is_file():  # those of an earlier comparison
         (out / LOSSES).unlink(missing_ok=True)
     for name, content in (files | ({LOSSES: losses} if losses else {})).items():
         with replacing(out / name) as draft:

@@ -103,13 +103,18 @@ def belongs(key: str, layers: Sequence[int] | None) -> bool:
 
 
 def by_place(keys: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Group keys: place -> tensor name -> key; a key without a slot forms a place of its own."""
-    grouped: dict[str, dict[str, str]] = {}
-    for key in keys:
+    """Group keys: place -> tensor name -> key; a key without a slot forms a place of its own.
+
+    Places stand in the order of layers and slots, names in that of the alphabet: what is decided or added up one after
+    the other does not depend on how the tensors came.
+    """
+    grouped: dict[tuple[int, str, str], dict[str, str]] = {}
+    for key in sorted(keys):
         match = _SLOT_KEY.fullmatch(key)
-        place, name = (place_of(int(match[1]), match[2]), match[3]) if match else (key, key)
-        grouped.setdefault(place, {})[name] = key
-    return grouped
+        layer, slot, name = (int(match[1]), match[2], match[3]) if match else (-1, key, key)
+        place = place_of(layer, slot) if match else key
+        grouped.setdefault((layer, slot, place), {})[name] = key
+    return {place: names for (*_, place), names in sorted(grouped.items(), key=lambda one: one[0])}
 
 
 T = TypeVar("T")

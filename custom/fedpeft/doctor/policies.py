@@ -217,17 +217,15 @@ def _settings(arguments: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob])
     except FedpeftError as error:
         return failed(f"{file} is wrong, so that every reply is blocked: {error}")
     for job in jobs:
-        agrees = job.method.aligns and cast(PIASettings, job.method.pia).follows_agreement
-        if (
-            setting := "method.pia.share='agreement'"
-            if agrees
-            else "training.scaffold"
-            if job.training.scaffold
-            else ""
-        ):
+        if job.method.aligns and cast(PIASettings, job.method.pia).follows_agreement:
             return failed(
-                f"{setting} compares what this site trained with the mean of what left the sites, and {file} clips it: "
-                f"use a number as method.pia.share, leave training.scaffold out, or set privacy to 'off' in {file}."
+                f"method.pia.share='agreement' takes what this site trained off the mean, and {file} clips it, so "
+                f"every reply after the first is blocked: use a number as method.pia.share."
+            )
+        if job.training.scaffold:
+            return warned(
+                f"training.scaffold compares what this site trained with the mean, and {file} clips it, so the "
+                f"corrections are wrong: leave training.scaffold out."
             )
     if not settings.noise:
         return passed(f"what leaves this site is checked and clipped at {settings.clip}, not noised.")

@@ -26,7 +26,7 @@ from fedpeft.core.files import check_folder, replacing
 from fedpeft.core.keys import SHARED, by_place, parse_key, place_of
 from fedpeft.core.states import State
 from fedpeft.inference.exported import BESIDE
-from fedpeft.inference.same_function import difference, last_part, of_export
+from fedpeft.inference.same_function import alike, difference, last_part, of_export
 from fedpeft.methods import METHODS
 from fedpeft.methods.adapters import (
     CONFIG_FILE,
@@ -292,7 +292,7 @@ def _check_pair(first: Adapter, other: Adapter) -> None:
             f"{first.name} is an adapter of method {first.tuning.name} and {other.name} of {other.tuning.name}: merge "
             f"adapters of one method."
         )
-    if first.base and other.base and first.base != other.base:
+    if first.base and other.base and not alike(first.base, other.base):
         raise FedpeftError(
             f"{first.name} is for the model {first.base!r:.200} and {other.name} for {other.base!r:.200}: merge "
             f"adapters of one model."

@@ -142,7 +142,7 @@ def _read(model: SiteModel, adapter: Path) -> State:
 
 def _check_same(model: SiteModel, adapter: Path, method: MethodSettings, kept: KeptModel) -> None:
     """Refuse an adapter with whose tensors this model would compute something else, as far as its files say."""
-    from fedpeft.inference.same_function import difference, frozen_model, of_export
+    from fedpeft.inference.same_function import alike, difference, frozen_model, of_export
 
     family, record = model.backbone.family, kept.record
     if is_exported(adapter):
@@ -151,10 +151,10 @@ def _check_same(model: SiteModel, adapter: Path, method: MethodSettings, kept: K
             of_export(adapter),
             of_export(kept.folder) if kept.exported else frozen_model(family, own_backbone),
         )
-        if theirs != ours:
+        if not alike(theirs, ours):
             raise FedpeftError(
                 f"the adapter in {adapter} is for the model {theirs!r:.200}, and this one is {ours!r:.200}: name one "
-                f"that was trained in the same."
+                f"that was trained in the same, or call the folders of the same weights alike."
             )
     file, configs = _said_beside(adapter)
     own = model.trainable.peft_config()

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,10 +37,9 @@ def difference(
     sizes, which the tensors show; `scaled` says that products count as they stand. The family of their model says what
     they leave to it.
     """
-    tuning = tuning_of(other)
-    if family:
-        tuning.settle(one, family)
-        tuning.settle(other, family)
+    tuning, one, other = tuning_of(other), copy.deepcopy(one), copy.deepcopy(other)
+    for config in (one, other) if family else ():
+        tuning.settle(config, family)
     names = [field.name for field in dataclasses.fields(other) if field.name not in tuning.may_differ]
     names = [name for name in names if "dropout" not in name and not name.startswith("init")]
     names += sorted(tuning.starts(one) | tuning.starts(other))
@@ -71,7 +72,7 @@ def of_export(folder: Path) -> str:
 
 
 def frozen_model(family: str, backbone: Mapping[str, Any]) -> str:
-    """Return in words what the frozen model of a section `backbone` is: equal words, equal functions.
+    """Return in words what the frozen model of a section `backbone` is; see `alike`.
 
     Settings of their default are left out, and those that change no weight: sizes of images and texts.
     """
@@ -87,8 +88,18 @@ def frozen_model(family: str, backbone: Mapping[str, Any]) -> str:
     return " ".join(str(word) for word in words if word)
 
 
+ELSEWHERE = ".../"
+
+
 def last_part(source: Any) -> str:
-    """Return of a path the last part, which another machine may have elsewhere, and a hub name as it is."""
+    """Return of a path the last part, which another machine may have elsewhere, and a hub name without its commit."""
     if not isinstance(source, str) or not source:
         return ""
-    return Path(source).name if Path(source).is_absolute() else source
+    return f"{ELSEWHERE}{Path(source).name}" if Path(source).is_absolute() else source.partition("@")[0]
+
+
+def alike(one: str, other: str) -> bool:
+    """Return whether the words of two frozen models are equal; of a folder and a hub name, their last parts."""
+    pairs = list(itertools.zip_longest(one.split(" "), other.split(" "), fillvalue=""))
+    local = [ELSEWHERE in "".join(pair) for pair in pairs]
+    return all(a == b or (path and Path(a).name == Path(b).name) for (a, b), path in zip(pairs, local, strict=True))

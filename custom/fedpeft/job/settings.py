@@ -141,15 +141,17 @@ def check_drawn(
         )
     if not schedule.scored:
         return
+    value = ""
     if schedule.scoring != "fresh":
-        reason, setting = f"schedule.scoring is {schedule.scoring!r}", "schedule.scoring to 'fresh'"
+        setting, value = "schedule.scoring", "'fresh'"
     elif 1 < schedule.every < training.rounds:
-        reason, setting = f"schedule.every is {schedule.every}", "schedule.every to 1"
-    if reason:
+        setting, value = "schedule.every", "1"
+    if value:
         raise FedpeftError(
-            f"{reason}, and schedule.clients_per_round may draw a site in other rounds alone, so that its scores would "
-            f"grow old: set {setting}, or schedule.clients_per_round to 0.",
-            setting=setting.partition(" ")[0],
+            f"{setting} is {getattr(schedule, setting.partition('.')[2])!r}, and schedule.clients_per_round may draw a "
+            f"site in other rounds alone, so that its scores would grow old: set {setting} to {value}, or "
+            f"schedule.clients_per_round to 0.",
+            setting=setting,
         )
 
 

@@ -47,9 +47,10 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
     }
     folder = Path(out_dir)
     written = {}
-    outdated = {f"{name}.svg" for name in SECTIONS if name != "curves"} - {name for name, _ in contents.values()}
-    if not _is_in(folder, source):
-        outdated.add(SURFACE)
+    outdated: set[str] = set()
+    if (folder / contents["page"][0]).is_file():  # of an earlier report
+        outdated = {f"{name}.svg" for name in SECTIONS if name != "curves"} - {name for name, _ in contents.values()}
+        outdated |= set() if _is_in(folder, source) else {SURFACE}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in outdated:
@@ -65,7 +66,8 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
 def _is_in(folder: Path, source: str | Path) -> bool:
     """Return whether a folder lies in that of a run, and so has this run's report alone."""
     run = Path(source).resolve()
-    return (run.parent if run.is_file() else run) in folder.resolve().parents
+    inside = folder.resolve()
+    return (run.parent if run.is_file() else run) in (inside, *inside.parents)
 
 
 def show(source: str | Path, *, console: Console | None = None, metrics: Sequence[str] = ("overall",)) -> None:

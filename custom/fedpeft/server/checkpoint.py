@@ -128,7 +128,7 @@ def to_resume(
     check_same(checkpoint, settings)
     if _is_completed(checkpoint, lineages):
         raise FedpeftError(
-            f"{checkpoint.lineage} has finished all its {checkpoint.round} rounds: nothing is left to resume."
+            f"{checkpoint.lineage} has its results, after round {checkpoint.round}: nothing is left to resume."
         )
     return checkpoint
 
@@ -136,7 +136,7 @@ def to_resume(
 def complete(folder: Path) -> None:
     """Note in a lineage's folder that its job has the results of its last round."""
     if rounds := sorted(folder.glob("round-*")):
-        write_json(folder / COMPLETED, {"round": _facts(rounds[-1])["round"]})
+        write_json(folder / COMPLETED, {"round": int(rounds[-1].name.removeprefix("round-"))})
 
 
 def _is_completed(checkpoint: Checkpoint, lineages: Path) -> bool:

@@ -169,7 +169,10 @@ class JobRun:
             self._importing.join()  # two threads that import the same modules may meet half-way
             export_adapter(recorder.folder / ADAPTER, state, job.method, family=first.family, slots=first.slots)
         lines = recorder.complete()
-        checkpoint.complete(lineage_folder(self._place.lineages, self._lineage))
+        try:
+            checkpoint.complete(lineage_folder(self._place.lineages, self._lineage))
+        except FedpeftError as error:
+            self._host.warning(f"the job is complete, and a job that resumes it will not be told so: {error}")
         return lines
 
     def _checkpoint(self) -> Checkpoint | None:

@@ -66,7 +66,7 @@ def assign(
     return Assignment(
         numbers=list(layers),
         layers={site: [layers[int(i)] for i in np.flatnonzero(row)] for site, row in zip(sites, mask, strict=True)},
-        scores={site: [float(value) for value in scores[site]] for site in sites if scores[site]},
+        scores={site: row.tolist() for site, row in zip(sites, table, strict=True) if scores[site]},
         importance=float((table * mask).sum()) if settings.scored else None,
         variance=float(mask.sum(axis=0).var()),
     )

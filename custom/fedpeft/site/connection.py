@@ -74,7 +74,7 @@ def _tensors(blob: bytes) -> dict[str, Any]:
     from safetensors.torch import load
 
     try:
-        return load(blob)
+        return dict(sorted(load(blob).items()))  # they come in an order that differs from call to call
     except SafetensorError as error:
         raise BadFrame(f"tensors that are not safetensors: {error}") from error
 

@@ -106,18 +106,20 @@ def _scores(
     seed: int,
     **options: Any,
 ) -> list[float]:
-    return score(
-        lambda batch: answering(batch.inputs),
-        layers,
-        batches,
-        _losses(answering),
-        outputs=lambda logits, batch: answering.outputs(logits, batch.target),
-        method=settings.score,
-        generator=torch.Generator().manual_seed(seed),
-        model=answering,
-        **options,
-        **settings.score_settings,
-    ).tolist()
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)  # ViLT draws the order of padded patches
+        return score(
+            lambda batch: answering(batch.inputs),
+            layers,
+            batches,
+            _losses(answering),
+            outputs=lambda logits, batch: answering.outputs(logits, batch.target),
+            method=settings.score,
+            generator=torch.Generator().manual_seed(seed),
+            model=answering,
+            **options,
+            **settings.score_settings,
+        ).tolist()
 
 
 def _losses(answering: Answering) -> Callable[[torch.Tensor, Batch], torch.Tensor]:

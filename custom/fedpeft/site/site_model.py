@@ -119,7 +119,7 @@ class SiteModel:
         self.training, self.vocabulary = training, vocabulary
         # in a notebook there is no job that was checked before
         method.check_schedule(active=schedule.active, joins=schedule.joins)
-        check_schemes(method, training)
+        check_schemes(method, training, joins=schedule.joins)
         self.device = computing.device_of(training)
         self._labelled, self._own_head = labelled, not method.federates_head
         own_start = method.initialization == "own" or site in schedule.joins
