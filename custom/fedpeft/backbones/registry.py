@@ -117,7 +117,9 @@ _add(
 
 MAX_PROMPT_LENGTH = 400
 MAX_GRID = 16  # ViT-B/16 has 14
-FROZEN = "frozen"  # in the metadata of a field: adapters were trained in another model where its value is another
+# In the metadata of a field: adapters were trained in another model where its value is another. Of weights, the name
+# under which the registry has their default.
+FROZEN = "frozen"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +148,8 @@ class BackboneSettings:
     """
 
     name: str = "tiny-vilt"
-    source: str | None = field(default=None, metadata={FROZEN: True})
-    image_source: str | None = field(default=None, metadata={FROZEN: True})
+    source: str | None = field(default=None, metadata={FROZEN: "default_source"})
+    image_source: str | None = field(default=None, metadata={FROZEN: "default_image_source"})
     image_size: int | None = field(default=None, metadata={MAX_BY: "max_image_size"})
     image_grid: int = field(default=3, metadata={**within(1, MAX_GRID), FROZEN: True})
     image_features: bool = True

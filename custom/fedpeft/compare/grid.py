@@ -17,7 +17,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.data.settings import NATURAL, DataSettings
 from fedpeft.job.composing import check, check_used
 from fedpeft.job.yaml_values import parse
-from fedpeft.scheduling.settings import ALL
+from fedpeft.scheduling.settings import ALL, OF_SITES
 
 SITES = "federation.sites"
 OF_SINGLE_SITES = (
@@ -129,8 +129,8 @@ def _is_count(setting: str, value: Any) -> bool:
 
 def _check_read(setting: str, sections: Mapping[str, Any], job: str) -> None:
     """Refuse a setting of layers where none are scheduled."""
-    name, free = setting.removeprefix("schedule."), ("solver", "clients_per_round", "joins")
-    if name != setting and name not in free and sections["schedule"].get("solver", ALL) == ALL:
+    name = setting.removeprefix("schedule.")
+    if name != setting and name not in ("solver", *OF_SITES) and sections["schedule"].get("solver", ALL) == ALL:
         raise FedpeftError(
             f"{setting} changes nothing in {job}, where all sites train all layers: set schedule.solver as well."
         )

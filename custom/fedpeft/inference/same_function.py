@@ -77,13 +77,13 @@ def frozen_model(family: str, backbone: Mapping[str, Any]) -> str:
     Settings of their default are left out, and those that change no weight: sizes of images and texts.
     """
     name = backbone.get("name", BackboneSettings.name)
+    registered = BACKBONES.get(name) if name in BACKBONES.names() else None
     words = [family, name]
     for field in dataclasses.fields(BackboneSettings):
-        value = backbone.get(field.name)
-        if field.name in ("source", "image_source"):
-            default = getattr(BACKBONES.get(name), f"default_{field.name}") if name in BACKBONES.names() else ""
-            words.append(last_part(value or default))
-        elif FROZEN in field.metadata and value not in (None, field.default):
+        value, frozen = backbone.get(field.name), field.metadata.get(FROZEN)
+        if isinstance(frozen, str):
+            words.append(last_part(value or getattr(registered, frozen, "")))
+        elif frozen and value not in (None, field.default):
             words.append(f"{field.name}={value}")
     return " ".join(str(word) for word in words if word)
 

@@ -62,6 +62,9 @@ def _check_own(section: Mapping[str, Any], method: TuningMethod) -> None:
         )
 
 
+OF_SITES = ("clients_per_round", "joins")  # which sites take part, also where no layers are scheduled
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
     """Which layers a site trains in a round: the `schedule` section of a job.
@@ -152,8 +155,7 @@ class ScheduleSettings:
     def acting(self) -> dict[str, Any]:
         """Return the settings that act: all where layers are scheduled, else which sites take part, as far as set."""
         settings = asdict(self)
-        taking_part = {name: settings[name] for name in ("clients_per_round", "joins") if settings[name]}
-        return settings if self.active else taking_part
+        return settings if self.active else {name: settings[name] for name in OF_SITES if settings[name]}
 
     @property
     def scored(self) -> bool:
