@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedpeft.job.settings import CommonSettings
+from fedpeft.job.settings import CommonSettings, check_drawn
 from fedpeft.protocol.secure_sum import without_masks
 from fedpeft.protocol.types import SCORE, Introduction, Order, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.server import first_adapter
@@ -44,12 +44,13 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
         quorum: accepted updates that a round needs, or all of it where these are fewer.
 
     Raises:
-        FedpeftError: the check of updates leaves fewer.
+        FedpeftError: the check of updates leaves fewer, or settings need every site in every round.
     """
     for learner in learners.values():
         site_state.clear(learner.folder)
     first = next(iter(learners.values()))
     job = CommonSettings(first.method, first.training, first.schedule)
+    check_drawn(*job, learners)  # in a notebook there is no job that was checked before
     sites = _LocalSites(learners, salts)
     rounds = Rounds(job, _introductions(learners), sites, Aggregator(job.method), lineage="", needed=quorum)
     measured: list[Sites] = []

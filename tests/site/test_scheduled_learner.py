@@ -100,6 +100,14 @@ def test_scores_depend_on_nothing_that_the_process_drew_before(sections, tmp_pat
     assert drawn[:half] == drawn[half:] != []
 
 
+def test_a_notebooks_federation_refuses_scores_that_grow_old_as_a_job_does(sections, tmp_path):
+    chosen = sections(*UPPER_LAYER, "method.aggregation=fedavg", "schedule.scoring=with_reply")
+    chosen["schedule"]["clients_per_round"] = 1
+    learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
+    with pytest.raises(FedpeftError, match=r"schedule.scoring is 'with_reply'.* set schedule.scoring to 'fresh'"):
+        next(iter(federate(learners)))
+
+
 def test_a_layer_that_was_never_trained_counts_as_the_most_changed_one(sections, tmp_path):
     made = sections(*CHANGES, "schedule.scoring=with_reply")
     learner = Learner.from_sections(made, site="slake", folder=tmp_path)

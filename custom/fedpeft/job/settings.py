@@ -122,10 +122,10 @@ def _refused(method: MethodSettings, setting: str, does: str, why: str) -> Fedpe
 
 
 def check_drawn(
-    method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings, federation: FederationSettings
+    method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings, sites: Collection[str]
 ) -> None:
     """Refuse what single rounds do for every site, where some are drawn for other rounds alone."""
-    if not 0 < schedule.clients_per_round < len(federation.sites):
+    if not 0 < schedule.clients_per_round < len(sites):
         return
     reason, setting = "", ""
     if training.first_epochs:
@@ -217,7 +217,7 @@ class ServerJob:
         check_secure_sum(method, schedule, federation)
         check_relay_sums(method, training, schedule, federation)
         check_joins(schedule.joins, federation, rounds=training.rounds)
-        check_drawn(method, training, schedule, federation)
+        check_drawn(method, training, schedule, federation.sites)
         check_layers(method, schedule)
         return cls(federation=federation, method=method, training=training, schedule=schedule)
 
