@@ -54,7 +54,8 @@ def tables() -> dict[str, str]:
     order = list(every_method.EVERY)
     compared.sort(key=lambda run: (order.index(run["method"]), run["seed"]))
     tried = json_lines.read(every_method.RATES)
-    real = real_images.tables(json_lines.read(real_images.RESULTS))
+    pictures = json_lines.read(real_images.RESULTS)
+    real = (*real_images.tables(pictures), *real_images.rates(pictures))
     return {
         **{table.title: table.markdown() if table.rows else NONE for table in real},
         **{

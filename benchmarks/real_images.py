@@ -10,10 +10,10 @@
 Every method trains Houlsby adapters with the steps of the task's job, and heads stay at the sites. With the job's
 backbone each method runs with every rate of `RATES`, and its row has, of the rates with most seeds, the one that is
 best on the sites' validation splits, the mean of the seeds and the last three rounds; with the tiny ones all have one
-rate, and VQA-RAD five rounds. Two rows are
-on demand: `fedavg, one head` averages the head too, and `pooled` trains one adapter on the batches of all sites, with a
-head for each. A figure is the mean of the sites and the last three rounds, as in `study.py`, of what the task is
-measured by. A run is one line of `benchmarks/results/real_images.jsonl`; what is there is not run again.
+rate, and VQA-RAD five rounds. Two rows are on demand: `fedavg, one head` averages the head too, and `pooled` trains one
+adapter on the batches of all sites, with a head for each. A figure is the mean of the sites and the last three rounds,
+as in `study.py`, of what the task is measured by. A run is one line of `benchmarks/results/real_images.jsonl`; what is
+there is not run again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ ROWS = {
     ONE_HEAD: ["method.aggregation=fedavg", "method.head=federated"],  # where all sites have the same classes
     POOLED: learning.METHODS[POOLED],
 }
-WITHOUT_RATE = ("classifier",)  # rows that train no adapter
 ENCODED = EncodedImages()  # of this process, in which runs follow each other
 Run = tuple[str, str, int, str, float | None]  # task, row of the study, seed, backbone, rate of the adapters
 
@@ -103,10 +102,12 @@ def key_of(line: Mapping[str, Any]) -> Run:
 
 
 def on_validation(line: Mapping[str, Any]) -> float:
-    """What a rate is chosen by: the mean of the sites with a validation split and of the last rounds, in percent."""
-    figures = [
-        site["validation"] for sites in line["rounds"][-study.LAST :] for site in sites.values() if len(site) > 1
-    ]
+    """What a rate is chosen by: the mean of the sites with a validation split and of the last rounds, in percent.
+
+    A run without any counts below all others.
+    """
+    measured = [site for sites in line["rounds"][-study.LAST :] for site in sites.values()]
+    figures = [site["validation"] for site in measured if "validation" in site]
     return 100 * statistics.fmean(figures) if figures else -math.inf
 
 
@@ -144,6 +145,24 @@ def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
         yield ResultTable(f"{task} {TINY[task]}" if tiny else task, columns, rows)
 
 
+def rates(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
+    """A table for each task of the rates that were tried with the job's backbone: what they have on validation."""
+    for task, metric in TASKS.items():
+        runs: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+        for line in lines:
+            if line["task"] == task and line.get("rate") and math.isfinite(on_validation(line)):
+                runs.setdefault((line["method"], line["rate"]), []).append(line)
+        ordered = sorted(runs, key=lambda one: ([*ROWS].index(one[0]), one[1]))
+        rows = []
+        for method, rate in ordered:
+            own = runs[method, rate]
+            figures = (_mean_on_validation(own), statistics.fmean(study.figure(dict(one)) for one in own))
+            seeds = ", ".join(str(one["seed"]) for one in sorted(own, key=lambda one: one["seed"]))
+            rows.append((method, str(rate), *(f"{figure:.1f}" for figure in figures), seeds))
+        if rows:
+            yield ResultTable(f"{task} rates", ("method", "rate", "on validation %", metric, "seeds"), rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help=", ".join(TASKS))
@@ -168,7 +187,7 @@ def main() -> None:
         for seed in chosen.seeds
         for task in chosen.tasks
         for method in chosen.methods
-        for rate in ([None] if chosen.tiny or method in WITHOUT_RATE else chosen.rates)
+        for rate in ([None] if chosen.tiny or method in study.HEADS else chosen.rates)
         if (task, method) != ("vqa_rad", ONE_HEAD)  # its sites have answers of their own
     ]
     missing = [one for one in wanted if not chosen.table and one not in known]
@@ -184,7 +203,8 @@ def main() -> None:
                 flush=True,
             )
     console = Console(width=WIDTH, highlight=False)
-    for table in tables(json_lines.read(chosen.out)):
+    lines = json_lines.read(chosen.out)
+    for table in (*tables(lines), *rates(lines)):
         if table.rows:
             console.print(table.table())
     console.print(machine())

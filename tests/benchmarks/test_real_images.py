@@ -48,6 +48,13 @@ def test_a_methods_row_has_the_rate_that_is_best_on_validation(real_images):
     incomplete = line("vqa_rad", "local", 0, rate=3e-4, figure=0.9, validation=0.9)
     first, *_ = real_images.tables([*lines, incomplete])
     assert first.rows == [("local", "40.0", "", "", "0.001", "2")]
+    unvalidated = line("vqa_rad", "local", 1, rate=1e-2, figure=0.1)
+    (tried,) = real_images.rates([*lines, incomplete, unvalidated])
+    assert tried.rows == [
+        ("local", "0.0003", "90.0", "90.0", "0"),
+        ("local", "0.001", "60.0", "40.0", "0, 1"),
+        ("local", "0.003", "50.0", "50.0", "0, 1"),
+    ]
 
 
 SCHEMES = ("proximal_mu", "personalization", "ditto_lambda", "ala_rate")  # settings that a method of the study is

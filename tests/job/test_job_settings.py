@@ -131,7 +131,7 @@ def test_scores_of_drawn_sites_do_not_grow_old(every, refused):
     own = ["schedule.clients_per_round=2", f"schedule.every={every}", "method.pia.share=0.5", "schedule.solver=own"]
     sections = merged(JOB, changed(own))
     if refused:
-        with pytest.raises(FedpeftError, match=r"so that its scores would grow old: set schedule.every to 1"):
+        with pytest.raises(FedpeftError, match=r"so its scores would grow old: set schedule.every to 1"):
             check(sections)
     else:
         check(sections)

@@ -178,7 +178,7 @@ def check_privacy(context: Context) -> Iterator[Finding]:
     if not file.is_file():
         yield failed(f"there is no {file}, so nothing checks what leaves this site: {WRITE}")
         return
-    yield from policy(read_object(file), file, [context.at(site) for site in context.sites])
+    yield from policy(read_object(file), file, (context.at(site) for site in context.sites))
 
 
 def policy(content: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob] = ()) -> Iterator[Finding]:

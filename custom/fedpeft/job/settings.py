@@ -27,7 +27,7 @@ from fedpeft.job.federation import (
 )
 from fedpeft.job.site_policy import MIN_MEMBERS, SitePolicy, check_plugins
 from fedpeft.methods.settings import MethodSettings, check_backbones
-from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
+from fedpeft.scheduling.settings import FRESH, ScheduleSettings, schedule_of
 
 JOINS = "a site of schedule.joins brings values that no site learned from the global adapter: leave schedule.joins out"
 
@@ -141,17 +141,14 @@ def check_drawn(
         )
     if not schedule.scored:
         return
-    value = ""
-    if schedule.scoring != "fresh":
-        setting, value = "schedule.scoring", "'fresh'"
-    elif 1 < schedule.every < training.rounds:
-        setting, value = "schedule.every", "1"
-    if value:
+    now = {"scoring": FRESH, "every": 1}  # with which no score grows old
+    old = {"scoring": schedule.scoring != FRESH, "every": 1 < schedule.every < training.rounds}
+    if name := next((name for name, grows_old in old.items() if grows_old), ""):
         raise FedpeftError(
-            f"{setting} is {getattr(schedule, setting.partition('.')[2])!r}, and schedule.clients_per_round may draw a "
-            f"site in other rounds alone, so that its scores would grow old: set {setting} to {value}, or "
+            f"schedule.{name} is {getattr(schedule, name)!r}, and schedule.clients_per_round may draw a site in other "
+            f"rounds alone, so its scores would grow old: set schedule.{name} to {now[name]!r}, or "
             f"schedule.clients_per_round to 0.",
-            setting=setting,
+            setting=f"schedule.{name}",
         )
 
 

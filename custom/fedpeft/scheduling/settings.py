@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedpeft.methods import TuningMethod
 
 ALL, OWN = "all", "own"
+FRESH = "fresh"  # scores of their own task, of the adapter that the round begins with
 MAX_BUDGET = 1_000_000
 SCORE_SAMPLES = within(1, 1_000_000, max_by="max_score_samples", min_by="min_score_samples")
 
@@ -97,7 +98,7 @@ class ScheduleSettings:
     solver_settings: Mapping[str, Any] = field(default_factory=dict, metadata={OWNER: "solver"})
     score: str = "lntk"
     score_settings: Mapping[str, Any] = field(default_factory=dict, metadata={OWNER: "score"})
-    scoring: str = "fresh"
+    scoring: str = FRESH
     every: int = field(default=1, metadata=within(1, MAX_ROUNDS))
     score_samples: int = field(default=16, metadata=SCORE_SAMPLES)
     budget: int = field(default=0, metadata=within(0, MAX_BUDGET))
@@ -122,7 +123,7 @@ class ScheduleSettings:
                         f"fedpeft.scheduling in a program of your own."
                     )
         importance.method_settings(self.score, self.score_settings)
-        one_of("scoring", self.scoring, ("fresh", "with_reply"))
+        one_of("scoring", self.scoring, (FRESH, "with_reply"))
         check_ranges(self)
         if self.budget_range and not (
             len(self.budget_range) == 2
@@ -196,4 +197,4 @@ class ScheduleSettings:
 
     def scores_in(self, round: int) -> bool:
         """Return whether sites compute fresh scores in this round (for `with_reply` only in the first)."""
-        return self.scored and (round == 1 or (self.scoring == "fresh" and (round - 1) % self.every == 0))
+        return self.scored and (round == 1 or (self.scoring == FRESH and (round - 1) % self.every == 0))
