@@ -39,7 +39,7 @@ SEEDS = (100, 101, 102)
 FEDAVG, OURS = "fedavg", study.OURS
 LENGTHS = (study.SHORT, study.LONG)
 RATED_LONG = (FEDAVG, study.WEIGHT_SPACE, study.TWO_BRANCHES, study.FROZEN_HALF, OURS)
-RATED = (*RATED_LONG, "local", "ditto")
+RATED = (*RATED_LONG, "local", "fedprox", "ditto", "fedala")
 
 
 @dataclass(frozen=True)
