@@ -123,8 +123,8 @@ UNABLE = [
     ("slake", {"family": "unheard-of"}, "site slake names an unknown family"),
     (
         "slake",
-        {"slots": {"output": "encoder.layer.{layer}.output"}},
-        "announces 1 slots of family vilt, which has its own",
+        {"slots": {"output": "encoder.layer.{layer}.attention.output"}},
+        "announces another place of slot output than family vilt has",
     ),
     (
         "slake",

@@ -201,13 +201,30 @@ def test_what_does_not_go_together_is_refused_with_the_reason(name, backbone_nam
     assert "\n" not in str(caught.value)
 
 
-def check_that_peft_reads(name, backbone, trainable, other, folder):
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("ia3", ["k_proj", "v_proj"]),
+        ("hra", ["q_proj"]),
+        ("layernorm", ["layernorm_before"]),
+        ("fourierft", ["mlp.fc1"]),
+        ("houlsby", r".*\.attention\.v_proj"),
+    ],
+)
+def test_the_server_writes_an_adapter_of_modules_that_a_list_or_a_pattern_selects(name, targets, load, tmp_path):
+    backbone, settings = load("vit"), {**SETTINGS.get(name, {}), "target_modules": targets}
+    trainable = methods.get(name).tuning().prepare(backbone, settings, seed=0)
+    assert trainable.slots()
+    check_that_peft_reads(name, backbone, trainable, load("vit"), tmp_path / "exported", settings)
+
+
+def check_that_peft_reads(name, backbone, trainable, other, folder, settings=None):
     """PEFT reads into another backbone what the server writes of the method."""
     folder.mkdir()
-    learned, settings = trainable.state(), SETTINGS.get(name, {})
+    learned, settings = trainable.state(), settings or SETTINGS.get(name, {})
     chosen = MethodSettings(name=name, settings={name: settings})
     export_adapter(folder, learned, chosen, family=backbone.family, slots=trainable.slots())
-    assert bool(trainable.slots()) == (backbone.family not in SLOTS)
+    assert bool(trainable.slots()) == (backbone.family not in SLOTS or "target_modules" in settings)
     read = adapters.adapter_state(adapters.load_adapter(other.model, folder))
     assert read.keys() == learned.keys()
     assert all(torch.equal(tensor, learned[key]) for key, tensor in read.items())

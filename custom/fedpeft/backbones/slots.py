@@ -115,6 +115,11 @@ INNER = {family: _roles(towers, slots=False) for family, towers in _FAMILIES.ite
 ADAPTED_PART = {"llava": "language_model", "blip-2": "language_model"}
 
 
+def places(family: str) -> dict[str, str]:
+    """Return role -> module path template of everything that the table has of a family; nothing of any other."""
+    return SLOTS.get(family, {}) | INNER.get(family, {})
+
+
 def slot_templates(family: str, roles: Iterable[str], *, joint: bool = False) -> dict[str, str]:
     """Return role -> module path template of some roles of a model family, a key of `SLOTS`; see `chosen`."""
     roles = tuple(roles)
@@ -124,7 +129,7 @@ def slot_templates(family: str, roles: Iterable[str], *, joint: bool = False) ->
             f"the modules of model family {family!r} are not known (known: {', '.join(sorted(SLOTS))}): "
             f"name them with target_modules={{{paths}}}."
         )
-    return chosen(SLOTS[family] | INNER.get(family, {}), roles, family, joint=joint)
+    return chosen(places(family), roles, family, joint=joint)
 
 
 def chosen(table: Mapping[str, str], roles: tuple[str, ...], family: str, *, joint: bool = False) -> dict[str, str]:

@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import nn
 
-from fedpeft.backbones.slots import ADAPTED_PART, INNER, QKV, SLOTS, check_template, chosen
+from fedpeft.backbones.slots import ADAPTED_PART, QKV, check_template, chosen, places
 from fedpeft.core.errors import FedpeftError
 
 QUERY = ("query", "q_proj", "q_lin", "q", "wq", "to_q", "linear_q", "query_proj")
@@ -46,8 +46,7 @@ def templates_in(model: nn.Module, roles: Iterable[str], *, joint: bool = False)
 
 def model_roles(model: nn.Module, needed: Iterable[str] = ("output",)) -> dict[str, str]:
     """Return every role -> module path template: its family's in the table, else read off the model's structure."""
-    family = family_of(model)
-    return SLOTS[family] | INNER.get(family, {}) if family in SLOTS else _read(model, needed)
+    return places(str(family_of(model))) or _read(model, needed)
 
 
 def family_of(model: nn.Module) -> str | None:
@@ -246,6 +245,11 @@ def templates_of(targets: str | Sequence[str], model: nn.Module) -> dict[str, st
                 f"target_modules={targets!r} selects {templates[role]} and {template}, which would both be called "
                 f"{role!r}: write target_modules={{role: path}} with a role for each."
             )
+        if outer := next((other for other in templates.values() if template.startswith(f"{other}.")), None):
+            raise FedpeftError(
+                f"target_modules={targets!r} selects {outer} and {template} in it: name one of them with "
+                "target_modules={role: path}."
+            )
     if not templates:
         raise FedpeftError(f"target_modules={targets!r} selects no module of the model: check the names.")
     return templates
@@ -275,9 +279,6 @@ def _selected(path: str, targets: str | Sequence[str]) -> bool:
 
 def known_roles(model: nn.Module) -> dict[str, str]:
     """Return the roles of a model's slots -> path; none if its layers cannot be read."""
-    family = family_of(model)
-    if family in SLOTS:
-        return SLOTS[family]
     try:
         return model_roles(model)
     except FedpeftError:

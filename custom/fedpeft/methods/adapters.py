@@ -159,10 +159,20 @@ def adapter_parameters(model: nn.Module, adapter_name: str = "default") -> dict[
     return parameters | {f"{SHARED}{name}": parameter for name, parameter in shared.items()}
 
 
-def adapter_slots(model: nn.Module, adapter_name: str = "default") -> dict[str, str]:
-    """Return slot -> module path of an adapter in a model whose family is not in the table of slots; else nothing."""
-    family, config = family_of(model), adapter_config(model, adapter_name)
-    return {} if family in SLOTS else tuning_of(config).templates(config, family)
+def adapter_slots(model: nn.Module, asked: PeftConfig, adapter_name: str = "default") -> dict[str, str]:
+    """Return slot -> module path of an adapter whose places cannot be told without the model; else nothing.
+
+    They can where the family is in the table of slots and `asked`, the configuration before it was attached, has none
+    or names their paths.
+    """
+    tuning, family = tuning_of(asked), family_of(model)
+    templates = tuning.templates(adapter_config(model, adapter_name), family)
+    if family not in SLOTS:
+        return templates
+    with contextlib.suppress(FedpeftError):  # of names or a pattern of modules
+        if tuning.templates(asked, family) == templates:
+            return {}
+    return templates
 
 
 def adapter_state(model: nn.Module, adapter_name: str = "default") -> dict[str, torch.Tensor]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ class AdapterTrainable(Trainable):
 
     def __init__(self, backbone: Backbone, config: PeftConfig, *, seed: int) -> None:
         self._config, self._backbone = config, backbone
+        self._asked = copy.copy(config)  # attaching writes the modules that it found into it
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # PEFT draws LoRA's initial values from the global generator
             self._peft = adapters.attach(backbone.model, self._config, LOCAL)
@@ -44,7 +46,7 @@ class AdapterTrainable(Trainable):
         adapters.load_adapter_state(self._peft, state, LOCAL)
 
     def slots(self) -> dict[str, str]:
-        return adapters.adapter_slots(self._peft, LOCAL)
+        return adapters.adapter_slots(self._peft, self._asked, LOCAL)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         return self._parameters

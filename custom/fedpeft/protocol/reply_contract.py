@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedpeft.backbones import BACKBONES
-from fedpeft.backbones.slots import SLOTS
+from fedpeft.backbones.slots import SLOTS, places
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import BACKBONE, SLOT, belongs, is_key, layers_of, parse_key
 from fedpeft.core.metrics import BELOW_CONSTANT, TITLES
@@ -124,13 +124,14 @@ def _is_family(name: str) -> bool:
 
 
 def _check_slots(introduction: Introduction, site: str) -> None:
-    """Accept module paths of slots only where the family has none, for every slot of the tensors."""
+    """Accept module paths for every slot of the tensors; a slot that the family has in the table keeps its path."""
     slots = introduction.slots
     for slot, path in slots.items():
         if not MODULE_PATH.fullmatch(path) or not re.fullmatch(SLOT, slot) or slot == "shared":
             raise _refused(site, f"announces {path!r:.120} as the place of slot {slot!r:.60}, which is no path")
-    if slots and introduction.family in SLOTS:
-        raise _refused(site, f"announces {len(slots)} slots of family {introduction.family}, which has its own")
+    for slot, path in places(introduction.family).items():
+        if not f".{slots.get(slot, path)}".endswith(f".{path}"):
+            raise _refused(site, f"announces another place of slot {slot} than family {introduction.family} has")
     if len(slots) > MAX_SLOTS:
         raise _refused(site, f"announces {len(slots)} slots of its model, allowed are {MAX_SLOTS}")
     adapter = (key for key in introduction.schema if key.startswith("layer."))

@@ -43,6 +43,7 @@ class Branches:
     ) -> None:
         backbone.requires_grad_(False)
         self._peft: nn.Module = backbone.model
+        self._asked = tuning.config(settings)
         for name, seed in seeds.items():
             self._peft = attach(self._peft, tuning.config(tuning.seeded(settings, seed)), name)
         self._peft.requires_grad_(False)
@@ -52,7 +53,7 @@ class Branches:
         return adapter_parameters(self._peft, name)
 
     def slots(self) -> dict[str, str]:
-        return adapter_slots(self._peft, self._first)
+        return adapter_slots(self._peft, self._asked, self._first)
 
     def state(self, name: str) -> State:
         return adapter_state(self._peft, name)
