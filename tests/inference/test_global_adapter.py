@@ -2,6 +2,8 @@
 """`fedpeft predict --adapter`: the global adapter with a site's head answers as a learner does that has both."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -143,6 +145,13 @@ def test_the_command_says_with_what_it_predicts(run, capsys):
     said = capsys.readouterr().out
     assert "global.safetensors with what site slake kept of round 2" in said
     assert "measured accuracy" in said
+
+
+def test_the_command_says_that_a_file_alone_was_not_checked(run, tmp_path, capsys):
+    workspace, _, _ = run
+    alone = Path(shutil.copy(find_adapter("global", workspace), tmp_path))
+    assert main(["predict", str(workspace), "--site", "slake", "--adapter", str(alone), "--split", "test"]) == 0
+    assert f"beside {alone}: whether its settings are this model's was not checked" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

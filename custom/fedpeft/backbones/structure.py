@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import nn
 
-from fedpeft.backbones.slots import ADAPTED_PART, QKV, check_template, chosen, places
+from fedpeft.backbones.slots import ADAPTED_PART, QKV, SLOTS, check_template, chosen, places
 from fedpeft.core.errors import FedpeftError
 
 QUERY = ("query", "q_proj", "q_lin", "q", "wq", "to_q", "linear_q", "query_proj")
@@ -279,6 +279,9 @@ def _selected(path: str, targets: str | Sequence[str]) -> bool:
 
 def known_roles(model: nn.Module) -> dict[str, str]:
     """Return the roles of a model's slots -> path; none if its layers cannot be read."""
+    family = family_of(model)
+    if family in SLOTS:
+        return SLOTS[family]
     try:
         return model_roles(model)
     except FedpeftError:

@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from fedpeft.methods.slot_tuning import SlotTuning
 
 GLOBAL, CONFIG, ADAPTER = "global", "adapter_config.json", "adapter"
+ALONE = (
+    "neither {1} nor {2}/ lies beside {0}: whether its settings are this model's was not checked, only keys and shapes."
+)
 
 
 def find_adapter(named: str, run: Path) -> Path:
@@ -244,7 +247,7 @@ class Predictor:
     """A site's model that answers, with its own adapter or the one of a PEFT folder or file."""
 
     def __init__(self, kept: KeptModel, adapter: Path | None = None) -> None:
-        self.record = kept.record
+        self.record, self._adapter = kept.record, adapter
         self._min_images = kept.min_class_images
         self.model = model_of(kept, adapter)
         self.thresholds = dict.fromkeys(self.record.answers, THRESHOLD)
@@ -258,13 +261,15 @@ class Predictor:
         return Batches(examples, self.model.answering.collate, batch_size=size, workers=settings.workers)
 
     def remarks(self, examples: Sequence[Example]) -> tuple[str, ...]:
-        """Return what a user should know of examples before they are answered: whether texts are cut."""
+        """Return what a user should know before examples are answered: whether texts are cut, or a file is alone."""
         name = site_backbone(self.record.sections["backbone"], self.record.site)["name"]
         images = {example.image_id: example.image for example in examples}
         problems = {} if BACKBONES.get(name).any_size else misfits(images, self.model.backbone, name)
         for problem in problems.values():
             raise problem
-        return tuple(cut_questions((example.question for example in examples), self.model.backbone))
+        cut = cut_questions((example.question for example in examples), self.model.backbone)
+        alone = self._adapter and not _said_beside(self._adapter)[0].is_file()
+        return (*cut, *([ALONE.format(self._adapter, HISTORY, ADAPTER)] if alone else []))
 
     def measure(self, unseen: int) -> Measure:
         """Return an empty measure of the site's metric, with the thresholds of the run."""
