@@ -33,7 +33,7 @@ FORMS = (TWO_BRANCHES, WEIGHT_SPACE, FROZEN_HALF)  # of FedPIA; in long runs at 
 RATE = "5e-3"  # of every row that trains adapters and has no other
 RATES = {  # by row and rounds, the best of those tried on seeds from 100 on (choices.py)
     ("local", SHORT): RATE,
-    ("ditto", SHORT): "8e-3",
+    **{(row, SHORT): "8e-3" for row in ("fedprox", "ditto", "fedala")},
     **{(row, rounds): "8e-3" for row in ("fedavg", OURS, *FORMS) for rounds in (SHORT, LONG)},
     **{(row, LONG): "1.2e-2" for row in ("fedavg", OURS, FROZEN_HALF)},
 }

@@ -96,7 +96,7 @@ SHARED = compose(Path(__file__).parents[2] / "app_configs", "vit_ham10000")
 ALIKE = "sites that share out one data set need the same"
 
 
-@pytest.mark.parametrize("change", ["seed=5", "samples=100", "parts=7", "partition=natural", "alpha=3"])
+@pytest.mark.parametrize("change", ["seed=5", "samples=100", "parts=7", "partition=natural", "alpha=3", "test_size=64"])
 def test_sites_share_out_a_data_set_by_the_same_settings_or_a_sample_would_be_at_two(change):
     name = change.partition("=")[0]
     own = [f"data.sites.client-2.{change}", *(["data.sites.client-2.parts=1"] if "natural" in change else [])]
@@ -172,7 +172,24 @@ def test_a_partition_of_another_site_that_is_no_text_ends_in_a_sentence():
         SiteJob.from_sections(merged(SHARED, changed(["data.sites.client-2.partition=[iid]"])), site="client-1")
 
 
-def test_two_sites_with_the_data_of_one_are_refused():
-    both = [f"data.sites.client-{n}.site=client-1" for n in (1, 2)]
-    with pytest.raises(FedpeftError, match=r"client-1 and client-2 end with one number"):
-        check(merged(SHARED, changed(both)))
+VQA_RAD = "data.dataset=vqa_rad"
+
+
+@pytest.mark.parametrize(
+    ("job", "own", "sentence"),
+    [
+        (SHARED, ["data.sites.client-2.site=client-1"], "client-1 and client-2 (client-1)"),
+        (JOB, ["data.site=slake"], "slake and vqa-rad (slake)"),
+        (JOB, ["federation.sites=[head, north]", VQA_RAD, "data.sites.north.site=head"], "head and north (head)"),
+        (JOB, ["federation.sites=[vqa-rad, head]", VQA_RAD], "vqa-rad and head"),
+    ],
+)
+def test_two_sites_with_the_data_of_one_are_refused(job, own, sentence):
+    with pytest.raises(FedpeftError, match=rf"^{re.escape(sentence)} would have the same samples of .*another part"):
+        check(merged(job, changed(own)))
+
+
+@pytest.mark.parametrize("own", [["schedule.joins.slak=2"], [*SCHEDULED, "schedule.site_budgets.slak=1"]])
+def test_a_misspelt_site_is_refused(own):
+    with pytest.raises(FedpeftError, match=r"schedule\..* names 'slak', .*did you mean 'slake'"):
+        check(merged(JOB, changed(own)))

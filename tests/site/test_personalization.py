@@ -9,7 +9,10 @@ from small_federations import EXACT, FEDAVG, LAYERS, SITES, assert_same, learner
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.job.settings import CommonSettings
-from fedpeft.site import site_state
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.site import fedala, site_state
+from fedpeft.site.learner import Learner
+from fedpeft.site.loop import parts_of
 
 pytestmark = pytest.mark.slow
 
@@ -137,6 +140,20 @@ def test_fedalas_shares_do_not_depend_on_how_many_samples_are_evaluated_at_once(
         for size in (3, 64)
     ]
     assert_same(*rounds)
+
+
+def test_no_step_of_fedala_is_over_fewer_samples_than_the_site_wants(sections, tmp_path, monkeypatch):
+    made = sections(FEDAVG, ALA, "training.batch_size=8", "data.train_size=102", "data.test_size=40")
+    policy = SitePolicy(sources=(made["backbone"]["source"],))
+    learner = Learner.from_sections(made, site=SITES[0], folder=tmp_path, policy=policy)
+    sizes = []
+    monkeypatch.setattr(
+        fedala, "parts_of", lambda batch, *how: sizes.append(len(batch.target)) or parts_of(batch, *how)
+    )
+    update = learner.train_round(1, learner.first_state())
+    learner.train_round(2, {key: tensor + 0.01 for key, tensor in update.state.items()})
+    assert min(sizes) >= policy.min_batch_size
+    assert max(sizes) == 9  # 81 samples
 
 
 @pytest.mark.parametrize("scheme", ["ditto", "fedala"])

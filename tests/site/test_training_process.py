@@ -263,3 +263,23 @@ def test_tensors_come_in_one_order_however_they_were_sent():
         send(ours, {"do": "train"}, {name: torch.zeros(1) for name in order})
         _, tensors = unpack(receive(theirs))
         assert list(tensors) == sorted(names)
+
+
+@pytest.mark.parametrize("summed", [True, False])
+def test_an_image_replaced_under_its_name_changes_what_a_secure_sum_starts_from(
+    sections, tmp_path, monkeypatch, summed
+):
+    monkeypatch.setattr("fedpeft.site.training_process._print_to", lambda file: None)
+    rows = ["image,question,answer,split"]
+    for number in range(16):
+        Image.new("RGB", (32, 32), (number, 9, 9)).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,Is it?,{('yes', 'no')[number % 2]},{'train' if number < 12 else 'test'}")
+    (tmp_path / "manifest.csv").write_text("\n".join(rows) + "\n")
+    sums = ["method.aggregation=fedavg", "method.secure_sum=true"] if summed else []
+    made = {**sections(*sums), "data": {"dataset": "manifest", "root": str(tmp_path)}}
+    facts = []
+    for color in (3, 4):
+        Image.new("RGB", (32, 32), (color, 9, 9)).save(tmp_path / "3.png")
+        answers, _ = answers_of(opening(made, tmp_path), {**HELLO, "folder": str(tmp_path / "state")})
+        facts.append(answers[-1]["values"]["facts"])
+    assert (facts[0] != facts[1]) == summed

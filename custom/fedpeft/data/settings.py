@@ -313,7 +313,8 @@ class DataSettings:
 
 
 # which samples of a shared data set a site has
-DECIDE_PARTS = ("partition", "parts", "alpha", "seed", "samples", "uncertain")
+SIZES = ("train_size", "validation_size", "test_size")
+DECIDE_PARTS = ("partition", "parts", "alpha", "seed", "samples", "uncertain", *SIZES)
 
 
 def listed_answers(answers: Any) -> tuple[str, ...]:

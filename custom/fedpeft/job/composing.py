@@ -9,12 +9,15 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_text
 from fedpeft.core.settings import SECONDS, build, check_ranges, suggestion, within, without_former
 from fedpeft.job.yaml_values import MAX_LEVELS, TASKS, parse
+
+if TYPE_CHECKING:
+    from fedpeft.data.settings import DataSettings
 
 RECIPES = "jobs.yml"
 CONFIGS = Path("app_configs")
@@ -154,8 +157,6 @@ def changed(overrides: Iterable[str]) -> dict[str, Any]:
 
 def check(sections: Mapping[str, Any]) -> None:
     """Check every section as server and sites will."""
-    from fedpeft.data.partition import part_of
-    from fedpeft.data.settings import NATURAL
     from fedpeft.job.settings import ServerJob, SiteJob
     from fedpeft.job.strict_files import check_texts
 
@@ -169,22 +170,19 @@ def check(sections: Mapping[str, Any]) -> None:
     job.method.check_settings()
     sites = job.federation.sites
     holders = set(sites)
-    owners: dict[tuple[str, str, int], str] = {}
+    owners: dict[tuple[str, str, int | str], tuple[str, str]] = {}
     for site in sites:
         own = SiteJob.from_sections(sections, site=site)
         holders |= {one.site for one in own.pooled}
         for part in own.pooled or (own.data,):
-            if part.partition != NATURAL:
-                name = part.site if own.pooled else site
-                other = owners.setdefault((part.dataset, str(part.root), part_of(part)), name)
-                if other != name:
-                    raise FedpeftError(
-                        f"{other} and {name} end with one number, by which they would have the same part of "
-                        f"{part.dataset}: number the sites from 1 to {part.parts}."
-                    )
+            holder = site, part.site or site
+            for claim in _claims(part, holder[1]):
+                if (other := owners.setdefault(claim, holder)) != holder:
+                    raise _twice(part, other, holder)
     by_site = {
         "method.site_settings": job.method.site_settings,
         "schedule.joins": job.schedule.joins,
+        "schedule.site_budgets": job.schedule.site_budgets,
         "backbone.sites": sections["backbone"].get("sites", {}),
         "data.sites": sections["data"].get("sites", {}),
     }
@@ -194,6 +192,39 @@ def check(sections: Mapping[str, Any]) -> None:
                 f"{where} names {unknown_sites[0]!r}, which is not in federation.sites: "
                 f"{suggestion(unknown_sites[0], sites)}."
             )
+
+
+def _claims(part: DataSettings, name: str) -> list[tuple[str, str, int | str]]:
+    """Return what no other site may have: the part of a data set that is shared out, or sites that it has by itself."""
+    from fedpeft.data.partition import part_of
+    from fedpeft.data.registry import DATASETS
+    from fedpeft.data.settings import NATURAL
+
+    data_set, place = DATASETS.get(part.dataset), str(part.root)
+    claims: list[int | str] = [name]
+    if part.partition != NATURAL:
+        claims = [part_of(part)]
+    elif data_set.procedural:
+        place = str(part.seed)
+    elif data_set.whole and name == data_set.whole:
+        claims += data_set.sites
+    elif name not in data_set.sites:
+        return []
+    return [(part.dataset, place, claim) for claim in claims]
+
+
+def _twice(part: DataSettings, one: tuple[str, str], other: tuple[str, str]) -> FedpeftError:
+    """Return why two holders, each a site and what it calls its data, cannot have the same part."""
+    if part.parts > 1 and one[1] != other[1]:
+        return FedpeftError(
+            f"{one[1]} and {other[1]} end with one number, by which they would have the same part of "
+            f"{part.dataset}: number the sites from 1 to {part.parts}."
+        )
+    places = [site if site == name else f"{site} ({name})" for site, name in (one, other)]
+    return FedpeftError(
+        f"{places[0]} and {places[1]} would have the same samples of {part.dataset}: give each another part of it "
+        f"with data.sites.{other[0]}.site."
+    )
 
 
 def write_job(folder: Path, name: str, sections: Mapping[str, Any]) -> None:

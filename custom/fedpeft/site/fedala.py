@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedpeft.core.seeds import derive
 from fedpeft.core.states import State
 from fedpeft.site import computing
 from fedpeft.site.loop import parts_of
@@ -51,9 +50,8 @@ class FedALA(OfRound):
     def _learn(self, *, passes: int) -> None:
         """Learn the shares of the numbers that are trained in this round."""
         learner, before = self.learner, float("inf")
-        seed = derive(learner.training.seed, "ala", learner.site, self.round)
         count = int(SHARE * len(learner.data.train))
-        samples = learner.batches.sample(count, seed, size=learner.training.batch_size)
+        samples = learner.batches.sample(count, learner.seed_for("ala", self.round), size=learner.training.batch_size)
         answering = learner.answering.eval()
         size = learner.training.micro_batch or learner.training.batch_size
         trained = {key: one for key, one in learner.trainable.parameters().items() if one.requires_grad}

@@ -216,8 +216,8 @@ class Learner:
         """
         received = self._numbers.received(received)
         own = self._own_state(round)
-        torch.manual_seed(self._seed("train", round))
-        first_head = self.model.drawn_head(self._seed("head", round)) if self.salt and own is None else None
+        torch.manual_seed(self.seed_for("train", round))
+        first_head = self.model.drawn_head(self.seed_for("head", round)) if self.salt and own is None else None
         self.values.restore(own, received, first_head=first_head)
         received = without_head(received)
         compares = self.pia is not None and self.pia.follows_agreement
@@ -402,7 +402,7 @@ class Learner:
 
     def probe(self, round: int) -> list[Batch]:
         """The m random training samples whose activations align the global adapter."""
-        return self.batches.sample(self.method.probe_samples, self._seed("probe", round))
+        return self.batches.sample(self.method.probe_samples, self.seed_for("probe", round))
 
     def loss(self, batches: Sequence[Batch], state: State) -> float:
         """Mean loss of an adapter with the head as it stands, without dropout, over answers that exist."""
@@ -424,7 +424,7 @@ class Learner:
 
     def fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
         """Train the epochs of a round; return the mean losses."""
-        settings, rows = self.training, self.batches.of_training(self._seed("order", round))
+        settings, rows = self.training, self.batches.of_training(self.seed_for("order", round))
         first = self.schedule.first_round(self.site)
         total = len(rows) * settings.epochs_before(settings.rounds + 1, first=first)
         with computing.as_trained(self.backbone, settings, self.model.features):
@@ -446,5 +446,5 @@ class Learner:
         """Everything that could be trained, by key."""
         return {**self.trainable.parameters(), **{f"{HEAD}{name}": p for name, p in self.head.named_parameters()}}
 
-    def _seed(self, purpose: str, round: int) -> int:
+    def seed_for(self, purpose: str, round: int) -> int:
         return derive(self.training.seed, purpose, self.site, round, *filter(None, [self.salt]))

@@ -124,10 +124,11 @@ class SiteBatches:
         )
 
     def sample(self, count: int, seed: int, *, size: int = 0) -> list[Batch]:
-        """Random samples of the training split, on the device, in batches of a size; 0: as in evaluation."""
+        """Random samples of the training split, on the device, in batches of steps of a size; 0: as in evaluation."""
         order = torch.randperm(len(self._data.train), generator=torch.Generator().manual_seed(seed))
         chosen = [self._data.train[i] for i in order[:count].tolist()]
-        return [batch.to(self._device) for batch in self.of(chosen, size or self._training.evaluation_batch_size)]
+        smallest, size = (self._smallest, size) if size else (1, self._training.evaluation_batch_size)
+        return [batch.to(self._device) for batch in self.of(chosen, size, smallest=smallest)]
 
     def lasting_sample(self, count: int) -> list[Batch]:
         """Random samples of the training split, the same in every round, on the device."""

@@ -22,10 +22,11 @@ from safetensors.torch import load_file, save_file
 import fedpeft
 from fedpeft import backbones
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import check_regular, drop, read_json, replacing, set_aside
+from fedpeft.core.files import check_regular, digest, drop, read_json, replacing, set_aside
 from fedpeft.core.metrics import ROUNDS_BELOW, TITLES, VALIDATION
 from fedpeft.core.settings import build, one_of
 from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.images import ChosenImage, EncodedImage, ImageSource
 from fedpeft.data.registry import is_procedural
 from fedpeft.data.schema import Example, SiteData
 
@@ -283,6 +284,18 @@ def examples_digest(data: SiteData) -> str:
         f"{split} {e.image_id} {e.question} {_target(e)}" for split, examples in data.splits().items() for e in examples
     ]
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def images_digest(data: SiteData) -> str:
+    """Return a digest of the bytes of all images, in the order of the examples: files may change under their names."""
+    images = {str(e.image_id): e.image for examples in data.splits().values() for e in examples}
+    return hashlib.sha256("\n".join(map(_bytes_digest, images.values())).encode()).hexdigest()
+
+
+def _bytes_digest(image: ImageSource) -> str:
+    if isinstance(image, Path | str | ChosenImage):
+        return digest(image.file if isinstance(image, ChosenImage) else Path(image))
+    return hashlib.sha256(image.read() if isinstance(image, EncodedImage) else image.tobytes()).hexdigest()
 
 
 def _target(example: Example) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import queue
 import resource
@@ -204,9 +205,21 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "start_digest": "" if finished else learner.start_digest(),
         "unanswerable": learner.unanswerable,
         "tested": len(learner.data.test),
-        "facts": learner.facts,
+        "facts": _facts(learner),
     }
     return values, sent if initial else {}
+
+
+def _facts(learner: Learner) -> dict[str, Any]:
+    """What the site's training follows from; in a secure sum, where that decides its randomness, also the images."""
+    return {**learner.facts, **({"images": _images_of(learner)} if learner.method.secure_sum else {})}
+
+
+@functools.lru_cache(maxsize=1)  # a round asks again
+def _images_of(learner: Learner) -> str:
+    from fedpeft.site.site_state import images_digest
+
+    return images_digest(learner.data)
 
 
 def _print_remarks(learner: Learner) -> None:
@@ -246,7 +259,7 @@ def _train(
     update = learner.train_round(round, state, layers, part=part)
     scores = learner.score_trained(round) if scored else []
     values = {"samples": update.samples, "metrics": update.metrics, "questions": learner.questions, "scores": scores}
-    values |= {"validation": len(learner.data.validation), "facts": learner.facts}
+    values |= {"validation": len(learner.data.validation), "facts": _facts(learner)}
     return values, update.state
 
 
