@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import histories
 import pytest
 from PIL import Image
+from safetensors.torch import load_file
 
 from fedpeft.backbones.registry import TINY_ALBEF_FOLDER, TINY_FOLDER
 from fedpeft.core.errors import FedpeftError
@@ -25,6 +26,7 @@ from fedpeft.flare.policy import default_scope
 from fedpeft.job.composing import compose
 from fedpeft.job.settings import SiteJob
 from fedpeft.report.status import SIMULATED
+from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import KEPT_ROUNDS
 
 GB = 10**9
@@ -164,6 +166,7 @@ def test_the_sites_privacy_file_must_have_the_filters(content, expected, make_ki
         ([], "fail: method.pia.share='agreement' takes"),
         (["method.pia.share=0.5"], "pass"),
         (["method.aggregation=fedavg", "training.scaffold=true"], "warn: training.scaffold compares"),
+        (["method.name=lora", "method.aggregation=stack"], "fail: method.aggregation='stack' has sites start from"),
     ],
 )
 def test_a_job_that_compares_training_with_the_mean_cannot_be_clipped(changes, expected):
@@ -174,6 +177,16 @@ def test_a_job_that_compares_training_with_the_mean_cannot_be_clipped(changes, e
     )
     assert clipped.startswith(expected)
     assert plain.startswith("pass")
+
+
+def test_noise_in_a_secure_sum_clips_too(make_job, make_kit):
+    job = make_job("method.aggregation=fedavg", "method.secure_sum=true", "training.scaffold=true")
+    folder = make_kit("site")
+    own = {"sum_with": ["slake", "vqa-rad", "vqa-med-2019"], "sum_noise": {"clip": 1, "noise": 2}}
+    (folder / "local" / "fedpeft.json").write_text(json.dumps(own))
+    shown = text(policies.check_site_file(open_context(job, startup_kit=folder)))
+    assert "warn: training.scaffold compares" in shown
+    assert "sum_noise of" in shown
 
 
 def test_noise_needs_its_accountant(monkeypatch):
@@ -573,8 +586,27 @@ def test_the_footprint_counts_what_never_leaves_the_site(make_job):
     adapter = (dual.weights - plain.weights) // 2  # a0 and the frozen a2
     assert dual.state - plain.state == adapter * 4 * KEPT_ROUNDS  # a0 with its moments, a2 alone
     assert dual.step > plain.step + 3 * adapter
-    corrected = open_context(make_job("method.aggregation=fedavg", "training.scaffold=true")).footprint
-    assert corrected.state - plain.state == adapter * 2 * KEPT_ROUNDS  # control variates and the last global adapter
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method.aggregation=fedavg"],
+        ["method.aggregation=fedavg", "training.personalization=ditto"],
+        ["method.aggregation=fedavg", "training.personalization=fedala"],
+        ["method.aggregation=fedavg", "training.scaffold=true"],
+        ["method.pia.share=agreement"],
+    ],
+)
+def test_the_footprint_is_what_a_site_keeps_on_its_disk(make_job, sections, tmp_path, monkeypatch, settings):
+    learner = Learner.from_sections(sections(*settings, "training.rounds=6"), site="slake", folder=tmp_path)
+    monkeypatch.setattr("fedpeft.doctor.footprint.STAND_INS", list(learner.vocabulary.answers))
+    state = learner.first_state()
+    for round in range(1, KEPT_ROUNDS + 2):
+        update = learner.train_round(round, state)
+        state = {key: tensor + 1e-3 for key, tensor in update.state.items()}
+    kept = sum(tensor.nbytes for file in tmp_path.rglob("*.safetensors") for tensor in load_file(file).values())
+    assert open_context(make_job(*settings)).footprint.state == pytest.approx(kept, rel=0.05)
 
 
 def test_the_footprint_is_of_the_head_that_is_trained(make_job):

@@ -193,3 +193,12 @@ def test_two_sites_with_the_data_of_one_are_refused(job, own, sentence):
 def test_a_misspelt_site_is_refused(own):
     with pytest.raises(FedpeftError, match=r"schedule\..* names 'slak', .*did you mean 'slake'"):
         check(merged(JOB, changed(own)))
+
+
+def test_a_job_can_set_the_prompt():
+    own = ["backbone.name=llava", "backbone.source=/models/llava", "backbone.prompt='Q: <image> <question> A:'"]
+    sections = merged(JOB, changed([*own, "backbone.text_length=40"]))
+    check(sections)
+    assert SiteJob.from_sections(sections, site="slake").backbone.prompt == "Q: {image} {question} A:"
+    with pytest.raises(FedpeftError, match="it must have <image> and <question> in it"):
+        SiteJob.from_sections(merged(sections, changed(["backbone.prompt=why"])), site="slake")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpeft.compare.grid import axis_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.job.composing import changed, compose
 from fedpeft.job.yaml_values import parse, write
@@ -38,6 +39,28 @@ def test_what_old_yaml_counts_in_other_bases_is_text(text):
 @pytest.mark.parametrize("text", [*TEXTS, *DATES, "12", "1e5", "-.5", ".5e3", ".inf", "yes"])
 def test_a_text_is_written_so_that_it_is_read_as_text(text):
     assert parse(write({"name": text, text: 1})) == {"name": text, text: 1}
+
+
+@pytest.mark.parametrize("text", ["{a: 1, b: 2, a: 3}", "a: 1\nb: {c: 1, 'c': 2}", "a:\n  b: 1\na:\n  c: 2"])
+def test_a_name_that_is_there_twice_is_refused(text):
+    with pytest.raises(ValueError, match=r"the name '[ac]' is there twice, from line [12]"):
+        parse(text)
+
+
+@pytest.mark.parametrize("value", ["/mnt/site #2", "5 # quick", "[a, b #c\n]", "# all"])
+def test_an_argument_has_no_comment(value):
+    with pytest.raises(FedpeftError, match="what follows # would be left out as a comment, put the value in quotes"):
+        changed([f"data.root={value}"])
+
+
+@pytest.mark.parametrize("value", ["/mnt/site#2", "'/mnt/site #2'", "{a: 'b #', c#: d}"])
+def test_another_hash_is_text(value):
+    assert changed([f"data.root={value}"])["data"]["root"] == parse(value)
+
+
+def test_a_comment_in_a_sweep_is_refused():
+    with pytest.raises(FedpeftError, match="put the value in quotes"):
+        axis_of("data.root=/a #1,/b #2", option="--sweep")
 
 
 @pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "1e999"])

@@ -215,7 +215,7 @@ def test_a_prompt_is_what_stands_around_the_question(tmp_path):
         build(BackboneSettings(name="llava", source=folder, prompt=prompt)).collate(
             [np.zeros((8, 8, 3), np.uint8)], ["why"]
         )
-        for prompt in ("{image}{question}", "in the {image} {question} is")
+        for prompt in ("{image}{question}", "in the <image> <question> is")
     )
     assert long["input_ids"].shape[1] == short["input_ids"].shape[1] + 3
     with pytest.raises(FedpeftError, match="does not read images as tokens of its text: leave it out"):

@@ -20,13 +20,15 @@ class Personalization:
     # the class that does it, "package.module:object" (`fedpeft.site.personalization`)
     home: str = "fedpeft.site.personalization:OfRound"
     max_kept: float = 0.0  # the largest part of its own adapter in what a site starts a round from
+    models: int = 0  # trained ones that a site keeps on its disk beside the exchanged one
+    adapters: int = 0  # sets of tensors of an adapter's size that it keeps there
 
 
 NONE = "none"
 PERSONALIZATIONS: dict[str, Personalization] = {
     NONE: Personalization(),
-    "ditto": Personalization(home="fedpeft.site.ditto:Ditto"),
-    "fedala": Personalization(home="fedpeft.site.fedala:FedALA", max_kept=1.0),
+    "ditto": Personalization(home="fedpeft.site.ditto:Ditto", models=1),
+    "fedala": Personalization(home="fedpeft.site.fedala:FedALA", max_kept=1.0, adapters=1),
 }
 
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"

@@ -140,8 +140,9 @@ class BackboneSettings:
         projection: of mmbt, from the image encoder's features to the width of words: `orthogonal`, drawn from a
             constant seed, or `closed_form`, by which a class of the image encoder becomes the words of its name.
         text_length: longest question in tokens, the rest is cut; `fedpeft doctor` and the site's log say of how many.
-        prompt: what a model reads in whose text the image stands as tokens, with `{image}` and `{question}` in it.
-            None: for llava and blip2 that of their papers, for others the image and then the question.
+        prompt: what a model reads in whose text the image stands as tokens, with `<image>` and `<question>` in it; from
+            Python also with braces, which FLARE would read as variables in a job. None: for llava and blip2 that of
+            their papers, for others the image and then the question.
 
     Raises:
         FedpeftError: names the argument, its value and what is allowed.
@@ -189,20 +190,27 @@ class BackboneSettings:
                 f"out.",
                 setting="prompt",
             )
-        places = ("{image}", "{question}")
-        if self.prompt is not None and (
-            len(str(self.prompt)) > MAX_PROMPT_LENGTH or not all(str(self.prompt).count(place) == 1 for place in places)
-        ):
-            raise FedpeftError(
-                f"prompt is {self.prompt!r:.200}, it must have {places[0]} and {places[1]} in it, once each, and at "
-                f"most {MAX_PROMPT_LENGTH} characters.",
-                setting="prompt",
-            )
+        self._read_prompt()
         if not _positive(self.text_length) or self.text_length < 3:
             raise FedpeftError(
                 f"text_length is {self.text_length!r}, it must be a whole number of tokens, 3 or more.",
                 setting="text_length",
             )
+
+    def _read_prompt(self) -> None:
+        """Put braces around the two places of the prompt, as they are filled in."""
+        if self.prompt is None:
+            return
+        prompt = str(self.prompt)
+        for place in ("image", "question"):
+            prompt = prompt.replace(f"<{place}>", f"{{{place}}}")
+            if len(prompt) > MAX_PROMPT_LENGTH or prompt.count(f"{{{place}}}") != 1:
+                raise FedpeftError(
+                    f"prompt is {self.prompt!r:.200}, it must have <image> and <question> in it, once each, and at "
+                    f"most {MAX_PROMPT_LENGTH} characters.",
+                    setting="prompt",
+                )
+        object.__setattr__(self, "prompt", prompt)
 
     def _check_source(self, setting: str, default_source: str) -> None:
         source = getattr(self, setting)

@@ -16,7 +16,7 @@ from typing import Any
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.settings import NATURAL, DataSettings
 from fedpeft.job.composing import check, check_used
-from fedpeft.job.yaml_values import parse
+from fedpeft.job.yaml_values import parse_argument
 from fedpeft.scheduling.settings import ALL, OF_SITES
 
 SITES = "federation.sites"
@@ -79,7 +79,7 @@ def axis_of(text: str, *, option: str) -> Axis:
             f"{option} {text!r:.80} is not of the form section.name=value,value, e.g. training.batch_size=8,16."
         )
     try:
-        values = parse(f"[{listed}]")
+        values = parse_argument(f"[{listed}\n]")
     except ValueError as error:
         raise FedpeftError(f"{option} {text!r:.80} has a value that cannot be used ({error}): correct it.") from error
     texts = [shown(value) for value in values]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import psutil
@@ -18,10 +19,12 @@ import torch
 
 from fedpeft import answering as ways
 from fedpeft import backbones
-from fedpeft.answering.training_settings import BEST
+from fedpeft.alignment.settings import PIASettings
+from fedpeft.answering.training_settings import BEST, PERSONALIZATIONS
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import MACRO_F1
 from fedpeft.core.settings import about
+from fedpeft.core.states import State
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.schema import Example
@@ -126,13 +129,16 @@ def footprint(
                 how = f"extrapolated from batches of 1 and 2 to {at_once}"
     except torch.OutOfMemoryError as error:
         raise FedpeftError(f"a batch of {training.batch_size} does not fit on {device}: lower it.") from error
-    kept = sum(p.numel() * p.element_size() for p in trained)
-    control = 2 * training.scaffold * sum(tensor.nbytes for tensor in body.state().values())
+    kept = sum(p.numel() * p.element_size() for p in trained) * (1 + KEPT_TENSORS[training.optimizer])
+    scheme = PERSONALIZATIONS[training.personalization]
+    compared = method.aligns and cast(PIASettings, method.pia).follows_agreement
+    # control variates, the last global adapter and what was trained; the received adapter and what training began with
+    copies = scheme.adapters + 3 * training.scaffold + 2 * compared
     return Footprint(
         process=psutil.Process().memory_info().rss + round(training.features_mib * MIB),
         weights=sum(p.numel() * p.element_size() for p in answering.parameters()),
         step=round(needed),
-        state=(kept * (1 + KEPT_TENSORS[training.optimizer]) + control + _beside(body, method))
+        state=(kept * (1 + scheme.models) + copies * _bytes(body.state()) + _beside(body, method))
         * (KEPT_ROUNDS + (training.keep == BEST)),
         device=str(device),
         method=how,
@@ -155,4 +161,8 @@ def _beside(body: Trainable, method: MethodSettings) -> int:
     state = body.beside().state
     if method.aligns and method.pia.client and method.pia.form.second_branch:
         state = state | {f"{part} {key}": tensor for part in ("own", "frozen") for key, tensor in body.state().items()}
+    return _bytes(state)
+
+
+def _bytes(state: State) -> int:
     return sum(tensor.nbytes for tensor in state.values())

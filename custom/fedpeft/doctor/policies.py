@@ -23,7 +23,7 @@ from fedpeft.core.workspace import ADMIN, COMPONENTS, GUARDS, KEY, PRIVACY, RESO
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 from fedpeft.job.admission import FILES
 from fedpeft.job.settings import SiteJob
-from fedpeft.job.site_policy import PrivacySettings, SitePolicy
+from fedpeft.job.site_policy import RECEIVED, ZERO, PrivacySettings, SitePolicy
 from fedpeft.protocol.site_check import refusals
 
 PROBE = "fedpeft.flare.hardening.jobs"
@@ -156,6 +156,9 @@ def check_site_file(context: Context) -> Iterator[Finding]:
     yield passed(f"{context.policy_file} can be used; {changed}.")
     for site in context.sites:
         refused = list(refusals(policy, context.at(site)))
+        noise = policy.noise_of_sums
+        if noise and (finding := _clipped(context.at(site), noise, f"sum_noise of {context.policy_file}")):
+            yield finding
         for setting, why in refused:
             yield failed(f"{setting} {why}: change the job, or {context.policy_file}.")
         if not refused:
@@ -208,6 +211,26 @@ def _filter(chain: Any, path: str, direction: str) -> Mapping[str, Any] | None:
     )
 
 
+def _clipped(job: SiteJob, settings: PrivacySettings, place: Path | str) -> Finding | None:
+    """Return why a job does not go with these settings of clipping, which stand in `place`; None: it does."""
+    if job.method.aligns and cast(PIASettings, job.method.pia).follows_agreement:
+        return failed(
+            f"method.pia.share='agreement' takes what this site trained off the mean, and {place} clips it, so "
+            f"every reply after the first is blocked: use a number as method.pia.share."
+        )
+    if job.method.rule.stacks and settings.reference == RECEIVED:
+        return failed(
+            f"method.aggregation={job.method.aggregation!r} has sites start from fresh factors, and {place} clips the "
+            f"difference to the last global adapter: use another aggregation, or reference: {ZERO}."
+        )
+    if job.training.scaffold:
+        return warned(
+            f"training.scaffold compares what this site trained with the mean, and {place} clips it, so the "
+            f"corrections are wrong: leave training.scaffold out."
+        )
+    return None
+
+
 def _settings(arguments: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob]) -> Finding:
     chosen = arguments.get("privacy", OFF)
     if chosen == OFF:
@@ -217,16 +240,8 @@ def _settings(arguments: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob])
     except FedpeftError as error:
         return failed(f"{file} is wrong, so that every reply is blocked: {error}")
     for job in jobs:
-        if job.method.aligns and cast(PIASettings, job.method.pia).follows_agreement:
-            return failed(
-                f"method.pia.share='agreement' takes what this site trained off the mean, and {file} clips it, so "
-                f"every reply after the first is blocked: use a number as method.pia.share."
-            )
-        if job.training.scaffold:
-            return warned(
-                f"training.scaffold compares what this site trained with the mean, and {file} clips it, so the "
-                f"corrections are wrong: leave training.scaffold out."
-            )
+        if finding := _clipped(job, settings, file):
+            return finding
     if not settings.noise:
         return passed(f"what leaves this site is checked and clipped at {settings.clip}, not noised.")
     if find_spec(ACCOUNTANT) is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_text
 from fedpeft.core.settings import SECONDS, build, check_ranges, suggestion, within, without_former
-from fedpeft.job.yaml_values import MAX_LEVELS, TASKS, parse
+from fedpeft.job.yaml_values import MAX_LEVELS, TASKS, parse, parse_argument
 
 if TYPE_CHECKING:
     from fedpeft.data.settings import DataSettings
@@ -329,7 +329,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     if len(names) > MAX_LEVELS:
         raise FedpeftError(f"--set {text!r:.80} names a setting {len(names)} levels deep: at most {MAX_LEVELS}.")
     try:
-        nested: Any = parse(value)
+        nested: Any = parse_argument(value)
     except ValueError as error:
         raise FedpeftError(f"--set {text!r:.80} has a value that cannot be used ({error}): correct it.") from error
     for name in reversed(names):

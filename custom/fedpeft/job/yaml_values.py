@@ -44,6 +44,12 @@ class _Loader(yaml.SafeLoader):
         self.level -= 1
         return node
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
+        if twice := next((name for number, name in enumerate(names) if name in names[:number]), None):
+            raise ValueError(f"the name {twice!r:.40} is there twice, from line {node.start_mark.line + 1}")
+        return super().construct_mapping(node, deep=deep)
+
 
 class _Dumper(yaml.SafeDumper):
     """Puts texts that `_Loader` or YAML 1.1 reads as numbers in quotes, and writes a value again where it is twice."""
@@ -64,6 +70,16 @@ for reader_or_writer in (_Loader, _Dumper):
 def parse(text: str) -> Any:
     """Return the value of a YAML text: None, text, numbers, lists and objects whose names are text."""
     return copy.deepcopy(_parsed(text))
+
+
+def parse_argument(text: str) -> Any:
+    """Return the value of a command's argument, in which no comment is meant."""
+    value, held = parse(text), bytearray(len(text))
+    for token in yaml.scan(text, Loader=_Loader):
+        held[token.start_mark.index : token.end_mark.index] = b"1" * (token.end_mark.index - token.start_mark.index)
+    if any(character == "#" and not inside for character, inside in zip(text, held, strict=True)):
+        raise ValueError("what follows # would be left out as a comment, put the value in quotes")
+    return value
 
 
 @lru_cache(maxsize=KEPT_TEXTS)
