@@ -120,6 +120,21 @@ def test_an_owners_layout_is_loaded_and_measured_as_declared(name, write, tmp_pa
     assert found.notes[0] == ALONE
 
 
+def test_a_folder_of_images_around_the_patients_of_each_class_is_passed_over(tmp_path):
+    for name in ("normal", "sick"):
+        classes(tmp_path / name, names=["images"], inside=f"{name[0]}{{}}", each=40)
+    found = sites_in(tmp_path)
+    assert list(found.of_sites) == ["client-1", "client-2"]
+    assert {e.answer for site in found.data for e in site.train} == {"normal", "sick"}
+    assert len({e.group for site in found.data for split in site.splits().values() for e in split}) == 40
+
+
+def test_a_folder_of_images_around_the_classes_of_each_site_makes_none(tmp_path):
+    for name in ("north", "south"):
+        classes(tmp_path / name / "images", each=20)
+    assert list(sites_in(tmp_path).of_sites) == ["north", "south"]
+
+
 def test_class_folders_are_shared_out_to_clients(tmp_path):
     classes(tmp_path, each=40)
     (tmp_path / "readme.txt").touch()

@@ -159,6 +159,13 @@ def test_columns_are_named_in_the_settings(tmp_path):
         _load(tmp_path, columns={**columns, "question": "ask"})
 
 
+@pytest.mark.parametrize("missing", [None, "", "nan", "None"])
+def test_images_without_an_id_stay_apart(tmp_path, missing):
+    _parquet(tmp_path / "train.parquet", [{**row, "scan": missing} for row in _rows(0, 12)])
+    data = _load(tmp_path, columns={"id": "scan"})
+    assert len({example.image_id for part in data.splits().values() for example in part}) == 12
+
+
 def test_the_names_of_classes_are_answers(tmp_path):
     table = pa.Table.from_pylist([{**row, "answer": number % 2} for number, row in enumerate(_rows(0, 6))])
     features = {"answer": {"names": ["no", "yes"], "_type": "ClassLabel"}, "question": {"dtype": "string"}}

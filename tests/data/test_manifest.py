@@ -173,6 +173,34 @@ def test_a_table_is_read_as_spreadsheets_write_it_and_what_was_found_is_said(tmp
     assert [note in one for one in site.notes] == [True] * bool(note)
 
 
+@pytest.mark.parametrize(
+    ("header", "row", "name"),
+    [
+        ("image,label,text", "scans/{n}.png,a{m},a report", "text"),
+        ("image,labels,question_type", "scans/{n}.png,a,where", "question_type"),
+        ("image,question,answer,text", "scans/{n}.png,Is it?,yes,a report", "text"),
+        ("image,labels,text", "scans/{n}.png,a,a report", ""),
+    ],
+)
+def test_a_column_of_another_kind_of_table_is_named_as_not_read(tmp_path, header, row, name):
+    _scans(tmp_path)
+    lines(tmp_path / "manifest.csv", [header, *(row.format(n=n, m=n % 2) for n in range(10))])
+    site = _load(tmp_path)
+    assert all("not read beside" in one and repr(name) in one for one in site.notes)
+    assert len(site.notes) == bool(name)
+
+
+@pytest.mark.parametrize("write", [_csv, _jsonl])
+def test_a_missing_value_among_labels_is_refused(tmp_path, write):
+    _scans(tmp_path)
+    values = ["left", "left|nan", "right"] if write is _csv else [["left"], ["nan"], ["right"]]
+    write(tmp_path, [{"image": f"scans/{n}.png", "labels": values[n % 3]} for n in range(10)])
+    with pytest.raises(
+        DataError, match=r"(?s)3 of 10 rows cannot be used.*'labels' has among them what programs write"
+    ):
+        _load(tmp_path)
+
+
 def test_keys_of_jsonl_are_read_in_any_case_too(tmp_path):
     _scans(tmp_path)
     _jsonl(tmp_path, [{key.title(): value for key, value in row.items()} for row in _rows()])

@@ -10,7 +10,7 @@ import torch
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data import Example, SiteData
-from fedpeft.data.partition import centralized
+from fedpeft.data.partition import ANOTHERS, centralized
 from fedpeft.federate import federate
 from fedpeft.job.folder import of_job
 from fedpeft.site.learner import Learner
@@ -30,7 +30,8 @@ def test_a_pooled_site_holds_what_the_sites_hold(sections, tmp_path):
 
 def test_a_pooled_site_adds_up_what_its_parts_left_out():
     one = Example(image=np.zeros((1, 1, 3), np.uint8), question="q", answer="a", closed=False, image_id="i")
-    north = SiteData("north", (one,), (), (one,), "s", left_out=(("no answer", 2), ("no image", 1)), notes=("late",))
+    left_out = (("no answer", 2), ("no image", 1), (ANOTHERS, 2))  # of the pool
+    north = SiteData("north", (one,), (), (one,), "s", left_out=left_out, notes=("late",))
     south = SiteData("south", (one,), (), (one,), "s", left_out=(("no answer", 3),), notes=("late",))
     both = centralized("center", [north, south])
     assert both.left_out == (("no answer", 5), ("no image", 1))

@@ -15,7 +15,7 @@ left out. Without `root` the folder is FEDPEFT_DATA/<site>.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def recognized(seen: Listing) -> bool:
     The outer folders are the classes where no name inside them occurs twice; otherwise each of them has
     classes of its own, as the sites of a federation have.
     """
-    paths = seen.images
+    paths = _passed_over(seen.images)
     tops = {path.split("/")[1] for path in paths if path.count("/") > 1}
     if not tops or any(path.count("/") == 1 for path in paths):
         return False
@@ -94,6 +94,13 @@ def recognized(seen: Listing) -> bool:
         return len({name for _, name in inside}) > 1
     names = [name for _, name in set(inside)]
     return len(tops) > 1 and len(names) == len(set(names)) and not _are_splits(tops)
+
+
+def _passed_over(paths: Collection[str]) -> Collection[str]:
+    """Return paths without a folder such as `images` that stands in every class around the patients'."""
+    parts = [path.split("/") for path in paths]
+    around = {names[2].lower() if len(names) > 4 else "" for names in parts}
+    return ["/".join((*names[:2], *names[3:])) for names in parts] if len(around & NO_CLASSES) == len(around) else paths
 
 
 def _examples(folder: Path, root: Path) -> list[Example]:

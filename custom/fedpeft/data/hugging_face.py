@@ -174,7 +174,7 @@ def _example(row: Row, image: Path | EncodedImage, digest: str, texts: dict[str,
         question=once(row.text("question")),
         answer=normal[0],
         closed=closed,
-        image_id=once(row.label("id") or digest),
+        image_id=once(digest if is_missing(row.values.get("id"), or_none=True) else row.label("id")),
         question_type=once(row.label("question_type")),
         alternatives=normal[1:],
     )

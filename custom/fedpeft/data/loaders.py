@@ -15,7 +15,7 @@ from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import clean_text, closed_by_answer, closed_by_type, normalize
 from fedpeft.data.folders import files_below, is_hidden, is_image, matches, tree
-from fedpeft.data.partition import NOT_DRAWN, Parts, arrange, drawn, own_parts, pooled
+from fedpeft.data.partition import ANOTHERS, NOT_DRAWN, Parts, arrange, drawn, own_parts, pooled
 from fedpeft.data.records import Row, reading
 from fedpeft.data.registry import DataSet, Origin, packaged
 from fedpeft.data.schema import Example, SiteData, added
@@ -136,7 +136,7 @@ def site_of(
     used = drawn(settings, *whole)
     own = own_parts(settings, *used, parts=parts)
     counts = [sum(map(len, splits)) for splits in (whole, used, own)]
-    unused = ((NOT_DRAWN, counts[0] - counts[1]), ("it is another client's", counts[1] - counts[2]))
+    unused = ((NOT_DRAWN, counts[0] - counts[1]), (ANOTHERS, counts[1] - counts[2]))
     if test is None:
         splits = pooled(own[0], settings)
     else:

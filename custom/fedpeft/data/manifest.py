@@ -112,7 +112,7 @@ def _spelled(name: object) -> str:
 
 
 _IMAGE = "image"
-_OPTIONAL = ("answer_type", "question_type", "text", "split", "patient")
+_OF_ALL = ("split", "patient")  # optional ones
 
 
 class Kind(NamedTuple):
@@ -121,6 +121,7 @@ class Kind(NamedTuple):
     keys: tuple[str, ...]  # that it needs beside the image
     example: Callable[[Row, Path | ChosenImage, str], Example]  # makes one of a row
     metric: str
+    optional: tuple[str, ...] = ()  # besides those of all kinds
     may_be_empty: bool = False  # a row may have nothing under its keys
 
 
@@ -128,9 +129,13 @@ def load(settings: DataSettings) -> SiteData:
     """Load a site's own folder."""
     refuse_paper(settings, "a manifest")
     root = dataset_folder(settings, (settings.site, ".") if settings.site else (".",))
-    read = table(root, (_IMAGE, *_OPTIONAL, *(key for kind in KINDS for key in kind.keys)))
+    read = table(root, (_IMAGE, *_OF_ALL, *(key for kind in KINDS for key in (*kind.keys, *kind.optional))))
     rows, bad = read.rows, read.bad
     kind, window = _kind(rows, read.columns), window_of(settings.window)
+    own = {_IMAGE, *_OF_ALL, *kind.keys, *kind.optional}
+    if of_others := sorted({name for row in rows for name in row.values} - own):
+        beside = " and ".join(map(repr, kind.keys))
+        read.notes.append(f"Columns that are not read beside {beside}: {', '.join(map(repr, of_others))}.")
     some_split = not all(is_missing(row.values.get("split"), or_none=True) for row in rows)
     placed = of_rows(rows, lambda row: (_split_of(row, some_split), _example(row, root, kind, window)), bad)
     bad.check(read.total)
@@ -259,12 +264,14 @@ def _labelled(row: Row, file: Path | ChosenImage, name: str) -> Example:
     if not isinstance(listed, list) or not all(isinstance(label, str) for label in listed):
         raise DataError("'labels' is neither text nor a list of texts")
     labels = {label.strip() for label in listed} - {""}
+    if any(map(is_missing, labels)):
+        raise DataError("'labels' has among them what programs write where a value is missing (nan, n/a, null)")
     return label_example(file, labels, image_id=name, group=optional(row, "patient"), text=optional(row, "text"))
 
 
 KINDS = (
-    Kind(("question", "answer"), _question, ACCURACY),
-    Kind(("labels",), _labelled, MACRO_F1, may_be_empty=True),
+    Kind(("question", "answer"), _question, ACCURACY, optional=("answer_type", "question_type")),
+    Kind(("labels",), _labelled, MACRO_F1, optional=("text",), may_be_empty=True),
     Kind(("label",), _class, BALANCED_ACCURACY),
 )
 

@@ -195,6 +195,7 @@ MIN_UNITS = 3  # of a part: one for each split
 DRAWS = 100
 _NUMBER = re.compile(r"(?<![0-9])0*([1-9][0-9]{0,4})$")
 NO_LABEL = ""
+ANOTHERS = "it is another client's"
 NOT_DRAWN = "not among data.samples"
 MAX_OFF = 0.05  # of a share, before it is said
 NOT_IN_SHARE = "not in data.train_share"
@@ -362,7 +363,7 @@ def centralized(site: str, parts: Sequence[SiteData]) -> SiteData:
             f"metric; pool sites of one kind."
         )
     labels, metric = kinds.pop()
-    left_out = added(*(part.left_out for part in parts))
+    left_out = tuple(one for one in added(*(part.left_out for part in parts)) if one[0] != ANOTHERS)  # pooled as well
     notes = tuple(dict.fromkeys(chain.from_iterable(part.notes for part in parts)))
     own_ids = any(part.own_ids for part in parts)
     return SiteData(site, train, validation, test, "; ".join(sources), labels, metric, left_out, notes, own_ids)
