@@ -68,6 +68,11 @@ READERS = {
             )
         ),
         (
+            [*SCHEDULED, "schedule.scoring=with_reply", "schedule.every=3"],
+            ["composer", "server", "site"],
+            "new ones come with every reply: leave every out",
+        ),
+        (
             [*SCHEDULED, "schedule.scoring=with_reply", "schedule.clients_per_round=2"],
             ["composer", "server"],
             "its scores would grow old: set schedule.scoring to 'fresh'",

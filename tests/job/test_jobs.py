@@ -295,6 +295,16 @@ USER_ERRORS = [
         r"^method.settings.lora changes nothing in \S+, whose method is houlsby: set method.name=lora as well, "
         r"or change those of houlsby\.$",
     ),
+    *(
+        (setting, rf"^{name} changes nothing in \S+: set {needed} as well\.$")
+        for setting, name, needed in (
+            ("schedule.budget=2", "schedule.budget", "schedule.solver"),
+            ("training.ditto_lambda=1", "training.ditto_lambda", "training.personalization=ditto"),
+            ("training.ala_rate=10", "training.ala_rate", "training.personalization=fedala"),
+            ("training.moon_temperature=1", "training.moon_temperature", "training.moon_mu"),
+            ("method.server_tau=0.1", "method.server_tau", "method.server_optimizer"),
+        )
+    ),
     ("federation.sites=[1, 2]", r"^federation.sites is \[1, 2\], it must be a list of texts: correct"),
     ("federation.sites=[[a]]", r"^federation.sites is \[\['a'\]\], it must be a list of texts: correct"),
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedpeft.answering import ANSWERING
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import VALIDATION
-from fedpeft.core.settings import MAX_ROUNDS, check_ranges, one_of, within
+from fedpeft.core.settings import MAX_ROUNDS, READ_WITH, check_ranges, one_of, within
 
 WITH_GLOBAL = "with_global"  # in the metadata of a field: it compares with what the sites have in common, in training
 
@@ -152,10 +152,10 @@ class TrainingSettings:
     proximal_mu: float = field(default=0.0, metadata={**within(0, max_by="max_proximal_mu"), WITH_GLOBAL: True})
     scaffold: bool = field(default=False, metadata={WITH_GLOBAL: True})
     moon_mu: float = field(default=0.0, metadata={**within(0, 10), WITH_GLOBAL: True})
-    moon_temperature: float = field(default=0.5, metadata=within(0.1, 10))
+    moon_temperature: float = field(default=0.5, metadata={**within(0.1, 10), READ_WITH: ("moon_mu", None)})
     personalization: str = field(default=NONE, metadata={WITH_GLOBAL: True})
-    ditto_lambda: float = field(default=0.1, metadata=within(0))
-    ala_rate: float = field(default=1.0, metadata=within(0))
+    ditto_lambda: float = field(default=0.1, metadata={**within(0), READ_WITH: ("personalization", "ditto")})
+    ala_rate: float = field(default=1.0, metadata={**within(0), READ_WITH: ("personalization", "fedala")})
     optimizer_state: str = "keep"
     answering: str = "classification"
     candidates: int = field(default=128, metadata=within(0, MAX_SAMPLES))

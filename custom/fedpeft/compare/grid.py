@@ -17,7 +17,6 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.data.settings import NATURAL, DataSettings
 from fedpeft.job.composing import check, check_used
 from fedpeft.job.yaml_values import parse_argument
-from fedpeft.scheduling.settings import ALL, OF_SITES
 
 SITES = "federation.sites"
 OF_SINGLE_SITES = (
@@ -67,7 +66,6 @@ class Point:
             if _is_count(name, value):
                 sections = _with_sites(sections, value)
                 check(sections)
-            _check_read(name, sections, job)
         return sections
 
 
@@ -125,15 +123,6 @@ def is_number(value: Any) -> bool:
 
 def _is_count(setting: str, value: Any) -> bool:
     return setting == SITES and is_number(value)
-
-
-def _check_read(setting: str, sections: Mapping[str, Any], job: str) -> None:
-    """Refuse a setting of layers where none are scheduled."""
-    name = setting.removeprefix("schedule.")
-    if name != setting and name not in ("solver", *OF_SITES) and sections["schedule"].get("solver", ALL) == ALL:
-        raise FedpeftError(
-            f"{setting} changes nothing in {job}, where all sites train all layers: set schedule.solver as well."
-        )
 
 
 def _with_sites(sections: Mapping[str, Any], count: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_text
-from fedpeft.core.settings import SECONDS, build, check_ranges, suggestion, within, without_former
+from fedpeft.core.settings import SECONDS, build, check_ranges, suggestion, unread, within, without_former
 from fedpeft.job.yaml_values import MAX_LEVELS, TASKS, parse, parse_argument
 
 if TYPE_CHECKING:
@@ -129,10 +129,20 @@ def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) 
 
 
 def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str) -> None:
-    """Refuse settings of a method that a job does not have, which would change nothing."""
+    """Refuse settings that would change nothing: of a method, schedule or scheme that a job does not have."""
+    from fedpeft.answering.training_settings import TrainingSettings
     from fedpeft.methods import METHODS
     from fedpeft.methods.settings import MethodSettings
+    from fedpeft.scheduling.settings import ALL, OF_SITES
 
+    settings, sections_of = list(settings), {"method": MethodSettings, "training": TrainingSettings}
+    for section, names in changed(settings).items():
+        for name in names:
+            needed = unread(sections_of[section], sections[section], name) if section in sections_of else None
+            if section == "schedule" and name not in ("solver", *OF_SITES):
+                needed = "solver" if sections[section].get("solver", ALL) == ALL else None
+            if needed:
+                raise FedpeftError(f"{section}.{name} changes nothing in {job}: set {section}.{needed} as well.")
     method = sections["method"].get("name", MethodSettings.name)
     for name in unused(settings, method):
         if name in METHODS.get(method).parts:

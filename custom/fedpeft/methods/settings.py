@@ -11,7 +11,7 @@ from fedpeft import methods
 from fedpeft.alignment.settings import FEDAVG, WEIGHT_SPACE, PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import MATCHED_LAYERS
-from fedpeft.core.settings import BY_SITE, about, check_ranges, nested, one_of, suggestion, within
+from fedpeft.core.settings import BY_SITE, READ_WITH, about, check_ranges, nested, one_of, suggestion, within
 from fedpeft.methods.aggregations import (
     AGGREGATIONS,
     DEFAULTS,
@@ -26,6 +26,7 @@ from fedpeft.methods.setting_limits import MAX_LAYERS
 SITE_SETTINGS = "site_settings"
 PRIVATE, FEDERATED = "private", "federated"
 MAX_SERVER_RATE = 1000
+OF_SERVER = {READ_WITH: ("server_optimizer", None)}
 PROBE_SAMPLES = within(1, 1_000_000, max_by="max_probe_samples", min_by="min_probe_samples")
 
 
@@ -80,10 +81,12 @@ class MethodSettings:
     initialization: str = "shared"
     secure_sum: bool = False
     server_optimizer: str = "none"
-    server_learning_rate: float | None = field(default=None, metadata=within(0, MAX_SERVER_RATE, exclusive=True))
-    server_momentum: float = field(default=0.9, metadata=within(0, 1))
-    server_decay: float = field(default=0.99, metadata=within(0, 1))
-    server_tau: float = field(default=1e-3, metadata=within(0, exclusive=True))
+    server_learning_rate: float | None = field(
+        default=None, metadata={**within(0, MAX_SERVER_RATE, exclusive=True), **OF_SERVER}
+    )
+    server_momentum: float = field(default=0.9, metadata={**within(0, 1), **OF_SERVER})
+    server_decay: float = field(default=0.99, metadata={**within(0, 1), **OF_SERVER})
+    server_tau: float = field(default=1e-3, metadata={**within(0, exclusive=True), **OF_SERVER})
 
     def __post_init__(self) -> None:
         one_of("name", self.name, methods.names())

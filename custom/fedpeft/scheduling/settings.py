@@ -80,7 +80,7 @@ class ScheduleSettings:
         score_settings: settings of that score. A part or argument that names another score drops them.
         scoring: `fresh` (a score task on the round's global adapters, the paper) or `with_reply` (scores of the site's
             just-trained model travel with its reply, for the next round).
-        every: a fresh score task in every n-th round; the rounds between use the last scores.
+        every: a fresh score task in every n-th round; the rounds between use the last scores. Not for `with_reply`.
         score_samples: training samples that a site scores on.
         budget: layers a site may train; 0: what its memory holds, measured at the site.
         budget_range: lowest and highest budget, drawn for each site from the seed; replaces `budget`; 0: the head only.
@@ -125,6 +125,12 @@ class ScheduleSettings:
         importance.method_settings(self.score, self.score_settings)
         one_of("scoring", self.scoring, (FRESH, "with_reply"))
         check_ranges(self)
+        if self.scoring != FRESH and self.every > 1:
+            raise FedpeftError(
+                f"every={self.every} is of fresh scores, and with scoring={self.scoring!r} new ones come with every "
+                f"reply: leave every out.",
+                setting="every",
+            )
         if self.budget_range and not (
             len(self.budget_range) == 2
             and all(isinstance(budget, int) for budget in self.budget_range)
