@@ -26,6 +26,9 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.hci.server.hci import AdminServer
 from nvflare.fuel.utils.config import ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.private.admin_defs import Message as AdminMessage
+from nvflare.private.admin_defs import MsgHeader
+from nvflare.private.admin_defs import ReturnCode as AdminReturnCode
 from nvflare.private.defs import ERROR_MSG_PREFIX, CellMessageHeaderKeys, JobFailureMsgKey
 from nvflare.private.fed.client import training_cmds
 from nvflare.private.fed.server import job_runner
@@ -152,15 +155,15 @@ def guard_job_failures() -> None:
 
 def _away_instead_of_failed(report: Callable, self: FederatedServer, request: Message) -> Message:
     client = self.client_manager.clients.get(request.get_header(CellMessageHeaderKeys.TOKEN))
-    payload = request.payload if isinstance(request.payload, dict) else {}
-    job, code = payload.get(JobFailureMsgKey.JOB_ID), payload.get(JobFailureMsgKey.CODE)
-    if client is None or not isinstance(code, int) or code not in REASONS:
-        return report(self, request)
+    if client is None or not isinstance(request.payload, dict):
+        return report(self, request)  # which refuses it
+    job, code = (request.payload.get(key) for key in (JobFailureMsgKey.JOB_ID, JobFailureMsgKey.CODE))
     jobs = self.engine.job_runner
     # a report of a job in which the site takes no part, or a second one, changes nothing
     if isinstance(job, str) and jobs.is_client_outcome_pending(job, client.name):
         jobs.resolve_client_outcome(job, client.name)
-        _announce(self.engine, job, client.name, REASONS[code])
+        if type(code) is int and code in REASONS:  # FLARE takes 103.0 for 103 and ends the job
+            _announce(self.engine, job, client.name, REASONS[code])
     return make_reply(ReturnCode.OK)
 
 
@@ -180,10 +183,17 @@ def _without_failed_starts(
     check: Callable, replies: Sequence[Any], client_sites: list[str], command: str, strict: bool = False
 ) -> Any:
     for one in replies or ():
-        if one.reply and str(one.reply.body).startswith(ERROR_MSG_PREFIX):
+        if one.reply and not _started(one.reply):
             logger.warning("site %s could not %s; its own log says why", one.client_name, command)
             one.reply = None  # as of a site that did not answer in time
     return check(replies, client_sites, command, strict)  # type: ignore[no-any-return]
+
+
+def _started(reply: object) -> bool:
+    """Return whether a site's reply, which may be anything, says that its part has started."""
+    if not isinstance(reply, AdminMessage) or str(reply.body).startswith(ERROR_MSG_PREFIX):
+        return False
+    return bool(reply.get_header(MsgHeader.RETURN_CODE, AdminReturnCode.OK) == AdminReturnCode.OK)
 
 
 if __name__ == "__main__":
