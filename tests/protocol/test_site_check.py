@@ -115,7 +115,7 @@ REFUSED = [
     ),
     ("large images", {"backbone": {"image_size": 10**6}}, {}, "backbone.image_size"),
     ("long questions", {"backbone": {"text_length": 10**6}}, {}, "backbone.text_length"),
-    ("many rounds", {"training": {"rounds": 99_999}}, {}, "training.rounds"),
+    ("many rounds", {"training": {"rounds": 9_999}}, {}, "training.rounds"),
     ("many epochs", {"training": {"local_epochs": 21}}, {}, "training.local_epochs"),
     ("many first epochs", {"training": {"first_epochs": 21}}, {}, "training.first_epochs"),
     ("one sample a step", {"training": {"batch_size": 1}}, {}, "training.batch_size"),

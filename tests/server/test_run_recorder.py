@@ -6,9 +6,13 @@ import pytest
 from harness import introduction
 
 from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import MAX_BYTES
+from fedpeft.core.settings import MAX_ROUNDS
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.types import METRICS, TrainReply
-from fedpeft.report.history_reader import parse
+from fedpeft.report.history_reader import parse, verify
+from fedpeft.report.status import read_progress
 from fedpeft.report.wording import alignment_of
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.run_recorder import RunRecorder
@@ -51,6 +55,28 @@ def test_the_history_says_what_one_of_the_sites_announced(tmp_path, name, announ
     history = json.loads((tmp_path / "history.json").read_text())
     assert history[name] is announced
     assert ("(procedural)" in history["source"]) == (announced and name == "procedural")
+
+
+def test_a_long_run_gets_its_report_and_is_read_by_every_command(tmp_path, capsys):
+    record = RunRecorder(tmp_path, job="test")
+    record.begin(MethodSettings(), TrainingSettings(rounds=1), {"north": introduction("north")}, {})
+    record.add_round(1, {"north": reply()}, {}, {}, seconds=1.0)
+    with (tmp_path / "history.json").open("a") as stream:
+        stream.write(" " * MAX_BYTES)
+    record.complete()
+    assert "north" in (tmp_path / "report" / "tables.md").read_text()
+    assert verify(tmp_path)["status"] == read_progress(tmp_path).state == "completed"
+
+
+def test_the_longest_run_that_a_job_may_ask_for_can_be_read():
+    entries = [
+        {"round": n, "sites": {"north": dict.fromkeys(("overall", "open", "closed"))}} for n in range(1, MAX_ROUNDS + 1)
+    ]
+    about = {"job": "a", "method": "b", "source": "c", "procedural": True, "tiny": True}
+    history = parse({**about, "rounds": entries}, origin="history.json")
+    assert history.rounds[-1].round == TrainingSettings(rounds=MAX_ROUNDS).rounds
+    with pytest.raises(FedpeftError, match="rounds is 10001, it must be at most 10,000"):
+        TrainingSettings(rounds=MAX_ROUNDS + 1)
 
 
 def begun(folder, **schedule):

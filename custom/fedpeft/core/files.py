@@ -147,7 +147,8 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-MAX_BYTES = 128 * 2**20  # of JSON; a history of 200 rounds and 20 sites has about 20 MB
+MAX_BYTES = 128 * 2**20  # of JSON
+MAX_HISTORY = 2**30  # of the JSON that a run writes; that of 200 rounds, 100 sites and aligned adapters has 120 MB
 MAX_HASHED = 64 * 2**30  # of a file of tensors
 MAX_DEPTH = 32
 MAX_DIGITS = 19  # of a whole number: what fits into 64 bits

@@ -25,7 +25,7 @@ from fedpeft.alignment.low_rank import fitted
 from fedpeft.answering.answering import Batch, Batches, Scored
 from fedpeft.backbones import BACKBONES, BackboneSettings, skeleton
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import check_regular, read_json
+from fedpeft.core.files import MAX_HISTORY, check_regular, read_json
 from fedpeft.core.keys import LayerNumbers
 from fedpeft.core.settings import build
 from fedpeft.core.states import State, first_misfit, of_keys
@@ -191,7 +191,7 @@ def _said_beside(adapter: Path) -> tuple[Path, list[PeftConfig]]:
     if not file.is_file():
         return file, []
     try:
-        method = read_json(file)["settings"]["method"]
+        method = read_json(file, max_bytes=MAX_HISTORY)["settings"]["method"]
         chosen = {name: method[name] for name in ("name", "settings")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedpeftError(f"{file} cannot be read ({error!r:.120}): take it from the run again.") from error

@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import digest, read_json
+from fedpeft.core.files import MAX_HISTORY, digest, read_json
+from fedpeft.core.settings import MAX_ROUNDS
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.report.history import (
     MAX,
@@ -32,7 +33,6 @@ from fedpeft.report.history import (
     need,
 )
 
-MAX_ROUNDS = 10_000
 MAX_SITES = 1_000
 
 
@@ -49,7 +49,7 @@ def read(path: str | Path) -> History:
     if file.is_dir():
         file = file / HISTORY
     try:
-        record = read_json(file)
+        record = read_json(file, max_bytes=MAX_HISTORY)
     except FileNotFoundError as error:
         raise HistoryError(
             f"{file} does not exist; name a run's folder or its {HISTORY}, which a run writes after its first round."
@@ -217,7 +217,7 @@ class _Manifest:
 def read_manifest(file: Path) -> dict[str, Any]:
     """Read a manifest."""
     try:
-        manifest = as_mapping(read_json(file), "it", "the whole file")
+        manifest = as_mapping(read_json(file, max_bytes=MAX_HISTORY), "it", "the whole file")
         known = checked(_Manifest, manifest, "it")
         if known.ended_early:
             need(known.ended_early, "best_round", "it")

@@ -21,7 +21,7 @@ from rich.table import Table
 from fedpeft.core import locks
 from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import read_json
+from fedpeft.core.files import MAX_HISTORY, read_json
 from fedpeft.core.locks import lock_file
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, title_of
 from fedpeft.core.text import RECENT, duration
@@ -216,7 +216,7 @@ def _age(file: Path, now: float | None) -> float | None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = read_json(file)
+        content = read_json(file, max_bytes=MAX_HISTORY)
     except FileNotFoundError:
         return {}
     except OSError as error:

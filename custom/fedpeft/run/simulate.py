@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import read_json, write_json
+from fedpeft.core.files import MAX_HISTORY, read_json, write_json
 from fedpeft.core.locks import SERVER, held, kept_folder, runs_folder
 from fedpeft.core.processes import family, python_environment, with_sockets
 from fedpeft.core.workspace import (
@@ -287,7 +287,7 @@ def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) ->
 def _read(file: Path) -> dict[str, Any]:
     """Return a JSON object that a process of the run wrote; empty where there is none."""
     try:
-        content = read_json(file)
+        content = read_json(file, max_bytes=MAX_HISTORY)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import check_regular, drop, read_json, replacing, set_aside, write_json
+from fedpeft.core.files import MAX_HISTORY, check_regular, drop, read_json, replacing, set_aside, write_json
 from fedpeft.core.locks import lineage_folder
 from fedpeft.job.federation import LATEST, checkpoint_of
 from fedpeft.methods.settings import MethodSettings
@@ -37,7 +37,6 @@ from fedpeft.scheduling.settings import ScheduleSettings
 ADAPTER, OWN, FACTS = "global.safetensors", "own.safetensors", "checkpoint.json"
 COMPLETED = "completed.json"
 PARTS = {"own": OWN, "moments": "moments.safetensors"}  # fields of tensors by two names, and their files
-MAX_FACTS = 2**30  # bytes, with the history
 BETWEEN = "/"  # the two names of a tensor, of which the second has none
 
 
@@ -194,7 +193,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     try:
         there = [name for name, file in PARTS.items() if (folder / file).is_file()]  # where none are listed, all
         defaults = {"submitter": "", "median": 0.0, "excess": {}, "parts": there}
-        facts = defaults | read_json(folder / FACTS, max_bytes=MAX_FACTS)
+        facts = defaults | read_json(folder / FACTS, max_bytes=MAX_HISTORY)
         names = ("job", "submitter", "lineage", "round", "scores", "settings", "history", "median", "excess", "parts")
         return {name: facts[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
