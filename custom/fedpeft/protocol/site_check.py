@@ -167,6 +167,14 @@ def _of_schedule(policy: SitePolicy, job: SiteJob) -> Refusals:
     for setting, allowed in (*of_scores, *of_solver):
         if (name := getattr(job.schedule, setting)) not in allowed:
             yield f"schedule.{setting}", f"is {name!r:.60}, allowed here are {', '.join(allowed)}"
+    first = job.schedule.first_round(job.site)
+    epochs = job.training.epochs_in(first, first=first)
+    if first > 1 and epochs > policy.max_local_epochs:
+        yield (
+            "schedule.joins",
+            f"has this site train {epochs} epochs in round {first}, as many as the others have had, max_local_epochs "
+            f"is {policy.max_local_epochs}",
+        )
 
 
 def _all(names: Iterable[str]) -> str:
