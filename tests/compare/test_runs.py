@@ -383,6 +383,16 @@ def test_the_sites_of_a_run_share_one_backbone_and_reach_the_same(method, kept, 
     assert set(one.validated) == set(one.validation[-1]) == {"slake", "vqa-rad"}
 
 
+def test_what_a_secure_sum_sends_has_8_bytes_a_number():
+    plain, masked = (
+        carry_out(replace(run, sections={**run.sections, "method": {**run.sections["method"], "secure_sum": secure}}))
+        for run in small("fedavg")
+        for secure in (False, True)
+    )
+    assert masked.sent[0]["slake"] == 2 * plain.sent[0]["slake"] > 0
+    assert masked.megabytes_a_round() == 2 * plain.megabytes_a_round()
+
+
 @pytest.mark.slow
 def test_an_experiment_goes_on_where_it_ended(tmp_path):
     runs = small("fedavg", "local", seeds=(0, 1))

@@ -3,6 +3,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,17 @@ def test_a_best_value_at_the_end_of_the_grid_or_within_noise_is_said(figures, sa
     assert any(one.startswith(note) for one in table.notes) if note else table.notes == ()
 
 
+@pytest.mark.parametrize("last", [[], ["slake"]])
+def test_the_noise_is_that_of_every_sites_last_figure_wherever_it_was_last_drawn(last):
+    every, drawn = step(5, 50, b8=0.82, b16=0.8), step(5, 50, b8=0.82, b16=0.8)
+    for label, (one,) in drawn.outcomes.items():
+        now = {site: one.validation[-1][site] for site in last}
+        drawn.outcomes[label] = [replace(one, validation=(*one.validation, now))]
+    tables = [table_of(search("training.batch_size=8,16,32"), [one]) for one in (every, drawn)]
+    assert tables[0].notes[-1] == tables[1].notes[-1]
+    assert "within the noise of 100 validation samples (10.9)" in tables[1].notes[-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -261,7 +273,8 @@ def test_wrong_input_gives_one_sentence(arguments, message, capsys, monkeypatch)
     ("carried", "message"),
     [
         (lambda run: reached(run, math.nan), "has a figure that is none"),
-        (lambda run: Outcome(**{**reached(run, 0.5).__dict__, "validation": ({},)}), "has a validation split"),
+        (lambda run: replace(reached(run, 0.5, 0), validation=({},)), f"no site of {JOB} has a validation split"),
+        (lambda run: replace(reached(run, 0.5), validation=({},)), "a validation split (slake, vqa-rad) has a figure"),
     ],
 )
 def test_a_search_without_validation_figures_ends(carried, message, monkeypatch, capsys):

@@ -71,9 +71,14 @@ class Outcome:
         values = self.pooled[-last:]
         return 100 * sum(values) / len(values) if values else math.nan
 
+    @property
+    def last_validation(self) -> Sites:
+        """By site, its last figure on its validation split."""
+        return ChainMap(*map(dict, reversed(self.validation)))
+
     def validation_figure(self) -> float:
         """Return the mean over the sites of their last figures on the validation splits, in percent; NaN: none."""
-        values = list(ChainMap(*map(dict, reversed(self.validation))).values())
+        values = self.last_validation.values()
         return 100 * sum(values) / len(values) if values else math.nan
 
     def complete(self, *, last: int = 1) -> bool:

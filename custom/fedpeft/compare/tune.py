@@ -176,17 +176,27 @@ def run_steps(search: Search, out: Path, *, processes: int) -> list[Step]:
         reasons = {label: reason for (label, *_), reason in failed.items()}
         outcomes: dict[str, list[Outcome]] = {run.method: [] for run in runs if run.method not in reasons}
         for one in earlier(out, runs):
-            if not one.validated or math.isnan(one.validation_figure()):
-                raise FedpeftError(
-                    f"no site of {search.job.name} has a validation split, on which a search chooses: set "
-                    f"data.validation_fraction."
-                )
+            _check_validated(one, search.job.name)
             if one.method in outcomes:
                 outcomes[one.method].append(one)
         if not outcomes:
             raise FedpeftError(f"no setting ran through step {number}: {next(iter(reasons.values()))}")
         steps.append(Step(rounds=rounds, outcomes=outcomes, failed=reasons))
     return steps
+
+
+def _check_validated(one: Outcome, job: str) -> None:
+    measured = [site for site, samples in one.validated.items() if samples]
+    if not measured:
+        raise FedpeftError(
+            f"no site of {job} has a validation split, on which a search chooses: set data.validation_fraction."
+        )
+    if not one.last_validation:
+        raise FedpeftError(
+            f"no site of {job} with a validation split ({', '.join(measured):.200}) has a figure after "
+            f"{len(one.figures)} rounds with seed {one.seed}: raise schedule.clients_per_round, or set "
+            f"data.validation_fraction at every site."
+        )
 
 
 def _going_on(search: Search, steps: Sequence[Step], count: int) -> list[str]:
@@ -241,7 +251,8 @@ def _notes(search: Search, steps: Sequence[Step]) -> Iterator[str]:
     if others:
         apart = last.figure(best) - last.figure(others[0])
         if apart <= (noise := TWO_SIDED * math.hypot(_error(last.outcomes[best]), _error(last.outcomes[others[0]]))):
-            samples = sum(last.outcomes[best][0].validated.values())
+            first = last.outcomes[best][0]
+            samples = sum(first.validated[site] for site in first.last_validation)
             yield (
                 f"{best} and {others[0]} are {apart:.1f} points apart, within the noise of {samples:,} validation "
                 f"samples ({noise:.1f}): either will do."
@@ -256,6 +267,6 @@ def _error(runs: Sequence[Outcome]) -> float:
     With K sites, a figure p_k on n_k samples each, it is sqrt(sum_k p_k (1 - p_k) / n_k) / K. Seeds do not lower it,
     because they share the samples.
     """
-    figures = runs[0].validation[-1]
+    figures = runs[0].last_validation
     variances = [p * (1 - p) / runs[0].validated[site] for site, p in figures.items()]
     return 100 * math.sqrt(sum(variances)) / len(variances)
