@@ -81,6 +81,12 @@ SUMS = (
 )
 
 
+def added_up(kits, relay):
+    """How many sums of its sites a relay has made."""
+    there = len(set(RELAYS[relay]) & set(MEMBERS))
+    return (kits / relay / "log.txt").read_text().count(f"the adapters of {there} sites are added up")
+
+
 def test_relays_add_up_the_adapters_of_their_sites(behind_relays, sections, tmp_path):
     """The server gets two sums and no adapter, and makes the global one that it makes where there is no relay."""
     write_job(tmp_path / "sums", "sums", sections(*SUMS))
@@ -91,14 +97,39 @@ def test_relays_add_up_the_adapters_of_their_sites(behind_relays, sections, tmp_
     assert verify(folder)["faults"] == []
     rounds = json.loads((folder / "history.json").read_text())["rounds"]
     assert [set(one["sites"]) for one in rounds] == [set(MEMBERS)] * ROUNDS
-    for relay, behind in RELAYS.items():
-        log = (behind_relays.kits / relay / "log.txt").read_text()
-        assert log.count(f"the adapters of {len(set(behind) & set(MEMBERS))} sites are added up") == ROUNDS
+    for relay in RELAYS:
+        assert added_up(behind_relays.kits, relay) == ROUNDS
     command = ["fedpeft", "simulate", str(tmp_path / "sums"), "--engine", "pool", "-w", str(tmp_path / "pool")]
     subprocess.run(command, check=True, capture_output=True, env=ENVIRONMENT)
     assert digest(load_file(folder / "global.safetensors")) == digest(
         load_file(next((tmp_path / "pool").glob("server/*/fedpeft/global.safetensors")))
     )
+
+
+def test_a_secure_sum_passes_the_relays(behind_relays, sections, tmp_path):
+    """Relays add masked adapters, that of a single site among them, and the masks vanish at the server."""
+    added = {relay: added_up(behind_relays.kits, relay) for relay in RELAYS}
+    files = [behind_relays.kits / name / "local" / "fedpeft.json" for name in MEMBERS]
+    before = [file.read_text() for file in files]
+    for file, text in zip(files, before, strict=True):
+        file.write_text(json.dumps({**json.loads(text), "sum_with": list(MEMBERS)}))
+    settings = (*SUMS, "method.secure_sum=true", "training.batch_size=4")
+    try:
+        write_job(tmp_path / "sums", "sums", sections(*settings))
+        job = behind_relays.lead.submit_job(str(tmp_path / "sums"))
+        status = behind_relays.lead.wait_for_job(job, timeout=900, poll_interval=0.3)["status"]
+    finally:
+        for file, text in zip(files, before, strict=True):
+            file.write_text(text)
+    assert status == "FINISHED:COMPLETED"
+    folder = run_folder(Path(behind_relays.lead.download_job_result(job, str(tmp_path / "result"))))
+    assert verify(folder)["faults"] == []
+    rounds = json.loads((folder / "history.json").read_text())["rounds"]
+    assert [set(one["sites"]) for one in rounds] == [set(MEMBERS)] * ROUNDS
+    for relay, before in added.items():
+        assert added_up(behind_relays.kits, relay) - before == ROUNDS
+    size = max(tensor.abs().max() for tensor in load_file(folder / "global.safetensors").values())
+    assert size < 10  # a mask that is left has numbers of up to 2^31
 
 
 def test_a_site_behind_a_relay_is_connected_to_it_alone(behind_relays):

@@ -20,6 +20,7 @@ from fedpeft.protocol.signed_keys import salt_of, secret_of, start_of
 from fedpeft.report.history_reader import verify
 from fedpeft.report.status import run_folder
 from fedpeft.site.learner import Learner
+from fedpeft.site.training_process import training_facts
 
 pytestmark = pytest.mark.consortium
 
@@ -96,7 +97,7 @@ def bare(three, job, folder):
                 secrets[name],
                 {
                     "own": round - 1,
-                    "data": made[name].facts,
+                    "data": training_facts(made[name]),
                     "policy": asdict(policy_of(three, name)),
                     "fedpeft": fedpeft.__version__,
                 },

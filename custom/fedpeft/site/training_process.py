@@ -205,12 +205,12 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "start_digest": "" if finished else learner.start_digest(),
         "unanswerable": learner.unanswerable,
         "tested": len(learner.data.test),
-        "facts": _facts(learner),
+        "facts": training_facts(learner),
     }
     return values, sent if initial else {}
 
 
-def _facts(learner: Learner) -> dict[str, Any]:
+def training_facts(learner: Learner) -> dict[str, Any]:
     """What the site's training follows from; in a secure sum, where that decides its randomness, also the images."""
     return {**learner.facts, **({"images": _images_of(learner)} if learner.method.secure_sum else {})}
 
@@ -259,7 +259,7 @@ def _train(
     update = learner.train_round(round, state, layers, part=part)
     scores = learner.score_trained(round) if scored else []
     values = {"samples": update.samples, "metrics": update.metrics, "questions": learner.questions, "scores": scores}
-    values |= {"validation": len(learner.data.validation), "facts": _facts(learner)}
+    values |= {"validation": len(learner.data.validation), "facts": training_facts(learner)}
     return values, update.state
 
 
