@@ -90,7 +90,7 @@ def test_the_option_methods_selects_rows_of_the_study(study, command, started, p
 
 def test_runs_with_other_settings_are_marked_and_kept_apart(command, started, published, tmp_path, benchmark):
     other, changed = tmp_path / "other.jsonl", ("--set", "training.learning_rate=1e-2")
-    arguments = ("--methods", "fedprox", "--seeds", 0, "--out", other)
+    arguments = ("--methods", "fedpia, two branches, no server", "--seeds", 0, "--out", other)
     command(*arguments, *changed)
     command(*arguments, *changed)
     assert [overrides[-1] for _, _, overrides in started] == ["training.learning_rate=1e-2"] * 2  # two worlds
