@@ -129,14 +129,15 @@ def check_drawn(
         return
     reason, setting = "", ""
     if training.first_epochs:
-        reason, setting = f"training.first_epochs={training.first_epochs}", "training.first_epochs"
+        setting, reason = "training.first_epochs", f"={training.first_epochs} is for the first round of every site"
     elif method.initialization == "own" and method.exchanges:
-        reason, setting = "method.initialization='own'", "method.initialization"
+        setting, reason = "method.initialization", "='own' is for the first round of every site"
+    elif method.site_settings and not method.method.factors:
+        setting, reason = "method.site_settings", " gives every site a first adapter of its own width"
     if reason:
         raise FedpeftError(
-            f"{reason} is for the first round of every site, and schedule.clients_per_round draws some sites for a "
-            f"later one first, which begin from the global adapter: set schedule.clients_per_round to 0, or leave "
-            f"{setting} out.",
+            f"{setting}{reason}, and schedule.clients_per_round draws some sites for a later round first, which begin "
+            f"from the global adapter: set schedule.clients_per_round to 0, or leave {setting} out.",
             setting=setting,
         )
     if not schedule.scored:

@@ -184,6 +184,11 @@ class MethodSettings:
                 f"pia.share='agreement' takes a site's own part off the mean, which "
                 f"robust.average={self.robust.average!r} is not: give a number as share, or leave robust.average out."
             )
+        if pia.aligns_on_server and pia.reference != FEDAVG and not self.robust.weighs:
+            raise FedpeftError(
+                f"pia.reference={pia.reference!r} can follow one site, whatever it sends, against which "
+                f"robust.average={self.robust.average!r} is set: use reference={FEDAVG!r}, or leave robust.average out."
+            )
         if pia.client and pia.support != "weights" and not method.activations:
             raise FedpeftError(
                 f"name={name!r} has no hidden activations to align by: leave method.pia.support out, or set it to "
@@ -270,6 +275,12 @@ class MethodSettings:
                 "method.pia.share='agreement' compares whole adapters, and schedule.solver lets sites train some "
                 "layers: give a number as share, or set schedule.solver to 'all'.",
                 setting="method.pia.share",
+            )
+        if active and self.site_settings and not self.method.factors:
+            raise FedpeftError(
+                "method.site_settings gives sites unequal widths, and where schedule.solver lets sites train some "
+                "layers all start from one adapter: leave it out, or set schedule.solver to 'all'.",
+                setting="method.site_settings",
             )
         if active and self.exchanges and self.matched_layers is not None:
             raise FedpeftError(
@@ -388,6 +399,14 @@ def _check_widths(method: MethodSettings) -> None:
             "pia.share='agreement' compares adapters of one width, which unequal widths (site_settings) are not: "
             "give a number as share."
         )
+
+    for name, start in (("server_optimizer", "none"), ("matched_layers", None)):
+        if getattr(method, name) != start:
+            raise FedpeftError(
+                f"{name} is {getattr(method, name)!r} and lets all sites start from one adapter, which with unequal "
+                f"widths (site_settings) they cannot: leave one of them out.",
+                setting=SITE_SETTINGS,
+            )
 
 
 def check_backbones(method: MethodSettings) -> None:

@@ -139,6 +139,12 @@ class ScheduleSettings:
             raise FedpeftError(
                 f"budget_range is {list(self.budget_range)}, it must be [lowest, highest], at most {MAX_BUDGET:,}."
             )
+        if self.active and self.solver != OWN and self.weight_importance == self.weight_diversity == 0:
+            raise FedpeftError(
+                "weight_importance and weight_diversity are both 0, and no assignment is better than another: set one "
+                "of them above 0.",
+                setting="weight_importance",
+            )
         if self.memory_margin >= 1:
             raise FedpeftError(
                 f"memory_margin is {self.memory_margin!r}, it must be a share of at least 0 and below 1.",
