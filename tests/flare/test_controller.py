@@ -2,6 +2,7 @@
 """The server's rounds against sites that are functions, without FLARE's network."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -219,6 +220,29 @@ def test_a_reply_with_unassigned_layers_is_refused(run):
     everything = {key: torch.ones(shape) for key, shape in LAYERS.items()}
     _, manifest, _ = run(scheduled, lambda s, o: reply(s, o, state=everything), schedule=SCHEDULE)
     assert "unannounced keys layer." in manifest["reason"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "announced", "given"),
+    [
+        (SCHEDULE, 3, 1),
+        (SCHEDULE, 0, 1),
+        ({**SCHEDULE, "site_budgets": {SITES[0]: 2}}, 3, 2),
+        ({**SCHEDULE, "budget": 0, "budget_range": [1, 1]}, 2, 1),
+        ({**SCHEDULE, "budget": 0}, 3, None),  # what its memory holds
+        (None, 3, None),
+    ],
+)
+def test_a_site_gets_no_more_layers_than_the_job_gives_it(run, schedule, announced, given):
+    def introduce(site):
+        honest = scheduled(site) if schedule else introduction(site)
+        return replace(honest, budget=announced) if site == SITES[0] else honest
+
+    _, manifest, _ = run(introduce, assigned if schedule else reply, schedule=schedule or {})
+    if given is None:
+        assert manifest["status"] == "completed", manifest.get("reason")
+        return
+    assert f"announces {announced} layers as budget, the job's schedule gives it {given}: look at" in manifest["reason"]
 
 
 def test_scores_may_travel_with_the_reply(run):

@@ -37,12 +37,19 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 MODULE_PATH = re.compile(r"([A-Za-z_0-9]{1,60}\.){0,12}\{layer\}(\.[A-Za-z_0-9]{1,60}){0,12}")
 
 
-def check_introduction(introduction: Introduction, *, site: str, initial: bool, max_samples: int) -> None:
-    """Accept the reply to `hello` only of a site that can take part, with what it was to send."""
+def check_introduction(
+    introduction: Introduction, *, site: str, initial: bool, max_samples: int, budget: int | None = None
+) -> None:
+    """Accept the reply to `hello` only of a site that can take part, with what it was to send.
+
+    `budget` is the number of layers that the job gives the site; None: the site measures it, or trains all.
+    """
     if introduction.problem:
         reason = sentence(introduction.problem, introduction.setting)
         raise FedpeftError(f"site {site} cannot take part: {reason}")
     check_announcement(introduction, site=site, max_samples=max_samples)
+    if budget not in (None, introduction.budget):
+        raise _refused(site, f"announces {introduction.budget} layers as budget, the job's schedule gives it {budget}")
     schema = introduction.schema if initial else {}
     check_tensors(introduction.state, site=site, schema=schema, dtype=introduction.dtype)
 

@@ -272,7 +272,9 @@ class JobRun:
         hello = Hello(version=fedpeft.__version__, initial=initial, lineage=self._lineage, finished=finished)
 
         def read(introduction: Introduction, site: str) -> Introduction:
-            check_introduction(introduction, site=site, initial=initial, max_samples=job.federation.max_samples)
+            budget = job.schedule.budget_of(site, seed=job.training.seed) if job.schedule.active else None
+            most = job.federation.max_samples
+            check_introduction(introduction, site=site, initial=initial, max_samples=most, budget=budget)
             if sender is None or announced is None:
                 return introduction
             state, answering = introduction.state, job.training.answering
