@@ -45,6 +45,24 @@ def test_a_job_with_another_method_gets_that_of_the_recipe():
     assert FedPIARecipe("f3ocus_task1", configs=CONFIGS)._job.sections["schedule"] == {}
 
 
+def test_settings_of_the_caller_do_not_say_which_method_a_job_has():
+    plain, chosen = (
+        F3OCUSRecipe("fedpia_task1", settings, configs=CONFIGS)._job.sections
+        for settings in ([], ["schedule.solver=exact"])
+    )
+    assert (plain["method"]["name"], plain["schedule"]["solver"]) == ("pfeiffer", "nsga2")
+    assert chosen == {**plain, "schedule": {**plain["schedule"], "solver": "exact"}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting"), [(F3OCUSRecipe, "schedule.solver=all"), (FedPIARecipe, "method.aggregation=fedavg")]
+)
+@pytest.mark.parametrize("job", ["fedpia_task1", "f3ocus_task1"])
+def test_settings_that_leave_nothing_of_the_method_are_refused(recipe, setting, job):
+    with pytest.raises(FedpeftError, match=f"{setting} replaces what {recipe.__name__} is for: leave that out"):
+        recipe(job, [setting], configs=CONFIGS)
+
+
 def test_a_recipe_takes_settings_in_the_form_of_the_option_set(tmp_path):
     recipe = FedPIARecipe(settings=["training.rounds=2"], configs=CONFIGS)
     assert recipe._job.sections["training"]["rounds"] == 2

@@ -26,6 +26,7 @@ from fedpeft.core.settings import build
 from fedpeft.job.composing import check_used, compose, default_configs, write_job
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.run.simulate import simulate
+from fedpeft.scheduling.settings import ALL
 
 
 class JsonJob(FedJob):
@@ -111,11 +112,17 @@ class _JobRecipe(Recipe):
 
     def __init__(self, job: str = "", settings: Sequence[str] = (), *, configs: Path | None = None) -> None:
         job, folder = job or self.default_job, configs or default_configs()
-        sections = compose(folder, job, settings)
-        if not self.fits(sections):
+        if self.fits(compose(folder, job)):
+            sections = compose(folder, job, settings)
+        else:
             chosen = Variant(name=self.method, method=self.method, settings=tuple(settings))
             sections = sections_of(folder, job, chosen, [])
         check_used(settings, sections, job=job)
+        if not self.fits(sections):
+            raise FedpeftError(
+                f"{', '.join(settings):.200} replaces what {type(self).__name__} is for: leave that out, or write the "
+                f"job with `fedpeft jobs`."
+            )
         super().__init__(JsonJob(job, sections))
 
     @staticmethod
@@ -148,4 +155,4 @@ class F3OCUSRecipe(_JobRecipe):
     @staticmethod
     def fits(sections: Mapping[str, Any]) -> bool:
         """Return whether layers are scheduled in a job."""
-        return bool(sections["schedule"].get("solver"))
+        return bool(sections["schedule"].get("solver", ALL) != ALL)
