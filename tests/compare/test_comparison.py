@@ -269,6 +269,14 @@ def test_the_csv_has_numbers_alone():
         assert all(math.isfinite(float(cell)) for name, cell in row.items() if name != "method" and cell)
 
 
+def test_no_name_in_the_csv_is_computed_by_a_spreadsheet():
+    table = compared([outcome("=1+1", 0, (0.2, 0.4)), outcome("-ours", 0, (0.6, 1.0))], baseline="=1+1")
+    heads, *rows = csv.reader(io.StringIO(csv_of(table)))
+    assert [row[0] for row in rows] == ["'=1+1", "'-ours"]
+    differences = rows[1][heads.index("minus =1+1")], rows[0][heads.index("minus =1+1")]
+    assert differences == ("50.0", "")
+
+
 def test_processor_time_is_shown_where_it_was_measured():
     assert not any("seconds" in column for column in compared(RUNS, baseline="fedavg").columns)
     runs = [*RUNS[:2], *(outcome("ours", seed, (0.5, 0.7), cpu_seconds=9.0 + seed) for seed in (0, 1))]

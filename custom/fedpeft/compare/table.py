@@ -26,6 +26,7 @@ from fedpeft.compare.published import NOT_COMPARABLE, differences, published, so
 from fedpeft.core.console import cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import BALANCED_ACCURACY, TITLES
+from fedpeft.core.text import csv_cell
 from fedpeft.report.tables import Table
 from fedpeft.report.wording import DASH, FEWER, Alignment
 
@@ -59,8 +60,8 @@ def markdown(table: Table) -> str:
 def csv_of(table: Table) -> str:
     """For a spreadsheet: every column but the first has numbers alone, or nothing."""
     file = io.StringIO()
-    rows = zip(*(column for _, column in table.values), strict=True)
-    csv.writer(file, lineterminator="\n").writerows([[head for head, _ in table.values], *rows])
+    rows = ([head for head, _ in table.values], *zip(*(column for _, column in table.values), strict=True))
+    csv.writer(file, lineterminator="\n").writerows(map(csv_cell, row) for row in rows)
     return file.getvalue()
 
 
