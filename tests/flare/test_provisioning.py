@@ -4,6 +4,7 @@
 import importlib
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 
@@ -226,6 +227,17 @@ def test_a_relay_without_certificates_or_a_place_is_refused(changed, connects, m
         next(p for p in described["participants"] if p["name"] == "slake")["connect_to"] = connects
     with pytest.raises(FedpeftError, match=re.escape(message)):
         secure_relays(prepare_project(described))
+
+
+@pytest.mark.parametrize("relays", [[], [RELAY]])
+def test_no_more_jobs_run_at_a_time_than_a_relay_keeps_sums_of(relays):
+    described = yaml.safe_load(PROJECT.read_text())
+    described["participants"] += relays
+    project = prepare_project(described)
+    PolicyBuilder(storage="/srv", max_jobs=8).initialize(project, None)
+    refused = pytest.raises(FedpeftError, match="max_jobs is 9, and a relay keeps the sums of 8 jobs: lower it, or")
+    with refused if relays else nullcontext():
+        PolicyBuilder(storage="/srv", max_jobs=9).initialize(project, None)
 
 
 @pytest.mark.parametrize(

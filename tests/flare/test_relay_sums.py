@@ -201,7 +201,7 @@ def test_what_is_no_message_is_answered_by_a_reason(wire, topic, content):
 def test_a_relay_keeps_the_sums_of_the_newest_jobs(wire):
     for number in range(relay.MAX_JOBS + 1):
         relays(wire, f"server.job-{number}").ask(RELAY, order(), Measured)
-    with pytest.raises(FedpeftError, match="no sum"):
+    with pytest.raises(FedpeftError, match="of the newest 8 jobs: let no more run at a time"):
         relays(wire, "server.job-0").ask(RELAY, SumQuery(round=1), Measured)
     relays(wire, "server.job-1").ask(RELAY, SumQuery(round=1), Measured)
 

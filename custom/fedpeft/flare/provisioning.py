@@ -54,7 +54,7 @@ class PolicyBuilder(Builder):
     Args:
         storage: absolute path of the server's folder for jobs and their results; FLARE's default is shared by
             all servers of a machine and lost at a restart.
-        max_jobs: jobs that run at the same time.
+        max_jobs: jobs that run at the same time; with relays at most as many as these keep the sums of.
         privacy: every site's `PrivacySettings`; None: replies are checked, but neither clipped nor noised.
         site_policy: values of `SitePolicy` that replace its defaults in the file of every site.
         site_policies: by site, values that replace those.
@@ -79,6 +79,11 @@ class PolicyBuilder(Builder):
 
     def initialize(self, project: Project, ctx: ProvisionContext) -> None:
         """Require certificates on both sides of every connection with a relay, before FLARE writes its files."""
+        if project.get_relays() and self._max_jobs > relay_module.MAX_JOBS:
+            raise FedpeftError(
+                f"max_jobs is {self._max_jobs}, and a relay keeps the sums of {relay_module.MAX_JOBS} jobs: lower it, "
+                f"or leave the relays out."
+            )
         secure_relays(project)
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:

@@ -233,7 +233,10 @@ class SumDesk:
     def _sum(self, job: str) -> GroupSum:
         with self._lock:
             if job not in self._sums:
-                raise FedpeftError("no sum of this job is ordered at this relay.")
+                raise FedpeftError(
+                    f"no sum of this job is ordered at this relay, which keeps those of the newest {MAX_JOBS} jobs: "
+                    f"let no more run at a time."
+                )
             return self._sums[job]
 
 
