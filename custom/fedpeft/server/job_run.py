@@ -272,7 +272,8 @@ class JobRun:
         hello = Hello(version=fedpeft.__version__, initial=initial, lineage=self._lineage, finished=finished)
 
         def read(introduction: Introduction, site: str) -> Introduction:
-            budget = job.schedule.budget_of(site, seed=job.training.seed) if job.schedule.active else None
+            held = job.schedule.active and not initial  # of a second introduction the budget does not count
+            budget = job.schedule.budget_of(site, seed=job.training.seed) if held else None
             most = job.federation.max_samples
             check_introduction(introduction, site=site, initial=initial, max_samples=most, budget=budget)
             if sender is None or announced is None:
