@@ -230,7 +230,7 @@ def test_a_second_introduction_changes_nothing_but_the_adapter(run):
     def introduce(site):
         greeted.append(site)
         first = starting(site)
-        return replace(first, samples={**first.samples, "train": 500_000}) if len(greeted) > 3 else first
+        return replace(first, samples={**first.samples, "train": 500_000}, budget=2) if len(greeted) > 3 else first
 
     _, manifest, history = run(introduce, assigned, schedule=SCHEDULE)
     assert manifest["status"] == "completed", manifest.get("reason")
