@@ -66,7 +66,7 @@ OF_PEFT = {
     "lora_alpha": "the product counts `lora_alpha / r` times; not set: 2 r.",
     "lora_dropout": "share of a layer's inputs that training leaves out.",
     "layers_to_transform": "transformer layers that get an adapter, counted from 0; not set: all.",
-    "bias": "biases that are trained besides; a site takes only `none`.",
+    "bias": "`none` alone: a job trains nothing beside the adapter's own tensors.",
     "use_rslora": "the product counts `lora_alpha / sqrt(r)` times.",
     "init_lora_weights": "PEFT's way to draw the first values; a site takes true (B is 0) and false.",
     "start_std": "standard deviation of the normal distribution of A's first values; `xavier`: sqrt(2 / (r + d)); not "

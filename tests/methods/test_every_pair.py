@@ -13,6 +13,7 @@ import pytest
 import torch
 from copies import copied
 from one_client import aggregations, check_identity
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from small_albef import albef_folder
 from small_models import MODELS, blip2, resnet, vit
@@ -23,7 +24,7 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.slots import SLOTS
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import by_place, is_key
+from fedpeft.core.keys import by_place, is_key, layer_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 from fedpeft.methods.settings import MethodSettings
@@ -218,6 +219,50 @@ def test_the_server_writes_an_adapter_of_modules_that_a_list_or_a_pattern_select
     check_that_peft_reads(name, backbone, trainable, load("vit"), tmp_path / "exported", settings)
 
 
+IN_LAYERS = ("lora", "dora", "oft", "hra", "vera", "fourierft", "miss")
+
+
+@pytest.mark.parametrize("backbone_name", ["vit", "albef", "llava"])
+@pytest.mark.parametrize("name", IN_LAYERS)
+def test_some_layers_get_an_adapter_and_peft_reads_them(name, backbone_name, load, tmp_path):
+    backbone, settings = load(backbone_name), {**SETTINGS.get(name, {}), "layers_to_transform": [1]}
+    trainable = methods.get(name).tuning().prepare(backbone, settings, seed=0)
+    assert {layer_of(key) for key in trainable.state()} == {1}
+    assert trainable.state().keys() < prepared(name, load(backbone_name)).state().keys()
+    folder = tmp_path / "exported"
+    chosen = MethodSettings(name=name, settings={name: settings})
+    export_adapter(folder, trainable.state(), chosen, family=backbone.family, slots=trainable.slots())
+    for read in (PeftModel.from_pretrained, adapters.load_adapter):
+        assert adapters.adapter_state(read(load(backbone_name).model, folder)).keys() == trainable.state().keys()
+
+
+@pytest.mark.parametrize(
+    ("layers", "sentence"), [([], "is empty: name"), ([0, 9], "names layer 9, but .* has layers 0")]
+)
+@pytest.mark.parametrize("name", IN_LAYERS)
+def test_layers_that_are_not_there_are_refused(name, layers, sentence, load):
+    with pytest.raises(FedpeftError, match=f"layers_to_transform {sentence}"):
+        methods.get(name).tuning().prepare(
+            load("vit"), {**SETTINGS.get(name, {}), "layers_to_transform": layers}, seed=0
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("lora", {"bias": "all"}),
+        ("lora", {"lora_bias": True}),
+        ("lora", {"trainable_token_indices": [1]}),
+        ("lora", {"layer_replication": [[0, 40]]}),
+        ("miss", {"bias": "all"}),
+        ("vera", {"modules_to_save": ["pooler"]}),
+    ],
+)
+def test_what_peft_would_train_beside_an_adapter_is_refused_because_nothing_exchanges_it(name, settings):
+    with pytest.raises(FedpeftError, match=rf"has {next(iter(settings))}=.*adapter's own tensors alone: leave"):
+        methods.get(name).check_settings(settings)
+
+
 def check_that_peft_reads(name, backbone, trainable, other, folder, settings=None):
     """PEFT reads into another backbone what the server writes of the method."""
     folder.mkdir()
@@ -225,7 +270,7 @@ def check_that_peft_reads(name, backbone, trainable, other, folder, settings=Non
     chosen = MethodSettings(name=name, settings={name: settings})
     export_adapter(folder, learned, chosen, family=backbone.family, slots=trainable.slots())
     assert bool(trainable.slots()) == (backbone.family not in SLOTS or "target_modules" in settings)
-    read = adapters.adapter_state(adapters.load_adapter(other.model, folder))
+    read = adapters.adapter_state(PeftModel.from_pretrained(other.model, folder))
     assert read.keys() == learned.keys()
     assert all(torch.equal(tensor, learned[key]) for key, tensor in read.items())
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import nn
 
-from fedpeft.backbones.slots import ADAPTED_PART, QKV, SLOTS, check_template, chosen, places
+from fedpeft.backbones.slots import ADAPTED_PART, QKV, SLOTS, check_template, chosen, locate, places
 from fedpeft.core.errors import FedpeftError
 
 QUERY = ("query", "q_proj", "q_lin", "q", "wq", "to_q", "linear_q", "query_proj")
@@ -255,20 +255,68 @@ def templates_of(targets: str | Sequence[str], model: nn.Module) -> dict[str, st
     return templates
 
 
-def pattern_of(templates: Mapping[str, str]) -> str:
-    """Return a pattern for PEFT that selects the templates' modules; its groups are the roles, see ``roles_of``."""
+def pattern_of(templates: Mapping[str, str], layers: Iterable[int] | None = None) -> str:
+    """Return a pattern for PEFT that selects the templates' modules; its groups are the roles, see ``roles_of``.
+
+    None: in all layers.
+    """
     groups = (
         f"(?P<{role}>{re.escape(template.replace('{layer}', '0layer0')).replace('0layer0', _NUMBER)})"
         for role, template in templates.items()
     )
-    return f"{_PARENT}(?:{'|'.join(groups)})"
+    among = "" if layers is None else f"(?={_PARENT}(?:{'|'.join(map(str, layers))})(?:\\.|$))"
+    return f"{among}{_PARENT}(?:{'|'.join(groups)})"
 
 
 def roles_of(pattern: str) -> dict[str, str]:
     """Return role -> template of a pattern made by ``pattern_of``; empty for any other."""
     groups = re.findall(r"\(\?P<([a-z][a-z0-9_]*)>([^()|]*)\)", pattern)
     templates = {role: re.sub(r"\\(.)", r"\1", text.replace(_NUMBER, "{layer}")) for role, text in groups}
-    return templates if templates and pattern_of(templates) == pattern else {}
+    return templates if templates and pattern_of(templates, layers_of_pattern(pattern)) == pattern else {}
+
+
+def layers_of_pattern(pattern: str) -> list[int] | None:
+    """Return the layers that a pattern made by ``pattern_of`` names; None: all."""
+    found = re.match(rf"\(\?={re.escape(_PARENT)}\(\?:([0-9|]+)\)", pattern)
+    return [int(number) for number in found[1].split("|")] if found else None
+
+
+def name_modules(config: Any, templates: Mapping[str, str], model: nn.Module | None = None) -> None:
+    """Write modules of the layers that a PEFT configuration names into it, as a pattern that PEFT itself reads.
+
+    PEFT takes `layers_to_transform` beside names of modules alone, and finds the layers of few models by itself.
+
+    Raises:
+        FedpeftError: no layer is named, or one that the model does not have.
+    """
+    layers = getattr(config, "layers_to_transform", None)
+    layers = [layers] if isinstance(layers, int) else layers
+    if layers is None and isinstance(config.target_modules, str):
+        layers = layers_of_pattern(config.target_modules)
+    if layers is not None:
+        there = set(layers) if model is None else _layers_with(model, templates)
+        if not layers:
+            raise FedpeftError("layers_to_transform is empty: name layers, or leave it out for all.")
+        if missing := sorted(set(layers) - there):
+            raise FedpeftError(
+                f"layers_to_transform names layer {missing[0]}, but {type(model).__name__} has layers "
+                f"{min(there, default=0)} to {max(there, default=0)}: correct it, or leave it out for all."
+            )
+        config.layers_to_transform = config.layers_pattern = None
+    config.target_modules = pattern_of(templates, layers)
+
+
+def in_layers(targets: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a PEFT configuration that select the layers which `settings` names of modules by role."""
+    layers = settings.get("layers_to_transform")
+    if layers is None:
+        return {"target_modules": pattern_of(targets)}
+    names = pattern_of(targets, [layers] if isinstance(layers, int) else layers)
+    return {"target_modules": names, "layers_to_transform": None, "layers_pattern": None}
+
+
+def _layers_with(model: nn.Module, templates: Mapping[str, str]) -> set[int]:
+    return {found[1] for path, _ in model.named_modules() if (found := locate(path, templates))}
 
 
 def _selected(path: str, targets: str | Sequence[str]) -> bool:

@@ -131,7 +131,7 @@ def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") 
         return get_peft_model(model, config, adapter_name)
     except FedpeftError:
         raise
-    except (TypeError, ValueError) as error:  # of PEFT's own checks, which come with the layers
+    except (TypeError, ValueError, IndexError) as error:  # of PEFT's own checks, which come with the layers
         raise FedpeftError(f"adapter {tuning.name!r} is refused by PEFT: {str(error).rstrip('.')}.") from error
 
 

@@ -104,19 +104,17 @@ class LoraTuning(SlotTuning):
         settings.setdefault("lora_alpha", SCALE * settings["r"])
         if isinstance(settings["target_modules"], Mapping):
             structure.check_targets(settings["target_modules"], self.name)
-            settings["target_modules"] = structure.pattern_of(settings["target_modules"])
+            settings |= structure.in_layers(settings["target_modules"], settings)
         return settings
 
     def fit(self, model: nn.Module, config: LoraConfig) -> None:
-        """Name modules of the model's family in the configuration, as PEFT needs them, or of another one a pattern of
-        paths.
-        """
+        """Write a pattern of the paths that are meant into the configuration, as PEFT needs it."""
         family = structure.family_of(model)
         targets = config.target_modules
         if (isinstance(targets, str) and not structure.roles_of(targets)) or not targets:
             return  # in one of PEFT's own forms
         if not isinstance(targets, str) and family not in SLOTS:
-            config.target_modules = structure.pattern_of(self._found(targets, model))
+            self.name_modules(config, self._found(targets, model), model)
             return
         templates = self.templates(config, family)
         paths = [path for path, _ in model.named_modules()]
@@ -126,10 +124,10 @@ class LoraTuning(SlotTuning):
                     f"{self.name}: {slot!r} is {template} in target_modules, which matches no module of "
                     f"{type(model).__name__}: name its projections with target_modules={{role: path}}."
                 )
-        if not isinstance(targets, str):
-            names = {template.rpartition(".")[2] for template in templates.values()}
-            others = [path for path in paths if path.rpartition(".")[2] in names and not locate(path, templates)]
-            config.target_modules = structure.pattern_of(templates) if others else names  # others: cross-attention
+        self.name_modules(config, templates, model)
+
+    def name_modules(self, config: LoraConfig, templates: Mapping[str, str], model: nn.Module | None = None) -> None:
+        structure.name_modules(config, templates, model)
 
     def templates(self, config: LoraConfig, family: str | None) -> dict[str, str]:
         targets = config.target_modules
@@ -170,6 +168,8 @@ class LoraTuning(SlotTuning):
         """Return key -> shape; every adapted projection is assumed to be (d, d)."""
         shapes: Shapes = {}
         layers = config.layers_to_transform
+        if layers is None and isinstance(config.target_modules, str):
+            layers = structure.layers_of_pattern(config.target_modules)
         layers = range(num_layers) if layers is None else [layers] if isinstance(layers, int) else sorted(layers)
         check_layers(layers, num_layers)
         for layer in layers:

@@ -19,7 +19,16 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from fedpeft.backbones.slots import locate, slot_templates
-from fedpeft.backbones.structure import check_targets, family_of, pattern_of, roles_of, templates_in, templates_of
+from fedpeft.backbones.structure import (
+    check_targets,
+    family_of,
+    in_layers,
+    name_modules,
+    pattern_of,
+    roles_of,
+    templates_in,
+    templates_of,
+)
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Uniform
@@ -62,7 +71,7 @@ class PeftTuning(SlotTuning):
         if targets is not None:
             check_targets(targets, self.name)
         if isinstance(targets, Mapping):
-            settings["target_modules"] = pattern_of(targets)
+            settings |= in_layers(targets, settings)
         return settings
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
@@ -79,7 +88,10 @@ class PeftTuning(SlotTuning):
             templates = roles_of(targets)
         else:
             templates = templates_of(targets, model)
-        config.target_modules = pattern_of(templates)
+        self.name_modules(config, templates, model)
+
+    def name_modules(self, config: Any, templates: Mapping[str, str], model: nn.Module | None = None) -> None:
+        name_modules(config, templates, model)
 
     def templates(self, config: Any, family: str | None) -> dict[str, str]:
         targets = config.target_modules
@@ -130,8 +142,8 @@ SCALED_INPUT = "second_linear"  # its input is scaled; of key and value the outp
 class IA3Tuning(PeftTuning):
     """IA3, which must know besides which modules have their input scaled."""
 
-    def fit(self, model: nn.Module, config: Any) -> None:
-        super().fit(model, config)
+    def name_modules(self, config: Any, templates: Mapping[str, str], model: nn.Module | None = None) -> None:
+        super().name_modules(config, templates, model)
         self.settle(config, None)
 
     def settle(self, config: Any, family: str | None) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 
+# PEFT's settings of what it trains beside an adapter's tensors, or of layers that it adds to the backbone
+_BESIDE = ("bias", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
 LOCAL, COMPANION = "default", "global"
 
 
@@ -143,6 +145,12 @@ class SlotTuning(Tuning, ABC):
 
     def check(self, settings: Mapping[str, Any]) -> None:
         self.config(self.of_peft(settings))
+        for name in _BESIDE:
+            if (value := settings.get(name)) not in (None, False, "none", [], {}):
+                raise FedpeftError(
+                    f"adapter {self.name!r} has {name}={value!r:.80}, and a job trains and exchanges the adapter's own "
+                    f"tensors alone: leave {name} out."
+                )
 
     def of_peft(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a job without those that are about the first values and not PEFT's."""
@@ -163,6 +171,7 @@ class SlotTuning(Tuning, ABC):
         """Write into a configuration what follows from its other settings, where it is left to them."""
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Any:
+        self.check(settings)
         backbone.requires_grad_(False)
         return AdapterTrainable(backbone, self.config(self.seeded(self.of_peft(settings), seed)), seed=seed)
 
@@ -190,8 +199,9 @@ class SlotTuning(Tuning, ABC):
     def split_peft_name(self, name: str) -> tuple[str, str] | None:
         """Split PEFT's name into module path and tensor name; None if it is not a tensor of this method."""
 
-    def name_modules(self, config: PeftConfig, templates: Mapping[str, str]) -> None:
-        """Write the module paths into a configuration that will be saved, if it may lack them."""
+    @abstractmethod
+    def name_modules(self, config: PeftConfig, templates: Mapping[str, str], model: nn.Module | None = None) -> None:
+        """Write the module paths into a configuration that PEFT reads; those of a model's layers, if it is given."""
 
     def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int | None:
         """Return how many hidden neurons, or what rank, an adapter has with a site's settings; None: it is not known.

@@ -91,6 +91,9 @@ def add_branches(
     return output
 
 
+MIN_REDUCTION = 0.01  # a hundred times as many neurons as the hidden width
+
+
 @dataclass(kw_only=True)
 class BottleneckConfig(PeftConfig):
     """Settings of a bottleneck adapter of width ``r = hidden_size // reduction_factor`` in some slots of each layer.
@@ -131,8 +134,11 @@ class BottleneckConfig(PeftConfig):
                     f"{self.method}: layers={self.layers!r} must be a list that is not empty, or None for all."
                 )
             self.layers = sorted({self._integer("layers", layer, 0) for layer in self.layers})
-        if not is_number(self.reduction_factor) or self.reduction_factor <= 0:
-            raise FedpeftError(f"{self.method}: reduction_factor={self.reduction_factor!r} must be a number above 0.")
+        if not is_number(self.reduction_factor) or not self.reduction_factor >= MIN_REDUCTION:
+            raise FedpeftError(
+                f"{self.method}: reduction_factor={self.reduction_factor!r} must be a number of at least "
+                f"{MIN_REDUCTION}."
+            )
         if self.layer_widths is not None:
             if not isinstance(self.layer_widths, dict):
                 raise FedpeftError(

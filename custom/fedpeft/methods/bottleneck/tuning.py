@@ -225,7 +225,9 @@ class BottleneckTuning(SlotTuning):
         path, mark, tensor = name.partition(f".{self.name}_adapter.")
         return (path, tensor) if mark else None
 
-    def name_modules(self, config: BottleneckConfig, templates: Mapping[str, str]) -> None:
+    def name_modules(
+        self, config: BottleneckConfig, templates: Mapping[str, str], model: nn.Module | None = None
+    ) -> None:
         config.target_modules = dict(templates)
 
     def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int:
