@@ -3,6 +3,7 @@
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,12 +80,18 @@ def test_what_does_not_fit_takes_no_part_and_the_reason_is_said(other):
     assert re.search(message, problems["x"]), problems["x"]
 
 
-def test_unequal_widths_and_depths_go_together():
-    default = {"houlsby": {"reduction_factor": 4}}
-    method = MethodSettings(matched_layers=DEEPEST, settings=default, site_settings={"x": {"reduction_factor": 2}})
-    able, problems = agreed(method, a=introduction(4), x=introduction(2, schema=schema([0, 3], neurons=4)))
+def of_ranks(layers, rank, *, stream=8):
+    shapes = {"A": [rank, stream], "B": [stream, rank]}
+    return {f"layer.{layer}.query.{name}": shape for layer in layers for name, shape in shapes.items()}
+
+
+def test_unequal_ranks_and_depths_go_together():
+    lora = {"name": "lora", "aggregation": "svd", "settings": {"lora": {"r": 2, "lora_alpha": 4}}}
+    method = MethodSettings(**lora, matched_layers=DEEPEST, site_settings={"x": {"r": 4, "lora_alpha": 8}})
+    deep, shallow = introduction(4, schema=of_ranks(range(4), 2)), introduction(2, schema=of_ranks([0, 3], 4))
+    able, problems = agreed(method, a=deep, x=shallow)
     assert (list(able), problems) == (["a", "x"], {})
-    able, problems = agreed(method, a=introduction(4), x=introduction(2, schema=schema([0, 3], stream=16, neurons=8)))
+    able, problems = agreed(method, a=deep, x=replace(shallow, schema=of_ranks([0, 3], 4, stream=16)))
     assert "nothing but an adapter's number of neurons may differ" in problems["x"]
 
 
