@@ -9,19 +9,23 @@ import pytest
 from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 from nvflare.private.admin_defs import Message as AdminMessage
-from nvflare.private.admin_defs import error_reply
-from nvflare.private.defs import ERROR_MSG_PREFIX, CellMessageHeaderKeys, JobFailureMsgKey
-from nvflare.private.fed.server import job_runner
+from nvflare.private.admin_defs import MsgHeader, error_reply
+from nvflare.private.defs import ERROR_MSG_PREFIX, CellMessageHeaderKeys, JobFailureMsgKey, TrainingTopic
+from nvflare.private.fed.server import admin, job_runner
+from nvflare.private.fed.server.admin import FedAdminServer
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.message_send import ClientReply
+from nvflare.private.scheduler_constants import ShareableHeader
 
 from fedpeft.flare.hardening.jobs import REASONS, guard_job_failures
 from fedpeft.flare.returning_sites import PART_ENDED
 
 JOB, SUCCESS = "a-job", 0
+ENOUGH, TOKEN = ShareableHeader.IS_RESOURCE_ENOUGH, ShareableHeader.RESOURCE_RESERVE_TOKEN
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +35,7 @@ def guarded(monkeypatch):
         (FederatedServer, "process_job_failure"),
         (FederatedServer, "_resolve_missing_client_outcome"),
         (job_runner, "check_client_replies"),
+        (FedAdminServer, "send_requests"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     guard_job_failures()
@@ -120,7 +125,6 @@ STARTED = AdminMessage("reply", "Start the client app...")
     [
         (AdminMessage("reply", f"{ERROR_MSG_PREFIX}: no such app"), False),
         (error_reply("not allowed"), False),
-        ({"body": "no message"}, False),
         (STARTED, True),
     ],
 )
@@ -131,3 +135,43 @@ def test_a_job_starts_though_one_site_cannot_start_its_part(reply, starts, stric
     away = job_runner.check_client_replies(replies, ["north", "south"], "start job (a-job)", strict)
     assert away == (["north"] if strict and not starts else [])
     assert [one.client_name for one in replies if one.reply] == ["north", "south"][not starts :]
+
+
+def resources(**said):
+    """A reply to the question whether a site has what a job needs."""
+    body = Shareable()
+    for name, value in {ENOUGH: True, TOKEN: "a-token", **said}.items():
+        body.set_header(name, value)
+    return AdminMessage("reply", body)
+
+
+def headed(reply, headers):
+    reply.headers = headers
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("topic", "reply", "readable"),
+    [
+        (TrainingTopic.DEPLOY, AdminMessage("reply", "ok"), True),
+        (TrainingTopic.DEPLOY, error_reply("not allowed"), True),
+        (TrainingTopic.DEPLOY, {"body": "no message"}, False),
+        (TrainingTopic.DEPLOY, "ok", False),
+        (TrainingTopic.DEPLOY, headed(AdminMessage("reply", "ok"), None), False),
+        (TrainingTopic.DEPLOY, headed(AdminMessage("reply", "ok"), {MsgHeader.RETURN_CODE: np.ones(2)}), False),
+        (TrainingTopic.CHECK_RESOURCE, resources(), True),
+        (TrainingTopic.CHECK_RESOURCE, error_reply("not allowed"), True),
+        (TrainingTopic.CHECK_RESOURCE, resources(**{ENOUGH: np.ones(2)}), False),
+        (TrainingTopic.CHECK_RESOURCE, resources(**{TOKEN: ["a-token"]}), False),
+        (TrainingTopic.CHECK_RESOURCE, AdminMessage("reply", "yes"), False),
+    ],
+)
+def test_a_reply_that_flare_could_not_read_counts_as_none(monkeypatch, topic, reply, readable):
+    """It would end the job in its deployment, and let no job of any site be scheduled any more."""
+    request = AdminMessage(topic, "")
+    sent = [ClientReply("", "north", request, reply), ClientReply("", "south", request, None)]
+    monkeypatch.setattr(admin, "send_requests", lambda **options: sent)
+    server = SimpleNamespace(sai=None, cell=None, clients={})
+    north, south = FedAdminServer.send_requests(server, {}, FLContext())
+    assert north.reply is (reply if readable else None)
+    assert south.reply is None

@@ -29,12 +29,15 @@ from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.admin_defs import MsgHeader
 from nvflare.private.admin_defs import ReturnCode as AdminReturnCode
-from nvflare.private.defs import ERROR_MSG_PREFIX, CellMessageHeaderKeys, JobFailureMsgKey
+from nvflare.private.defs import ERROR_MSG_PREFIX, CellMessageHeaderKeys, JobFailureMsgKey, TrainingTopic
 from nvflare.private.fed.client import training_cmds
 from nvflare.private.fed.server import job_runner
+from nvflare.private.fed.server.admin import FedAdminServer
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed.server.message_send import ClientReply
 from nvflare.private.fed_json_config import FedJsonConfigurator
+from nvflare.private.scheduler_constants import ShareableHeader
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.hardening import replace_function
@@ -137,6 +140,7 @@ def main() -> int:
     return 0
 
 
+RESOURCES = ShareableHeader.IS_RESOURCE_ENOUGH, ShareableHeader.RESOURCE_RESERVE_TOKEN
 REASONS = {
     ProcessExitCode.EXCEPTION: "by an error or a signal",
     ProcessExitCode.UNSAFE_COMPONENT: "because a component is not allowed there",
@@ -147,10 +151,11 @@ REASONS = {
 
 
 def guard_job_failures() -> None:
-    """In the server's own process: no site's report, silence or refusal to start fails a job."""
+    """In the server's own process: no site's report, silence, refusal to start or other reply fails a job."""
     replace_function(FederatedServer, "process_job_failure", _away_instead_of_failed)
     replace_function(FederatedServer, "_resolve_missing_client_outcome", _not_waited_for)
     replace_function(job_runner, "check_client_replies", _without_failed_starts)
+    replace_function(FedAdminServer, "send_requests", _without_unreadable_replies)
 
 
 def _away_instead_of_failed(report: Callable, self: FederatedServer, request: Message) -> Message:
@@ -189,11 +194,32 @@ def _without_failed_starts(
     return check(replies, client_sites, command, strict)  # type: ignore[no-any-return]
 
 
-def _started(reply: object) -> bool:
-    """Return whether a site's reply, which may be anything, says that its part has started."""
-    if not isinstance(reply, AdminMessage) or str(reply.body).startswith(ERROR_MSG_PREFIX):
+def _started(reply: AdminMessage) -> bool:
+    code = reply.get_header(MsgHeader.RETURN_CODE, AdminReturnCode.OK)
+    return code == AdminReturnCode.OK and not str(reply.body).startswith(ERROR_MSG_PREFIX)
+
+
+def _without_unreadable_replies(send: Callable, self: FedAdminServer, *args: Any, **kwargs: Any) -> Sequence[Any]:
+    replies: Sequence[Any] = send(self, *args, **kwargs)
+    for one in replies:
+        if one.reply is not None and not _readable(one):
+            logger.warning("site %s sent a reply that cannot be read", one.client_name)
+            one.reply = None  # as of a site that did not answer in time
+    return replies
+
+
+def _readable(one: ClientReply) -> bool:
+    """Return whether a site's reply, which may be anything, is one that FLARE reads without an error."""
+    try:
+        body, code = one.reply.body, one.reply.get_header(MsgHeader.RETURN_CODE, AdminReturnCode.OK)
+        if not isinstance(one.reply, AdminMessage) or not isinstance(code, str):
+            return False
+        if one.request.topic != TrainingTopic.CHECK_RESOURCE or code != AdminReturnCode.OK:
+            return True
+        enough, token = (body.get_header(name) for name in RESOURCES)
+        return isinstance(enough, bool) and isinstance(token, str)
+    except Exception:
         return False
-    return bool(reply.get_header(MsgHeader.RETURN_CODE, AdminReturnCode.OK) == AdminReturnCode.OK)
 
 
 if __name__ == "__main__":
