@@ -263,6 +263,15 @@ def test_what_peft_would_train_beside_an_adapter_is_refused_because_nothing_exch
         methods.get(name).check_settings(settings)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("lora", {"lora_dropout": -1}), ("oft", {"module_dropout": 2.0}), ("vera", {"vera_dropout": 1.5})],
+)
+def test_a_dropout_is_a_share(name, settings):
+    with pytest.raises(FedpeftError, match=rf"has {next(iter(settings))}=.*, it must be from 0 to 1"):
+        methods.get(name).check_settings(settings)
+
+
 def check_that_peft_reads(name, backbone, trainable, other, folder, settings=None):
     """PEFT reads into another backbone what the server writes of the method."""
     folder.mkdir()

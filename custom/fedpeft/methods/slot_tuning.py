@@ -145,6 +145,9 @@ class SlotTuning(Tuning, ABC):
 
     def check(self, settings: Mapping[str, Any]) -> None:
         self.config(self.of_peft(settings))
+        for name, share in settings.items():
+            if name.endswith("dropout") and isinstance(share, int | float) and not 0 <= share <= 1:
+                raise FedpeftError(f"adapter {self.name!r} has {name}={share!r}, it must be from 0 to 1.")
         for name in _BESIDE:
             if (value := settings.get(name)) not in (None, False, "none", [], {}):
                 raise FedpeftError(
