@@ -130,9 +130,10 @@ def test_a_command_is_read_by_its_program(command, monkeypatch):
         importlib.import_module(Path(file).stem).main()
 
 
+@pytest.mark.parametrize("column", [1, 2], ids=["the paper's data", "embedded"])
 @pytest.mark.parametrize("paper", SECTIONS)
-def test_a_run_that_a_row_reports_on_is_made_by_a_command_of_its_section(paper):
-    commands = [shlex.split(c) for row in SECTIONS[paper] for cell in row for c in SPAN.findall(cell) if c in COMMANDS]
+def test_a_run_that_a_row_reports_on_is_made_by_a_command_of_its_column(paper, column):
+    commands = [shlex.split(c) for row in SECTIONS[paper] for c in SPAN.findall(row[column]) if c in COMMANDS]
     read = [_parser().parse_args(words[1:]) for words in commands if words[0] == "fedpeft"]
     made = {chosen.workspace.name for chosen in read if hasattr(chosen, "engine")}
     assert {chosen.run.name for chosen in read if hasattr(chosen, "surface") or hasattr(chosen, "examples")} <= made

@@ -3,10 +3,10 @@
 
 Open-I and MIMIC-CXR have the 15 labels of FedPIA's tasks 3 and 4, which are made of the owners' labels here.
 
-One text of FedPIA names all 15: CheXpert's 14 labels and "Others", for a report with none of them. Table 2 of F3OCUS's
-supplement shows reports with 13 of the 14, "No Finding" among them. The numbers that they print, 3,547 pairs of Open-I
-and 73,348 training samples of MIMIC-CXR (80 % of 91,685), are those of MedViLL (Moon et al., 2022), which has the same
-15 labels.
+They are taken to be CheXpert's 14 labels and "Others", for a report with none of them, as a version of FedPIA's text
+names them that does not come with this project. Table 2 of F3OCUS's supplement shows reports with 13 of the 14, "No
+Finding" among them. The numbers that they print, 3,547 pairs of Open-I and 73,348 training samples of MIMIC-CXR (80 %
+of 91,685), are those of MedViLL (Moon et al., 2022), which has the same 15 labels.
 
 The papers do not say how Open-I's MeSH terms become labels. Here a term counts for a label where CheXpert's labeler
 (Irvin et al., AAAI 2019) counts the same words in a report: a scar or interstitial markings are Lung Opacity, a nodule
