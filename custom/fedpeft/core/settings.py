@@ -25,7 +25,6 @@ JOB = "the job's configuration"
 MAX_SECONDS = 10_000_000  # of any wait that a job sets
 MAX_ROUNDS = 10_000  # what a report reads; names of checkpoints have five digits
 BY_SITE = types.MappingProxyType({"by_site": True})  # metadata of a field that names single sites
-READ_WITH = "read_with"  # in the metadata of a field: another one and its value with which this one is read; None: any
 OWNER = "settings_of"  # in the metadata of a field: the field whose value these are settings of
 READ_WITH = "read_with"  # as well: another field and its value with which this one is read, None: any but the default
 BOUNDS, MAX_BY, MIN_BY = "bounds", "max_by", "min_by"  # as well: what `within` declares
