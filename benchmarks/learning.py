@@ -43,7 +43,7 @@ from fedpeft.backbones.mmbt import EncodedImages
 from fedpeft.compare.table import paired, signed
 from fedpeft.core.seeds import derive
 from fedpeft.federate import federate
-from fedpeft.job.composing import compose
+from fedpeft.job.composing import changed, compose
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import build_optimizer, parts_of, rate_factor
 from fedpeft.site.site_batches import balancing
@@ -149,11 +149,11 @@ def run_with(settings: Sequence[str], method: str, seed: int, overrides: Sequenc
     Raises:
         SystemExit: several sites would hold pooled data each.
     """
-    chosen = [*settings, UNVALIDATED, f"training.seed={seed}", f"data.seed={seed}"]
-    sections = compose(ROOT / "app_configs", JOB, [*chosen, *overrides])
-    if sections["data"].get("pool") and len(sections["federation"]["sites"]) > 1:
+    chosen = [*settings, UNVALIDATED, f"training.seed={seed}", f"data.seed={seed}", *overrides]
+    asked = changed(chosen)
+    if asked["data"].get("pool") and len(asked.get("federation", {}).get("sites", ())) != 1:
         raise SystemExit(f"{method!r} pools the data of all sites at one: leave federation.sites out of --set")
-    return run_sections(sections, method, seed)
+    return run_sections(compose(ROOT / "app_configs", JOB, chosen), method, seed)
 
 
 def run_sections(

@@ -64,8 +64,8 @@ def own_file(federation, site, **changes):
 def test_what_goes_beyond_a_sites_limits_is_refused_by_name(federation, sections, tmp_path):
     """Each site has a limit that the other has not."""
     secret = str(tmp_path / "secret")
-    chosen = sections(*CHOSEN, f"backbone.source={secret}", "training.rounds=99999")
-    with own_file(federation, SITES[0], max_rounds=99_999), own_file(federation, SITES[1], sources=[secret]):
+    chosen = sections(*CHOSEN, f"backbone.source={secret}", "training.rounds=10000")
+    with own_file(federation, SITES[0], max_rounds=10_000), own_file(federation, SITES[1], sources=[secret]):
         job, run = submitted(federation, tmp_path, "asks", chosen)
     reason = json.loads((run / "manifest.json").read_text())["reason"]
     assert REFUSED.format(SITES[0], "backbone.source") in reason
