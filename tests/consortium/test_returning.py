@@ -68,6 +68,8 @@ def test_a_job_ends_though_a_site_stays_away(federation, submitted, tmp_path):
     loop = int((federation.kits / GONE / "daemon_pid.fl").read_text())
     for process in with_descendants(loop):  # without a word to the server, as when the power fails
         process.kill()
+    for process in running(federation.kits / GONE, WORKER):  # one that has begun meanwhile
+        process.kill()
     try:
         wait_until(lambda: last_round(lineage) == ROUNDS)
         since = time.monotonic()
