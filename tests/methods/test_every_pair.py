@@ -247,6 +247,13 @@ def test_layers_that_are_not_there_are_refused(name, layers, sentence, load):
         )
 
 
+@pytest.mark.parametrize("name", ["lora", "hra"])
+def test_no_layers_of_modules_by_role_are_refused_too(name):
+    settings = {"target_modules": {"query": "layers.{layer}.attention.q_proj"}, "layers_to_transform": []}
+    with pytest.raises(FedpeftError, match="layers_to_transform is empty: name"):
+        methods.get(name).tuning().check(settings)
+
+
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

@@ -259,7 +259,12 @@ def pattern_of(templates: Mapping[str, str], layers: Iterable[int] | None = None
     """Return a pattern for PEFT that selects the templates' modules; its groups are the roles, see ``roles_of``.
 
     None: in all layers.
+
+    Raises:
+        FedpeftError: no layer is named.
     """
+    if layers is not None and not (layers := list(layers)):
+        raise FedpeftError("layers_to_transform is empty: name layers, or leave it out for all.")
     groups = (
         f"(?P<{role}>{re.escape(template.replace('{layer}', '0layer0')).replace('0layer0', _NUMBER)})"
         for role, template in templates.items()
@@ -295,8 +300,6 @@ def name_modules(config: Any, templates: Mapping[str, str], model: nn.Module | N
         layers = layers_of_pattern(config.target_modules)
     if layers is not None:
         there = set(layers) if model is None else _layers_with(model, templates)
-        if not layers:
-            raise FedpeftError("layers_to_transform is empty: name layers, or leave it out for all.")
         if missing := sorted(set(layers) - there):
             raise FedpeftError(
                 f"layers_to_transform names layer {missing[0]}, but {type(model).__name__} has layers "

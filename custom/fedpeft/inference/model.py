@@ -180,14 +180,19 @@ def _check_same(model: SiteModel, adapter: Path, method: MethodSettings, kept: K
             )
 
 
+def _file_beside(adapter: Path) -> Path:
+    """Return the file that says with which configurations an adapter computes, if there is one."""
+    folder = adapter if adapter.is_dir() else adapter.parent / ADAPTER
+    return folder / CONFIG if adapter.is_dir() or (folder / CONFIG).is_file() else adapter.parent / HISTORY
+
+
 def _said_beside(adapter: Path) -> tuple[Path, list[PeftConfig]]:
-    """Return the file that says with which configurations an adapter computes, and these; none where no file does."""
+    """Return that file and the configurations; none where there is none."""
     from fedpeft.methods.adapters import read_config
 
-    folder = adapter if adapter.is_dir() else adapter.parent / ADAPTER
-    file = adapter.parent / HISTORY
-    if adapter.is_dir() or (folder / CONFIG).is_file():
-        return folder / CONFIG, [read_config(folder)]
+    file = _file_beside(adapter)
+    if file.name == CONFIG:
+        return file, [read_config(file.parent)]
     if not file.is_file():
         return file, []
     try:
@@ -268,7 +273,7 @@ class Predictor:
         for problem in problems.values():
             raise problem
         cut = cut_questions((example.question for example in examples), self.model.backbone)
-        alone = self._adapter and not _said_beside(self._adapter)[0].is_file()
+        alone = self._adapter and not _file_beside(self._adapter).is_file()
         return (*cut, *([ALONE.format(self._adapter, HISTORY, ADAPTER)] if alone else []))
 
     def measure(self, unseen: int) -> Measure:
