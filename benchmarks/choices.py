@@ -7,10 +7,9 @@
     python benchmarks/publish.py --write                       # the same in the docs
 
 A question has some values of one setting, in the worlds without and with seven swapped pairs. All of them run on the
-first seed; the study's value and the best of the others, by the mean over the worlds, run on the other seeds too. Runs
-of thirty rounds cost too much for that: they have the first seed alone. Figures are those of `study.py`: the mean of
-the five sites and the last three rounds. A run is one line of `benchmarks/results/choices.jsonl`; what is there is not
-run again.
+first seed; the study's value and the best of the others, by the mean over the worlds, run on the other seeds too.
+Figures are those of `study.py`: the mean of the five sites and the last three rounds. A run is one line of
+`benchmarks/results/choices.jsonl`; what is there is not run again.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def _set(method: str, setting: str, values: Sequence[str], default: str, **other
     return {value: Value(method, overrides[value], **others) for value in values}
 
 
-RATES = {study.SHORT: (study.RATE, "3e-3", "8e-3", "1.2e-2"), study.LONG: (study.RATE, "8e-3", "1.2e-2")}
+RATES = {study.SHORT: (study.RATE, "3e-3", "8e-3", "1.2e-2"), study.LONG: (study.RATE, "8e-3", "1.2e-2", "2e-2")}
 LONG = {"rounds": study.LONG, "worlds": (study.WORLDS[-1],)}
 QUESTIONS: dict[str, tuple[str, dict[str, Value]]] = {  # what it asks, and its values, the study's first
     "share": (
@@ -123,10 +122,8 @@ def runs(questions: Sequence[str], seeds: Sequence[int], lines: Sequence[Mapping
 
 
 def finalists(question: str, lines: Sequence[Mapping[str, Any]]) -> list[Value]:
-    """The study's value and the best of the others on the first seed; none where they have not all run, or run long."""
+    """The study's value and the best of the others on the first seed; none where they have not all run."""
     default, *others = QUESTIONS[question][1].values()
-    if default.rounds == study.LONG:
-        return []
     figures = {key_of(line): study.figure(dict(line)) for line in lines}
     wanted = {value: [Run(value, world, SEEDS[0]).key for world in value.worlds] for value in (default, *others)}
     if not all(key in figures for keys in wanted.values() for key in keys):
