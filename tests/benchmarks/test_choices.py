@@ -73,14 +73,6 @@ def test_on_the_other_seeds_run_the_studys_value_and_the_best_of_the_others(choi
     ]
 
 
-def test_long_runs_have_the_first_seed_alone(choices):
-    question = "rate, fedavg, 30 rounds"
-    lines = [
-        line(value.key, world, 100, 0.5, 30) for value in choices.QUESTIONS[question][1].values() for world in (0, 7)
-    ]
-    assert list(choices.runs([question], [101], lines)) == []
-
-
 def test_a_row_of_a_table_has_its_seeds_and_differs_from_the_first_on_those_that_both_have(choices):
     other = "fedavg training.learning_rate=8e-3"
     lines = [line("fedavg", world, seed, 0.8) for world in (0, 7) for seed in (100, 101, 102)]

@@ -32,8 +32,7 @@ import torch
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from fedpeft.importance.capture import wide
-from fedpeft.importance.jacobian import jacobian_rows
+from fedpeft.importance.jacobian import jacobian_rows, wide
 from fedpeft.importance.registry import LayerSum, LNTKSettings
 from fedpeft.importance.saliency import squared_gradients
 from fedpeft.importance.scoring_task import ScoringTask

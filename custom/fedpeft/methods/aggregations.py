@@ -16,7 +16,7 @@ class ServerOptimizer:
     """How the change of the global adapter over a round becomes a step."""
 
     label: str = ""  # as tables print it; empty: the aggregated adapter is the global one as it is
-    home: str = ""  # the server's function, "package.module:object" (`fedpeft.server.aggregation`)
+    home: str = ""  # the server's function, "package.module:object" (`fedpeft.server.optimizers`)
     learning_rate: float = 1.0  # where a job names none
 
     @property
@@ -24,7 +24,7 @@ class ServerOptimizer:
         return bool(self.home)
 
 
-_HOME = "fedpeft.server.aggregation"
+_HOME = "fedpeft.server.optimizers"
 SERVER_OPTIMIZERS: dict[str, ServerOptimizer] = {
     "none": ServerOptimizer(),
     "momentum": ServerOptimizer(label="server momentum", home=f"{_HOME}:momentum"),

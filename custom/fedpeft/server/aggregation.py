@@ -1,101 +1,22 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Aggregate the sites' adapters of a round into the global adapter, and take the server optimizer's step.
-
-    D = aggregated - x                      after alignment, of the updates that were not refused
-    x <- x + rate * momentum's or Adam's direction of D
-
-A tensor that no site trained in a round keeps its value and its moments, as with a gradient that is None.
-
-Source: Hsu et al. 2019 (FedAvgM), https://arxiv.org/abs/1909.06335; Reddi et al. 2021, Algorithm 2,
-https://arxiv.org/abs/2003.00295.
-"""
+"""Aggregate the sites' adapters of a round into the global adapter, in the way that the job names."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedpeft.alignment.averaging import cap_share
 from fedpeft.alignment.neurons import check_tensors
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import imported
-from fedpeft.core.states import State, Store, computable, in_memory
-from fedpeft.methods.aggregations import SERVER_OPTIMIZERS
+from fedpeft.core.states import State, Store, in_memory
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.secure_sum import secure_mean
 from fedpeft.protocol.types import TrainReply
-
-Moments = dict[str, Tensor]  # of one tensor, by name
-
-
-def momentum(moments: Moments, change: Tensor, settings: MethodSettings) -> Tensor:
-    """Return `m <- b1 m + D`."""
-    moments["m"] = settings.server_momentum * _kept(moments, "m", change) + change
-    return moments["m"]
-
-
-def adagrad(moments: Moments, change: Tensor, settings: MethodSettings) -> Tensor:
-    """Return `m / (sqrt(v) + tau)` with `v <- v + D^2`."""
-    return _scaled(moments, change, settings, _second(moments, change, settings) + change.square())
-
-
-def adam(moments: Moments, change: Tensor, settings: MethodSettings) -> Tensor:
-    """Return `m / (sqrt(v) + tau)` with `v <- b2 v + (1 - b2) D^2`; there is no correction of the bias."""
-    decay, square = settings.server_decay, change.square()
-    return _scaled(moments, change, settings, decay * _second(moments, change, settings) + (1 - decay) * square)
-
-
-def yogi(moments: Moments, change: Tensor, settings: MethodSettings) -> Tensor:
-    """Return `m / (sqrt(v) + tau)` with `v <- v - (1 - b2) D^2 sign(v - D^2)`."""
-    before, square = _second(moments, change, settings), change.square()
-    return _scaled(moments, change, settings, before - (1 - settings.server_decay) * square * (before - square).sign())
-
-
-def _kept(moments: Moments, name: str, change: Tensor) -> Tensor:
-    return moments.get(name, torch.zeros_like(change))
-
-
-def _second(moments: Moments, change: Tensor, settings: MethodSettings) -> Tensor:
-    return moments.get("v", torch.full_like(change, settings.server_tau**2))
-
-
-def _scaled(moments: Moments, change: Tensor, settings: MethodSettings, second: Tensor) -> Tensor:
-    first = settings.server_momentum * _kept(moments, "m", change) + (1 - settings.server_momentum) * change
-    moments["m"], moments["v"] = first, second
-    return first / (second.sqrt() + settings.server_tau)
-
-
-class ServerSteps:
-    """Makes the global adapter of one round after the other out of the aggregated ones.
-
-    The moments are float32, by key of a tensor and name; a resumed run with them gives the same bytes.
-    """
-
-    def __init__(self, method: MethodSettings, moments: Mapping[str, Moments] | None = None) -> None:
-        self._settings, self._rule = method, SERVER_OPTIMIZERS[method.server_optimizer]
-        self._rate = self._rule.learning_rate if method.server_learning_rate is None else method.server_learning_rate
-        self.moments: dict[str, Moments] = {key: dict(own) for key, own in (moments or {}).items()}
-
-    def step(self, before: State, aggregated: State, trained: Collection[str], *, store: Store = in_memory) -> State:
-        """Return the new global adapter.
-
-        It is made of the one that the sites were sent and the aggregated one; `trained` are the keys that a site sent.
-        """
-        if not self._rule.steps:
-            return aggregated
-        direction = imported(self._rule.home)
-        stepped = dict(aggregated)
-        for key in sorted(set(trained) & set(aggregated)):
-            start = computable(before[key])
-            change = computable(aggregated[key]) - start
-            step = direction(self.moments.setdefault(key, {}), change, self._settings)
-            stepped |= store({key: (start + self._rate * step).to(aggregated[key].dtype)})
-        return stepped
-
 
 GLOBAL = "the new global adapter"
 MAX_GLOBAL = 1e7  # a site may send values up to 1e6

@@ -34,8 +34,9 @@ from fedpeft.protocol.types import (
     TrainOrder,
     TrainReply,
 )
-from fedpeft.server.aggregation import ServerSteps, check_global, parts_of
+from fedpeft.server.aggregation import check_global, parts_of
 from fedpeft.server.checkpoint import Checkpoint
+from fedpeft.server.optimizers import ServerSteps
 from fedpeft.server.planner import Assignment, RoundPlanner
 from fedpeft.server.relay_sums import RelaySums
 from fedpeft.server.update_check import UpdateCheck

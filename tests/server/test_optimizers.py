@@ -10,7 +10,7 @@ import torch
 from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server import checkpoint
-from fedpeft.server.aggregation import ServerSteps
+from fedpeft.server.optimizers import ServerSteps
 
 BETA, DECAY, TAU, RATE = 0.8, 0.95, 1e-2, 0.05
 KEY, OTHER = "layer.0.output.down.weight", "layer.1.output.down.weight"
