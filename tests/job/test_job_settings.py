@@ -179,6 +179,20 @@ def test_a_folder_that_is_not_what_its_configuration_gives_is_not_composed_anew(
             compose_anew()
 
 
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_jobs_folder_is_compared_and_changed_from_anywhere(tmp_path, monkeypatch, relative):
+    configs, folder = tmp_path / "project" / "app_configs", tmp_path / "project" / "jobs" / "ours"
+    configs.mkdir(parents=True)
+    (configs / "jobs.yml").write_text("ours: [tasks/phantom, backbones/tiny_vilt, methods/fedavg, deployments/laptop]")
+    write_job(folder, "ours", compose(configs, "ours"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    written = Path("../project/jobs/ours") if relative else folder
+    (run,) = _plan(_parser().parse_args(["compare", str(written), "--methods", "fedavg", "--seeds", "1"]))
+    assert run.method == "fedavg"
+    assert job_folder(written, ["training.rounds=2"], tmp_path / "scratch").name == "ours"
+
+
 @pytest.mark.parametrize(
     ("own", "sentence"),
     [

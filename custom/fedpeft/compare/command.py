@@ -92,9 +92,9 @@ def _sweep(chosen: argparse.Namespace) -> None:
 
 
 def _out_of(chosen: argparse.Namespace) -> Path:
-    from fedpeft.job.composing import name_of
+    from fedpeft.job.composing import locate_job
 
-    return Path(OUT) / name_of(Path(chosen.what[0]))
+    return Path(OUT) / locate_job(Path(chosen.what[0]), chosen.configs)[1]
 
 
 def _finish(
@@ -149,12 +149,11 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
 def _plan(chosen: argparse.Namespace, sweep: Axis | None = None) -> list[Run]:
     from fedpeft.compare.experiment import plan
     from fedpeft.compare.runs import variant_of, variants
-    from fedpeft.job.composing import check_current, default_configs, name_of
+    from fedpeft.job.composing import locate_job
 
     if len(chosen.what) > 1:
         raise FedpeftError(f"{chosen.what[1]!r}: with --methods, --variant or --sweep name one job.")
-    configs, task = chosen.configs or default_configs(), name_of(Path(chosen.what[0]))
-    check_current(Path(chosen.what[0]), configs, task)
+    configs, task = locate_job(Path(chosen.what[0]), chosen.configs)
     texts = [text for text in (chosen.methods or "").split(",") if text.strip()]
     methods = variants([*texts, *chosen.variant]) or [variant_of(configs, task)]
     names = [one.name for one in methods]

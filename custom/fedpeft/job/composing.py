@@ -91,6 +91,15 @@ def configs_of(folder: Path) -> tuple[Path, str]:
     )
 
 
+def locate_job(job: Path, configs: Path | None = None) -> tuple[Path, str]:
+    """Return the `app_configs` folder of a job, and its name, from its name or its folder, wherever that is."""
+    name, own = name_of(job), configs or default_configs()
+    if configs is None and name not in known_jobs(own) and (job / "meta.json").is_file():
+        own, name = configs_of(job)
+    check_current(job, own, name)
+    return own, name
+
+
 def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Merge a job's parts and overrides into sections, and check all of them.
 

@@ -26,12 +26,11 @@ from fedpeft.data.remarks import cut_texts_of
 from fedpeft.data.settings import NATURAL, DataSettings
 from fedpeft.job.composing import (
     RECIPES,
-    check_current,
     check_used,
     compose,
-    configs_of,
     default_configs,
     known_jobs,
+    locate_job,
     name_of,
     write_job,
 )
@@ -41,16 +40,14 @@ from fedpeft.job.settings import SiteJob
 
 def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
     """Return the folder of a job, or of one composed of `app_configs/` where settings change or only it has the job."""
-    there = (job / "meta.json").is_file()
-    if there and not overrides:
+    if not overrides and (job / "meta.json").is_file():
         return job
-    configs, name = configs_of(job) if there else (default_configs(), name_of(job))
+    configs, name = locate_job(job)
     if name not in known_jobs(configs):
         raise FedpeftError(
             f"{job} is not a FLARE job folder, it has no meta.json, and no job of {configs / RECIPES}: "
             f"{suggestion(name, known_jobs(configs))}."
         )
-    check_current(job, configs, name)
     sections = compose(configs, name, overrides)
     check_used(overrides, sections, job=name)
     folder = scratch / "job" / job.name
@@ -155,9 +152,7 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
     """
     folder = Path(what)
     if configs is None and (folder / "meta.json").is_file():
-        configs, name = configs_of(folder)
-        check_current(folder, configs, name)
-        return configs, name
+        return locate_job(folder)
     configs = configs or default_configs()
     name, known = name_of(what), known_jobs(configs)
     if name in known and not what.startswith(("./", "../", "/")):
