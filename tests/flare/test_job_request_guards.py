@@ -15,15 +15,19 @@ from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.server_command_agent import ServerCommandAgent
 from nvflare.private.fed.server.server_commands import ServerCommands
+from nvflare.private.fed.server.server_engine import ServerEngine
+from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 from nvflare.widgets.fed_event import FedEventHeader, ServerFedEventRunner
 
-from fedpeft.flare.hardening.requests import NOT_FROM_A_SITE, guard_job_requests
+from fedpeft.flare.hardening.requests import NO_SESSION, NO_STREAM, NOT_FROM_A_SITE, guard_job_requests
 
 JOB = "a-job"
 ORIGINAL = {
     (FederatedServer, "_validate_auth_headers"): lambda server, message: None,
     (FederatedServer, "_listen_command"): lambda server, message: "done",
     (ServerCommandAgent, "_execute_command"): lambda agent, message: "done",
+    (ServerCommandAgent, "_aux_communicate"): lambda agent, message: "done",
+    (ServerEngine, "_handle_aux_message"): lambda engine, message: "done",
 }
 
 
@@ -107,3 +111,41 @@ def test_no_site_fires_an_event_in_the_servers_process():
     assert runner._receive("fed.event", event, FLContext()).get_return_code() == TaskReturnCode.BAD_REQUEST_DATA
     assert runner.poster is None
     assert runner.in_events == []
+
+
+ADMIN = "_admin_5f6a"
+
+
+def at_server(*origins):
+    """A server's engine with administrators who are logged in from these cells."""
+    sessions = [SimpleNamespace(origin_fqcn=origin) for origin in origins]
+    manager = SimpleNamespace(get_sessions=lambda: sessions)
+    return SimpleNamespace(server=SimpleNamespace(admin_server=SimpleNamespace(sess_mgr=manager)))
+
+
+@pytest.mark.parametrize("topic", [TOPIC_STREAM_REQUEST, TOPIC_STREAM_ABORT])
+@pytest.mark.parametrize(
+    ("origin", "taken"), [("chest", False), (f"chest.{JOB}", False), ("_admin_0", False), (ADMIN, True)]
+)
+def test_a_stream_that_the_server_writes_to_its_disk_is_an_administrators(topic, origin, taken):
+    answer = ServerEngine._handle_aux_message(at_server(ADMIN), request(topic, origin))
+    assert (answer == "done") == taken
+    assert taken or answer.get_header(MessageHeaderKey.ERROR) == NO_SESSION
+
+
+def test_without_a_session_there_is_no_stream():
+    for server in (None, SimpleNamespace(sess_mgr=None)):
+        engine = SimpleNamespace(server=SimpleNamespace(admin_server=server))
+        answer = ServerEngine._handle_aux_message(engine, request(TOPIC_STREAM_REQUEST, ADMIN))
+        assert answer.get_header(MessageHeaderKey.ERROR) == NO_SESSION
+
+
+def test_other_messages_of_a_site_pass():
+    assert ServerEngine._handle_aux_message(at_server(), request("any", "chest")) == "done"
+    assert ServerCommandAgent._aux_communicate(SimpleNamespace(), request("any", "chest")) == "done"
+
+
+@pytest.mark.parametrize("origin", ["chest", ADMIN, "server"])
+def test_the_process_of_a_job_takes_no_stream(origin):
+    answer = ServerCommandAgent._aux_communicate(SimpleNamespace(), request(TOPIC_STREAM_REQUEST, origin))
+    assert answer.get_header(MessageHeaderKey.ERROR) == NO_STREAM

@@ -196,6 +196,30 @@ def test_a_refused_tensor_is_not_requested_again_and_not_taken_for_the_message_t
     assert context[FOBSContextKey.ABORT_SIGNAL] is None
 
 
+def refuse(origin):
+    with pytest.raises(BlobSizeError):
+        BlobTask(StreamFuture(1), BlobStream(bytes(2 * MB), {MessageHeaderKey.ORIGIN: origin}))
+
+
+def test_a_site_is_blamed_for_its_own_messages_alone():
+    for origin in ("south.north", "south.north.job", "relay.south.job"):
+        refuse(origin)
+    assert not take_refusal("north")
+    assert not take_refusal("relay.north")
+    assert all(take_refusal(cell) for cell in ("south", "south", "relay.south"))
+    refuse("relay.north.job")
+    assert take_refusal("relay.north")
+
+
+def test_invented_names_take_no_room_of_another_connection():
+    for number in range(message_limits.MAX_NOTED + 20):
+        refuse(f"south.{number}")
+    refuse("north.job")
+    assert take_refusal("north")
+    while take_refusal("south"):
+        pass
+
+
 @pytest.mark.parametrize("origins", [["chest." + "a" * 2000], [f"chest.{number}" for number in range(200)], [7, None]])
 def test_what_is_noted_of_refused_streams_is_bounded(origins):
     before = set(message_limits._refused)

@@ -167,6 +167,7 @@ def test_the_server_keeps_outcomes_finishes_stale_jobs_and_takes_sites_back(kits
     ours = {"job_manager": JobStore, "stale_jobs": StaleJobs, "returning_sites": ReturningSites}
     for name, kind in ours.items():
         assert components[name] == f"{kind.__module__}.{kind.__name__}"
+    assert "log_receiver" not in components
 
 
 @pytest.mark.parametrize("name", SITES)

@@ -3,11 +3,13 @@
 
 import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import torch
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask
+from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
@@ -94,6 +96,8 @@ class Harness(FederationController):
         self.introduce, self.train, self.score = introduce, train, score
         self.aggregator = PIAAggregator(method)
         self.saved, self.panics, self.fl_ctx, self.abort_signal = [], [], FLContext(), Signal()
+        engine = SimpleNamespace(get_client_from_name=lambda site: Client(site, "token"))
+        self.fl_ctx.set_prop(ReservedKey.ENGINE, engine)
         for name, value in self.context_props.items():
             self.fl_ctx.set_prop(name, value)
 

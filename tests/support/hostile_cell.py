@@ -13,13 +13,17 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import gen_new_peer_ctx
+from nvflare.app_common.logging.constants import LIVE_LOG_TOPIC, Channels
+from nvflare.app_common.streamers.streamer_base import KEY_DATA, KEY_DATA_SIZE, KEY_EOF, KEY_FILE_NAME
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.hci.proto import StreamChannel
 from nvflare.fuel.sec.authn import set_add_auth_headers_filters
 from nvflare.private.defs import CellMessageHeaderKeys, ClientType, JobFailureMsgKey, new_cell_message
 from nvflare.private.fed.authenticator import Authenticator
 from nvflare.private.fed.utils.fed_utils import fobs_initialize
+from nvflare.private.stream_runner import TOPIC_STREAM_REQUEST, HeaderKey
 from nvflare.widgets.fed_event import FED_EVENT_TOPIC, FedEventHeader
 
 from fedpeft.flare.returning_sites import AWAY
@@ -58,6 +62,21 @@ def shareable(context: FLContext, headers: dict, **values) -> Shareable:
     return made
 
 
+def stream(context: FLContext, channel: str, topic: str, *, file: str = "", folders: tuple[str, str] = ("", "")):
+    """The first part of a stream, which FLARE would write to a file: the names of its folders are the sender's."""
+    site, job = folders
+    headers = {
+        HeaderKey.TX_ID: channel,
+        HeaderKey.SEQ: 0,
+        HeaderKey.TOPIC: topic,
+        HeaderKey.CHANNEL: channel,
+        HeaderKey.CTX: {KEY_FILE_NAME: file},
+    }
+    made = shareable(context, headers, **{KEY_DATA: b"#", KEY_DATA_SIZE: 1, KEY_EOF: False})
+    made.set_peer_props({ReservedKey.IDENTITY_NAME: site or context.get_identity_name(), ReservedKey.RUN_NUM: job})
+    return made
+
+
 def main(kit: Path, port: str, job: str, victim: str) -> None:
     """Send everything that could end the job or put the victim out of it."""
     cell, context = registered(kit, port)
@@ -69,6 +88,8 @@ def main(kit: Path, port: str, job: str, victim: str) -> None:
     }
     away = {ServerCommandKey.TOPIC: AWAY, ServerCommandKey.DATA: {"site": victim, "reason": "by a lie"}}
     failure = {JobFailureMsgKey.JOB_ID: job, JobFailureMsgKey.CODE: CODE, JobFailureMsgKey.REASON: "a lie"}
+    log = stream(context, Channels.LOG_STREAMING_CHANNEL, LIVE_LOG_TOPIC, file="log.txt", folders=(victim, job))
+    upload = stream(context, StreamChannel.UPLOAD, "any")
     command, parent = CellChannel.SERVER_COMMAND, CellChannel.SERVER_PARENT_LISTENER
     requests = [
         *[("server", CellChannel.SERVER_MAIN, CellChannelTopic.REPORT_JOB_FAILURE, failure)] * 20,
@@ -78,6 +99,11 @@ def main(kit: Path, port: str, job: str, victim: str) -> None:
         (process, command, ServerCommandNames.HANDLE_DEAD_JOB, shareable(context, {})),
         (process, CellChannel.AUX_COMMUNICATION, FED_EVENT_TOPIC, shareable(context, fatal)),
         (process, command, AdminCommandNames.ABORT, shareable(context, {})),
+        *[
+            (target, CellChannel.AUX_COMMUNICATION, TOPIC_STREAM_REQUEST, one)
+            for target in ("server", process)
+            for one in (log, upload)
+        ],
     ]
     for target, channel, topic, payload in requests:
         message = new_cell_message({CellMessageHeaderKeys.JOB_ID: job}, payload)

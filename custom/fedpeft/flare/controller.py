@@ -163,13 +163,12 @@ class FederationController(ModelController):
 
     def relays(self) -> CellRelays:
         """The relays that the job's sites stand behind."""
-        engine = self.fl_ctx.get_engine()
+        return CellRelays(self.fl_ctx.get_engine().get_cell(), self._cell_of, self.abort_signal)
 
-        def path(site: str) -> str:
-            client = engine.get_client_from_name(site)  # None: it is away
-            return (client and client.get_fqcn()) or site
-
-        return CellRelays(engine.get_cell(), path, self.abort_signal)
+    def _cell_of(self, site: str) -> str:
+        """Return the name with which a site has registered, a path through relays."""
+        client = self.fl_ctx.get_engine().get_client_from_name(site)  # None: it is away
+        return (client and client.get_fqcn()) or site
 
     def start_from(self, state: State) -> None:
         """Give the first global adapter to the aggregator.
@@ -228,7 +227,7 @@ class FederationController(ModelController):
         timeout = federation.round_timeout if round else federation.hello_timeout
         inbox: Inbox[R] = Inbox(lambda model, site: read(from_model(kind, model, sender=f"site {site}"), site))
         for site, order in orders.items():
-            take_refusal(site)  # of an earlier task
+            take_refusal(self._cell_of(site))  # of an earlier task
             model = to_model(order, round=round, rounds=self._rounds if round else None)
             self.send_model(task_name=task, data=model, targets=[site], timeout=timeout, callback=inbox.receive)
         self._wait(inbox, orders, needed)
@@ -270,7 +269,7 @@ class FederationController(ModelController):
     def _end_refused_tasks(self, inbox: Inbox[Any], sites: Iterable[str]) -> None:
         """End the task of a site whose reply was refused unread: until then FLARE there sends the reply again."""
         for site in inbox.silent(sites):
-            if refusal := take_refusal(site):
+            if refusal := take_refusal(self._cell_of(site)):
                 inbox.refuse(site, f"site {site} sent {refusal}")
                 if site in self._tasks:
                     self.cancel_task(self._tasks[site])

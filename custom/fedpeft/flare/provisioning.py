@@ -125,6 +125,8 @@ class PolicyBuilder(Builder):
         _component(settings, "job_manager")["args"]["uri_root"] = str(self._storage / "jobs")
         _component(settings, "job_scheduler")["args"]["max_jobs"] = self._max_jobs
         _component(settings, "job_manager")["path"] = JOB_STORE
+        # it writes what a site streams to a file whose name the site chooses, and no site of a consortium streams logs
+        settings["components"] = [c for c in settings["components"] if c["id"] != "log_receiver"]
         settings["components"] += SERVER_COMPONENTS
 
 

@@ -18,7 +18,8 @@ from typing import Any
 from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.job_launcher_spec import JobReturnCode
-from nvflare.app_common.streamers.file_streamer import FileStreamer
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.streamers.file_streamer import FileStreamer, _ChunkConsumer
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.fuel.f3.cellnet.defs import ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
@@ -74,9 +75,10 @@ def guard_configurations() -> None:
 
 
 def guard_submissions() -> None:
-    """At the server: check a submitted archive before FLARE's validator opens it, and remove the uploaded file."""
+    """At the server: check a submitted archive before FLARE's validator opens it, and bound and remove its upload."""
     replace_function(JobMetaValidator, "validate", _admitted_before_validation)
     replace_function(AdminServer, "_process_upload", _removing_the_upload)
+    replace_function(_ChunkConsumer, "consume", _of_an_archives_size)
 
 
 def guard_deployments() -> None:
@@ -117,6 +119,12 @@ def _removing_the_upload(process: Callable, self: AdminServer, stream_ctx: Any, 
     finally:
         if location := FileStreamer.get_file_location(stream_ctx):
             Path(location).unlink(missing_ok=True)
+
+
+def _of_an_archives_size(consume: Callable, self: _ChunkConsumer, shareable: Shareable, *args: Any) -> Any:
+    if self.received_size > MAX_ARCHIVE:  # FLARE looks at the size when all of it is on the disk
+        raise ValueError(f"an upload is larger than a job may be ({MAX_ARCHIVE:,} bytes).")
+    return consume(self, shareable, *args)
 
 
 def _checked_before_unpacking(unzip: Callable, data: bytes, folder: str | os.PathLike) -> None:

@@ -59,7 +59,7 @@ def limit_frames() -> None:
         setattr(driver, _NAME, FRAME)
 
 
-MAX_NOTED = 100  # senders whose refused messages are recorded
+MAX_NOTED = 100  # senders whose refused messages are recorded, of those behind one connection of the server
 MAX_NAME_LENGTH = 1000  # characters of a recorded name, which comes with the message
 MAX_FETCHED = 4  # messages whose tensors go to the disk at once: FLARE has some tens of MB of each in memory
 MAX_WAIT = 20.0  # seconds that one waits for those before it; its sender abandons it after a minute of silence
@@ -117,10 +117,15 @@ def limit_messages(limit: Limit | None = None) -> None:
     replace_function(cell, "_is_server_job_cell", _never)
 
 
-def take_refusal(site: str) -> str:
-    """Return and remove the reason why a site's last message was refused unread; empty: none was."""
+def take_refusal(cell: str) -> str:
+    """Return and remove why the last message of a site was refused unread; empty: none was.
+
+    `cell` is the name with which the site has registered. It, or one below it, is the origin of its messages: another
+    site can write its own name before this one's, but not this name (`fedpeft.flare.hardening.requests`).
+    """
+    path = FQCN.split(cell)
     with _lock:
-        origin = next((name for name in _refused if site in FQCN.split(name)), "")
+        origin = next((name for name in _refused if FQCN.split(name)[: len(path)] == path), "")
         return _refused.pop(origin, "")
 
 
@@ -138,9 +143,15 @@ def _refusing_large_streams(
             if headers.get(StreamHeaderKey.CHANNEL) == CellChannel.RETURN_ONLY:
                 for fetch in _fetches.get(str(origin), ()):  # FLARE would request the tensor again, for 14 seconds
                     fetch.trigger(str(limit))
-            elif isinstance(origin, str) and len(origin) <= MAX_NAME_LENGTH and len(_refused) < MAX_NOTED:
+            elif isinstance(origin, str) and len(origin) <= MAX_NAME_LENGTH and _has_room(origin):
                 _refused[origin] = str(limit)
         raise
+
+
+def _has_room(origin: str) -> bool:
+    """Return whether another refusal is noted: nobody takes the room of those behind other connections."""
+    connection = FQCN.split(origin)[0]
+    return sum(FQCN.split(name)[0] == connection for name in _refused) < MAX_NOTED
 
 
 def _counting(consume: Callable, self: ItemConsumer, ref_id: str, state: dict, data: Any) -> dict:

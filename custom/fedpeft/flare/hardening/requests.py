@@ -7,7 +7,10 @@ or says what its process and connections are (`process_info`, `config_vars`, `co
 heartbeats have no monitor here, and `stop` is for relays, which are processes of their own.
 
 At the server FLARE lets whoever is connected abort a job at its process, set its final status, and fire any event in
-it, for instance the fatal error that ends it.
+it, for instance the fatal error that ends it. Its streams of objects have no authorization either: whoever is
+connected opens files that no end closes, or, with the receiver of logs that FLARE's own kits have, writes files of the
+server under names that the sender chooses. An administrator's upload is a stream: only who has a session sends one, and
+a job's process takes none.
 
 At a site FLARE lets the sender of a request state whether it needs an authorization, and for whom: the server can thus
 run `cat`, `ls` and `grep` there. It also creates a job's folder directly in the site's workspace, so that a job with
@@ -62,6 +65,8 @@ from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor, SysInfoProces
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.server_command_agent import ServerCommandAgent
 from nvflare.private.fed.server.server_commands import ServerCommands
+from nvflare.private.fed.server.server_engine import ServerEngine
+from nvflare.private.stream_runner import PREFIX as STREAMS
 from nvflare.widgets.fed_event import ServerFedEventRunner
 
 from fedpeft.flare.folders import NAME
@@ -99,6 +104,8 @@ def _refuse_diagnosis(handler: Callable, self: NetAgent, request: Message) -> Me
 
 
 NOT_FROM_A_SITE = "only the server's own processes may request this."
+NO_SESSION = "only an administrator with a session may send this."
+NO_STREAM = "the process of a job takes no such stream."
 
 
 def guard_job_requests() -> None:
@@ -106,6 +113,8 @@ def guard_job_requests() -> None:
     replace_function(FederatedServer, "_validate_auth_headers", _without_the_servers_name)
     replace_function(FederatedServer, "_listen_command", _of_the_jobs_own_process)
     replace_function(ServerCommandAgent, "_execute_command", _of_the_server_or_a_task)
+    replace_function(ServerEngine, "_handle_aux_message", _streams_of_administrators)
+    replace_function(ServerCommandAgent, "_aux_communicate", _without_streams)
     replace_function(ServerFedEventRunner, "_receive", _no_event)
 
 
@@ -138,6 +147,26 @@ def _of_the_server_or_a_task(execute: Callable, self: ServerCommandAgent, reques
     if not of_a_site and request.get_header(MessageHeaderKey.ORIGIN) != FQCN.ROOT_SERVER:
         return _refusal(request)
     return execute(self, request)
+
+
+def _is_stream(request: Message) -> bool:
+    return str(request.get_header(MessageHeaderKey.TOPIC)).startswith(STREAMS)
+
+
+def _streams_of_administrators(handle: Callable, self: ServerEngine, request: Message) -> Message:
+    if _is_stream(request) and request.get_header(MessageHeaderKey.ORIGIN) not in _with_session(self.server):
+        return _refusal(request, reason=NO_SESSION)
+    return handle(self, request)  # type: ignore[no-any-return]
+
+
+def _with_session(server: FederatedServer) -> set[str]:
+    """Return the cells from which administrators are logged in."""
+    manager = server.admin_server and server.admin_server.sess_mgr
+    return {session.origin_fqcn for session in manager.get_sessions()} if manager else set()
+
+
+def _without_streams(communicate: Callable, self: ServerCommandAgent, request: Message) -> Message:
+    return _refusal(request, reason=NO_STREAM) if _is_stream(request) else communicate(self, request)
 
 
 def _no_event(
