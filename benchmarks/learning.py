@@ -42,11 +42,11 @@ from fedpeft.answering.training_settings import BALANCED
 from fedpeft.backbones.mmbt import EncodedImages
 from fedpeft.compare.table import paired, signed
 from fedpeft.core.seeds import derive
+from fedpeft.data.schema import balancing
 from fedpeft.federate import federate
 from fedpeft.job.composing import changed, compose
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import build_optimizer, parts_of, rate_factor
-from fedpeft.site.site_batches import balancing
 from fedpeft.site.site_model import SharedModels
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -198,6 +198,18 @@ def test_only_the_newest_rounds_and_lineages_are_kept(run, tmp_path):
     assert kept == [*(f"a-2026010{day}-000000-abcdef" for day in (3, 4, 5)), "a-b-20260101-000000-abcdef"]
 
 
+def test_jobs_of_other_names_do_not_fill_the_servers_disk(tmp_path):
+    for number in range(120):  # the first letter of the names runs against their time
+        folder = (
+            tmp_path / f"{chr(122 - number % 26)}{number}-2026{number // 28 + 1:02d}{number % 28 + 1:02d}-000000-abcdef"
+        )
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+    prune(tmp_path, "new-20261201-000000-abcdef")
+    kept = sorted(path.name.split("-")[1] for path in tmp_path.iterdir())
+    assert (len(kept), kept[0]) == (99, "20260122")
+
+
 def test_going_back_sets_the_rounds_after_it_aside(run, tmp_path):
     run(rounds=5)
     (lineage,) = (tmp_path / "state").iterdir()

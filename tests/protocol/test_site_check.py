@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import get_args, get_origin, get_type_hints
 
 import pytest
@@ -20,7 +21,8 @@ from fedpeft.data.answer_space import UNLISTED
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.site_check import admitted, load_data, refusals
+from fedpeft.protocol import site_check
+from fedpeft.protocol.site_check import admitted, effective_size, load_data, refusals
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site.connection import Failure
 from fedpeft.site.learner import Learner
@@ -236,6 +238,7 @@ REFUSED = [
         {"head": True, "answers": {"vqa_rad": ["a"]}},
         "data.answers",
     ),
+    ("more decoded images than the site keeps", {}, {"max_kept_mib": 1}, "training.images_mib"),
     ("any model", {"backbone": {"name": "transformers", "source": "/srv/clip"}}, {}, "backbone.source"),
     ("the whole backbone", {"method": {"name": "full", "aggregation": "fedavg"}}, {}, "method.name"),
     *(
@@ -515,6 +518,47 @@ def test_too_few_are_refused_without_a_number(scans, name):
     with pytest.raises(FedpeftError, match=name) as refused:
         loaded(scans, **{name: ENOUGH[name] + 1})
     assert (refused.value.code, refused.value.setting) == ("data-too-few", "")
+
+
+@pytest.mark.parametrize("setting", ["sampling", "class_weights"])
+def test_classes_that_count_alike_leave_no_few_samples_the_training(scans, setting):
+    """17 samples of one answer and one of another: the one would be half of the training."""
+    rows = (scans / "manifest.csv").read_text().replace(",right,", ",left,").replace(",none,", ",left,").splitlines()
+    rows[1] = rows[1].replace(",left,", ",rare,")
+    (scans / "manifest.csv").write_text("\n".join(rows) + "\n")
+    policy = SitePolicy(roots={"manifest": str(scans)}, **SMALL)
+    balanced = job(training={setting: "balanced"})
+    assert effective_size([1 / 17] * 17 + [1]) == 3  # 4 / (1 / 17 + 1)
+    for limit, chosen, allowed in ((18, job(), True), (3, balanced, True), (4, balanced, False)):
+        own = replace(policy, min_train_samples=limit)
+        if allowed:
+            assert len(load_data(own, admitted(own, chosen)).train) == 18
+            continue
+        with pytest.raises(
+            FedpeftError, match="these data have 3, where the job has all classes count alike"
+        ) as refused:
+            load_data(own, admitted(own, chosen))
+        assert refused.value.code == "data-too-few"
+
+
+def test_equal_weights_are_worth_all_samples():
+    assert (effective_size([0.1] * 40), effective_size([])) == (40, 0)
+
+
+@pytest.mark.parametrize("length", [15, 25, 30])
+def test_refusals_of_score_rows_do_not_give_the_length_of_an_answer(length):
+    """Written answers of 15 to 30 bytes, with begin and end, are refused alike."""
+    train = [SimpleNamespace(answer="no"), SimpleNamespace(answer="a" * length)] * 200
+    data = SimpleNamespace(labels=(), answers_in_training=2, train=train)
+    limits = []
+    for samples in range(100, 200):
+        scores = SimpleNamespace(score="lntk", score_settings={"target": "logits"}, score_samples=samples)
+        chosen = SimpleNamespace(answers=None, schedule=scores, training=SimpleNamespace(answering="generation"))
+        try:
+            site_check._check_score_rows(SitePolicy(), chosen, data)
+        except FedpeftError:
+            limits.append(samples)
+    assert min(limits) == 4096 // 32 + 1
 
 
 def test_scores_over_fewer_samples_than_asked_for_are_refused(scans):

@@ -87,6 +87,14 @@ def test_a_file_that_is_wrong_is_named_at_the_site(tmp_path, values, expected):
     assert (refused.value.code, refused.value.setting) == ("site-file-unusable", "")
 
 
+def test_a_name_that_stands_twice_is_refused(tmp_path):
+    file = tmp_path / "fedpeft.json"
+    file.write_text('{"metrics": false, "max_rounds": 7, "metrics": true}')
+    with pytest.raises(LocalError, match="'metrics' stands twice") as refused:
+        read_policy(file)
+    assert refused.value.code == "site-file-unusable"
+
+
 def test_a_missing_file_has_a_code_of_its_own(tmp_path):
     with pytest.raises(LocalError, match="takes part in no job: python -m") as refused:
         read_policy(tmp_path / "fedpeft.json")

@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Sums that relays make in parts: the same as the mean of all, whoever stands where, and what is refused."""
 
+import itertools
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from fedpeft.job.settings import ServerJob
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.secure_sum import encode, masked, new_secret, public_key, without_masks
 from fedpeft.protocol.types import METRICS, Introduction, SumOrder, TrainReply, Upload
+from fedpeft.server import relay_sums
 from fedpeft.server.aggregation import Aggregator, aggregate
 from fedpeft.server.relay_sums import GroupSum, RelaySums
 from fedpeft.server.rounds import Rounds
@@ -167,6 +169,28 @@ BAD = {
     "NaN": ({KEY: torch.full((3, 4), float("nan"))}, "NaN"),
     "another dtype": ({KEY: torch.zeros(3, 4, dtype=torch.float16)}, "float16"),
 }
+
+
+def test_a_sum_in_which_half_of_an_adapter_is_left_is_none(monkeypatch):
+    state = {key: torch.ones(3, 4) for key in (KEY, KEY.replace("layer.0", "layer.1"))}
+    one = GroupSum(order(weights={"site-0": 1, "site-1": 1}, together=2, state=state))
+    one.take("site-0", Upload(round=1, state=state))
+    calls = itertools.count()
+
+    def poor(*arguments):
+        if next(calls):
+            raise MemoryError
+        return encode(*arguments)
+
+    monkeypatch.setattr(relay_sums, "encode", poor)
+    with pytest.raises(MemoryError):
+        one.take("site-1", Upload(round=1, state=state))
+    monkeypatch.setattr(relay_sums, "encode", encode)
+    assert set(one.measured().lengths) == {"site-0"}
+    with pytest.raises(FedpeftError, match="no sum of this round can be used"):
+        one.total(["site-0"])
+    with pytest.raises(FedpeftError, match="a sum of 2 sites is asked for, 1 have sent"):
+        one.total(["site-0", "site-1"])
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -9,8 +9,8 @@ import torch
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.data.schema import Example, SiteData
-from fedpeft.site.site_batches import SiteBatches, balancing
+from fedpeft.data.schema import Example, SiteData, balancing
+from fedpeft.site.site_batches import SiteBatches
 
 FRAME = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
 

@@ -10,6 +10,7 @@ import pytest
 from fedpeft.core.errors import LocalError
 from fedpeft.core.files import set_aside
 from fedpeft.core.locks import StateLock
+from fedpeft.site import site_tasks
 from fedpeft.site.site_tasks import GIB, claim, make_room
 
 SETTINGS = {"method": {"adapter": "houlsby"}, "training": {"rounds": 5}, "schedule": {"budget_range": (1, 2)}}
@@ -90,6 +91,23 @@ def test_what_is_set_aside_is_complete_and_never_replaced(tmp_path):
 
 def room(folder, current, bytes_allowed, days=7.0, needed=0):
     make_room(folder, current, days=days, gib=bytes_allowed / GIB, needed=needed)
+
+
+def test_a_round_that_another_job_removes_meanwhile_is_no_error(tmp_path, monkeypatch):
+    lineage(tmp_path, "a", days=9, size=10)
+    lineage(tmp_path, "b", days=9, size=10)
+    walk = os.walk
+
+    def removing(*arguments):
+        for place, folders, names in walk(*arguments):
+            if place.endswith("b/round-00001"):
+                shutil.rmtree(place)
+            yield place, folders, names
+
+    monkeypatch.setattr(site_tasks.os, "walk", removing)
+    room(tmp_path, "current", days=7, bytes_allowed=10_000)
+    assert not (tmp_path / "b" / "round-00001").exists()
+    assert site_tasks._last_use(tmp_path / "gone") == float("inf")
 
 
 def test_nothing_is_removed_while_there_is_room(tmp_path):

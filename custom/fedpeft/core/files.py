@@ -19,6 +19,7 @@ import re
 import shutil
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -193,19 +194,30 @@ def read_text(file: Path, *, max_bytes: int = MAX_BYTES) -> str:
     return content.decode("utf-8")
 
 
-def read_json(file: Path, *, max_bytes: int = MAX_BYTES) -> Any:
-    """Read JSON of bounded size, depth and whole numbers; NaN and infinite numbers are left to who reads it."""
-    return parse_json(read_text(file, max_bytes=max_bytes))
+def read_json(file: Path, *, max_bytes: int = MAX_BYTES, by_hand: bool = False) -> Any:
+    """Read JSON of bounded size, depth and whole numbers; NaN and infinite numbers are left to who reads it.
+
+    `by_hand`: people write it, and a name that stands twice is an error.
+    """
+    return parse_json(read_text(file, max_bytes=max_bytes), by_hand=by_hand)
 
 
-def parse_json(text: str) -> Any:
-    """Decode JSON of bounded depth and whole numbers."""
+def parse_json(text: str, *, by_hand: bool = False) -> Any:
+    """Decode JSON of bounded depth and whole numbers; see `read_json`."""
     try:
-        value = json.loads(text, parse_int=_whole)
+        value = json.loads(text, parse_int=_whole, object_pairs_hook=_each_once if by_hand else None)
     except RecursionError:
         raise _too_deep() from None
     _check_depth(value)
     return value
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{twice!r:.80} stands twice")
+    return found
 
 
 def digest(file: Path) -> str:

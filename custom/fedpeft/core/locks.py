@@ -253,7 +253,8 @@ def _lives(owner: dict[str, Any]) -> bool:
         return False
 
 
-KEPT = 3
+KEPT = 3  # lineages of one job
+KEPT_IN_ALL = 100
 SECONDS_IN_USE = 24 * 3600  # a lineage with a round in this time may belong to a running job
 LINEAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 
@@ -268,13 +269,23 @@ def lineage_folder(lineages: Path, lineage: str) -> Path:
 
 
 def prune(lineages: Path, current: str) -> None:
-    """Remove unused lineages of the same job as `current`, older than a day and not among the newest `KEPT`."""
+    """Remove unused lineages that are older than a day.
+
+    The newest `KEPT` of the same job as `current` stay, and of all jobs, whose names their leads choose, the newest
+    `KEPT_IN_ALL`.
+    """
     job = _job(current)
-    own = sorted(path for path in lineages.glob("*") if path.name != current and _job(path.name) == job)
-    for old in own[: -(KEPT - 1)]:
+    others = sorted((path for path in lineages.glob("*") if path.name != current), key=_made)
+    own = [path for path in others if _job(path.name) == job]
+    for old in dict.fromkeys([*own[: -(KEPT - 1)], *others[: -(KEPT_IN_ALL - 1)]]):
         with contextlib.suppress(FileNotFoundError):  # another job may remove it too
             if time.time() - old.stat().st_mtime > SECONDS_IN_USE and not is_in_use(old):
                 drop(old)
+
+
+def _made(lineage: Path) -> tuple[str, ...]:
+    """Return when a lineage was made, by its name, and its name."""
+    return *lineage.name.rsplit("-", 3)[1:3], lineage.name
 
 
 def _job(lineage: str) -> str:

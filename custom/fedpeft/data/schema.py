@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -180,3 +180,10 @@ def added(*counts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     for reason, count in chain.from_iterable(counts):
         total[reason] += count
     return tuple((reason, count) for reason, count in total.items() if count)
+
+
+def balancing(examples: Sequence[Example]) -> list[float]:
+    """Return by example one over the number of examples of its class; with labels of the rarest of its labels."""
+    classes = [(one.answer,) if one.labels is None else one.labels or ("",) for one in examples]
+    counts = Counter(name for names in classes for name in names)
+    return [1 / min(counts[name] for name in names) for names in classes]

@@ -200,7 +200,7 @@ class DataSettings:
             self._check_taken("uncertain")
         check_share(self.unreadable)
         if not isinstance(self.exclude, tuple | list) or not all(isinstance(i, str) for i in self.exclude):
-            raise DataError(f"exclude={self.exclude!r} must be a list of image ids (text).", setting="exclude")
+            raise DataError(f"exclude={self.exclude!r:.200} must be a list of image ids (text).", setting="exclude")
         object.__setattr__(self, "exclude", tuple(self.exclude))
         if not all(isinstance(name, str) and name for name in self.pool) or len(set(self.pool)) < len(self.pool):
             raise DataError(f"pool={list(self.pool)!r:.200} must name sites, each once.", setting="pool")

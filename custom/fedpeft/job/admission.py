@@ -136,9 +136,14 @@ def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) ->
         job = ServerJob.from_sections(sections)
         with about("federation.sites"):
             _check_sites(job.federation.sites, deployed)
+        common: dict[str, Any] = {}
         for site in job.federation.sites:
-            _check_own(DataSettings, "data", site_data(sections.get("data"), site), "dataset", DATASETS)
-            _check_own(BackboneSettings, "backbone", site_backbone(sections.get("backbone"), site), "name", BACKBONES)
+            data, backbone = site_data(sections.get("data"), site), site_backbone(sections.get("backbone"), site)
+            rest = {"data": {**data, "site": ""}, "backbone": backbone}
+            if rest != common:  # a thousand sites without settings of their own are checked once
+                _check_own(DataSettings, "data", data, "dataset", DATASETS)
+                _check_own(BackboneSettings, "backbone", backbone, "name", BACKBONES)
+            common = rest
     except FedpeftError as error:
         raise AdmissionError(str(error), reason="setting", setting=error.setting) from error
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
-from fedpeft.core.settings import MAX_ROUNDS, SECONDS, about, check_ranges, one_of, within
+from fedpeft.core.settings import SECONDS, about, check_ranges, one_of, within
 
 NONE, SETTING = "none", "federation.tracking"
 LEAVE_OUT = f"or leave {SETTING} out"
@@ -92,6 +92,7 @@ def unusable(title: str, error: Exception, remedy: str) -> FedpeftError:
 
 
 LATEST = "latest"
+MAX_CHECKPOINTS = 100  # a job chooses how much of the server's disk its adapters take
 _CHECKPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,99})(?:/round-([0-9]{1,5}))?")
 
 
@@ -121,7 +122,7 @@ class FederationSettings:
     hello_timeout: int = field(default=600, metadata=SECONDS)
     round_timeout: int = field(default=3600, metadata=SECONDS)
     grace: int = field(default=60, metadata=SECONDS)
-    checkpoints: int = field(default=3, metadata=within(1, MAX_ROUNDS))
+    checkpoints: int = field(default=3, metadata=within(1, MAX_CHECKPOINTS))
     max_samples: int = field(default=1_000_000, metadata=within(1, 10**12))
     largest_reply_mb: int = field(default=1024, metadata=within(1, 10**6))
     sums_at_relays: bool = False

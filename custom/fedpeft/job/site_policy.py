@@ -126,7 +126,8 @@ class SitePolicy:
         test_fraction: share of the images that become the test split, where the data have none.
         seed: of the cuts by `splits` and fractions.
         min_train_samples: a job with fewer training samples, after the cuts, is refused: an adapter trained on few
-            samples reveals each of them.
+            samples reveals each of them. Where a job has all classes count alike, they are as many as the weighted
+            ones are worth: `(sum w)^2 / sum w^2`.
         min_train_images: the same for different images.
         min_answers: the same for different answers in training.
         min_test_samples: the same for the samples on which accuracies are measured.
@@ -168,8 +169,8 @@ class SitePolicy:
         solvers: what a job may name as `schedule.solver`; a plugin has to be listed.
         answering: what a job may name as `training.answering`; a plugin has to be listed.
         max_score_rows: rows of a Jacobian that a score may ask for: samples, times answers where a score
-            differentiates every logit (where answers are written or ranked, times the bytes of the longest). Memory
-            grows with their square.
+            differentiates every logit (where answers are written or ranked, times the bytes of the longest), rounded
+            up to a power of two, so that refusals do not give the number. Memory grows with their square.
         scores: whether layer scores leave; off: scheduled jobs are refused.
         metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits. Those of
             open and closed questions leave only where there are `min_test_samples` of each. Off, the safe choice, and
@@ -304,7 +305,7 @@ def _name_of_today(name: Any) -> Any:
 def read_policy(file: Path) -> SitePolicy:
     """Read a site's own file."""
     try:
-        values = read_json(file)
+        values = read_json(file, by_hand=True)
     except FileNotFoundError as error:
         raise LocalError(
             f"there is no {file}, without which this site takes part in no job: {WRITE}", code="site-file-missing"

@@ -6,12 +6,13 @@ Settings are checked before anything is loaded, the amount of data before anythi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from fedpeft import answering, data, importance
 from fedpeft.alignment.settings import VALIDATION
+from fedpeft.answering.training_settings import BALANCED
 from fedpeft.backbones import BACKBONES, default_source
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.settings import MAX_BY, MIN_BY
@@ -19,6 +20,7 @@ from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.answer_space import with_answers
 from fedpeft.data.partition import centralized
 from fedpeft.data.registry import DATASETS
+from fedpeft.data.schema import balancing
 from fedpeft.data.settings import NATURAL
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.setting_limits import refused_settings
@@ -123,6 +125,9 @@ def _of_training(policy: SitePolicy, job: SiteJob) -> Refusals:
     if name not in policy.methods:
         yield "method.name", f"is {name!r}, methods has {_all(policy.methods)}"
         return
+    if job.training.images_mib is None and job.training.kept_images_mib > policy.max_kept_mib:
+        kept = f"{job.training.kept_images_mib:g} MiB of images are kept, max_kept_mib is {policy.max_kept_mib:g}"
+        yield "training.images_mib", f"is left out, with which {kept}"
     if job.training.answering not in policy.answering:
         yield "training.answering", f"is {job.training.answering!r:.60}, answering has {_all(policy.answering)}"
     measured = method.aligns and (method.pia.accept or method.pia.share == VALIDATION)
@@ -237,8 +242,9 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
 
 
 def _check_counts(policy: SitePolicy, job: SiteJob, loaded: SiteData) -> None:
+    evenly = BALANCED in (job.training.sampling, job.training.class_weights)
     counts = {
-        "min_train_samples": len(loaded.train),
+        "min_train_samples": effective_size(balancing(loaded.train)) if evenly else len(loaded.train),
         "min_train_images": len({example.image_id for example in loaded.train}),
         "min_answers": loaded.answers_in_training,
         "min_test_samples": len(loaded.test),
@@ -249,10 +255,20 @@ def _check_counts(policy: SitePolicy, job: SiteJob, loaded: SiteData) -> None:
         counts["min_validation_samples"] = len(loaded.validation)
     for name, count in counts.items():
         if count < getattr(policy, name):
+            weighed = evenly and name == "min_train_samples"
             raise LocalError(
-                f"{name} is {getattr(policy, name)}, these data have {count}: this site takes no part in this job.",
+                f"{name} is {getattr(policy, name)}, these data have {count}"
+                f"{', where the job has all classes count alike' * weighed}: this site takes no part in this job.",
                 code=TOO_FEW,
             )
+
+
+def effective_size(weights: Sequence[float]) -> int:
+    """Return how many samples of equal weight a weighted mean is worth, `(sum_i w_i)^2 / sum_i w_i^2`.
+
+    Source: Kish 1965, Survey Sampling.
+    """
+    return int(sum(weights) ** 2 / sum(weight**2 for weight in weights)) if weights else 0
 
 
 def _scored_samples(job: SiteJob, loaded: SiteData) -> int:
@@ -271,9 +287,11 @@ def _check_steps(job: SiteJob, samples: int) -> None:
 
 
 def _check_score_rows(policy: SitePolicy, job: SiteJob, loaded: SiteData) -> None:
-    samples, outputs = _scored_samples(job, loaded), len(job.answers or loaded.labels) or loaded.answers_in_training
+    samples, outputs = _scored_samples(job, loaded), len(job.answers or loaded.labels)
     if not loaded.labels and not answering.get(job.training.answering).head:
-        outputs = max(len(example.answer.encode()) for example in loaded.train) + 2  # tokens, begin and end
+        outputs = _rounded_up(max(len(example.answer.encode()) for example in loaded.train) + 2)  # begin and end
+    elif not outputs:
+        outputs = _rounded_up(loaded.answers_in_training)
     settings = importance.method_settings(job.schedule.score, job.schedule.score_settings)
     rows = settings.rows(samples, outputs) if hasattr(settings, "rows") else samples
     if rows > policy.max_score_rows:
@@ -283,3 +301,8 @@ def _check_score_rows(policy: SitePolicy, job: SiteJob, loaded: SiteData) -> Non
             setting="schedule.score_settings",
             code=NOT_ALLOWED,
         )
+
+
+def _rounded_up(count: int) -> int:
+    """Return the next power of two: with the number itself, refusals of several jobs would give one answer's length."""
+    return 1 << (count - 1).bit_length()

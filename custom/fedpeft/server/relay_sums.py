@@ -55,6 +55,7 @@ class GroupSum:
         self._states: dict[str, State] = {}
         self._lengths: dict[str, float] = {}
         self._refused: dict[str, str] = {}
+        self._damaged = ""  # why there is no sum
         self._totals: Numbers = {}  # of all that came: few are taken out again, and most of the work is done by then
 
     def start(self, site: str) -> Upload:
@@ -82,9 +83,10 @@ class GroupSum:
                 self._refused[site] = str(error)[:MAX_REASON]
             raise
         with self._lock:
-            self._states[site], self._lengths[site] = upload.state, length
-            del self._refused[site]
+            self._states[site] = upload.state
             self._add(site)
+            self._lengths[site] = length
+            del self._refused[site]
 
     def measured(self) -> Measured:
         """Return how far each site moved, and why others are not used; what comes later is not used either."""
@@ -97,19 +99,26 @@ class GroupSum:
     def total(self, sites: Sequence[str]) -> PartialSum:
         """Return the sum of these sites' weighted adapters, of which none may be missing."""
         with self._lock:
-            if not sites or len(set(sites)) != len(sites) or not self._states.keys() >= set(sites):
+            if not sites or len(set(sites)) != len(sites) or not self._lengths.keys() >= set(sites):
                 raise FedpeftError(
-                    f"a sum of {len(sites)} sites is asked for, {len(self._states)} have sent an adapter."
+                    f"a sum of {len(sites)} sites is asked for, {len(self._lengths)} have sent an adapter."
                 )
             for site in self._states.keys() - set(sites):
                 self._add(site, out=True)
                 del self._states[site]
+            if self._damaged:
+                raise FedpeftError(self._damaged)
             state = {key: to_wire(numbers) for key, numbers in self._totals.items()}
         return PartialSum(round=self._order.round, sites=list(sites), state=state)
 
     def _add(self, site: str, *, out: bool = False) -> None:
+        """Add a site's adapter or take it out; a sum in which an error left a part of one is none any more."""
+        if self._damaged:
+            raise FedpeftError(self._damaged)
         order = self._order
+        self._damaged = "the relay could not finish a sum, its log says why: no sum of this round can be used."
         add(self._totals, self._states[site], order.weights[site], order.together, masked=order.masked, out=out)
+        self._damaged = ""
 
 
 def add(totals: Numbers, state: State, weight: int, together: int, *, masked: bool, out: bool = False) -> None:

@@ -6,7 +6,6 @@ Decoded images are kept in main memory within a budget, so that a file is read a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from fedpeft.answering.training_settings import BALANCED, VIEWS, TrainingSetting
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.seeds import derive
 from fedpeft.data.images import ImageSource, open_image
-from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.schema import Example, SiteData, balancing
 
 MIB = 2**20
 
@@ -48,13 +47,6 @@ class KeptImages:
             self._images[image] = np.asarray(opened)
             self._held += size
         return opened
-
-
-def balancing(examples: Sequence[Example]) -> list[float]:
-    """Return by example one over the number of examples of its class; with labels of the rarest of its labels."""
-    classes = [(one.answer,) if one.labels is None else one.labels or ("",) for one in examples]
-    counts = Counter(name for names in classes for name in names)
-    return [1 / min(counts[name] for name in names) for names in classes]
 
 
 class SiteBatches:

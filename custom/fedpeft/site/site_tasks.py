@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -110,11 +112,21 @@ def _removable(lineages: Path, current: str) -> Iterator[Path]:
 
 
 def _last_use(path: Path) -> float:
-    return max(entry.stat().st_mtime for entry in (path, *path.glob("round-*")))
+    return max((found.st_mtime for found in map(_stat, (path, *path.glob("round-*"))) if found), default=math.inf)
 
 
 def _size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+    # unlike `Path.rglob`, which ends with an error where another job removes a round meanwhile
+    files = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
+    return sum(found.st_size for found in map(_stat, files) if found)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """Return what is known of a file; None: another job has removed it."""
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None
 
 
 def _other(folder: Path, why: str) -> LocalError:
