@@ -31,6 +31,13 @@ def test_report_takes_a_workspace_a_run_or_its_history(named, tmp_path):
     assert (run / "report" / "report.html").is_file()
 
 
+def test_report_shows_no_other_file_than_the_named_one(tmp_path, capsys):
+    for name in ("history.json", "old.json"):
+        (tmp_path / name).write_text(json.dumps(HISTORY))
+    assert cli.main(["report", str(tmp_path / "old.json")]) == 1
+    assert "old.json is no history.json: name the folder of a run" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

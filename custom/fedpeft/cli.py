@@ -337,12 +337,15 @@ def _verify(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
+    from fedpeft.core.workspace import HISTORY
     from fedpeft.report import render, show
     from fedpeft.report.status import read_progress, run_folder, unfinished
 
     if not arguments.surface and (arguments.sites or arguments.grid is not None):
         option = "--sites" if arguments.sites else "--grid"
         raise FedpeftError(f"{option} belongs to --surface: add that, or leave this out.")
+    if arguments.run.is_file() and arguments.run.name != HISTORY:
+        raise FedpeftError(f"{arguments.run} is no {HISTORY}: name the folder of a run, or the {HISTORY} in it.")
     run = arguments.run.parent if arguments.run.is_file() else run_folder(arguments.run)
     out = arguments.out or run / "report"
     state = unfinished(read_progress(run))

@@ -18,6 +18,7 @@ from fedpeft.backbones import is_tiny
 from fedpeft.cli import main
 from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
+from fedpeft.compare.grid import axis_of
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.published import methods_of
 from fedpeft.compare.runs import Variant, outcomes, sections_of, variants
@@ -134,6 +135,7 @@ def fewer_examples():
         ({"rounds": record(("a", "b"))["rounds"]}, "runs of different sites cannot be compared"),
         ({"source": "elsewhere"}, "compare runs of one task"),
         ({"rounds": fewer_examples()}, "other numbers of examples at a site"),
+        ({"tested": {"slake": {"samples": 16}}}, "other numbers of examples at a site"),
         ({}, "has method, settings and seed of another run"),
     ],
 )
@@ -417,6 +419,7 @@ def test_an_experiment_goes_on_where_it_ended(tmp_path):
         ("training.seed=3", "are those of --seeds"),
         ("data.seed = 3", "are those of --seeds"),
         ("federation.tracking=mlflow", "runs without FLARE's server"),
+        ("federation.resume_from=latest", "a comparison begins every run anew"),
     ],
 )
 def test_what_a_comparison_decides_itself_is_no_setting(setting, reason):
@@ -459,6 +462,82 @@ def test_settings_of_a_method_that_no_row_has_are_refused():
         FedpeftError, match=r"method\.settings\.lora changes nothing in row 'x', whose method is fourierft"
     ):
         plan(CONFIGS, "fedpia_task1", [own, *rows], (0,), [])
+
+
+@pytest.mark.parametrize("setting", ["training.moon_temperature=0.3", "training.ditto_lambda=1", "schedule.budget=3"])
+def test_a_setting_that_changes_nothing_in_any_row_is_refused(setting):
+    with pytest.raises(FedpeftError, match=f"{setting.partition('=')[0]} changes nothing in row 'local'"):
+        plan(CONFIGS, "fedpia_task1", variants(["local", "fedavg"]), (0,), [setting])
+    if setting.startswith("schedule"):
+        assert plan(CONFIGS, "fedpia_task1", variants(["local", "pfeiffer+f3ocus"]), (0,), [setting])
+
+
+@pytest.mark.parametrize(
+    ("rows", "refused"), [(["compacter", "lora"], True), (["pfeiffer"], True), (["fedavg"], False)]
+)
+def test_a_row_that_is_called_by_its_method_keeps_it(rows, refused):
+    chosen = "method.name=houlsby"
+    if refused:
+        with pytest.raises(FedpeftError, match=f"the row '{rows[0]}' stands for the method of its name"):
+            plan(CONFIGS, "fedpia_task1", variants(rows), (0,), [chosen])
+    else:
+        assert plan(CONFIGS, "fedpia_task1", variants(rows), (0,), [chosen])[0].sections["method"]["name"] == "houlsby"
+    named = [Variant(name="K", method="pfeiffer")]
+    assert plan(CONFIGS, "fedpia_task1", named, (0,), [chosen])[0].sections["method"]["name"] == "houlsby"
+
+
+def test_rows_of_methods_are_not_swept_over_methods():
+    axis = axis_of("method.name=houlsby,lora", option="--sweep")
+    with pytest.raises(FedpeftError, match="the row 'compacter' stands for the method of its name"):
+        plan(CONFIGS, "fedpia_task1", variants(["compacter", "lora"]), (0,), [], axis)
+    assert len(plan(CONFIGS, "f3ocus_task1", variants(["pfeiffer+f3ocus"]), (0,), [], axis)) == 2
+
+
+def test_the_first_row_stays_the_baseline_where_one_of_its_runs_failed(tmp_path, capsys, monkeypatch):
+    def some_fail(folder, runs, *, processes, finished):
+        ended = [run for run in runs if (run.method, run.seed) != ("fedavg", 0)]
+        (folder / RUNS).parent.mkdir(exist_ok=True)
+        (folder / RUNS).write_text("".join(json.dumps(made_up(run).as_json()) + "\n" for run in ended))
+        return {runs[0].key: "fedavg, seed 0: no room"}
+
+    monkeypatch.setattr(experiment, "run_missing", some_fail)
+    command = [
+        "compare",
+        "fedpia_task1",
+        "--configs",
+        str(CONFIGS),
+        "--methods",
+        "fedavg,local",
+        "--out",
+        str(tmp_path),
+    ]
+    assert main(command) == 1
+    assert (tmp_path / "comparison.csv").read_text().startswith("method,")
+    assert "minus fedavg" in (tmp_path / "comparison.md").read_text()
+    assert "no room" in capsys.readouterr().err
+
+
+def made_up(run):
+    sites = list(run.sections["federation"]["sites"])
+    return Outcome(
+        task=run.task,
+        method=run.method,
+        seed=run.seed,
+        settings=run.settings,
+        figures=(dict.fromkeys(sites, 0.5 + 0.1 * run.seed),),
+        sent=(),
+        metrics=dict.fromkeys(sites, "accuracy"),
+        seconds=1,
+        procedural=True,
+        tiny=True,
+    )
+
+
+@pytest.mark.parametrize("option", ["--set=training.rounds=9", "--seeds=7", "--configs=nowhere", "--processes=1"])
+def test_options_of_an_experiment_are_refused_beside_finished_runs(option, tmp_path, capsys):
+    write(tmp_path / "run", complete(rounds=1))
+    assert main(["compare", str(tmp_path / "run"), option]) == 1
+    assert f"{option.partition('=')[0]} changes nothing where finished runs are compared" in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_refused_with_the_line(tmp_path):

@@ -12,7 +12,7 @@ from fedpeft.backbones import BACKBONES
 from fedpeft.cli import main
 from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, plan
-from fedpeft.compare.grid import axis_of
+from fedpeft.compare.grid import axis_of, shown
 from fedpeft.compare.outcome import Outcome
 from fedpeft.compare.runs import variant_of, variants
 from fedpeft.compare.sweep import _figure, page, picture, sweep_of, table
@@ -51,6 +51,23 @@ def done(run, figure, metrics=None):
 def learned(run):
     share = run.sections["data"]["train_share"]
     return done(run, 0.4 * share + 0.1 * (run.method == "fedavg") * (share > 0.3) + 0.02 * run.seed)
+
+
+def test_a_figure_of_fewer_seeds_is_marked_and_counted():
+    axis, runs = planned(SHARES, "local", "fedavg", seeds=(0, 1, 2))
+    ended = [run for run in runs if run.seed == 2 or run.sections["data"]["train_share"] > 0.2]
+    made = table(sweep_of(axis, runs, [learned(run) for run in ended]))
+    assert made.rows[1] == ("fedavg", "12.0*", "32.0 ± 2.0", "52.0 ± 2.0")
+    assert "* of fewer seeds than other figures: some of its runs did not end." in made.notes
+    assert csv_of(made).splitlines()[0] == (
+        "method,data.train_share=0.2 (%),sd data.train_share=0.2 (%),seeds data.train_share=0.2,"
+        "data.train_share=0.5 (%),sd data.train_share=0.5 (%),data.train_share=1 (%),sd data.train_share=1 (%)"
+    )
+
+
+def test_large_values_are_told_apart():
+    axis = axis_of("data.train_size=1000000,1000001,0.1,1e-3", option="--sweep")
+    assert [shown(value) for value in axis.values] == ["1e+06", "1000001", "0.1", "0.001"]
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,25 @@ def counted(monkeypatch, carried=peaked, ends_after=math.inf):
     return ran
 
 
+def test_a_setting_that_lacks_a_site_stands_below_those_that_have_all():
+    """Its rate threw one site off, whose replies the check of updates refused: without it the mean is higher."""
+    made = search("training.learning_rate=0.01,0.03")
+    good, bad = (made.runs(label, 9)[0] for label in made.points)
+    whole = replace(reached(good, 0.65), validation=({"slake": 0.8, "vqa-rad": 0.5},))
+    part = replace(reached(bad, 0.85), validation=({"slake": 0.85},), refused=9)
+    step = Step(rounds=9, outcomes={good.method: [whole], bad.method: [part]}, failed={})
+    assert step.ranked == [good.method, bad.method]
+    notes = table_of(made, [step]).notes
+    assert f"{bad.method} has no figure of vqa-rad after 9 rounds, and stands below those that have all." in notes
+    assert f"{bad.method}, after 9 rounds: the check of updates (method.robust) refused 9 replies." in notes
+
+
+def test_a_setting_of_the_search_that_changes_nothing_is_refused():
+    made = search("training.learning_rate=0.01,0.03", overrides=["training.moon_temperature=0.3"])
+    with pytest.raises(FedpeftError, match=r"training\.moon_temperature changes nothing"):
+        made.runs(next(iter(made.points)), 9)
+
+
 @pytest.mark.parametrize(
     ("over", "overrides", "steps"),
     [

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import stat
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from fedpeft.answering.answering import Scored
 from fedpeft.cli import main
 from fedpeft.data.schema import Example
+from fedpeft.inference import site_page
 from fedpeft.inference import site_subject as feature_map
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
@@ -37,6 +39,17 @@ def test_the_page_draws_the_losses_of_the_rounds_where_the_run_measured_them(of_
     page = page_of(folder, tmp_path / "steps.html")
     assert "in the course of every round" in page
     assert "at the start and the end of every round" not in page
+
+
+def test_losses_stand_at_the_rounds_in_which_the_site_took_part(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(site_page, "panels_figure", lambda panels, title: drawn.append(panels[""]["north"]))
+    monkeypatch.setattr(site_page, "svg", lambda figure, title: b"<svg/>")
+    rounds = tuple({"round": number, "loss_start": 1.0, "loss_end": 0.5} for number in (1, 5))
+    kept = SimpleNamespace(record=SimpleNamespace(site="north", rounds=rounds), state=SimpleNamespace(losses={}))
+    site_page._losses(SimpleNamespace(kept=kept))
+    (losses,) = drawn
+    assert np.isnan(losses).all(axis=1).tolist() == [False, True, True, True, False]
 
 
 def page_of(folder, out):

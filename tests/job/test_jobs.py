@@ -17,7 +17,7 @@ from fedpeft.core.settings import build
 from fedpeft.core.workspace import COMPONENTS, resources, seed
 from fedpeft.flare.policy import default_scope
 from fedpeft.job.composing import check, check_used, compose, composed, merged, outdated, part_of, recipes, write_job
-from fedpeft.job.federation import site_data
+from fedpeft.job.federation import site_backbone, site_data
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.strict_files import setting_names
 from fedpeft.methods.settings import MethodSettings
@@ -388,3 +388,9 @@ def test_nothing_is_written_where_one_of_several_jobs_does_not_use_a_setting(tmp
     assert main([*jobs, "--out", str(tmp_path)]) == 1
     assert "changes nothing in f3ocus_task1, whose method is pfeiffer" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_backbone_without_a_name_is_the_default_one():
+    section = {"image_size": 48, "sites": {"slake": {"name": "tiny-vit"}}}
+    assert site_backbone(section, "vqa-rad") == {"name": "tiny-vilt", "image_size": 48}
+    assert site_backbone(section, "slake")["name"] == "tiny-vit"

@@ -75,7 +75,7 @@ def own_page(folder):
     predictions = tuple(
         Prediction(example=one, known=True, answers=[Scored(answers[n % 4], 0.5)]) for n, one in enumerate(test)
     )
-    ends = [{"loss_start": 1.0 / n, "loss_end": 0.9 / n} for n in (1, 2, 3)]
+    ends = [{"round": n, "loss_start": 1.0 / n, "loss_end": 0.9 / n} for n in (1, 2, 3)]
     record = SimpleNamespace(
         site="north", labelled=False, asks=True, metric=ACCURACY, procedural=True, tiny=True, rounds=ends
     )

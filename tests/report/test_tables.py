@@ -80,6 +80,8 @@ def test_a_mean_weighted_by_samples_stands_beside_the_plain_one():
     assert rounds.rows == (("1", "80.0", "40.0", "60.0", "70.0"), ("2", "80.0", "40.0", "60.0", "70.0"))
     assert "weighted mean" in terminal(made)
     assert "weighted mean" in markdown(history)
+    assert by_round(history, "open").columns == ("round", "north", "south", "mean")
+    assert by_round(history, "open").rows[0] == ("1", "60.0", "20.0", "40.0")
 
 
 @pytest.mark.parametrize("tested", [{}, {"north": {"samples": 300}}], ids=["old history", "one of two sites"])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 OUT = "comparison"
 NAME = "comparison"  # of the files
 LOSSES = "losses.svg"
+SEEDS = 3
 
 
 def add(commands: Any) -> None:
@@ -41,11 +42,11 @@ def add(commands: Any) -> None:
         metavar="SECTION.NAME=A,B,C",
         help="run each method (default: the job's own) with each value of a setting, for a figure against it",
     )
-    parser.add_argument("--seeds", type=int, default=3, help="seeds for each method, from 0 on (default 3)")
+    parser.add_argument("--seeds", type=int, help=f"seeds for each method, from 0 on (default {SEEDS})")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="for all methods")
     parser.add_argument("--baseline", help="the method that the others are compared with (default: the first)")
     parser.add_argument("--last", type=int, default=1, help="rounds whose mean is a run's figure (default 1)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at the same time")
+    parser.add_argument("--processes", type=int, help="runs at the same time (default: one for each core)")
     parser.add_argument("--configs", type=Path, help="folder of the configuration (default: app_configs, or ours)")
     parser.add_argument("--out", type=Path, help=f"folder of tables, picture and page (default: {OUT}/<job>)")
     parser.set_defaults(command=compare)
@@ -57,8 +58,8 @@ def compare(chosen: argparse.Namespace) -> None:
     from fedpeft.compare.table import compared
 
     for name in ("seeds", "last", "processes"):
-        if getattr(chosen, name) < 1:
-            raise FedpeftError(f"--{name} is {getattr(chosen, name)}, it must be at least 1.")
+        if (number := getattr(chosen, name)) is not None and number < 1:
+            raise FedpeftError(f"--{name} is {number}, it must be at least 1.")
     if chosen.sweep:
         _sweep(chosen)
         return
@@ -68,6 +69,9 @@ def compare(chosen: argparse.Namespace) -> None:
     short = [] if experiment else _short(chosen)
     if not outcomes:
         raise FedpeftError(f"no run ended: {failed[0]}")
+    ran = {one.method for one in outcomes}
+    if chosen.baseline and experiment and chosen.baseline not in ran:
+        raise FedpeftError(f"no run of the baseline {chosen.baseline!r} ended: {failed[0]}")
     table = compared(outcomes, baseline=chosen.baseline or outcomes[0].method, last=chosen.last)
     table = replace(table, notes=(*table.notes, *short))
     shown = page(table, picture(outcomes), outcomes)
@@ -122,6 +126,16 @@ def _finish(
         raise FedpeftError(f"{len(failed)} runs failed, the others are kept; the first: {failed[0]}")
 
 
+def _check_unread(chosen: argparse.Namespace) -> None:
+    """Refuse options of an experiment where finished runs are compared."""
+    given = {"--set": chosen.set, "--configs": chosen.configs, "--seeds": chosen.seeds, "--processes": chosen.processes}
+    if unread := [name for name, value in given.items() if value]:
+        raise FedpeftError(
+            f"{unread[0]} changes nothing where finished runs are compared: leave it out, or name a job and --methods, "
+            f"--variant or --sweep."
+        )
+
+
 def _finished(chosen: argparse.Namespace) -> list[Outcome]:
     from fedpeft.compare.runs import outcomes
 
@@ -131,6 +145,7 @@ def _finished(chosen: argparse.Namespace) -> list[Outcome]:
             f"{missing[0]} is no folder of a run; to run a job with several methods add --methods, e.g. "
             f"--methods local,fedavg,fedpia."
         )
+    _check_unread(chosen)
     return outcomes(folders)
 
 
@@ -159,16 +174,20 @@ def _plan(chosen: argparse.Namespace, sweep: Axis | None = None) -> list[Run]:
     names = [one.name for one in methods]
     if chosen.baseline not in (None, *names):
         raise FedpeftError(f"--baseline {chosen.baseline!r} is none of {', '.join(names)}: name one of them.")
-    return plan(configs, task, methods, range(chosen.seeds), chosen.set, sweep)
+    return plan(configs, task, methods, range(chosen.seeds or SEEDS), chosen.set, sweep)
 
 
 def _carried_out(chosen: argparse.Namespace, out: Path, runs: Sequence[Run]) -> tuple[list[Outcome], list[str]]:
     """Run what is missing; return the runs that ended in the plan's order, and a sentence for each that failed."""
     from fedpeft.compare.experiment import earlier
 
-    failed = list(run_shown(out, runs, processes=chosen.processes, say=_figures).values())
+    processes = chosen.processes or os.cpu_count() or 1
+    failed = list(run_shown(out, runs, processes=processes, say=_figures).values())
     order = {run.key: number for number, run in enumerate(runs)}
-    done = sorted(earlier(out, runs), key=lambda one: order[one.method, one.seed, one.settings])
+    rows = list(dict.fromkeys(run.method for run in runs))  # the first stays the first where one of its runs failed
+    done = sorted(
+        earlier(out, runs), key=lambda one: (rows.index(one.method), order[one.method, one.seed, one.settings])
+    )
     return done, failed
 
 

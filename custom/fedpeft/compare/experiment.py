@@ -39,6 +39,7 @@ from fedpeft.job.composing import PACKAGED, changed, check_used, unused
 from fedpeft.job.federation import NONE, SETTING, FederationSettings
 from fedpeft.job.folder import check_shared, folders_of
 from fedpeft.job.settings import SiteJob
+from fedpeft.methods import names as method_names
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.report.wording import IDENTITY, Alignment
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 RUNS = "runs.jsonl"
 SEEDS = ("training.seed", "data.seed")
+METHOD = "method.name"
 Key = tuple[str, int, str]
 
 
@@ -116,6 +118,7 @@ def plan(
     if chosen := [text for text in varied if text.partition("=")[0].strip() in SEEDS]:
         raise FedpeftError(f"{chosen[0]!r}: the seeds of a comparison are those of --seeds; leave it out.")
     check_free(axes, given)
+    _check_rows(methods, overrides, sweep)
     runs = []
     for seed, method, point in itertools.product(seeds, methods, points(axes).values()):
         own = [*(f"{name}={seed}" for name in SEEDS), *overrides]
@@ -127,6 +130,10 @@ def plan(
                 f"{SETTING} is {tracker!r}, and a comparison runs without FLARE's server, which sends figures: "
                 f"leave it out."
             )
+        if resumed := sections["federation"].get("resume_from"):
+            raise FedpeftError(
+                f"federation.resume_from is {resumed!r:.80}, and a comparison begins every run anew: leave it out."
+            )
         packaged = not (overrides or axes) and sections == _packaged(task, method, own)
         recipe = " ".join((method.method, *method.settings)) if packaged else ""
         runs.append(Run(task=task, method=method.name, seed=seed, sections=sections, recipe=recipe, point=point.label))
@@ -137,7 +144,33 @@ def plan(
                 f"method.settings.{name} changes nothing: no row of the comparison has that method; leave it out, or "
                 f"add {name} to the methods."
             )
+    for text in overrides:
+        unread = [error for run in runs if (error := _unread(text, run))]
+        if len(unread) == len(runs):
+            raise unread[0]
     return runs
+
+
+def _check_rows(methods: Sequence[Variant], overrides: Sequence[str], sweep: Axis | None) -> None:
+    """Refuse a method for all rows where a row is called by the one that it stands for."""
+    common = [text for text in overrides if text.partition("=")[0].strip() == METHOD]
+    if sweep and sweep.setting == METHOD and len(methods) > 1:
+        common.append(sweep.setting)
+    rows = [one.name for one in methods if one.name == one.method and one.method.partition("+")[0] in method_names()]
+    if common and rows:
+        raise FedpeftError(
+            f"the row {rows[0]!r} stands for the method of its name, and {common[0]!r:.80} would replace it: leave it "
+            f"out, or name a way to aggregate as the row's method, e.g. fedavg."
+        )
+
+
+def _unread(setting: str, run: Run) -> FedpeftError | None:
+    """Return why a setting changes nothing in a run; None: it does."""
+    try:
+        check_used([setting], run.sections, job=f"row {run.method!r}")
+    except FedpeftError as error:
+        return error
+    return None
 
 
 def _composed(
@@ -210,7 +243,7 @@ def carry_out(run: Run) -> Outcome:
     from fedpeft.backbones import is_tiny
     from fedpeft.data import is_procedural
     from fedpeft.federate import federate
-    from fedpeft.job.federation import site_data
+    from fedpeft.job.federation import site_backbone, site_data
     from fedpeft.site.learner import Learner
     from fedpeft.site.site_model import SharedModels
 
@@ -244,7 +277,7 @@ def carry_out(run: Run) -> Outcome:
         metrics={site: learner.data.metric for site, learner in learners.items()},
         seconds=time.monotonic() - began,
         procedural=any(is_procedural(site_data(run.sections["data"], site)["dataset"]) for site in sites),
-        tiny=is_tiny(run.sections["backbone"]["name"]),
+        tiny=any(is_tiny(site_backbone(run.sections["backbone"], site)["name"]) for site in sites),
         settings=run.settings,
         recipe=run.recipe,
         samples={site: one.samples for updates in rounds for site, one in updates.items()},

@@ -113,7 +113,9 @@ def shown(value: Any) -> str:
     """Return a value as a table shows it."""
     if isinstance(value, str):
         return value
-    return f"{value:g}" if is_number(value) else json.dumps(value)
+    if not is_number(value):
+        return json.dumps(value)
+    return short if float(short := f"{value:g}") == value else repr(value)
 
 
 def is_number(value: Any) -> bool:

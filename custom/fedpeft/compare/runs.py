@@ -189,12 +189,21 @@ def _check_one_task(histories: Mapping[Path, History]) -> None:
             raise FedpeftError(
                 f"{folder} and {first} have other numbers of examples at a site: compare runs of one task."
             )
-        if other.by_metric.keys() != one.by_metric.keys() or other.source != one.source:
+        if other.source != one.source:
             raise FedpeftError(f"{folder} is of {other.source!r}, {first} of {one.source!r}: compare runs of one task.")
+        if {name: set(sites) for name, sites in other.by_metric.items()} != {
+            name: set(sites) for name, sites in one.by_metric.items()
+        }:
+            raise FedpeftError(
+                f"{folder} and {first} measure a site by different metrics: compare runs with one data.metric."
+            )
 
 
-def _counts(history: History, site: str) -> set[int | None]:
-    return {result.samples for one in history.rounds if (result := one.sites.get(site))} - {None}
+def _counts(history: History, site: str) -> tuple[set[int | None], int | None]:
+    """Return how many training and test samples a site has, where the history says it."""
+    tested = history.tested.get(site)
+    trained = {result.samples for one in history.rounds if (result := one.sites.get(site))} - {None}
+    return trained, tested.samples if tested else None
 
 
 def _row(history: History, all_of_them: list[History]) -> str:

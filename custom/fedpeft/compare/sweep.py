@@ -27,6 +27,7 @@ from fedpeft.report.wording import DASH
 
 WIDE = 20  # largest by smallest value, from which on the axis is logarithmic
 ALONG = 80  # letters below the axis
+FEW = "*"
 ENDS = 0.04  # room beside the outer values, as a share of the axis
 
 
@@ -72,8 +73,9 @@ def table(sweep: Sweep) -> Table:
     keys = [(method, metric) for metric in metrics for method in sweep.runs]
     of_keys = [sweep.figures(method, metric) for method, metric in keys]
     with_metric = len(metrics) > 1
+    most = max((len(figures) for of_values in of_keys for figures in of_values), default=0)
     rows = tuple(
-        (method, *[TITLES[metric]] * with_metric, *map(_cell, figures))
+        (method, *[TITLES[metric]] * with_metric, *(_cell(one, most) for one in figures))
         for (method, metric), figures in zip(keys, of_keys, strict=True)
     )
     columns: list[tuple[str, tuple[str | float | None, ...]]] = [("method", tuple(method for method, _ in keys))]
@@ -85,13 +87,17 @@ def table(sweep: Sweep) -> Table:
         if several:
             spread = tuple(round(statistics.stdev(one), 4) if len(one) > 1 else None for one in seeds)
             columns.append((f"sd {name} (%)", spread))
+            if any(len(one) < most for one in seeds):
+                columns.append((f"seeds {name}", tuple(map(len, seeds))))
     return Table(
         title=sweep.title,
         columns=(_first(sweep.axis), *["metric"] * with_metric, *map(shown, sweep.axis.values)),
         rows=rows,
         averages=0,
         best=frozenset(_best(keys, of_keys, first=1 + with_metric)),
-        notes=tuple(_notes(sweep, several=several)),
+        notes=tuple(
+            _notes(sweep, several=several, few=any(0 < len(one) < most for figures in of_keys for one in figures))
+        ),
         values=tuple(columns),
     )
 
@@ -101,10 +107,11 @@ def _first(axis: Axis) -> str:
     return f"method, % by {axis.setting}"
 
 
-def _cell(figures: Sequence[float]) -> str:
+def _cell(figures: Sequence[float], most: int) -> str:
     if not figures:
         return DASH
-    return f"{statistics.fmean(figures):.1f}" + (f" ± {statistics.stdev(figures):.1f}" if len(figures) > 1 else "")
+    spread = f" ± {statistics.stdev(figures):.1f}" if len(figures) > 1 else ""
+    return f"{statistics.fmean(figures):.1f}{spread}{FEW * (len(figures) < most)}"
 
 
 def _best(
@@ -121,10 +128,12 @@ def _best(
     return found
 
 
-def _notes(sweep: Sweep, *, several: bool) -> list[str]:
+def _notes(sweep: Sweep, *, several: bool, few: bool) -> list[str]:
     outcomes = sweep.outcomes
     notes = [f"{words}."] if (words := caution_of(outcomes)) else []
     notes += ["Mean of the sites; mean and standard deviation of the seeds."] if several else ["Mean of the sites."]
+    if few:
+        notes.append(f"{FEW} of fewer seeds than other figures: some of its runs did not end.")
     if sweep.last > 1:
         notes.append(f"A run's figure is the mean of its last {sweep.last} rounds.")
     if sweep.axis.setting == SITES:

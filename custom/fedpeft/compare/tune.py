@@ -116,6 +116,7 @@ class Search:
     def runs(self, label: str, rounds: int) -> list[Run]:
         """Compose the runs of a setting, one for each seed."""
         from fedpeft.compare.experiment import Run
+        from fedpeft.job.composing import check_used
 
         first, name = self._whole["training"].get("seed", 0), self.job.name
         own = [*self.overrides, f"{ROUNDS}={rounds}", "training.validate=true"]
@@ -123,6 +124,7 @@ class Search:
         for seed in range(first, first + self.seeds):
             of_seed = [*own, f"{SEED}={seed}"]
             sections = self.points[label].sections(partial(self._composed, of_seed), job=name)
+            check_used(self.overrides, sections, job=name)
             runs.append(Run(task=name, method=label, seed=seed, sections=sections))
         return runs
 
@@ -155,10 +157,18 @@ class Step:
         """Return the mean over seeds of the sites' mean on their validation splits, in percent."""
         return statistics.fmean(one.validation_figure() for one in self.outcomes[label])
 
+    def lacking(self, label: str) -> list[str]:
+        """Return the sites that have a figure with another setting, and with this one in some run none."""
+        known = {site for runs in self.outcomes.values() for one in runs for site in one.last_validation}
+        return sorted(site for site in known if any(site not in one.last_validation for one in self.outcomes[label]))
+
     @property
     def ranked(self) -> list[str]:
-        """The settings from the best on, equal ones in the order of the grid, without those that failed."""
-        return sorted(self.outcomes, key=self.figure, reverse=True)
+        """The settings from the best on, equal ones in the order of the grid, without those that failed.
+
+        One that lacks a site, whose replies it had refused for instance, stands below those that have all.
+        """
+        return sorted(self.outcomes, key=lambda label: (not self.lacking(label), self.figure(label)), reverse=True)
 
 
 def run_steps(search: Search, out: Path, *, processes: int) -> list[Step]:
@@ -257,6 +267,13 @@ def _notes(search: Search, steps: Sequence[Step]) -> Iterator[str]:
                 f"{best} and {others[0]} are {apart:.1f} points apart, within the noise of {samples:,} validation "
                 f"samples ({noise:.1f}): either will do."
             )
+    for step in steps:
+        for label, runs in step.outcomes.items():
+            after = f"after {step.rounds} round{'s' * (step.rounds > 1)}"
+            if lacking := step.lacking(label):
+                yield f"{label} has no figure of {', '.join(lacking)} {after}, and stands below those that have all."
+            if refused := sum(one.refused for one in runs):
+                yield f"{label}, {after}: the check of updates (method.robust) refused {refused:,} replies."
     for label, reason in (pair for step in steps for pair in step.failed.items()):
         yield f"{label} failed: {reason}"
 

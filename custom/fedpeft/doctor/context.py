@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedpeft.answering.training_settings import TrainingSettings
-from fedpeft.backbones import BACKBONES, BackboneSettings
+from fedpeft.backbones import BACKBONES
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import suggestion
 from fedpeft.core.workspace import MANIFEST, SITE, Kit, listed_classes, read_kit
@@ -83,7 +83,7 @@ def _rate(job: AdmittedJob, common: CommonSettings) -> Iterator[Finding]:
     method, training = common.method, common.training
     if training.optimizer != TrainingSettings.optimizer or not method.exchanges or method.method.sends_backbone:
         return
-    names = [site_backbone(job.at_sites["backbone"], site).get("name", BackboneSettings.name) for site in job.sites]
+    names = [site_backbone(job.at_sites["backbone"], site)["name"] for site in job.sites]
     for name in dict.fromkeys(names):
         declared, rate = BACKBONES.get(name).learning_rate, training.learning_rate
         if max(rate / declared, declared / rate) > MAX_RATE_RATIO:

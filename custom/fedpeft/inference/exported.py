@@ -210,7 +210,7 @@ def _figures(record: ModelRecord) -> str:
 
 
 def _loading(record: ModelRecord, *, adapter: bool, beside: bool) -> str:
-    example = '["where is the nodule ?"]' if record.asks else '[""]'
+    example = '["where is the nodule ?"]' if record.asks else "[report]" if record.labelled else '[""]'
     settings = {key: value for key, value in record.sections["backbone"].items() if value is not None}
     if not adapter:
         settings["source"] = WEIGHTS
@@ -248,7 +248,8 @@ def _loading(record: ModelRecord, *, adapter: bool, beside: bool) -> str:
         "from fedpeft.data.images import open_image",
         *["from fedpeft.methods.adapters import tuning_of"] * beside,
     ]
-    code = "\n".join([*imports, "", 'image = "scan.png"', *lines])
+    given = ['image = "scan.png"', *['report = ""  # its text, where training had one'] * record.labelled]
+    code = "\n".join([*imports, "", *given, *lines])
     training = record.sections["training"]
     names = [name for name in ("precision", "frozen_precision") if training.get(name, "float32") != "float32"]
     precisions = " and ".join(f"`{name}: {training[name]}`" for name in names)
@@ -283,7 +284,7 @@ def _thresholds(record: ModelRecord) -> str:
 
 def _forms(differences: Mapping[str, float], record: ModelRecord) -> Iterable[str]:
     if "merged" in differences:
-        name = record.sections["backbone"]["name"]
+        name = site_backbone(record.sections["backbone"], record.site)["name"]
         yield (
             f"`{WEIGHTS}/` has the full weights, with what was trained in them, for transformers or as "
             f"`backbone.source` of `{name}`. Logits differ by at most {differences['merged']:.1e}."

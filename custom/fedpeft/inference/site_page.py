@@ -287,7 +287,9 @@ def _losses(subject: Subject) -> str:
         losses = {record.site: np.stack([courses[name].numpy() if name in courses else missed for name in names])}
         title, points, caption = COURSE, "in the course", BY_STEP
     else:
-        losses = losses_by_site(*([{record.site: one.get(name)} for one in record.rounds] for name in ENDS))
+        by_number = {int(one["round"] or 0): one for one in record.rounds}
+        every = [by_number.get(number, {}) for number in range(1, max(by_number, default=0) + 1)]
+        losses = losses_by_site(*([{record.site: one.get(name)} for one in every] for name in ENDS))
         title, points, caption = TITLE, "at the start and the end", BY_PROBE
     if not losses:
         return ""

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedpeft.backbones.registry import BackboneSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
 from fedpeft.core.settings import SECONDS, about, check_ranges, one_of, within
@@ -177,10 +178,10 @@ def site_data(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
 
 
 def site_backbone(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
-    """Return a site's backbone settings: the common ones, replaced by those under `sites`."""
+    """Return a site's backbone settings, with its name: the common ones, replaced by those under `sites`."""
     if section is None:
         raise FedpeftError("backbone is None: the job's configuration must name a backbone.", setting="backbone")
-    return _at_site("backbone", section, site)
+    return {"name": BackboneSettings.name, **_at_site("backbone", section, site)}
 
 
 def sections_by_site(sections: Mapping[str, Any]) -> list[str]:

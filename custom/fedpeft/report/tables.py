@@ -226,9 +226,9 @@ def _tested(history: History, sites: Collection[str]) -> tuple[list[str], list[s
 def by_round(history: History, metric: str = "overall") -> Table:
     """Return one figure in percent: a row for every round, a column for every site, the mean of the sites last.
 
-    Where sites differ in their number of test samples, the mean that is weighted by it follows.
-
-    Open and closed questions have a column for the sites that answer questions only.
+    Where sites differ in their number of test samples, the mean that is weighted by it follows. Open and closed
+    questions have none, because no site tells how many of its own are of either kind, and a column only for the sites
+    that answer questions.
     """
     if metric not in ACCURACIES:
         raise FedpeftError(f"There is no accuracy {metric!r}; choose from {', '.join(ACCURACIES)}.")
@@ -240,7 +240,7 @@ def by_round(history: History, metric: str = "overall") -> Table:
     averages: list[tuple[str, str, Mapping[str, int] | None]] = []
     for name, sites in metrics.items():
         averages.append((name, MEAN, None))
-        if len(set((weights := tested_weights(history, sites)).values())) > 1:
+        if metric == "overall" and len(set((weights := tested_weights(history, sites)).values())) > 1:
             averages.append((name, WEIGHTED, weights))
     rows = [
         (
