@@ -10,12 +10,13 @@ from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 from nvflare.fuel.utils.network_utils import get_open_ports
 
 from fedpeft.flare import admission_components, relay
 from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
 from fedpeft.flare.hardening import requests
-from fedpeft.flare.hardening.requests import STOPS, fits, guard_origins, guard_relay_requests
+from fedpeft.flare.hardening.requests import STOPS, fits, guard_origins, guard_relay_requests, may_address
 
 JOB = "0c5"
 CASES = [  # where it arrives, who sends it, what it says, whether it is taken
@@ -56,7 +57,12 @@ def test_an_origin_is_taken_of_whom_it_names_and_of_those_above(here, peer, orig
 @pytest.fixture
 def guarded(monkeypatch):
     """FLARE with the guard, and as it came after the test."""
-    monkeypatch.setattr(CoreCell, "_process_received_msg", CoreCell._process_received_msg)
+    for owner, name in (
+        (CoreCell, "_process_received_msg"),
+        (CoreCell, "_add_adhoc_connector"),
+        (TxTask, "handle_ack"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
     guard_origins()
 
 
@@ -89,7 +95,7 @@ def forging(cell, origin):
     cell.core_cell._send_to_endpoint = forged
 
 
-def test_what_a_cell_sends_under_anothers_name_reaches_nobody(guarded, cells, monkeypatch):
+def test_what_a_cell_sends_under_anothers_name_or_to_another_site_reaches_nobody(guarded, cells, monkeypatch):
     server, north, south = cells("north", "south")
     seen, said, dropped = [], [], threading.Event()
 
@@ -101,20 +107,26 @@ def test_what_a_cell_sends_under_anothers_name_reaches_nobody(guarded, cells, mo
         said.append(sentence[1:])
         dropped.set()
 
-    server.register_request_cb(channel="some", topic="thing", cb=note)
+    for cell in (server, south):
+        cell.register_request_cb(channel="some", topic="thing", cb=note)
     monkeypatch.setattr(requests.logger, "warning", warned)
 
     def ask(cell):
         sent = {"channel": "some", "topic": "thing", "target": "server", "request": new_cell_message({}, None)}
         return cell.send_request(**sent, timeout=60).get_header(MessageHeaderKey.RETURN_CODE)
 
+    def tell(target):
+        north.fire_and_forget(channel="some", topic="thing", targets=target, message=new_cell_message({}, None))
+        assert dropped.wait(60)
+        dropped.clear()
+
     assert ask(north) == ReturnCode.OK
+    tell("south")
     forging(north, "south")
-    north.fire_and_forget(channel="some", topic="thing", targets="server", message=new_cell_message({}, None))
-    assert dropped.wait(60)
+    tell("server")
     assert ask(south) == ReturnCode.OK
     assert seen == ["north", "south"]
-    assert said == [("north", "south")]
+    assert said == [("north", "south"), ("north", "south")]
 
 
 @pytest.mark.parametrize("kind", [MessageType.REQ, MessageType.REPLY, MessageType.RETURN])
@@ -126,9 +138,60 @@ def test_no_kind_of_message_is_taken_under_anothers_name(monkeypatch, kind):
     guard_origins()
     server = SimpleNamespace(my_info=SimpleNamespace(fqcn="server"))
     for origin in ("relay.north", "south"):
-        message = Message({MessageHeaderKey.ORIGIN: origin, MessageHeaderKey.MSG_TYPE: kind}, None)
+        headers = {MessageHeaderKey.ORIGIN: origin, MessageHeaderKey.MSG_TYPE: kind}
+        message = Message({**headers, MessageHeaderKey.DESTINATION: "server"}, None)
         CoreCell._process_received_msg(server, SimpleNamespace(name="relay"), None, message)
     assert [message.get_header(MessageHeaderKey.ORIGIN) for message in taken] == ["relay.north"]
+
+
+ADDRESSED = [  # who sends, to whom, whether it is passed on and taken
+    ("north", "server", True),
+    (f"relay.north.{JOB}", f"server.{JOB}", True),
+    ("server", f"relay.north.{JOB}", True),
+    (f"server.{JOB}", "north", True),
+    ("_admin_1", "server", True),
+    ("relay.north", "relay", True),
+    ("relay", "relay.north", True),
+    (f"north.{JOB}", "north", True),
+    ("north", f"north.{JOB}", True),
+    ("north", "south", False),
+    ("north", f"south.{JOB}", False),
+    ("north", f"relay.south.{JOB}", False),
+    ("relay.north", "relay.south", False),
+    ("north", "northern", False),
+    ("_admin_1", "north", False),
+    ("north", None, False),
+    (["north"], "server", False),
+]
+
+
+@pytest.mark.parametrize(("origin", "destination", "taken"), ADDRESSED, ids=str)
+def test_sites_have_nothing_to_say_to_each_other(origin, destination, taken):
+    assert may_address(origin, destination) is taken
+
+
+def test_an_encrypted_message_waits_for_no_certificate_and_no_address_is_dialled(guarded, monkeypatch):
+    taken, said = [], []
+    monkeypatch.setattr(CoreCell, "_add_adhoc_connector", CoreCell._add_adhoc_connector)
+    monkeypatch.setattr(CoreCell, "_process_received_msg", lambda *arguments: taken.append(arguments))
+    monkeypatch.setattr(requests.logger, "warning", lambda *sentence: said.append(sentence[0]))
+    guard_origins()
+    cell = SimpleNamespace(my_info=SimpleNamespace(fqcn="server"))
+    headers = {MessageHeaderKey.ORIGIN: "north", MessageHeaderKey.DESTINATION: "server"}
+    secret = {**headers, MessageHeaderKey.SECURE: True, MessageHeaderKey.ENCRYPTED: True}
+    CoreCell._process_received_msg(cell, SimpleNamespace(name="north"), None, Message(secret, b""))
+    assert not taken
+    assert "an encrypted message" in said[0]
+    assert CoreCell._add_adhoc_connector(cell, "north", "tcp://elsewhere:1") is None
+
+
+@pytest.mark.parametrize(("origin", "taken"), [("north.0c5", True), ("south", False), ("north", False), (None, False)])
+def test_a_streams_receiver_alone_says_what_became_of_it(guarded, monkeypatch, origin, taken):
+    handled = []
+    monkeypatch.setattr(TxTask, "handle_ack", lambda task, message: handled.append(message))
+    guard_origins()
+    TxTask.handle_ack(SimpleNamespace(target="north.0c5"), Message({MessageHeaderKey.ORIGIN: origin}, None))
+    assert bool(handled) is taken
 
 
 @pytest.mark.parametrize("component", [SubmissionGuard, AdmittedAppDeployer])

@@ -179,6 +179,12 @@ def test_a_folder_that_is_not_what_its_configuration_gives_is_not_composed_anew(
             compose_anew()
 
 
+def test_a_site_that_joins_has_nothing_to_align_its_adapter_to():
+    chosen = ["method.pia.aligned_at=site", "method.pia.share=0.5", f"schedule.joins.{SITES[0]}=2"]
+    with pytest.raises(FedpeftError, match=r"has no global adapter to align its own to: use aligned_at='server'"):
+        check(merged(JOB, changed(chosen)))
+
+
 @pytest.mark.parametrize("relative", [False, True])
 def test_a_jobs_folder_is_compared_and_changed_from_anywhere(tmp_path, monkeypatch, relative):
     configs, folder = tmp_path / "project" / "app_configs", tmp_path / "project" / "jobs" / "ours"

@@ -158,3 +158,20 @@ def test_layers_that_a_site_did_not_send_again_stay_its_last_ones():
     check.accept({"north": first})
     check.accept({"north": second})
     assert check.own["north"] == {**first, **second}
+
+
+@each(("name", "refused"), [("adapterfusion", False), ("houlsby", True)])
+def test_a_site_that_goes_on_with_its_own_adapter_is_measured_from_there(name, refused):
+    """Twelve sites move equally far in every round, one of them against the others, and none starts from the mean."""
+    check = check_of({"name": name, "aggregation": "fedavg"}, {"rounds": 30, "optimizer": "sgd"})
+    directions = [-1.0] + [1.0] * 11
+    previous, found = START, set()
+    for number in range(1, 31):
+        states = {
+            str(k): {key: tensor + 0.01 * number * way for key, tensor in START.items()}
+            for k, way in enumerate(directions)
+        }
+        found |= (outlying := set(check.outlying(states, previous, dict.fromkeys(states, SAMPLES), number)))
+        check.accept({site: state for site, state in states.items() if site not in outlying})
+        previous = {key: sum(state[key] for state in states.values()) / len(states) for key in START}
+    assert ("0" in found) is refused

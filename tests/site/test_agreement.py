@@ -82,6 +82,22 @@ def test_parts_are_those_of_the_mean_and_only_for_who_needs_them():
     assert parts_of(samples, build(MethodSettings, {"name": "houlsby"}, section="method")) == {}
 
 
+@pytest.mark.parametrize(
+    ("pia", "more", "part"),
+    [
+        ({"aligned_at": "site"}, {"secure_sum": True}, 0.8),  # a sum caps nobody
+        ({"aligned_at": "site"}, {}, 0.5),
+        ({"aligned_at": "site", "normalize": False}, {}, 0.5),  # the server's integration alone has it
+        ({"server": False, "normalize": False}, {}, 0.5),
+        ({"normalize": False}, {}, 1 / 3),
+    ],
+)
+def test_a_part_is_that_of_the_mean_that_is_taken(pia, more, part):
+    settings = {"integration": "weight_space", "share": "agreement", **pia}
+    method = build(MethodSettings, {"name": "houlsby", "aggregation": "pia", "pia": settings, **more}, section="method")
+    assert parts_of({"a": 80, "b": 10, "c": 10}, method)["a"] == pytest.approx(part)
+
+
 def learners(sections, folder):
     return {site: Learner.from_sections(sections, site=site, folder=folder / site) for site in SITES}
 

@@ -116,6 +116,13 @@ def test_the_loss_is_the_mean_over_known_labels_and_then_over_images():
     assert torch.isclose(way().loss(logits, target, reduction="sum"), sum(expected))
 
 
+def test_a_batch_without_a_known_label_has_no_loss():
+    logits = torch.ones(2, 3, requires_grad=True)
+    loss = way().loss(logits, torch.full((2, 3), -1))
+    loss.backward()
+    assert (loss.item(), logits.grad.abs().sum().item()) == (0, 0)
+
+
 def test_parts_of_a_batch_have_the_loss_of_the_whole():
     model = way()
     model.backbone.collate = lambda images, questions: {"x": torch.randn(len(images), 3)}

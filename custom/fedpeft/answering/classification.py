@@ -186,8 +186,10 @@ class Multilabel(Answering):
         each = nn.functional.binary_cross_entropy_with_logits(
             logits, target.clamp_min(0).to(logits.dtype), pos_weight=self.weights, reduction="none"
         )
-        samples = (each * known).sum(-1) / known.sum(-1).clamp_min(1)
-        return reduced(samples[known.any(-1)] if reduction == "mean" else samples, reduction)
+        samples, counted = (each * known).sum(-1) / known.sum(-1).clamp_min(1), known.any(-1)
+        if reduction != "mean":
+            return reduced(samples, reduction)
+        return reduced(samples[counted], reduction) if counted.any() else samples.sum()  # 0, as in micro batches
 
     def weigh(self, examples: Sequence[Example]) -> None:
         """See `Answering`: where a label applies, it counts by how many times more often it does not."""

@@ -249,8 +249,8 @@ def check_relay_sums(
     """Refuse a job whose other settings need single adapters at the server."""
     if not federation.sums_at_relays:
         return
-    pia, robust = cast(PIASettings, method.pia), cast(RobustSettings, method.robust)
-    kept = max(pia.max_kept if method.aligns else 0.0, PERSONALIZATIONS[training.personalization].max_kept)
+    robust = cast(RobustSettings, method.robust)
+    kept = max(method.max_kept, PERSONALIZATIONS[training.personalization].max_kept)
     reason = ""
     if not method.sums:
         reason = "method.aggregation needs single adapters: use 'fedavg', or 'pia' with method.pia.aligned_at='site'"

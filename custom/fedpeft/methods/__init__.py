@@ -138,6 +138,7 @@ _add(
     "adapterfusion",
     "Pfeiffer et al. 2021, AdapterFusion",
     base="pfeiffer",
+    goes_on=True,
     limits=limits.BOTTLENECK,
     **ADDED,
 )

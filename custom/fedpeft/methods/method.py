@@ -49,6 +49,7 @@ class Exchange:
         layers: whether its layers can be trained and sent one by one (F3OCUS).
         schedule: values of the section `schedule` that belong to the method, which a job cannot set otherwise.
         uniform: whether all sites count alike in the mean, however many samples they have, where a job says nothing.
+        goes_on: whether a site goes on with its own tensors, of which the global ones are no start.
     """
 
     exchanges: bool = True
@@ -58,6 +59,7 @@ class Exchange:
     layers: bool = True
     schedule: Mapping[str, Any] = field(default_factory=dict)
     uniform: bool = False
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

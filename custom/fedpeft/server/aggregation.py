@@ -85,8 +85,10 @@ def parts_of(samples: Mapping[str, int], method: MethodSettings) -> dict[str, fl
     """
     if not (samples and method.aligns and method.pia.follows_agreement):
         return {}
-    counts = cap_share(list(samples.values()), method.robust.max_share)
-    if method.pia.weighting == "uniform" or not method.pia.normalize:
+    counts, pia = list(samples.values()), method.pia
+    if not method.secure_sum:
+        counts = cap_share(counts, method.robust.max_share)  # of a sum each site has weighted its own before
+    if pia.weighting == "uniform" or (pia.aligns_on_server and not pia.normalize):
         counts = [1] * len(samples)
     return {site: count / sum(counts) for site, count in zip(samples, counts, strict=True)}
 

@@ -72,9 +72,7 @@ class UpdateCheck:
     ) -> None:
         hidden = not method.exchanges or method.secure_sum
         self._factor = 0.0 if hidden else method.robust.update_factor
-        self._kept = max(
-            method.pia.max_kept if method.aligns else 0.0, PERSONALIZATIONS[training.personalization].max_kept
-        )
+        self._kept = max(method.max_kept, PERSONALIZATIONS[training.personalization].max_kept)
         self._stacked = method.rule.stacks
         self._training, self._schedule = training, schedule or ScheduleSettings()
         self._rate = max(training.learning_rate, (method.federates_head and training.head_learning_rate) or 0.0)

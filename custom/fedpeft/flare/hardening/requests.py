@@ -29,6 +29,17 @@ one that a relay could check. Names are paths, so here the origin must be that o
     south             south, and its processes south.JOB
     relay             relay, and what is behind it: relay.north, relay.north.JOB
     server            anybody: what it passes on it has checked; likewise a site's own relay and a process's own site
+
+Through the server FLARE passes on messages from any site to any other: it can train there, end a job's process or the
+site itself. Sites have nothing to say to each other here: a message is from the server or to it, or stays on one path
+(a relay, its site, the site's process). FLARE would also connect, without TLS, to whatever address a message names,
+and take who listens there for the server or another site; and it waits an hour in each of its threads for the
+certificate of who sends something encrypted. Neither is needed, nor is a stream's end that another than its receiver
+announces.
+
+The server signs what a client sends for a challenge, and by the same key the tokens of clients: what it signs is held
+to the form of a random id, as tokens are, so that nobody has it sign a token. Who has a role, an administrator, is no
+site.
 """
 
 from __future__ import annotations
@@ -42,26 +53,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cryptography.x509 import NameOID
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_constant import ReturnCode as TaskReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.shareable import make_reply as make_shareable_reply
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
+from nvflare.fuel.f3.cellnet.defs import IdentityChallengeKey, MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.net_agent import NetAgent
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.drivers.tcp_driver import TcpStreamServer
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.byte_streamer import TxTask
+from nvflare.lighter.utils import load_crt_chain_bytes
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.admin_defs import error_reply
-from nvflare.private.defs import CellMessageHeaderKeys, InfoCollectorTopic
+from nvflare.private.defs import CellMessageHeaderKeys, ClientType, InfoCollectorTopic
 from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.info_coll_cmd import ClientInfoProcessor
 from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor, SysInfoProcessor
+from nvflare.private.fed.server.client_manager import ClientManager
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.server_command_agent import ServerCommandAgent
 from nvflare.private.fed.server.server_commands import ServerCommands
@@ -105,6 +121,9 @@ def _refuse_diagnosis(handler: Callable, self: NetAgent, request: Message) -> Me
 
 NOT_FROM_A_SITE = "only the server's own processes may request this."
 NO_SESSION = "only an administrator with a session may send this."
+MACHINES = ("client", "server", "relay")  # what `nvflare cert` writes where the certificates of people have a role
+NO_TOKEN = "that is no id and no token of this server."
+NO_SITE = "the certificate is an administrator's, not a site's."
 NO_STREAM = "the process of a job takes no such stream."
 
 
@@ -114,6 +133,8 @@ def guard_job_requests() -> None:
     replace_function(FederatedServer, "_listen_command", _of_the_jobs_own_process)
     replace_function(ServerCommandAgent, "_execute_command", _of_the_server_or_a_task)
     replace_function(ServerEngine, "_handle_aux_message", _streams_of_administrators)
+    replace_function(FederatedServer, "client_challenge", _of_a_random_id)
+    replace_function(ClientManager, "authenticated_client", _without_a_role)
     replace_function(ServerCommandAgent, "_aux_communicate", _without_streams)
     replace_function(ServerFedEventRunner, "_receive", _no_event)
 
@@ -126,9 +147,35 @@ def _refusal(request: Message, code: str = ReturnCode.UNAUTHENTICATED, reason: s
 
 def _without_the_servers_name(validate: Callable, self: FederatedServer, message: Message) -> Message | None:
     connected = message.get_prop(MessagePropKey.ENDPOINT)
-    if _at_server(message.get_header(MessageHeaderKey.ORIGIN)) and not (connected and _at_server(connected.name)):
-        return _refusal(message)
+    if _at_server(message.get_header(MessageHeaderKey.ORIGIN)):
+        return validate(self, message) if connected and _at_server(connected.name) else _refusal(message)
+    token, name = (message.get_header(key) for key in (CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.CLIENT_NAME))
+    if token is not None and not (_is_uuid(token) and isinstance(name, str) and not _at_server(name)):
+        return _refusal(message, reason=NO_TOKEN)
     return validate(self, message)
+
+
+def _is_role(name: object) -> bool:
+    """Return whether a certificate's role, which may be missing, is a person's."""
+    return bool(name) and name not in MACHINES
+
+
+def _of_a_random_id(challenge: Callable, self: FederatedServer, request: Message) -> Message:
+    if not _is_uuid(request.get_header(IdentityChallengeKey.NONCE)):
+        return _refusal(request, reason=NO_TOKEN)
+    return challenge(self, request)  # type: ignore[no-any-return]
+
+
+def _without_a_role(authenticate: Callable, self: ClientManager, request: Message, fl_ctx: FLContext, kind: str) -> Any:
+    payload = request.payload
+    chain = payload.get(IdentityChallengeKey.CERT) if isinstance(payload, Shareable) else None
+    if chain and kind != ClientType.ADMIN:
+        subject = load_crt_chain_bytes(chain)[0].subject
+        if any(_is_role(one.value) for one in subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)):
+            logger.warning("a registration of %.80s as a %.20s is refused", subject.rfc4514_string(), kind)
+            fl_ctx.set_prop(FLContextKey.UNAUTHENTICATED, NO_SITE, sticky=False)
+            return None
+    return authenticate(self, request, fl_ctx, kind)
 
 
 def _at_server(cell: Any) -> bool:
@@ -160,9 +207,11 @@ def _streams_of_administrators(handle: Callable, self: ServerEngine, request: Me
 
 
 def _with_session(server: FederatedServer) -> set[str]:
-    """Return the cells from which administrators are logged in."""
+    """Return the cells from which somebody with a role is logged in: FLARE lets every certificate log in."""
     manager = server.admin_server and server.admin_server.sess_mgr
-    return {session.origin_fqcn for session in manager.get_sessions()} if manager else set()
+    return (
+        {session.origin_fqcn for session in manager.get_sessions() if _is_role(session.user_role)} if manager else set()
+    )
 
 
 def _without_streams(communicate: Callable, self: ServerCommandAgent, request: Message) -> Message:
@@ -268,8 +317,10 @@ def _of_this_user(verify: Callable, self: TcpStreamServer, request: Any, client_
 
 
 def guard_origins() -> None:
-    """In every process: drop messages that name another origin than their sender has."""
+    """In every process: drop messages that name another origin than their sender has, or go from a site to another."""
     replace_function(CoreCell, "_process_received_msg", _of_its_sender)
+    replace_function(CoreCell, "_add_adhoc_connector", _not_connected)
+    replace_function(TxTask, "handle_ack", _of_its_receiver)
 
 
 def fits(origin: object, *, peer: str, here: str) -> bool:
@@ -277,6 +328,26 @@ def fits(origin: object, *, peer: str, here: str) -> bool:
     if peer == FQCN.ROOT_SERVER or _at_or_below(here, peer):
         return True
     return isinstance(origin, str) and _at_or_below(origin, peer)
+
+
+def may_address(origin: object, destination: object) -> bool:
+    """Return whether a cell has something to say to another: the server and all others, or two on one path."""
+    if not (isinstance(origin, str) and isinstance(destination, str)):
+        return False
+    if _at_server(origin) or _at_server(destination):
+        return True
+    return _at_or_below(origin, destination) or _at_or_below(destination, origin)
+
+
+def _not_connected(add: Callable, self: CoreCell, to_cell: str, url: str) -> None:
+    logger.warning("%.80r offers a connection, which is not used", to_cell)
+
+
+def _of_its_receiver(handle: Callable, self: TxTask, message: Message) -> None:
+    if (origin := message.get_header(MessageHeaderKey.ORIGIN)) != self.target:
+        logger.warning("%.80r says what became of a stream to %.80r: that is ignored", origin, self.target)
+        return
+    handle(self, message)
 
 
 def _at_or_below(name: str, other: str) -> bool:
@@ -288,5 +359,11 @@ def _of_its_sender(process: Callable, self: CoreCell, endpoint: Endpoint, connec
     origin = message.get_header(MessageHeaderKey.ORIGIN)
     if not fits(origin, peer=endpoint.name, here=self.my_info.fqcn):
         logger.warning("a message of %.80r is dropped: it says that it comes from %.80r", endpoint.name, origin)
+        return
+    if not may_address(origin, destination := message.get_header(MessageHeaderKey.DESTINATION)):
+        logger.warning("a message of %.80r to %.80r is dropped: sites send to the server alone", origin, destination)
+        return
+    if message.get_header(MessageHeaderKey.ENCRYPTED):
+        logger.warning("an encrypted message of %.80r is dropped: TLS encrypts the connections", origin)
         return
     process(self, endpoint, connection, message)
