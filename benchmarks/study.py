@@ -36,6 +36,7 @@ RATES = {  # by row and rounds, the best of those tried on seeds from 100 on (ch
     **{(row, SHORT): "8e-3" for row in ("fedprox", "ditto", "fedala")},
     **{(row, rounds): "8e-3" for row in ("fedavg", OURS, *FORMS) for rounds in (SHORT, LONG)},
     **{(row, LONG): "1.2e-2" for row in ("fedavg", OURS, FROZEN_HALF)},
+    (TWO_BRANCHES, LONG): RATE,
 }
 NEXT_RATE = "8e-3"  # of long runs: rows with a higher rate of their own have this one too, so that both can be seen
 HEADS = {"classifier": "3e-2"}  # a row that trains no adapter
