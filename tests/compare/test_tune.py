@@ -11,7 +11,7 @@ import pytest
 from fedpeft.backbones import BACKBONES
 from fedpeft.cli import main
 from fedpeft.compare import experiment
-from fedpeft.compare.experiment import RUNS, earlier, run_missing
+from fedpeft.compare.experiment import RUNS, check_read, earlier, run_missing
 from fedpeft.compare.grid import axis_of, points
 from fedpeft.compare.outcome import Outcome
 from fedpeft.compare.tune import FACTORS, RATE, Search, Step, rates, run_steps, table_of
@@ -93,7 +93,13 @@ def test_a_setting_that_lacks_a_site_stands_below_those_that_have_all():
 def test_a_setting_of_the_search_that_changes_nothing_is_refused():
     made = search("training.learning_rate=0.01,0.03", overrides=["training.moon_temperature=0.3"])
     with pytest.raises(FedpeftError, match=r"training\.moon_temperature changes nothing"):
-        made.runs(next(iter(made.points)), 9)
+        run_steps(made, Path("out"), processes=1)
+
+
+def test_a_setting_that_one_of_the_points_reads_is_none_of_these():
+    overrides = ["method.server_tau=1e-3", "method.aggregation=fedavg"]
+    made = search("method.server_optimizer=none,adam", overrides=overrides)
+    check_read(made.overrides, [made.runs(label, 1)[0] for label in made.points])
 
 
 @pytest.mark.parametrize(

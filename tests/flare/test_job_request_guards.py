@@ -31,11 +31,13 @@ from fedpeft.flare.hardening.requests import (
 )
 
 JOB = "a-job"
+SERVER = SimpleNamespace(_get_id_asserter=lambda: SimpleNamespace(cn="fl.example.org"))
 ORIGINAL = {
     (FederatedServer, "_validate_auth_headers"): lambda server, message: None,
     (FederatedServer, "_listen_command"): lambda server, message: "done",
     (FederatedServer, "client_challenge"): lambda server, message: "done",
     (ClientManager, "authenticated_client"): lambda manager, message, fl_ctx, kind: "done",
+    (ClientManager, "heartbeat"): lambda manager, token, name, *arguments: "done",
     (ServerCommandAgent, "_execute_command"): lambda agent, message: "done",
     (ServerCommandAgent, "_aux_communicate"): lambda agent, message: "done",
     (ServerEngine, "_handle_aux_message"): lambda engine, message: "done",
@@ -105,7 +107,7 @@ def test_only_a_jobs_own_process_says_how_it_is(topic, origin, refused):
     ],
 )
 def test_nobody_else_speaks_under_the_servers_name(origin, through, refused):
-    answer = FederatedServer._validate_auth_headers(None, request("any", origin, through=through))
+    answer = FederatedServer._validate_auth_headers(SERVER, request("any", origin, through=through))
     assert (answer is not None) == refused
     assert answer is None or answer.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.UNAUTHENTICATED
 
@@ -176,6 +178,7 @@ RANDOM = "5f6a1f9e-54a8-4b7e-8d3a-6f0e8a1c2b3d"
         ("s", f"erver{RANDOM}", False),  # the server signs its own name and what a client chooses
         ("server", RANDOM, False),
         ("server.x", RANDOM, False),
+        ("fl.example.org", RANDOM, False),  # the name in the server's certificate
         (None, RANDOM, False),
         ("chest", 7, False),
     ],
@@ -184,7 +187,7 @@ def test_a_token_has_the_form_of_a_random_id_and_not_the_servers_name(name, toke
     message = request("heartbeat", "chest")
     message.set_header(CellMessageHeaderKeys.CLIENT_NAME, name)
     message.set_header(CellMessageHeaderKeys.TOKEN, token)
-    answer = FederatedServer._validate_auth_headers(SimpleNamespace(), message)
+    answer = FederatedServer._validate_auth_headers(SERVER, message)
     assert (answer is None) == taken
     assert taken or answer.get_header(MessageHeaderKey.ERROR) == NO_TOKEN
 
@@ -221,3 +224,9 @@ def test_who_has_a_role_does_not_register_as_a_site(role, kind, taken):
     answer = ClientManager.authenticated_client(SimpleNamespace(), message, context, kind)
     assert (answer == "done") == taken
     assert context.get_prop(FLContextKey.UNAUTHENTICATED) == (None if taken else NO_SITE)
+
+
+@pytest.mark.parametrize(("name", "taken"), [("chest", True), ("member@hospital.org", False)])
+def test_an_administrators_heartbeat_makes_no_site(name, taken):
+    answer = ClientManager.heartbeat(SimpleNamespace(), RANDOM, name, "chest", FLContext())
+    assert answer == ("done" if taken else False)

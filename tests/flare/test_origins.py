@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from nvflare.fuel.f3.cellnet.cell import Cell
-from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.core_cell import CertificateExchanger, CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
@@ -56,10 +56,11 @@ def test_an_origin_is_taken_of_whom_it_names_and_of_those_above(here, peer, orig
 
 @pytest.fixture
 def guarded(monkeypatch):
-    """FLARE with the guard, and as it came after the test."""
+    """FLARE with the guards, and as it came after the test."""
     for owner, name in (
         (CoreCell, "_process_received_msg"),
         (CoreCell, "_add_adhoc_connector"),
+        (CertificateExchanger, "exchange_certificate"),
         (TxTask, "handle_ack"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
@@ -183,6 +184,10 @@ def test_an_encrypted_message_waits_for_no_certificate_and_no_address_is_dialled
     assert not taken
     assert "an encrypted message" in said[0]
     assert CoreCell._add_adhoc_connector(cell, "north", "tcp://elsewhere:1") is None
+    with pytest.raises(
+        RuntimeError, match="no certificate of 'north' is asked for"
+    ):  # for an answer, or one of several
+        CertificateExchanger.exchange_certificate(cell, "north")
 
 
 @pytest.mark.parametrize(("origin", "taken"), [("north.0c5", True), ("south", False), ("north", False), (None, False)])

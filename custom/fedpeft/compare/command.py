@@ -65,14 +65,15 @@ def compare(chosen: argparse.Namespace) -> None:
         return
     experiment = bool(chosen.methods or chosen.variant)
     out = chosen.out or (_out_of(chosen) if experiment else Path(OUT))
-    outcomes, failed = _experiment(chosen, out) if experiment else (_finished(chosen), [])
+    runs = _plan(chosen) if experiment else []
+    outcomes, failed = _carried_out(chosen, out, runs) if experiment else (_finished(chosen), [])
     short = [] if experiment else _short(chosen)
     if not outcomes:
         raise FedpeftError(f"no run ended: {failed[0]}")
-    ran = {one.method for one in outcomes}
-    if chosen.baseline and experiment and chosen.baseline not in ran:
-        raise FedpeftError(f"no run of the baseline {chosen.baseline!r} ended: {failed[0]}")
-    table = compared(outcomes, baseline=chosen.baseline or outcomes[0].method, last=chosen.last)
+    baseline = chosen.baseline or (runs or outcomes)[0].method
+    if runs and all(one.method != baseline for one in outcomes):
+        raise FedpeftError(f"no run of the baseline {baseline!r} ended: {failed[0]}")
+    table = compared(outcomes, baseline=baseline, last=chosen.last)
     table = replace(table, notes=(*table.notes, *short))
     shown = page(table, picture(outcomes), outcomes)
     _finish(out, table, html=shown, svg=picture_file(outcomes), failed=failed, losses=losses_file(outcomes))
@@ -155,10 +156,6 @@ def _short(chosen: argparse.Namespace) -> list[str]:
 
     states = {name: unfinished(read_progress(run_folder(Path(name)))) for name in chosen.what}
     return [f"{name}: {state}" for name, state in states.items() if state]
-
-
-def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], list[str]]:
-    return _carried_out(chosen, out, _plan(chosen))
 
 
 def _plan(chosen: argparse.Namespace, sweep: Axis | None = None) -> list[Run]:

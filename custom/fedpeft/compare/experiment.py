@@ -144,11 +144,16 @@ def plan(
                 f"method.settings.{name} changes nothing: no row of the comparison has that method; leave it out, or "
                 f"add {name} to the methods."
             )
-    for text in overrides:
+    check_read(overrides, runs)
+    return runs
+
+
+def check_read(settings: Sequence[str], runs: Sequence[Run]) -> None:
+    """Refuse settings of all runs, `section.name=value`, that none of them reads."""
+    for text in settings:
         unread = [error for run in runs if (error := _unread(text, run))]
         if len(unread) == len(runs):
             raise unread[0]
-    return runs
 
 
 def _check_rows(methods: Sequence[Variant], overrides: Sequence[str], sweep: Axis | None) -> None:

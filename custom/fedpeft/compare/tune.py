@@ -116,7 +116,6 @@ class Search:
     def runs(self, label: str, rounds: int) -> list[Run]:
         """Compose the runs of a setting, one for each seed."""
         from fedpeft.compare.experiment import Run
-        from fedpeft.job.composing import check_used
 
         first, name = self._whole["training"].get("seed", 0), self.job.name
         own = [*self.overrides, f"{ROUNDS}={rounds}", "training.validate=true"]
@@ -124,7 +123,6 @@ class Search:
         for seed in range(first, first + self.seeds):
             of_seed = [*own, f"{SEED}={seed}"]
             sections = self.points[label].sections(partial(self._composed, of_seed), job=name)
-            check_used(self.overrides, sections, job=name)
             runs.append(Run(task=name, method=label, seed=seed, sections=sections))
         return runs
 
@@ -174,11 +172,11 @@ class Step:
 def run_steps(search: Search, out: Path, *, processes: int) -> list[Step]:
     """Run all steps; runs that the folder has from before are read. In the last one settings run all rounds."""
     from fedpeft.compare.command import run_shown
-    from fedpeft.compare.experiment import earlier
+    from fedpeft.compare.experiment import check_read, earlier
 
     plan = search.steps()
-    for label in search.points:  # what is wrong is found before the first run starts
-        search.runs(label, plan[0][1])
+    # what is wrong is found before the first run starts
+    check_read(search.overrides, [search.runs(label, plan[0][1])[0] for label in search.points])
     steps: list[Step] = []
     for number, (count, rounds) in enumerate(plan, 1):
         runs = [run for label in _going_on(search, steps, count) for run in search.runs(label, rounds)]

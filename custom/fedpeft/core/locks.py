@@ -284,8 +284,9 @@ def prune(lineages: Path, current: str) -> None:
 
 
 def _made(lineage: Path) -> tuple[str, ...]:
-    """Return when a lineage was made, by its name, and its name."""
-    return *lineage.name.rsplit("-", 3)[1:3], lineage.name
+    """Return when a lineage was made, by its name, and its name; one without a time comes first."""
+    _, *made = lineage.name.rsplit("-", 3)
+    return *(made[:2] if len(made) == 3 else ("", "")), lineage.name
 
 
 def _job(lineage: str) -> str:

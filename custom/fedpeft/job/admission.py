@@ -113,6 +113,9 @@ def check_flare(configuration: Mapping[str, Any], file: str) -> None:
         raise AdmissionError(f"{file}: {error}", reason="setting", setting=error.setting) from error
 
 
+DIFFERENT = 20  # settings of single sites that are compared with before they are checked
+
+
 def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) -> None:
     """Refuse settings that the server itself would refuse, or of which its components and the sites get other ones."""
     from fedpeft.backbones.registry import BACKBONES, BackboneSettings
@@ -136,14 +139,14 @@ def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) ->
         job = ServerJob.from_sections(sections)
         with about("federation.sites"):
             _check_sites(job.federation.sites, deployed)
-        common: dict[str, Any] = {}
+        checked: list[Any] = []
         for site in job.federation.sites:
             data, backbone = site_data(sections.get("data"), site), site_backbone(sections.get("backbone"), site)
-            rest = {"data": {**data, "site": ""}, "backbone": backbone}
-            if rest != common:  # a thousand sites without settings of their own are checked once
+            rest = {**data, "site": ""}, backbone
+            if rest not in checked[-DIFFERENT:]:  # a thousand sites without settings of their own are checked once
                 _check_own(DataSettings, "data", data, "dataset", DATASETS)
                 _check_own(BackboneSettings, "backbone", backbone, "name", BACKBONES)
-            common = rest
+                checked.append(rest)
     except FedpeftError as error:
         raise AdmissionError(str(error), reason="setting", setting=error.setting) from error
 

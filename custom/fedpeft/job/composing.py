@@ -94,8 +94,12 @@ def configs_of(folder: Path) -> tuple[Path, str]:
 def locate_job(job: Path, configs: Path | None = None) -> tuple[Path, str]:
     """Return the `app_configs` folder of a job, and its name, from its name or its folder, wherever that is."""
     name, own = name_of(job), configs or default_configs()
-    if configs is None and name not in known_jobs(own) and (job / "meta.json").is_file():
-        own, name = configs_of(job)
+    if configs is None and (job / "meta.json").is_file():
+        try:
+            own, name = configs_of(job)
+        except FedpeftError:
+            if name not in known_jobs(own):
+                raise
     check_current(job, own, name)
     return own, name
 

@@ -169,8 +169,9 @@ class SitePolicy:
         solvers: what a job may name as `schedule.solver`; a plugin has to be listed.
         answering: what a job may name as `training.answering`; a plugin has to be listed.
         max_score_rows: rows of a Jacobian that a score may ask for: samples, times answers where a score
-            differentiates every logit (where answers are written or ranked, times the bytes of the longest), rounded
-            up to a power of two, so that refusals do not give the number. Memory grows with their square.
+            differentiates every logit (where answers are written or ranked, times the bytes of the longest). A number
+            that comes from the site's data is rounded up to a power of two before, so that refusals do not give it.
+            Memory grows with the square of the rows.
         scores: whether layer scores leave; off: scheduled jobs are refused.
         metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits. Those of
             open and closed questions leave only where there are `min_test_samples` of each. Off, the safe choice, and

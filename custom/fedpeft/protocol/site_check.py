@@ -268,7 +268,8 @@ def effective_size(weights: Sequence[float]) -> int:
 
     Source: Kish 1965, Survey Sampling.
     """
-    return int(sum(weights) ** 2 / sum(weight**2 for weight in weights)) if weights else 0
+    # what is rounded in the sums must not take one off
+    return int(sum(weights) ** 2 / sum(weight**2 for weight in weights) + 1e-6) if weights else 0
 
 
 def _scored_samples(job: SiteJob, loaded: SiteData) -> int:

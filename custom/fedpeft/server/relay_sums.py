@@ -84,7 +84,10 @@ class GroupSum:
             raise
         with self._lock:
             self._states[site] = upload.state
-            self._add(site)
+            try:
+                self._add(site)
+            finally:
+                self._refused[site] = self._damaged
             self._lengths[site] = length
             del self._refused[site]
 

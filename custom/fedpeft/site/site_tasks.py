@@ -112,7 +112,11 @@ def _removable(lineages: Path, current: str) -> Iterator[Path]:
 
 
 def _last_use(path: Path) -> float:
-    return max((found.st_mtime for found in map(_stat, (path, *path.glob("round-*"))) if found), default=math.inf)
+    try:
+        entries = [path, *path.glob("round-*")]
+    except FileNotFoundError:  # another job has removed it
+        return math.inf
+    return max((found.st_mtime for found in map(_stat, entries) if found), default=math.inf)
 
 
 def _size(folder: Path) -> int:

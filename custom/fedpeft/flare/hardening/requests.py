@@ -60,7 +60,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.shareable import make_reply as make_shareable_reply
 from nvflare.apis.workspace import Workspace
-from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.core_cell import CertificateExchanger, CoreCell
 from nvflare.fuel.f3.cellnet.defs import IdentityChallengeKey, MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.net_agent import NetAgent
@@ -121,6 +121,7 @@ def _refuse_diagnosis(handler: Callable, self: NetAgent, request: Message) -> Me
 
 NOT_FROM_A_SITE = "only the server's own processes may request this."
 NO_SESSION = "only an administrator with a session may send this."
+OF_PEOPLE = "@"  # in the name of every administrator, and of no site
 MACHINES = ("client", "server", "relay")  # what `nvflare cert` writes where the certificates of people have a role
 NO_TOKEN = "that is no id and no token of this server."
 NO_SITE = "the certificate is an administrator's, not a site's."
@@ -135,6 +136,7 @@ def guard_job_requests() -> None:
     replace_function(ServerEngine, "_handle_aux_message", _streams_of_administrators)
     replace_function(FederatedServer, "client_challenge", _of_a_random_id)
     replace_function(ClientManager, "authenticated_client", _without_a_role)
+    replace_function(ClientManager, "heartbeat", _of_a_site)
     replace_function(ServerCommandAgent, "_aux_communicate", _without_streams)
     replace_function(ServerFedEventRunner, "_receive", _no_event)
 
@@ -150,9 +152,18 @@ def _without_the_servers_name(validate: Callable, self: FederatedServer, message
     if _at_server(message.get_header(MessageHeaderKey.ORIGIN)):
         return validate(self, message) if connected and _at_server(connected.name) else _refusal(message)
     token, name = (message.get_header(key) for key in (CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.CLIENT_NAME))
-    if token is not None and not (_is_uuid(token) and isinstance(name, str) and not _at_server(name)):
+    asserter = self._get_id_asserter()
+    own = asserter.cn if asserter else FQCN.ROOT_SERVER
+    if token is not None and not (_is_uuid(token) and isinstance(name, str) and name != own and not _at_server(name)):
         return _refusal(message, reason=NO_TOKEN)
     return validate(self, message)
+
+
+def _of_a_site(heartbeat: Callable, self: ClientManager, token: str, client_name: str, *arguments: Any) -> Any:
+    if OF_PEOPLE in str(client_name):  # FLARE would take them for a site that has come back
+        logger.warning("a heartbeat of %.80r is refused", client_name)
+        return False
+    return heartbeat(self, token, client_name, *arguments)
 
 
 def _is_role(name: object) -> bool:
@@ -321,6 +332,7 @@ def guard_origins() -> None:
     replace_function(CoreCell, "_process_received_msg", _of_its_sender)
     replace_function(CoreCell, "_add_adhoc_connector", _not_connected)
     replace_function(TxTask, "handle_ack", _of_its_receiver)
+    replace_function(CertificateExchanger, "exchange_certificate", _not_asked_for)
 
 
 def fits(origin: object, *, peer: str, here: str) -> bool:
@@ -341,6 +353,11 @@ def may_address(origin: object, destination: object) -> bool:
 
 def _not_connected(add: Callable, self: CoreCell, to_cell: str, url: str) -> None:
     logger.warning("%.80r offers a connection, which is not used", to_cell)
+
+
+def _not_asked_for(exchange: Callable, self: CertificateExchanger, target: str) -> bytes:
+    """Refuse what FLARE does for whoever wants an answer encrypted, or sends something encrypted in another message."""
+    raise RuntimeError(f"no certificate of {target!r:.80} is asked for: TLS encrypts the connections.")
 
 
 def _of_its_receiver(handle: Callable, self: TxTask, message: Message) -> None:
