@@ -38,7 +38,7 @@ RATES = {  # by row and rounds, the best of those tried on seeds from 100 on (ch
     **{(row, LONG): "1.2e-2" for row in ("fedavg", OURS, FROZEN_HALF)},
     (TWO_BRANCHES, LONG): RATE,
 }
-NEXT_RATE = "8e-3"  # of long runs: rows with a higher rate of their own have this one too, so that both can be seen
+NEXT_RATE = "8e-3"  # of long runs: rows with another rate of their own have this one too, so that both can be seen
 HEADS = {"classifier": "3e-2"}  # a row that trains no adapter
 METHODS = (
     "classifier",
@@ -209,7 +209,7 @@ def _at_its_rates(world: int, method: str, seed: int, rounds: int = SHORT) -> It
         yield Run(world, method, seed, rounds)
     if own:
         yield Run(world, method, seed, rounds, own)
-    if rounds == LONG and own not in ("", NEXT_RATE):
+    if rounds == LONG and own != NEXT_RATE and (method, rounds) in RATES:
         yield Run(world, method, seed, rounds, NEXT_RATE)
 
 

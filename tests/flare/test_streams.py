@@ -80,8 +80,9 @@ def test_received_streams_are_removed_without_a_thread_for_each():
 
 def test_functions_are_called_in_the_order_of_their_times_and_the_thread_ends():
     removals, called, ended = _Removals(), [], threading.Event()
-    removals.call_after(0.02, lambda: (called.append("later"), ended.set()))
-    removals.call_after(0.0, lambda: called.append("first"))
+    with removals._changed:  # the thread does not look at its list before both are in it
+        removals.call_after(0.02, lambda: (called.append("later"), ended.set()))
+        removals.call_after(0.0, lambda: called.append("first"))
     ended.wait()
     assert called == ["first", "later"]
     for thread in threading.enumerate():

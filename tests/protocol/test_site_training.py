@@ -120,5 +120,6 @@ def test_a_score_of_ranked_answers_counts_the_bytes_of_the_longest_and_not_the_a
     scored = ["schedule.solver=own", "schedule.budget=1", "schedule.score_settings.target=logits"]
     ranked = [FEDAVG, *scored, "backbone.name=tiny-albef-decoder", "training.answering=ranking"]
     longest = max(len(example.answer.encode()) for example in learner(FEDAVG).data.train) + 2
-    with pytest.raises(FedpeftError, match=f"asks for {16 * longest} rows of 16 samples and {longest} outputs"):
-        learner(*ranked, own={"max_score_rows": 16 * longest - 1})
+    outputs = 1 << (longest - 1).bit_length()  # the next power of two: a refusal does not give the length
+    with pytest.raises(FedpeftError, match=f"asks for {16 * outputs} rows of 16 samples and {outputs} outputs"):
+        learner(*ranked, own={"max_score_rows": 16 * outputs - 1})
