@@ -72,7 +72,10 @@ def compare(chosen: argparse.Namespace) -> None:
         raise FedpeftError(f"no run ended: {failed[0]}")
     baseline = chosen.baseline or (runs or outcomes)[0].method
     if runs and all(one.method != baseline for one in outcomes):
-        raise FedpeftError(f"no run of the baseline {baseline!r} ended: {failed[0]}")
+        raise FedpeftError(
+            f"no run of the baseline {baseline!r} ended; those of other rows are kept, name one with --baseline: "
+            f"{failed[0]}"
+        )
     table = compared(outcomes, baseline=baseline, last=chosen.last)
     table = replace(table, notes=(*table.notes, *short))
     shown = page(table, picture(outcomes), outcomes)

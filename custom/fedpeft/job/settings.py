@@ -33,8 +33,14 @@ JOINS = "a site of schedule.joins brings values that no site learned from the gl
 
 
 def check_schemes(method: MethodSettings, training: TrainingSettings, *, joins: Collection[str] = ()) -> None:
-    """Refuse FedProx, SCAFFOLD, MOON and personalization where nothing global means what a site trains, or has its
-    shape. `joins` are the sites that join later, from initial values of their own."""
+    """Refuse FedProx, SCAFFOLD, MOON, personalization and alignment at the sites where nothing global means what a site
+    trains, or has its shape. `joins` are the sites that join later, from initial values of their own."""
+    if joins and method.aligns and cast(PIASettings, method.pia).aligns_before_upload:
+        raise FedpeftError(
+            f"schedule.joins names {', '.join(joins)}, and with method.pia.aligned_at='site' a site that joins has no "
+            f"global adapter to align its own to: use aligned_at='server', or leave schedule.joins out.",
+            setting="schedule.joins",
+        )
     if training.proximal_mu:
         _check_global(method, "proximal_mu", "holds what is trained near the global adapter")
     if training.scaffold:
@@ -243,6 +249,12 @@ def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federat
         )
 
 
+def kept_share(method: MethodSettings, training: TrainingSettings) -> float:
+    """Return the largest share of its own exchanged adapter with which a site goes on in a round."""
+    pia = cast(PIASettings, method.pia).max_kept if method.aligns else 0.0
+    return max(pia, float(method.method.goes_on), PERSONALIZATIONS[training.personalization].max_kept)
+
+
 def check_relay_sums(
     method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings, federation: FederationSettings
 ) -> None:
@@ -250,7 +262,7 @@ def check_relay_sums(
     if not federation.sums_at_relays:
         return
     robust = cast(RobustSettings, method.robust)
-    kept = max(method.max_kept, PERSONALIZATIONS[training.personalization].max_kept)
+    kept = kept_share(method, training)
     reason = ""
     if not method.sums:
         reason = "method.aggregation needs single adapters: use 'fedavg', or 'pia' with method.pia.aligned_at='site'"

@@ -250,19 +250,8 @@ class MethodSettings:
         if self.initialization == "own":
             raise FedpeftError("secure_sum needs adapters in one order from the start: use initialization='shared'.")
 
-    @property
-    def max_kept(self) -> float:
-        """The largest share of its own adapter with which a site goes on in a round."""
-        return max(self.pia.max_kept if self.aligns else 0.0, float(self.method.goes_on))
-
     def check_schedule(self, *, active: bool, joins: Collection[str]) -> None:
         """Refuse what cannot be done where layers are scheduled (`active`), or sites join later."""
-        if joins and self.aligns and self.pia.aligns_before_upload:
-            raise FedpeftError(
-                f"schedule.joins names {', '.join(joins)}, and with method.pia.aligned_at='site' a site that joins has "
-                f"no global adapter to align its own to: use aligned_at='server', or leave schedule.joins out.",
-                setting="schedule.joins",
-            )
         if joins and self.rule.stacks:
             raise FedpeftError(
                 f"schedule.joins names {', '.join(joins)}, and with aggregation={self.aggregation!r} every site needs "

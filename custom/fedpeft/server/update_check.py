@@ -14,8 +14,9 @@ from fedpeft.alignment.averaging import robust_row
 from fedpeft.alignment.factors import factor_places
 from fedpeft.alignment.low_rank import product_length
 from fedpeft.alignment.settings import MEDIAN, RobustSettings
-from fedpeft.answering.training_settings import PERSONALIZATIONS, TrainingSettings
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.states import State, Store, in_memory
+from fedpeft.job.settings import kept_share
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site.loop import NORMALIZES, learning_in_round
@@ -72,7 +73,7 @@ class UpdateCheck:
     ) -> None:
         hidden = not method.exchanges or method.secure_sum
         self._factor = 0.0 if hidden else method.robust.update_factor
-        self._kept = max(method.max_kept, PERSONALIZATIONS[training.personalization].max_kept)
+        self._kept = kept_share(method, training)
         self._stacked = method.rule.stacks
         self._training, self._schedule = training, schedule or ScheduleSettings()
         self._rate = max(training.learning_rate, (method.federates_head and training.head_learning_rate) or 0.0)
