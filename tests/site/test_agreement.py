@@ -1,17 +1,23 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """How far sites agree, and what follows from it: method.pia.share=agreement."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fedpeft.alignment.client_pia import orders_between, with_order
+from fedpeft.alignment.neurons import neurons_of
 from fedpeft.alignment.settings import MIN_BY_AGREEMENT as MIN
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import by_place
 from fedpeft.core.settings import build
 from fedpeft.federate import federate
 from fedpeft.job.composing import check
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import parts_of
-from fedpeft.site.client_round import ENOUGH, agreement, next_agreement, share_of
+from fedpeft.site import site_state
+from fedpeft.site.client_round import ENOUGH, agreement, in_received_order, next_agreement, share_of
 from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import SiteState
 
@@ -67,6 +73,65 @@ def test_the_mean_over_rounds_follows_the_last_one():
 )
 def test_what_cannot_be_compared_changes_nothing(own, received, round):
     assert next_agreement(own, received, round=round, part=0.5) == 0.4
+
+
+ORDERS = {"layer.0.output": torch.tensor([1, 2, 0, 3])}
+BACK = {place: torch.argsort(order) for place, order in ORDERS.items()}
+
+
+def adapter(seed):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"down.weight": (4, 6), "down.bias": (4,), "up.weight": (6, 4), "up.bias": (6,)}
+    return {f"layer.0.output.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def test_the_order_between_two_adapters_leads_from_one_to_the_other():
+    received = adapter(0)
+    aligned = with_order(received, BACK)
+    orders = orders_between(received, aligned)
+    assert torch.equal(orders["layer.0.output"], ORDERS["layer.0.output"])
+    assert all(torch.equal(tensor, received[key]) for key, tensor in with_order(aligned, orders).items())
+    assert orders_between(received, received) == {}
+
+
+def test_a_site_that_took_a_plan_compares_the_same_neurons():
+    before, trained, after = map(adapter, range(3))
+    there = kept(adapter=trained, started=before, received=before, agreement=None)
+    moved = {"adapter": with_order(trained, BACK), "started": with_order(before, BACK), "orders": ORDERS}
+    figures = [next_agreement(one, after, round=4, part=0.3) for one in (there, replace(there, **moved))]
+    assert figures[1] == pytest.approx(figures[0])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ["method.name=houlsby"],
+        ["method.name=lora"],
+        ["method.name=compacter", "method.settings.compacter.reduction_factor=2"],
+    ],
+    ids=["houlsby", "lora", "compacter"],
+)
+def test_a_start_from_the_global_adapter_does_not_depend_on_the_order_that_a_site_kept(
+    sections, tmp_path, monkeypatch, method
+):
+    """Moments, agreement and upload are those of the same neurons, to the bit."""
+    monkeypatch.setattr("fedpeft.site.client_round.ENOUGH", -1.0)
+    chosen = sections(*AGREEMENT, *method)
+    there, moved = (learners(chosen, tmp_path / name) for name in ("there", "moved"))
+    first = next(iter(federate(there)))
+    for site, learner in there.items():
+        own = site_state.load_before(learner.folder, 2)
+        place = next(place for place, names in by_place(own.adapter).items() if neurons_of(names))
+        neurons = neurons_of(by_place(own.adapter)[place])
+        width = neurons.width(neurons.gather(own.adapter, by_place(own.adapter)[place]))
+        order = torch.arange(width).roll(1)
+        back = in_received_order(replace(own, orders={place: torch.argsort(order)}))
+        assert any(not torch.equal(back.optimizer[key], own.optimizer[key]) for key in own.optimizer)
+        site_state.save(moved[site].folder, replace(back, orders={place: order}))
+        updates = [one[site].train_round(2, first.state, part=0.5) for one in (there, moved)]
+        assert all(torch.equal(updates[0].state[key], updates[1].state[key]) for key in updates[0].state)
+        kept_states = [site_state.load_before(one[site].folder, 3) for one in (there, moved)]
+        assert kept_states[0].agreement == pytest.approx(kept_states[1].agreement)
 
 
 def test_before_its_first_round_a_site_has_no_agreement():

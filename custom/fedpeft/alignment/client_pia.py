@@ -22,8 +22,9 @@ from torch import Tensor
 
 from fedpeft.alignment.averaging import weighted_mean
 from fedpeft.alignment.neurons import GLOBAL, Neurons, Tensors, check_alike, check_tensors, neurons_of
-from fedpeft.alignment.permutation import Figures, align_adapter, report_of
+from fedpeft.alignment.permutation import Figures, align_adapter, reordered, report_of
 from fedpeft.alignment.settings import PIASettings
+from fedpeft.alignment.transport import compare
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
 from fedpeft.core.states import State, copied
@@ -132,6 +133,36 @@ def align_upload(
                 f"width everywhere, use aligned_at='server'."
             )
     return _align(trained, received, by_place(trained), settings, margin=settings.margin)[0]
+
+
+def orders_between(received: State, aligned: State) -> dict[str, Tensor]:
+    """By place (r,): neuron j of the received adapter is neuron order[j] of the aligned one.
+
+    Only places whose neurons stand in another order are there. Where entropic plans have blurred the neurons, each is
+    the one that is nearest by its incoming weights, one to one.
+    """
+    orders = {}
+    for place, names in by_place(received).items():
+        neurons = neurons_of(names)
+        if neurons is None or all(torch.equal(received[key], aligned[key]) for key in names.values()):
+            continue
+        moved, fixed = (neurons.hidden_support(neurons.gather(state, names)) for state in (aligned, received))
+        order = compare(moved, fixed)[0].order
+        if not torch.equal(order.cpu(), torch.arange(len(order))):
+            orders[place] = order.cpu()
+    return orders
+
+
+def with_order(state: State, orders: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by key with the neurons of these places moved: neuron j is the given one's neuron order[j]."""
+    result = dict(state)
+    places = by_place(state)
+    for place in orders.keys() & places.keys():
+        names = places[place]
+        if neurons := neurons_of(names):
+            moved = reordered({name: state[key] for name, key in names.items()}, neurons, orders[place])
+            result |= {key: moved[name] for name, key in names.items()}
+    return result
 
 
 @torch.no_grad()

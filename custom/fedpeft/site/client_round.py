@@ -13,14 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from fedpeft.alignment.client_pia import align_global, align_upload, finish_round, start_merged
+from fedpeft.alignment.client_pia import (
+    align_global,
+    align_upload,
+    finish_round,
+    orders_between,
+    start_merged,
+    with_order,
+)
 from fedpeft.alignment.settings import MIN_BY_AGREEMENT, PLACES, SHARES, PIASettings
 from fedpeft.answering.answering import Batch
 from fedpeft.core.keys import by_place
@@ -75,6 +82,9 @@ ENOUGH = 0.06  # agreement from which on a site takes nothing but the global ada
 SLOPE = 5.0  # of the share, per agreement that is lacking
 
 
+STEP = "step"  # the optimizer's count of steps, which no neuron has
+
+
 def next_agreement(own: SiteState | None, received: State, *, round: int, part: float) -> float | None:
     """The mean agreement over the rounds so far, the last one counting most; None: there is nothing to compare yet.
 
@@ -85,6 +95,7 @@ def next_agreement(own: SiteState | None, received: State, *, round: int, part: 
     comparable = own.round == round - 1 and own.received.keys() == received.keys() == own.started.keys()
     if not comparable or not received:
         return own.agreement
+    own = in_received_order(own)  # as the mean has it
     now = agreement(own.adapter, own.started, before=own.received, after=received, part=part)
     return now if own.agreement is None else MEMORY * own.agreement + (1 - MEMORY) * now
 
@@ -98,6 +109,27 @@ def agreement(trained: State, started: State, *, before: State, after: State, pa
     mine = _flat(trained) - _flat({key: started[key] for key in trained})
     change = _flat({key: after[key] for key in trained}) - _flat({key: before[key] for key in trained})
     return float(torch.nn.functional.cosine_similarity(mine, change - part * mine, dim=0))
+
+
+def in_received_order(own: SiteState) -> SiteState:
+    """A site's state with its neurons in the order of the global adapter that its last round received.
+
+    What was kept in its own order is then that of the same neurons: the adapter, what its training started from, and
+    the optimizer's moments. No client PIA goes with SCAFFOLD, whose part of the state stays as it is.
+    """
+    if not own.orders:
+        return own
+    moments: dict[str, State] = {}
+    for key, tensor in own.optimizer.items():
+        parameter, _, entry = key.rpartition("/")
+        moments.setdefault(entry, {})[parameter] = tensor
+    optimizer = {
+        f"{parameter}/{entry}": tensor
+        for entry, tensors in moments.items()
+        for parameter, tensor in (tensors if entry == STEP else with_order(tensors, own.orders)).items()
+    }
+    adapter, started = (with_order(state, own.orders) for state in (own.adapter, own.started))
+    return replace(own, adapter=adapter, started=started, optimizer=optimizer, orders={})
 
 
 def share_of(agreement: float | None) -> float:
@@ -178,13 +210,19 @@ class Integration(NamedTuple):
         figures: for the site's own record: `global_share`, the share of the global adapter; `plans`, the places whose
             neurons alignment would move; `plans_taken`, those whose neurons were moved. Empty where nothing of the
             site's own is integrated.
+        orders: of the neurons that are trained, against the received adapter (`SiteState.orders`).
         half: the part of the trained adapter that stays as it is; None: all of it trains.
     """
 
     finish: Finish
     near: State
     figures: Mapping[str, float]
+    orders: Mapping[str, torch.Tensor]
     half: Half | None = None
+
+    def of_trained(self, own: SiteState | None) -> SiteState | None:
+        """The site's state with its neurons in the order of those that are trained."""
+        return own if own is None or self.figures else in_received_order(own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +257,7 @@ def start(
     """
     trainable.set_companion(None)
     figures: dict[str, float] = {}
+    orders: Mapping[str, torch.Tensor] = {}
     half = None
     if own is None or settings is None or not settings.client or share == 1:
         trainable.start(received, own)
@@ -229,16 +268,17 @@ def start(
         share, integrated, plans = _integrated(trainable, own, received, settings, share, samples)
         finish = _combine(trainable, own, integrated, settings, share)
         taken = len(moved_places(received, integrated))
+        orders = orders_between(received, integrated)
         figures = {"global_share": share, "plans": plans, "plans_taken": taken}
         half = Half(own, integrated, share) if settings.form.half_frozen and share != 1 else None
     if settings is None or not settings.aligns_before_upload:
-        return Integration(finish, integrated, figures, half)
+        return Integration(finish, integrated, figures, orders, half)
 
     def finish_aligned(trained: State) -> tuple[State, State]:
         upload, kept = finish(trained)
         return align_upload(upload, received, settings), kept
 
-    return Integration(finish_aligned, integrated, figures, half)
+    return Integration(finish_aligned, integrated, figures, orders, half)
 
 
 def _combine(trainable: Trainable, own: State, integrated: State, settings: PIASettings, share: float) -> Finish:

@@ -223,6 +223,7 @@ class Learner:
         compares = self.pia is not None and self.pia.follows_agreement
         agreed = client_round.next_agreement(own, received, round=round, part=part) if compares else None
         integration = self.integrate(round, own.adapter if own else None, received, agreed)
+        own = integration.of_trained(own)
         near = integration.near | (head_state(self.head.state_dict()) if self.method.federates_head else {})
         personal = self._personalization(self, round=round, own=own, near=near, layers=layers)
         scores_change = compares_with_previous(self.schedule)
@@ -231,13 +232,10 @@ class Learner:
         self.trainable.train_only(layers)
         control = ControlVariates.of_round(self, round, own, near if received or round == 1 else {})
         optimizer, metrics = self._fitted(round, own, near, integration.half, control)
-        changes = dict(own.changes) if own else {}
-        if scores_change:
-            changes |= self._changes(round, layers, started | started_private)
+        changed = self._changes(round, layers, started | started_private) if scores_change else {}
         trained = self.trainable.state()
         upload, kept = integration.finish(control.uncorrected(trained))
-        beside = self.model.beside(received)
-        sent = self._to_send(upload, layers, control)
+        beside, sent = self.model.beside(received), self._to_send(upload, layers, control)
         metrics |= personal.train()
         measured = self.trainable.state()
         figures, thresholds = self._evaluation.of_round()
@@ -252,7 +250,7 @@ class Learner:
             private=self.trainable.private_state(),
             head={key: value.detach().cpu() for key, value in self.head.state_dict().items()},
             optimizer=moments(optimizer),
-            changes=changes,
+            changes={**(own.changes if own else {}), **changed},
             exchanged=personal.exchanged,
             personal=personal.kept,
             control=control.kept,
@@ -262,6 +260,7 @@ class Learner:
             record=self._record.after(rounds, thresholds=thresholds, share=beside.share),
             received=(received or self.values.first_in_common) if compares else {},
             started=started if compares else {},
+            orders=integration.orders,
         )
         site_state.save(self.folder, state, best=best_round(rounds) if self.training.keep == BEST else None)
         personal.restore(trained)

@@ -130,6 +130,7 @@ _OPTIONAL = (
     "private",
     "received",
     "started",
+    "orders",
     "trained",
     "beside",
     "exchanged",
@@ -151,6 +152,8 @@ class SiteState:
         private: what else the method trains and never sends, by key.
         received: the global adapter of the round, where the next one is compared with it (`fedpeft.site.client_round`).
         started: what training started from, kept for the same purpose.
+        orders: by place (r,), of the neurons of the adapter against those of the received one: its neuron order[j] is
+            neuron j there; only places where they differ. The optimizer's moments are in the order of the adapter.
         trained: what the round trained, where the site keeps another adapter for the next round.
         beside: what was frozen beside the trained tensors in the model that was measured: the aligned global adapter,
             a received one, or the factors whose products the frozen weights hold.
@@ -173,6 +176,7 @@ class SiteState:
     private: dict[str, torch.Tensor] = field(default_factory=dict)
     received: dict[str, torch.Tensor] = field(default_factory=dict)
     started: dict[str, torch.Tensor] = field(default_factory=dict)
+    orders: Mapping[str, torch.Tensor] = field(default_factory=dict)
     trained: dict[str, torch.Tensor] = field(default_factory=dict)
     beside: dict[str, torch.Tensor] = field(default_factory=dict)
     exchanged: dict[str, torch.Tensor] = field(default_factory=dict)
