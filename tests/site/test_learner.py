@@ -77,6 +77,23 @@ def test_every_method_runs_and_repeats_to_the_bit(sections, tmp_path, overrides)
     assert bool(first.state) == MethodSettings(**chosen["method"]).exchanges
 
 
+PISSA = ("method.name=lora", "method.settings.lora.init_lora_weights=pissa")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method.aggregation=stack"],
+        ["method.aggregation=svd", "method.site_settings={slake: {r: 2}}"],
+        ["method.aggregation=fedavg", "method.initialization=own"],
+    ],
+    ids=" ".join,
+)
+def test_a_start_out_of_the_frozen_weights_is_refused_where_sites_do_not_share_them(sections, tmp_path, overrides):
+    with pytest.raises(FedpeftError, match="init_lora_weights='pissa' takes the first values of an adapter out of the"):
+        learners(sections(*PISSA, *overrides), tmp_path)
+
+
 def test_the_validation_split_is_measured_and_changes_nothing(sections, tmp_path):
     default = last_round(sections(), tmp_path / "a")
     without = last_round(sections("training.validate=false"), tmp_path / "b")

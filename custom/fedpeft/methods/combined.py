@@ -31,6 +31,9 @@ class Together(Trainable):
     def products(self) -> Mapping[str, Product]:
         return {place: product for part in self._parts for place, product in part.products().items()}
 
+    def changed_by(self) -> str:
+        return " and ".join(filter(None, (part.changed_by() for part in self._parts)))
+
     def train_only(self, layers: Sequence[int] | None) -> None:
         for part in self._parts:
             part.train_only(layers)

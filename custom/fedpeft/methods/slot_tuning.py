@@ -59,6 +59,10 @@ class AdapterTrainable(Trainable):
     def products(self) -> Mapping[str, Product]:
         return adapters.tuning_of(self._config).products(self._peft, LOCAL)
 
+    def changed_by(self) -> str:
+        named = sorted(adapters.tuning_of(self._config).starts(self._config) - {"r"})
+        return " and ".join(f"{name}={getattr(self._config, name)!r:.80}" for name in named)
+
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
         active = [LOCAL]
         self._share = None if state is None else share

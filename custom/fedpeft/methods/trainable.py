@@ -189,6 +189,10 @@ class Trainable:
         """Return the frozen matrices that products of its factors are added to, by place; none without factors."""
         return {}
 
+    def changed_by(self) -> str:
+        """Return the settings with which its first values changed the frozen weights, as text; empty: they did not."""
+        return ""
+
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
         """Add a frozen copy beside the trained part, output = (1 - share) trained + share frozen; None removes it."""
         if state is not None:

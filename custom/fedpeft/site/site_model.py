@@ -173,6 +173,13 @@ class SiteModel:
             # PEFT's use of transformers
             with warnings.catch_warnings(action="ignore", category=FutureWarning), seen_in_float32(self._weights):
                 self.trainable = tuning.prepare(self.backbone, own, seed=seed)
+        differs = method.rule.stacks or method.site_settings or self.init_site
+        if differs and method.exchanges and (changed := self.trainable.changed_by()):
+            raise FedpeftError(
+                f"{changed} takes the first values of an adapter out of the frozen weights: those of sites of another "
+                f"rank or start differ then, and aggregation='stack' starts anew in every round. Leave it out.",
+                setting="method.settings",
+            )
         self.first, self.first_private = self.trainable.state(), self.trainable.private_state()
 
     def _set_up(self, schedule: ScheduleSettings, images: EncodedImages | None) -> None:
