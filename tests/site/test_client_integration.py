@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedpeft.alignment import PIASettings, settings
-from fedpeft.alignment.client_pia import align_global, start_merged
+from fedpeft.alignment.client_pia import align_global, start_merged, with_order
 from fedpeft.alignment.settings import FORMER_INTEGRATIONS, SHARES, _say_former_name
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
@@ -87,11 +87,12 @@ def test_half_and_every_plan_is_the_papers_mean_to_the_bit(two, integration):
     aligned, _ = align_global(other, own, settings=settings)
     assert not equal(aligned, other)
     samples = client_round.Samples(probe=list, validation=list, loss=lambda batches, state: 0.0)
-    finish, near, figures, half = client_round.start(
+    finish, near, figures, orders, half = client_round.start(
         learner.trainable, own=own, received=other, settings=settings, share=0.5, samples=samples
     )
     assert equal(near, aligned)
     assert figures == {"global_share": 0.5, "plans": 4, "plans_taken": 4}
+    assert equal(with_order(aligned, orders), other)
     assert (half is None) == (integration != "frozen_half")
     started = learner.trainable.state()
     learner.trainable.set_companion(None)
