@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.core_cell import CertificateExchanger, CoreCell
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType, ReturnCode
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessageType, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
@@ -171,7 +171,7 @@ def test_sites_have_nothing_to_say_to_each_other(origin, destination, taken):
     assert may_address(origin, destination) is taken
 
 
-def test_an_encrypted_message_waits_for_no_certificate_and_no_address_is_dialled(guarded, monkeypatch):
+def test_what_is_encrypted_or_in_bulk_is_dropped_and_no_address_is_dialled(guarded, monkeypatch):
     taken, said = [], []
     monkeypatch.setattr(CoreCell, "_add_adhoc_connector", CoreCell._add_adhoc_connector)
     monkeypatch.setattr(CoreCell, "_process_received_msg", lambda *arguments: taken.append(arguments))
@@ -181,8 +181,11 @@ def test_an_encrypted_message_waits_for_no_certificate_and_no_address_is_dialled
     headers = {MessageHeaderKey.ORIGIN: "north", MessageHeaderKey.DESTINATION: "server"}
     secret = {**headers, MessageHeaderKey.SECURE: True, MessageHeaderKey.ENCRYPTED: True}
     CoreCell._process_received_msg(cell, SimpleNamespace(name="north"), None, Message(secret, b""))
+    bulk = {**headers, MessageHeaderKey.CHANNEL: CellChannel.CELLNET, MessageHeaderKey.TOPIC: "bulk"}
+    CoreCell._process_received_msg(cell, SimpleNamespace(name="north"), None, Message(bulk, []))
     assert not taken
     assert "an encrypted message" in said[0]
+    assert "messages in bulk" in said[1]
     assert CoreCell._add_adhoc_connector(cell, "north", "tcp://elsewhere:1") is None
     with pytest.raises(
         RuntimeError, match="no certificate of 'north' is asked for"
@@ -211,7 +214,7 @@ def test_server_and_site_have_the_guard(component, monkeypatch):
 
 def test_a_relay_has_its_guards_before_it_starts(monkeypatch):
     called = []
-    guards = ["guard_local_connections", "guard_origins", "guard_relay_requests", "limit_frames"]
+    guards = ["guard_connections", "guard_origins", "guard_relay_requests", "limit_frames"]
     for name in guards:
         monkeypatch.setattr(relay, name, lambda name=name: called.append(name))
     monkeypatch.setattr(relay.os, "umask", lambda mask: called.append(mask))
@@ -220,7 +223,7 @@ def test_a_relay_has_its_guards_before_it_starts(monkeypatch):
     relay.main()
     assert called == [
         0o077,
-        "guard_local_connections",
+        "guard_connections",
         "guard_origins",
         "guard_relay_requests",
         "limit_frames",

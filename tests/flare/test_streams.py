@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Streams that have ended leave nothing in memory, and one thread waits for all that may resume."""
+"""Streams that have ended leave nothing in memory, and no participant's streams take what the others need."""
 
 import gc
 import threading
@@ -7,19 +7,33 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.stats_pool import CounterPool, HistPool
 from nvflare.fuel.f3.streaming.blob_streamer import BlobStream
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer, TxTask
+from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
+from nvflare.fuel.f3.streaming.stream_utils import CheckedExecutor
 
-from fedpeft.flare.hardening.message_limits import _Removals, free_ended_streams
+from fedpeft.flare.hardening import message_limits
+from fedpeft.flare.hardening.message_limits import (
+    MAX_CATEGORIES,
+    MAX_ENDED,
+    MAX_OPEN,
+    MAX_OPEN_OF_ONE,
+    OTHERS,
+    _Removals,
+    limit_messages,
+)
 
 MB = 2**20
 
 
 @pytest.fixture(autouse=True)
 def freed():
-    free_ended_streams()
+    limit_messages()
 
 
 class Cell:
@@ -89,3 +103,121 @@ def test_functions_are_called_in_the_order_of_their_times_and_the_thread_ends():
         if thread.name == "ended_streams" and thread._target == removals._run:
             thread.join()
     assert not removals._running
+
+
+@pytest.fixture
+def known():
+    """FLARE's streams, of which none is there before and after the test."""
+    RxTask.rx_task_map.clear()
+    message_limits._open.clear()
+    yield RxTask.rx_task_map
+    for task in [*RxTask.rx_task_map.values()]:
+        task._remove_task()
+    message_limits._open.clear()
+
+
+def chunk(origin, stream, *, number=0, data=b"x", last=False):
+    """A chunk of a stream as it arrives; the stream, or None where it is not read."""
+    headers = {
+        MessageHeaderKey.ORIGIN: origin,
+        StreamHeaderKey.STREAM_ID: stream,
+        StreamHeaderKey.SEQUENCE: number,
+        StreamHeaderKey.DATA_TYPE: StreamDataType.FINAL if last else StreamDataType.CHUNK,
+    }
+    message = Message(headers, data)
+    task = RxTask.find_or_create_task(message, Cell())
+    if task:
+        task.process_chunk(message)
+    return task
+
+
+@pytest.mark.parametrize(
+    ("origins", "taken"),
+    [
+        (["north"], MAX_OPEN_OF_ONE),
+        ([f"north.{number}" for number in range(10)], MAX_OPEN),
+        (["relay.north"], MAX_OPEN_OF_ONE),
+        (["relay.north", "relay.north.0c5"], MAX_OPEN_OF_ONE),
+        ([f"_admin_6a1b3c5d-0000-4000-8000-{number:012}" for number in range(50)], MAX_OPEN),
+    ],
+    ids=["one process", "a site", "a site behind a relay", "its processes", "consoles"],
+)
+def test_streams_that_nobody_ends_leave_the_threads_to_the_others(known, origins, taken):
+    streams = [chunk(origins[number % len(origins)], number) for number in range(300)]
+    assert sum(one is not None for one in streams) == len(known) == taken
+    assert chunk("south", 0)
+    assert chunk("relay.south", 0)
+    assert all(chunk("server.0c5", number) for number in range(300))
+    next(one for one in streams if one).stop()
+    assert chunk(origins[0], 1000)
+
+
+def test_a_stream_without_a_first_chunk_is_forgotten_when_a_reader_would_give_up(known):
+    for number in range(MAX_OPEN_OF_ONE):
+        chunk("north", number, number=5)
+    assert chunk("north", 99) is None
+    for one in message_limits._open["north"]:
+        one.began -= one.task.timeout + 1
+    assert chunk("north", 99)
+    assert [*known] == [("north", 99)]
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["in order", "early chunks"])
+def test_bytes_that_nobody_reads_do_not_fill_the_memory(known, monkeypatch, early):
+    monkeypatch.setattr(message_limits, "MAX_UNREAD", 10 * MB)
+    first, second = chunk("north", 0), chunk("north", 1)
+    for number in range(1, 6):
+        for stream in (0, 1):
+            chunk("north", stream, number=number + early, data=bytes(MB))
+    assert first.failed or second.failed
+    assert not (first.failed and second.failed)
+    ended = first if first.failed else second
+    assert not ended.chunks
+    assert not ended.out_seq_chunks
+    with pytest.raises(StreamError, match="streams are not read yet"):
+        ended.read(10)
+
+
+def test_a_stream_that_is_read_may_be_of_any_size(known, monkeypatch):
+    monkeypatch.setattr(message_limits, "MAX_UNREAD", 2 * MB)
+    task = chunk("north", 0, data=bytes(MB))
+    for number in range(1, 20):
+        assert len(task.read(MB)) == MB
+        chunk("north", 0, number=number, data=bytes(MB), last=number == 19)
+    assert task.completed
+
+
+def test_ended_streams_of_one_sender_are_known_up_to_a_number(known, monkeypatch):
+    monkeypatch.setattr(message_limits, "MAX_ENDED", 5)
+    for origin in ("west", "server"):
+        for number in range(20):
+            task = RxTask(number, origin, Cell(), True)
+            known[origin, number] = task
+            task.stop()
+    assert sum(origin == "west" for origin, _ in known) == 5
+    assert sum(origin == "server" for origin, _ in known) == 20
+    assert MAX_ENDED > 1000
+
+
+def test_a_process_that_ends_waits_for_no_chunk(known, monkeypatch):
+    pool = CheckedExecutor(2)
+    monkeypatch.setattr(message_limits, "callback_thread_pool", pool)
+    north, ended = chunk("north", 0), chunk("north", 1, last=True)
+    assert north.read(1) == b"x"
+    reading = pool.submit(north.read, 1)
+    pool.shutdown(wait=True)
+    with pytest.raises(StreamError, match="this process ends"):
+        reading.result()
+    assert ended.completed
+    assert not ended.failed
+
+
+def test_counts_have_few_and_short_names():
+    times, counts = HistPool("times", "", [1, 2], "s"), CounterPool("counts", "", ["received"])
+    for number in range(MAX_CATEGORIES + 100):
+        times.record_value(f"{number}" + "x" * 1000, 1.0)
+        counts.increment(f"{number}" + "x" * 1000, "received")
+    for known in (times.cat_bins, counts.cat_counters):
+        assert len(known) == MAX_CATEGORIES + 1
+        assert max(map(len, known)) <= 200
+    assert counts.cat_counters[OTHERS]["received"] == 100

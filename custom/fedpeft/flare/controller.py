@@ -26,8 +26,8 @@ from fedpeft.flare import messages
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.folders import is_simulated, lineages_folder, run_folder, submitter_of, take_workspace
 from fedpeft.flare.hardening import replace_function
+from fedpeft.flare.hardening.connections import guard_connections
 from fedpeft.flare.hardening.message_limits import limit_messages, take_refusal
-from fedpeft.flare.hardening.requests import guard_local_connections
 from fedpeft.flare.job_store import report_progress
 from fedpeft.flare.messages import Inbox, from_model, note_kind, register_early, register_tensors, to_model
 from fedpeft.flare.relay import CellRelays
@@ -110,7 +110,7 @@ class FederationController(ModelController):
             return
         if is_simulated(fl_ctx):
             register_early()
-            guard_local_connections()
+            guard_connections()
             self._fork_server = fork_server.start()
         super().control_flow(abort_signal, fl_ctx)
 

@@ -34,7 +34,7 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import Stored, StoredState
-from fedpeft.flare.hardening.message_limits import free_ended_streams, limit_messages
+from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.protocol.fields import MB, REFUSED, shown
 from fedpeft.protocol.types import M, Order, Reply, fields_of, message_from
 
@@ -46,7 +46,6 @@ def register_tensors() -> None:
     """Register the decomposer of torch tensors in this process, limit messages, and free what they needed."""
     fobs.register(TensorDecomposer)
     limit_messages()
-    free_ended_streams()
 
 
 def register_early() -> None:

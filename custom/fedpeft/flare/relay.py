@@ -37,8 +37,9 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import temporary_folder
 from fedpeft.core.states import State
 from fedpeft.flare.hardening import replace_function
+from fedpeft.flare.hardening.connections import guard_connections
 from fedpeft.flare.hardening.message_limits import limit_frames, limit_messages
-from fedpeft.flare.hardening.requests import guard_local_connections, guard_origins, guard_relay_requests
+from fedpeft.flare.hardening.requests import guard_origins, guard_relay_requests
 from fedpeft.flare.messages import MAX_IN_MEMORY, offload, read_from_disk, register_tensors
 from fedpeft.protocol.fields import MAX_MB, MB, Limit
 from fedpeft.protocol.types import M as AnyMessage
@@ -259,7 +260,7 @@ def main() -> int:
     from nvflare.private.fed.app.relay import relay as flares_relay  # which a server does not need
 
     os.umask(0o077)
-    guard_local_connections()
+    guard_connections()
     guard_origins()
     guard_relay_requests()
     limit_frames()

@@ -38,6 +38,7 @@ from fedpeft.site.loop import (
     Evaluation,
     OnStep,
     build_optimizer,
+    held_near,
     mean_loss,
     moments,
     no_step,
@@ -47,7 +48,6 @@ from fedpeft.site.loop import (
 )
 from fedpeft.site.metrics import Measure, Measured
 from fedpeft.site.moon import contrasted
-from fedpeft.site.proximal import held_near
 from fedpeft.site.scaffold import ControlVariates
 from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
 from fedpeft.site.site_batches import SiteBatches

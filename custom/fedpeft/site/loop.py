@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,6 +123,43 @@ def _decays(name: str, parameter: nn.Parameter) -> bool:
 def _named(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, nn.Parameter]]:
     for group in optimizer.param_groups:
         yield from zip(group["names"], group["params"], strict=True)
+
+
+@contextmanager
+def held_near(
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    near: Mapping[str, torch.Tensor],
+    mu: float,
+) -> Iterator[None]:
+    """Add `mu (w - near)` to the gradient of every step in this block; tensors without a gradient are left alone.
+
+    It is the gradient of `mu/2 |w - near|^2` beside the loss (`training.proximal_mu`), at no pass and no graph. FLARE's
+    loss for FedProx compares two whole models instead, and the backbone is one.
+
+    Args:
+        parameters: what may be trained, by key.
+        optimizer: of the block.
+        near: tensors by key; those that are no parameters have no effect.
+        mu: 0: nothing is added.
+
+    Source: Li et al. 2020, FedProx, https://arxiv.org/abs/1812.06127.
+    """
+    if not mu:
+        yield
+        return
+    pairs = [(parameters[key], tensor.to(parameters[key])) for key, tensor in near.items() if key in parameters]
+
+    def pull(*_: Any) -> None:
+        for parameter, tensor in pairs:
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - tensor, alpha=mu)
+
+    hook = optimizer.register_step_pre_hook(pull)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 OnStep = Callable[[int, int], None]  # takes the steps of a round that are done, and all of them

@@ -2,8 +2,9 @@
 """Functions of FLARE that are replaced or checked first: a process that cannot check must not start.
 
     jobs             jobs are checked before FLARE reads them; the quorum decides when a site's part ends
-    requests         requests that no site, server or user of this machine may make, and messages under another's name
-    message_limits   bytes of one message or frame, and memory of streams that have ended
+    connections      who connects, how often and under which name; other users of this machine
+    requests         requests that no site or server may make, and messages under another's name
+    message_limits   bytes of one message or frame, and what one participant's streams take together
 
 `fedpeft.flare.admission_components`, which start-up kits name, installs them before a process takes any message.
 """

@@ -42,6 +42,8 @@ from nvflare.private.scheduler_constants import ShareableHeader
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.hardening import replace_function
+from fedpeft.flare.hardening.connections import guard_connections
+from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.flare.hardening.requests import guard_cell_requests, guard_job_requests, guard_origins, guard_requests
 from fedpeft.flare.returning_sites import PART_ENDED
 from fedpeft.job.admission import admit_configuration, admit_submission
@@ -142,6 +144,8 @@ def main() -> int:
     guard_origins()
     guard_job_requests()
     guard_job_failures()
+    guard_connections()
+    limit_messages()
     for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
         if not isinstance(ConfigFactory.get_config_loader(kind), RefusedFormat):
             raise FedpeftError(f"FLARE still reads {kind.name}: install the version in constraints.txt.")

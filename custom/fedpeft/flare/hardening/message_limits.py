@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The memory that messages take: limits of one message and of one frame, and what is left of streams that ended.
+"""The memory that messages take: limits of one message, one frame and one participant, and what streams leave behind.
 
 FLARE receives a small message whole; it names tensors, which are then fetched from the sender. FLARE 2.9 limits one
 stream (`streaming_max_blob_size`, 4 GiB, read when a process connects), not the tensors of one message together, and
@@ -14,6 +14,12 @@ buffer and its chunk, of 1 MB each, stay until Python looks for cycles, which de
 on their size: of 8 orders of 50 MB, 350 MB were left. A received stream is known for another 65 seconds, because its
 last chunk may come twice, and FLARE starts a thread for each that waits so long: 100 KB each, and thousands of threads
 where many sites reply. So two functions more are replaced.
+
+FLARE reads each stream in one of 128 threads, which waits five minutes for the next chunk, also where the process is to
+end, and keeps the chunks that come before the first one for ever; it counts messages by names that the sender chooses.
+A participant therefore has so many streams that have not ended, and so many bytes in them that nobody has read; a name
+in the counts is short, and one of a thousand. Who sends a stream follows from the origin of its messages
+(`fedpeft.flare.hardening.requests`).
 """
 
 from __future__ import annotations
@@ -21,8 +27,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -32,12 +40,16 @@ from nvflare.fuel.f3.cellnet import cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.drivers import aio_conn, aio_http_driver, socket_conn
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.stats_pool import CounterPool, HistPool
 from nvflare.fuel.f3.streaming.blob_streamer import BlobTask
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 from nvflare.fuel.f3.streaming.cacheable import ItemConsumer
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
-from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
+from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, StreamError
+from nvflare.fuel.f3.streaming.stream_utils import CheckedExecutor, callback_thread_pool
+from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 from nvflare.fuel.utils.fobs import FOBSContextKey
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
@@ -107,7 +119,8 @@ class _Count:
 def limit_messages(limit: Limit | None = None) -> None:
     """Refuse larger messages in this process, and let an unreadable message affect only its sender.
 
-    Without a limit the current one stays, initially 64 MB; FLARE's own messages are smaller.
+    Without a limit the current one stays, initially 64 MB; FLARE's own messages are smaller. Also bound what one
+    participant's streams take together, and free the memory of those that have ended.
     """
     global _limit
     _limit = limit or _limit
@@ -115,6 +128,13 @@ def limit_messages(limit: Limit | None = None) -> None:
     replace_function(ItemConsumer, "consume", _counting)
     replace_function(ViaDownloaderDecomposer, "_download_from_remote_cell", _fetching_within_the_limit)
     replace_function(cell, "_is_server_job_cell", _never)
+    replace_function(TxTask, "stop", _without_buffers)
+    replace_function(RxTask, "_schedule_remove_task", _removed_by_one_thread)
+    replace_function(RxTask, "find_or_create_task", _one_of_few)
+    replace_function(RxTask, "process_chunk", _of_bounded_memory)
+    replace_function(CheckedExecutor, "shutdown", _without_waiting_for_streams)
+    replace_function(HistPool, "record_value", _in_few_histograms)
+    replace_function(CounterPool, "increment", _in_few_counters)
 
 
 def take_refusal(cell: str) -> str:
@@ -209,12 +229,6 @@ def _never(is_server_job_cell: Callable, my_info: Any) -> bool:
     return False
 
 
-def free_ended_streams() -> None:
-    """Free the memory of streams that have ended in this process, and let one thread wait for all that may resume."""
-    replace_function(TxTask, "stop", _without_buffers)
-    replace_function(RxTask, "_schedule_remove_task", _removed_by_one_thread)
-
-
 def _without_buffers(stop: Callable, self: TxTask, error: Any = None, notify: bool = True) -> None:
     stop(self, error, notify)
     if self.stopped and error is None:  # after an error its thread may still be sending
@@ -267,6 +281,122 @@ class _NoTimer:
 
 def _removed_by_one_thread(schedule: Callable, self: RxTask, ttl: float | None = None) -> None:
     with self.stop_lock:
-        if self.cleanup_timer is None:
-            self.cleanup_timer = _NoTimer()
-            _removals.call_after(self.completed_task_ttl if ttl is None else ttl, self._remove_task)
+        if self.cleanup_timer is not None:
+            return
+        self.cleanup_timer = _NoTimer()
+    with _lock:
+        who = _participant(self.origin)
+        late = _ended[who] >= MAX_ENDED and who != FQCN.ROOT_SERVER
+        _ended[who] += not late
+    if late:
+        self._remove_task()
+    else:
+        _removals.call_after(self.completed_task_ttl if ttl is None else ttl, lambda: _remove(self, who))
+
+
+def _remove(task: RxTask, who: str) -> None:
+    with _lock:
+        _ended[who] -= 1
+        if not _ended[who]:
+            del _ended[who]
+    task._remove_task()
+
+
+MAX_OPEN = 64  # streams of one participant that have not ended: half of FLARE's threads for streams
+MAX_OPEN_OF_ONE = 32  # of these, streams of one of its processes, or of one site behind a relay
+MAX_UNREAD = 256 * MB  # in all of them together
+MIN_CHUNK = 1024  # bytes that a chunk takes at least
+MAX_ENDED = 10_000  # streams of one participant that have ended and are known, should their last chunk come again
+CONSOLES = "_admin_"  # all of them together: their names are random
+
+
+@dataclass(eq=False)
+class _Open:
+    """A stream that has not ended; `early`: bytes of its chunks that came before others of lower number."""
+
+    task: RxTask
+    began: float
+    early: int = 0
+
+    @property
+    def unread(self) -> int:
+        return self.early + self.task.received_offset - self.task.offset + MIN_CHUNK * len(self.task.chunks)
+
+    def has_ended(self) -> bool:
+        task = self.task
+        if not (task.stream_future or task.failed) and time.monotonic() - self.began > task.timeout:
+            task._remove_task()  # FLARE waits for the next chunk of a stream, but not for the first one
+            return True
+        return task.completed or task.failed  # type: ignore[no-any-return]
+
+
+_open: dict[str, list[_Open]] = {}  # by participant
+_ended: Counter[str] = Counter()
+
+
+def _participant(origin: object) -> str:
+    first = FQCN.split(str(origin))[0]
+    return CONSOLES if is_valid_admin_client_name(first) else first
+
+
+def _one_of_few(find: Callable, message: Message, cell: Any) -> RxTask | None:
+    origin, stream = message.get_header(MessageHeaderKey.ORIGIN), message.get_header(StreamHeaderKey.STREAM_ID)
+    who = _participant(origin)
+    if who == FQCN.ROOT_SERVER or (origin, stream) in RxTask.rx_task_map:
+        return find(message, cell)  # type: ignore[no-any-return]
+    with _lock:
+        running = [one for one in _open.pop(who, ()) if not one.has_ended()]
+        beside = sum(FQCN.split(one.task.origin)[:2] == FQCN.split(origin)[:2] for one in running)
+        few = len(running) < MAX_OPEN and beside < MAX_OPEN_OF_ONE
+        task = find(message, cell) if few else None
+        if task is not None:
+            running.append(_Open(task, time.monotonic()))
+        if running:
+            _open[who] = running
+    if not few:
+        _log.warning("a stream of %.80r is not read: %d of its streams have not ended", origin, len(running))
+    return task
+
+
+def _of_bounded_memory(process: Callable, self: RxTask, message: Message) -> bool:
+    begins = process(self, message)
+    with self.lock:
+        early = sum(max(len(chunk or b""), MIN_CHUNK) for _, chunk in self.out_seq_chunks.values())
+    with _lock:
+        running = _open.get(_participant(self.origin), ())
+        for one in running:
+            if one.task is self:
+                one.early = early
+        unread = sum(one.unread for one in running if not one.has_ended())
+    if unread > MAX_UNREAD:
+        error = f"more than {MAX_UNREAD // MB} MB of this sender's streams are not read yet"
+        _log.warning("a stream of %.80r ends: %s", self.origin, error)
+        self.stop(StreamError(error))
+        with self.lock:
+            self.chunks.clear()
+            self.out_seq_chunks.clear()
+    return begins  # type: ignore[no-any-return]
+
+
+def _without_waiting_for_streams(shutdown: Callable, self: CheckedExecutor, *arguments: Any, **named: Any) -> None:
+    if self is callback_thread_pool:  # FLARE waits for its threads, and these wait five minutes for a stream's chunk
+        for task in [*RxTask.rx_task_map.values()]:
+            if not (task.completed or task.failed):
+                task.stop(StreamError("this process ends"), notify=False)
+    shutdown(self, *arguments, **named)
+
+
+MAX_CATEGORIES, MAX_CATEGORY, OTHERS = 1000, 200, "others"
+
+
+def _category(known: Any, name: object) -> str:
+    short = str(name)[:MAX_CATEGORY]
+    return short if short in known or len(known) < MAX_CATEGORIES else OTHERS
+
+
+def _in_few_histograms(record: Callable, self: HistPool, category: str, value: float) -> None:
+    record(self, _category(self.cat_bins, category), value)
+
+
+def _in_few_counters(increment: Callable, self: CounterPool, category: str, counter_name: str, amount: int = 1) -> None:
+    increment(self, _category(self.cat_counters, category), counter_name, amount)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Requests that no site, server or neighbor on this machine may make, and messages under another's name.
+"""Requests that no site or server may make, and messages under another's name.
 
 FLARE registers its network diagnosis in every process, without an authorization: with one small request the receiver
 allocates as much memory as the sender names (`speed`), sends messages to others (`stress`, `bulk_test`, `change_root`),
@@ -16,10 +16,6 @@ At a site FLARE lets the sender of a request state whether it needs an authoriza
 run `cat`, `ls` and `grep` there. It also creates a job's folder directly in the site's workspace, so that a job with
 the id `local` or `fedpeft` would replace that folder.
 
-FLARE's processes of a site or server connect to their parent over the loopback interface, without TLS and without a
-password: whoever connects there may start and abort jobs as the server does. On Linux the kernel's table of connections
-says whose the other end is; elsewhere nothing does, and nothing is checked.
-
 FLARE binds the name of a connection to the certificate of its other end. The origin of a message is a header that the
 sender writes, and behind a relay it differs from the connection's name. FLARE checks it at the server for messages
 with a token, against the origin that the site registered with; a registration has no token, nor has a return message
@@ -35,7 +31,7 @@ site itself. Sites have nothing to say to each other here: a message is from the
 (a relay, its site, the site's process). FLARE would also connect, without TLS, to whatever address a message names,
 and take who listens there for the server or another site; and it waits an hour in each of its threads for the
 certificate of who sends something encrypted. Neither is needed, nor is a stream's end that another than its receiver
-announces.
+announces, nor messages in bulk, which it collects without a limit.
 
 The server signs what a client sends for a challenge, and by the same key the tokens of clients: what it signs is held
 to the form of a random id, as tokens are, so that nobody has it sign a token. Who has a role, an administrator, is no
@@ -44,10 +40,7 @@ site.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import os
-import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -60,12 +53,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.shareable import make_reply as make_shareable_reply
 from nvflare.apis.workspace import Workspace
-from nvflare.fuel.f3.cellnet.core_cell import CertificateExchanger, CoreCell
-from nvflare.fuel.f3.cellnet.defs import IdentityChallengeKey, MessageHeaderKey, MessagePropKey, ReturnCode
+from nvflare.fuel.f3.cellnet.core_cell import _TOPIC_BULK, CertificateExchanger, CoreCell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, IdentityChallengeKey, MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.net_agent import NetAgent
 from nvflare.fuel.f3.cellnet.utils import make_reply
-from nvflare.fuel.f3.drivers.tcp_driver import TcpStreamServer
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
@@ -286,47 +278,6 @@ def _of_finished_jobs(delete: Callable, self: ClientEngine, job_id: str) -> str:
     return DELETED
 
 
-TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-ESTABLISHED = "01"  # a connection that its process has closed is listed as root's
-Address = tuple[str, int]
-
-
-def guard_local_connections() -> None:
-    """Refuse other users of this machine in every listener of this process that has no TLS."""
-    if sys.platform == "linux":
-        replace_function(TcpStreamServer, "verify_request", _of_this_user)
-
-
-def owner(peer: Address, here: Address) -> int | None:
-    """Return the user id of the process at the other end of a connection within this machine; None: there is none."""
-    for table in TABLES:
-        if not table.exists():  # a kernel without IPv6
-            continue
-        for line in table.read_text().splitlines()[1:]:
-            _, local, remote, state, *_, user = line.split()[:8]
-            if state == ESTABLISHED and _address(local) == peer and _address(remote) == here:
-                return int(user)
-    return None
-
-
-def _address(entry: str) -> Address:
-    """Read an address of the table: words of the machine's byte order, then the port."""
-    host, _, port = entry.partition(":")
-    words = [int(host[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(host), 8)]
-    address = ipaddress.ip_address(b"".join(words))
-    return str(getattr(address, "ipv4_mapped", None) or address), int(port, 16)
-
-
-def _of_this_user(verify: Callable, self: TcpStreamServer, request: Any, client_address: Any) -> bool:
-    if self.ssl_context or not ipaddress.ip_address(client_address[0]).is_loopback:
-        return verify(self, request, client_address)
-    user = owner(client_address[:2], request.getsockname()[:2])
-    if user != os.geteuid():
-        logger.warning("a connection of user %s of this machine is refused", "unknown" if user is None else user)
-        return False
-    return verify(self, request, client_address)
-
-
 def guard_origins() -> None:
     """In every process: drop messages that name another origin than their sender has, or go from a site to another."""
     replace_function(CoreCell, "_process_received_msg", _of_its_sender)
@@ -382,5 +333,9 @@ def _of_its_sender(process: Callable, self: CoreCell, endpoint: Endpoint, connec
         return
     if message.get_header(MessageHeaderKey.ENCRYPTED):
         logger.warning("an encrypted message of %.80r is dropped: TLS encrypts the connections", origin)
+        return
+    topic = message.get_header(MessageHeaderKey.TOPIC)
+    if message.get_header(MessageHeaderKey.CHANNEL) == CellChannel.CELLNET and topic == _TOPIC_BULK:
+        logger.warning("messages in bulk of %.80r are dropped: nobody here sends them", origin)
         return
     process(self, endpoint, connection, message)
