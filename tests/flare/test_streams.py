@@ -17,16 +17,16 @@ from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderK
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 from nvflare.fuel.f3.streaming.stream_utils import CheckedExecutor
 
-from fedpeft.flare.hardening import message_limits
-from fedpeft.flare.hardening.message_limits import (
+from fedpeft.flare.hardening import connections, message_limits
+from fedpeft.flare.hardening.connections import (
     MAX_CATEGORIES,
     MAX_ENDED,
     MAX_OPEN,
     MAX_OPEN_OF_ONE,
     OTHERS,
     _Removals,
-    limit_messages,
 )
+from fedpeft.flare.hardening.message_limits import limit_messages
 
 MB = 2**20
 
@@ -109,11 +109,11 @@ def test_functions_are_called_in_the_order_of_their_times_and_the_thread_ends():
 def known():
     """FLARE's streams, of which none is there before and after the test."""
     RxTask.rx_task_map.clear()
-    message_limits._open.clear()
+    connections._open.clear()
     yield RxTask.rx_task_map
     for task in [*RxTask.rx_task_map.values()]:
         task._remove_task()
-    message_limits._open.clear()
+    connections._open.clear()
 
 
 def chunk(origin, stream, *, number=0, data=b"x", last=False):
@@ -143,10 +143,10 @@ def chunk(origin, stream, *, number=0, data=b"x", last=False):
     ids=["one process", "a site", "a site behind a relay", "its processes", "consoles"],
 )
 def test_streams_that_nobody_ends_leave_the_threads_to_the_others(known, origins, taken):
-    streams = [chunk(origins[number % len(origins)], number) for number in range(300)]
+    streams = [chunk(origins[number % len(origins)], number) for number in range(500)]
     assert sum(one is not None for one in streams) == len(known) == taken
     assert chunk("south", 0)
-    assert chunk("relay.south", 0)
+    assert taken == MAX_OPEN or chunk("relay.south", 0)
     assert all(chunk("server.0c5", number) for number in range(300))
     next(one for one in streams if one).stop()
     assert chunk(origins[0], 1000)
@@ -156,15 +156,17 @@ def test_a_stream_without_a_first_chunk_is_forgotten_when_a_reader_would_give_up
     for number in range(MAX_OPEN_OF_ONE):
         chunk("north", number, number=5)
     assert chunk("north", 99) is None
-    for one in message_limits._open["north"]:
+    waiting = connections._open["north"]
+    for one in waiting:
         one.began -= one.task.timeout + 1
+    assert chunk("south", 0)
+    assert all(one.has_ended() for one in waiting)
     assert chunk("north", 99)
-    assert [*known] == [("north", 99)]
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["in order", "early chunks"])
 def test_bytes_that_nobody_reads_do_not_fill_the_memory(known, monkeypatch, early):
-    monkeypatch.setattr(message_limits, "MAX_UNREAD", 10 * MB)
+    monkeypatch.setattr(connections, "MAX_UNREAD", 10 * MB)
     first, second = chunk("north", 0), chunk("north", 1)
     for number in range(1, 6):
         for stream in (0, 1):
@@ -179,7 +181,7 @@ def test_bytes_that_nobody_reads_do_not_fill_the_memory(known, monkeypatch, earl
 
 
 def test_a_stream_that_is_read_may_be_of_any_size(known, monkeypatch):
-    monkeypatch.setattr(message_limits, "MAX_UNREAD", 2 * MB)
+    monkeypatch.setattr(connections, "MAX_UNREAD", 2 * MB)
     task = chunk("north", 0, data=bytes(MB))
     for number in range(1, 20):
         assert len(task.read(MB)) == MB
@@ -188,7 +190,7 @@ def test_a_stream_that_is_read_may_be_of_any_size(known, monkeypatch):
 
 
 def test_ended_streams_of_one_sender_are_known_up_to_a_number(known, monkeypatch):
-    monkeypatch.setattr(message_limits, "MAX_ENDED", 5)
+    monkeypatch.setattr(connections, "MAX_ENDED", 5)
     for origin in ("west", "server"):
         for number in range(20):
             task = RxTask(number, origin, Cell(), True)

@@ -9,6 +9,7 @@ import torch
 from fedpeft.alignment.client_pia import orders_between, with_order
 from fedpeft.alignment.neurons import neurons_of
 from fedpeft.alignment.settings import MIN_BY_AGREEMENT as MIN
+from fedpeft.alignment.settings import PIASettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
 from fedpeft.core.settings import build
@@ -17,7 +18,7 @@ from fedpeft.job.composing import check
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import parts_of
 from fedpeft.site import site_state
-from fedpeft.site.client_round import ENOUGH, agreement, in_received_order, next_agreement, share_of
+from fedpeft.site.client_round import ENOUGH, agreement, in_order_of, next_agreement, share_of
 from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import SiteState
 
@@ -125,13 +126,25 @@ def test_a_start_from_the_global_adapter_does_not_depend_on_the_order_that_a_sit
         neurons = neurons_of(by_place(own.adapter)[place])
         width = neurons.width(neurons.gather(own.adapter, by_place(own.adapter)[place]))
         order = torch.arange(width).roll(1)
-        back = in_received_order(replace(own, orders={place: torch.argsort(order)}))
+        back = in_order_of(replace(own, orders={place: torch.argsort(order)}), first.state)
         assert any(not torch.equal(back.optimizer[key], own.optimizer[key]) for key in own.optimizer)
         site_state.save(moved[site].folder, replace(back, orders={place: order}))
         updates = [one[site].train_round(2, first.state, part=0.5) for one in (there, moved)]
         assert all(torch.equal(updates[0].state[key], updates[1].state[key]) for key in updates[0].state)
         kept_states = [site_state.load_before(one[site].folder, 3) for one in (there, moved)]
         assert kept_states[0].agreement == pytest.approx(kept_states[1].agreement)
+
+
+@pytest.mark.parametrize("server", [True, False])
+def test_neurons_are_compared_in_the_order_of_the_mean_where_it_follows_another_site(server):
+    """The mean is the adapter of the largest site, whose own order it takes; without alignment it follows nobody."""
+    before, mine = adapter(0), adapter(1)
+    trained = {key: before[key] + 0.1 * mine[key] for key in before}
+    after = with_order(trained, BACK)
+    settings = PIASettings(reference="largest", integration="weight_space", share="agreement", server=server)
+    own = kept(adapter=trained, started=before, received=before, agreement=None)
+    figure = next_agreement(own, after, settings, round=4, part=0.0)
+    assert figure == pytest.approx(1) if server else figure < 0.5
 
 
 def test_before_its_first_round_a_site_has_no_agreement():
@@ -194,6 +207,7 @@ def test_sites_that_do_not_keep_a_part_of_their_own_and_resume_to_the_bit(sectio
     ("overrides", "sentence"),
     [
         (["method.pia.integration=two_branches"], "or use integration='weight_space'"),
+        (["method.pia.output_axis=matched"], "or use output_axis='fixed'"),
         (["schedule.solver=own", "schedule.budget=1"], "set schedule.solver to 'all'"),
         (["method.robust.average=median"], "leave robust.average out"),
         (["method.site_settings={slake: {reduction_factor: 4}}"], "give a number as share"),

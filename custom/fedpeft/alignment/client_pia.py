@@ -138,8 +138,8 @@ def align_upload(
 def orders_between(received: State, aligned: State) -> dict[str, Tensor]:
     """By place (r,): neuron j of the received adapter is neuron order[j] of the aligned one.
 
-    Only places whose neurons stand in another order are there. Where entropic plans have blurred the neurons, each is
-    the one that is nearest by its incoming weights, one to one.
+    They are matched by their incoming weights, one to one; copies that moved are found exactly. Only places whose
+    neurons stand in another order are there, and of one width.
     """
     orders = {}
     for place, names in by_place(received).items():
@@ -147,6 +147,8 @@ def orders_between(received: State, aligned: State) -> dict[str, Tensor]:
         if neurons is None or all(torch.equal(received[key], aligned[key]) for key in names.values()):
             continue
         moved, fixed = (neurons.hidden_support(neurons.gather(state, names)) for state in (aligned, received))
+        if moved.shape != fixed.shape:
+            continue
         order = compare(moved, fixed)[0].order
         if not torch.equal(order.cpu(), torch.arange(len(order))):
             orders[place] = order.cpu()

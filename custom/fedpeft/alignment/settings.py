@@ -13,6 +13,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import at_least, between, one_of
 
 VALIDATION, AGREEMENT, PLACES = "validation", "agreement", "places"
+FIXED_OUTPUTS = "fixed"
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the global adapter, among which `validation` chooses
 MIN_BY_AGREEMENT = 0.3  # share of the global adapter, however far the sites disagree
 FEDAVG, LARGEST, FIXED_POINT = "fedavg", "largest", "fixed_point"
@@ -44,7 +45,7 @@ FORMER_INTEGRATIONS = {"frozen_global": "two_branches", "merge": WEIGHT_SPACE}
 CHOICES = {
     "reference": (FEDAVG, LARGEST, FIXED_POINT),
     "weighting": ("samples", "uniform"),
-    "output_axis": ("fixed", "matched"),
+    "output_axis": (FIXED_OUTPUTS, "matched"),
     "mass": ("preserved", "paper"),
     "solver": ("exact", "sinkhorn", "identity"),
     "support": ("samples", "mean", "weights"),
@@ -125,7 +126,7 @@ class PIASettings:
     gamma: float = 0.1
     normalize: bool = True
     weighting: str = "samples"
-    output_axis: str = "fixed"
+    output_axis: str = FIXED_OUTPUTS
     mass: str = "preserved"
     solver: str = "exact"
     regularization: float = 0.05
@@ -201,6 +202,13 @@ class PIASettings:
                 f"share={AGREEMENT!r} compares what training changed in the integrated adapter, not with "
                 f"integration={self.integration!r}: give a number as share (the paper: 0.5), or use "
                 f"integration={WEIGHT_SPACE!r}.",
+                setting="share",
+            )
+        if self.follows_agreement and self.client and self.output_axis != FIXED_OUTPUTS:
+            raise FedpeftError(
+                f"share={AGREEMENT!r} compares changes in one order of outputs, which output_axis="
+                f"{self.output_axis!r} changes at a site: give a number as share (the paper: 0.5), or use "
+                f"output_axis={FIXED_OUTPUTS!r}.",
                 setting="share",
             )
 

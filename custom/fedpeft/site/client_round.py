@@ -28,7 +28,7 @@ from fedpeft.alignment.client_pia import (
     start_merged,
     with_order,
 )
-from fedpeft.alignment.settings import MIN_BY_AGREEMENT, PLACES, SHARES, PIASettings
+from fedpeft.alignment.settings import FIXED_OUTPUTS, MIN_BY_AGREEMENT, PLACES, SHARES, PIASettings
 from fedpeft.answering.answering import Batch
 from fedpeft.core.keys import by_place
 from fedpeft.core.states import State
@@ -85,17 +85,19 @@ SLOPE = 5.0  # of the share, per agreement that is lacking
 STEP = "step"  # the optimizer's count of steps, which no neuron has
 
 
-def next_agreement(own: SiteState | None, received: State, *, round: int, part: float) -> float | None:
+def next_agreement(
+    own: SiteState | None, received: State, settings: PIASettings | None = None, *, round: int, part: float
+) -> float | None:
     """The mean agreement over the rounds so far, the last one counting most; None: there is nothing to compare yet.
 
-    `part` is that of the site in the mean that the received adapter is.
+    `part` is that of the site in the mean that the received adapter is; for `settings` see `in_order_of`.
     """
     if own is None:
         return None
     comparable = own.round == round - 1 and own.received.keys() == received.keys() == own.started.keys()
     if not comparable or not received:
         return own.agreement
-    own = in_received_order(own)  # as the mean has it
+    own = in_order_of(own, received, settings)
     now = agreement(own.adapter, own.started, before=own.received, after=received, part=part)
     return now if own.agreement is None else MEMORY * own.agreement + (1 - MEMORY) * now
 
@@ -111,14 +113,21 @@ def agreement(trained: State, started: State, *, before: State, after: State, pa
     return float(torch.nn.functional.cosine_similarity(mine, change - part * mine, dim=0))
 
 
-def in_received_order(own: SiteState) -> SiteState:
-    """A site's state with its neurons in the order of the global adapter that its last round received.
+def in_order_of(own: SiteState, received: State, settings: PIASettings | None = None) -> SiteState:
+    """A site's state with its neurons, and those of what it received last, in the order of the global adapter now.
 
-    What was kept in its own order is then that of the same neurons: the adapter, what its training started from, and
-    the optimizer's moments. No client PIA goes with SCAFFOLD, whose part of the state stays as it is.
+    The round before may have left them in two other orders: the site's own, where it had taken a plan, and that of the
+    former global adapter, where the server's mean follows another site now (`settings.reference`). The optimizer's
+    moments move with their neurons. No client PIA goes with SCAFFOLD, whose part of the state stays as it is.
     """
-    if not own.orders:
-        return own
+    follows = settings is not None and settings.aligns_on_server and own.received.keys() == received.keys()
+    since = orders_between(received, own.received) if follows else {}
+    for orders in (own.orders, since):
+        own = _reordered(own, orders) if orders else own
+    return replace(own, received=with_order(own.received, since), orders={})
+
+
+def _reordered(own: SiteState, orders: Mapping[str, torch.Tensor]) -> SiteState:
     moments: dict[str, State] = {}
     for key, tensor in own.optimizer.items():
         parameter, _, entry = key.rpartition("/")
@@ -126,10 +135,10 @@ def in_received_order(own: SiteState) -> SiteState:
     optimizer = {
         f"{parameter}/{entry}": tensor
         for entry, tensors in moments.items()
-        for parameter, tensor in (tensors if entry == STEP else with_order(tensors, own.orders)).items()
+        for parameter, tensor in (tensors if entry == STEP else with_order(tensors, orders)).items()
     }
-    adapter, started = (with_order(state, own.orders) for state in (own.adapter, own.started))
-    return replace(own, adapter=adapter, started=started, optimizer=optimizer, orders={})
+    adapter, started = (with_order(state, orders) for state in (own.adapter, own.started))
+    return replace(own, adapter=adapter, started=started, optimizer=optimizer)
 
 
 def share_of(agreement: float | None) -> float:
@@ -220,9 +229,9 @@ class Integration(NamedTuple):
     orders: Mapping[str, torch.Tensor]
     half: Half | None = None
 
-    def of_trained(self, own: SiteState | None) -> SiteState | None:
+    def of_trained(self, own: SiteState | None, settings: PIASettings | None) -> SiteState | None:
         """The site's state with its neurons in the order of those that are trained."""
-        return own if own is None or self.figures else in_received_order(own)
+        return own if own is None or self.figures else in_order_of(own, self.near, settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +277,7 @@ def start(
         share, integrated, plans = _integrated(trainable, own, received, settings, share, samples)
         finish = _combine(trainable, own, integrated, settings, share)
         taken = len(moved_places(received, integrated))
-        orders = orders_between(received, integrated)
+        orders = orders_between(received, integrated) if settings.output_axis == FIXED_OUTPUTS else {}
         figures = {"global_share": share, "plans": plans, "plans_taken": taken}
         half = Half(own, integrated, share) if settings.form.half_frozen and share != 1 else None
     if settings is None or not settings.aligns_before_upload:

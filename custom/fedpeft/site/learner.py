@@ -221,9 +221,9 @@ class Learner:
         self.values.restore(own, received, first_head=first_head)
         received = without_head(received)
         compares = self.pia is not None and self.pia.follows_agreement
-        agreed = client_round.next_agreement(own, received, round=round, part=part) if compares else None
+        agreed = client_round.next_agreement(own, received, self.pia, round=round, part=part) if compares else None
         integration = self.integrate(round, own.adapter if own else None, received, agreed)
-        own = integration.of_trained(own)
+        own = integration.of_trained(own, self.pia)
         near = integration.near | (head_state(self.head.state_dict()) if self.method.federates_head else {})
         personal = self._personalization(self, round=round, own=own, near=near, layers=layers)
         scores_change = compares_with_previous(self.schedule)
@@ -258,7 +258,7 @@ class Learner:
             agreement=agreed,
             facts=self.facts,
             record=self._record.after(rounds, thresholds=thresholds, share=beside.share),
-            received=(received or self.values.first_in_common) if compares else {},
+            received=(received or self.values.first_in_common) if compares or integration.orders else {},
             started=started if compares else {},
             orders=integration.orders,
         )

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Who connects to a process, how often, and under which name.
+"""Who connects to a process, how often and under which name, and what the streams of one participant take.
 
 FLARE's processes of a site or server connect to their parent over the loopback interface, without TLS and without a
 password: whoever connects there may start and abort jobs as the server does. On Linux the kernel's table of connections
@@ -8,6 +8,18 @@ says whose the other end is; elsewhere nothing does, and nothing is checked.
 Every handshake gives a connection another name, FLARE keeps what it says with it, and forgets no name. Here a
 connection has one name, of which nothing else is kept, a certificate has so many connections, and names that have gone
 are forgotten. A console's name is random, and FLARE gives it to any certificate; here it is a person's.
+
+The tensors of a message travel in hundreds of streams of 1 MB. A sent stream and its future refer to each other. So its
+buffer and its chunk, of 1 MB each, stay until Python looks for cycles, which depends on the number of objects and not
+on their size: of 8 orders of 50 MB, 350 MB were left. A received stream is known for another 65 seconds, because its
+last chunk may come twice, and FLARE starts a thread for each that waits so long: 100 KB each, and thousands of threads
+where many sites reply. So two of its functions are replaced.
+
+FLARE reads streams in 128 threads, and takes their messages and fetches tensors of these in 64: whoever fills them
+stops all others, and so do a hundred honest sites at once. A thread waits five minutes for the next chunk of a stream.
+Chunks before the first one and those of failed streams stay, and messages are counted by names that the sender chooses.
+Here the threads are ten times as many, and a participant has so many streams that have not ended, and so many unread
+bytes in them. Who sends a stream follows from the origin of its messages (`fedpeft.flare.hardening.requests`).
 """
 
 from __future__ import annotations
@@ -16,24 +28,41 @@ import ipaddress
 import logging
 import os
 import sys
+import threading
+import time
+import weakref
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.connection import Connection
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.drivers.tcp_driver import TcpStreamServer
 from nvflare.fuel.f3.endpoint import EndpointState
+from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.sfm.conn_manager import ConnManager
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys
 from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
+from nvflare.fuel.f3.stats_pool import CounterPool, HistPool
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.byte_streamer import TxTask
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import StreamError
+from nvflare.fuel.f3.streaming.stream_utils import callback_thread_pool, stream_thread_pool
 from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 
 from fedpeft.flare.hardening import replace_function
 from fedpeft.flare.hardening.requests import OF_PEOPLE
+from fedpeft.protocol.fields import MB
 
 logger = logging.getLogger(__name__)
+_lock = threading.Lock()
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 ESTABLISHED = "01"  # a connection that its process has closed is listed as root's
 Address = tuple[str, int]
@@ -125,3 +154,226 @@ def _forget(manager: ConnManager) -> None:
             manager.sfm_endpoints.pop(name, None)
             if one.connections:  # it has come back meanwhile
                 manager.sfm_endpoints.setdefault(name, one)
+
+
+def limit_streams() -> None:
+    """Bound what one participant's streams take in this process, and free what those leave that have ended.
+
+    One thread waits for all that may resume.
+    """
+    replace_function(TxTask, "stop", _without_buffers)
+    replace_function(RxTask, "_schedule_remove_task", _removed_by_one_thread)
+    replace_function(RxTask, "find_or_create_task", _one_of_few_streams)
+    replace_function(RxTask, "process_chunk", _of_bounded_memory)
+    replace_function(RxTask, "stop", _without_chunks)
+    replace_function(HistPool, "record_value", _in_few_histograms)
+    replace_function(CounterPool, "increment", _in_few_counters)
+    for pool in (stream_thread_pool, callback_thread_pool):  # they start threads as they need them
+        pool._max_workers = MAX_THREADS
+
+
+def _without_buffers(stop: Callable, self: TxTask, error: Any = None, notify: bool = True) -> None:
+    stop(self, error, notify)
+    if self.stopped and error is None:  # after an error its thread may still be sending
+        self.buffer = self.stream = None
+
+
+class _Removals:
+    """Calls functions at their time, in one thread that ends with the last of them."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._changed = threading.Condition()
+        self._running = False
+
+    def call_after(self, seconds: float, function: Callable[[], None]) -> None:
+        with self._changed:
+            heappush(self._due, (time.monotonic() + seconds, next(self._numbers), function))
+            self._changed.notify()
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="ended_streams", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._due:
+                    self._running = False
+                    return
+                left = self._due[0][0] - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                    continue
+                _, _, function = heappop(self._due)
+            try:
+                function()
+            except Exception:  # of one stream: the others must not stay for it
+                logger.warning("a stream that has ended could not be removed", exc_info=True)
+
+
+_removals = _Removals()
+
+
+class _NoTimer:
+    """Stands where FLARE has the thread, which it cancels when the stream is removed."""
+
+    def cancel(self) -> None:
+        """Do nothing: removing a stream twice changes nothing."""
+
+
+def _removed_by_one_thread(schedule: Callable, self: RxTask, ttl: float | None = None) -> None:
+    with self.stop_lock:
+        if self.cleanup_timer is not None:
+            return
+        self.cleanup_timer = _NoTimer()
+    with _lock:
+        who = participant(self.origin)
+        late = _ended[who] >= MAX_ENDED and who != FQCN.ROOT_SERVER
+        _ended[who] += not late
+    if late:
+        self._remove_task()
+    else:
+        seconds = self.completed_task_ttl if ttl is None else ttl
+        _removals.call_after(min(seconds, KNOWN_FOR), lambda: _remove(self, who))
+
+
+def _remove(task: RxTask, who: str) -> None:
+    with _lock:
+        _ended[who] -= 1
+        if not _ended[who]:
+            del _ended[who]
+    task._remove_task()
+
+
+MAX_THREADS = 1024  # that read streams, and that take their messages
+MAX_OPEN = 256  # streams of one participant that have not ended
+MAX_OPEN_OF_ONE = 32  # of these, streams of one of its processes, or of one site behind a relay
+MAX_UNREAD = 256 * MB  # in all of them together
+MIN_CHUNK = 1024  # bytes that a chunk takes at least
+MAX_ENDED = 2000  # streams of one participant that have ended and are known, should their last chunk come again
+KNOWN_FOR = 120.0  # seconds, at most
+CONSOLES = "_admin_"  # all of them together: their names are random
+
+
+@dataclass(eq=False)
+class _Open:
+    """A stream that has not ended, and `early`, the bytes of its chunks that came before others of lower number.
+
+    FLARE drops what it needs no longer, results among it; until it has made the stream, there is none either.
+    """
+
+    origin: str
+    began: float
+    made: weakref.ref | None = None
+    early: int = 0
+
+    @property
+    def task(self) -> RxTask | None:
+        return self.made() if self.made else None
+
+    @property
+    def unread(self) -> int:
+        task = self.task
+        return self.early + task.received_offset - task.offset + MIN_CHUNK * len(task.chunks) if task else 0
+
+    def has_ended(self) -> bool:
+        task = self.task
+        return bool(self.made) and (task is None or task.completed or task.failed)
+
+    def never_begins(self) -> bool:
+        """Return whether it waits for its first chunk longer than FLARE waits for any other."""
+        task = self.task
+        return bool(task and not task.stream_future and time.monotonic() - self.began > task.timeout)
+
+
+_open: dict[str, list[_Open]] = {}  # by participant
+_ended: Counter[str] = Counter()
+
+
+def participant(origin: object) -> str:
+    """Return the first name of a cell's path, a site's or a relay's; those of consoles are taken together."""
+    first = FQCN.split(str(origin))[0]
+    return CONSOLES if is_valid_admin_client_name(first) else first
+
+
+def of_one(one: object, other: object) -> bool:
+    """Return whether two cells are one process of a participant, or of one site behind a relay."""
+    return FQCN.split(str(one))[:2] == FQCN.split(str(other))[:2]
+
+
+def _one_of_few_streams(find: Callable, message: Message, cell: Any) -> RxTask | None:
+    origin, stream = message.get_header(MessageHeaderKey.ORIGIN), message.get_header(StreamHeaderKey.STREAM_ID)
+    who = participant(origin)
+    known = (origin, stream) in RxTask.rx_task_map or message.get_header(StreamHeaderKey.ERROR_MSG)
+    if who == FQCN.ROOT_SERVER or known:
+        return find(message, cell)  # type: ignore[no-any-return]
+    new = _Open(origin, time.monotonic())
+    with _lock:
+        late = [one for others in _open.values() for one in others if one.never_begins()]
+    for one in late:
+        if task := one.task:
+            task.stop(StreamError("no first chunk of this stream has come"))
+    with _lock:
+        running = [one for one in _open.pop(who, ()) if not one.has_ended()]
+        few = len(running) < MAX_OPEN and sum(of_one(one.origin, origin) for one in running) < MAX_OPEN_OF_ONE
+        if few:
+            running.append(new)
+        if running:
+            _open[who] = running
+    if not few:
+        logger.warning("a stream of %.80r is not read: %d of its streams have not ended", origin, len(running))
+        task = RxTask(stream, origin, cell)
+        task.channel, task.topic = (message.get_header(key) for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC))
+        task.headers = message.headers
+        task._send_error("too many of this sender's streams have not ended", StreamError.__name__)
+        return None
+    task = None
+    try:
+        task = find(message, cell)
+    finally:
+        with _lock:
+            if task is None:
+                _open[who].remove(new)
+            else:
+                new.made = weakref.ref(task)
+    return task
+
+
+def _of_bounded_memory(process: Callable, self: RxTask, message: Message) -> bool:
+    begins = process(self, message)
+    with self.lock:
+        early = sum(max(len(chunk or b""), MIN_CHUNK) for _, chunk in self.out_seq_chunks.values())
+    with _lock:
+        running = _open.get(participant(self.origin), ())
+        for one in running:
+            if one.task is self:
+                one.early = early
+        unread = sum(one.unread for one in running if not one.has_ended())
+    if unread > MAX_UNREAD:
+        self.stop(StreamError(f"more than {MAX_UNREAD // MB} MB of this sender's streams are not read yet"))
+    return begins  # type: ignore[no-any-return]
+
+
+def _without_chunks(stop: Callable, self: RxTask, error: Any = None, notify: bool = True) -> None:
+    stop(self, error, notify)
+    if self.failed:  # FLARE keeps it, should more of it come
+        with self.lock:
+            self.chunks.clear()
+            self.out_seq_chunks.clear()
+
+
+MAX_CATEGORIES, MAX_CATEGORY, OTHERS = 1000, 200, "others"
+
+
+def _category(known: Any, name: object) -> str:
+    short = str(name)[:MAX_CATEGORY]
+    return short if short in known or len(known) < MAX_CATEGORIES else OTHERS
+
+
+def _in_few_histograms(record: Callable, self: HistPool, category: str, value: float) -> None:
+    record(self, _category(self.cat_bins, category), value)
+
+
+def _in_few_counters(increment: Callable, self: CounterPool, category: str, counter_name: str, amount: int = 1) -> None:
+    increment(self, _category(self.cat_counters, category), counter_name, amount)
