@@ -91,6 +91,36 @@ def test_bad_settings_are_refused_in_one_sentence(values, message):
             },
             "products of a count 0.5 times and those of the others 1 times",
         ),
+        (
+            MethodSettings,
+            {"name": "lora", "aggregation": "svd", "site_settings": {"a": {"rank_pattern": {"query": 2}}}},
+            "method.site_settings.a has rank_pattern, with which the same tensors compute something else",
+        ),
+        (
+            MethodSettings,
+            {"name": "lora_vpt", "aggregation": "svd", "site_settings": {"a": {"lora": {"alpha_pattern": {"q": 32}}}}},
+            "method.site_settings.a has lora.alpha_pattern",
+        ),
+        (
+            MethodSettings,
+            {"name": "parallel", "aggregation": "pia", "site_settings": {"a": {"scaling": 1.0}}},
+            "method.site_settings.a has scaling",
+        ),
+        (
+            MethodSettings,
+            {"name": "houlsby", "aggregation": "pia", "site_settings": {"a": {"activation": "relu"}}},
+            "method.site_settings.a has activation",
+        ),
+        (
+            MethodSettings,
+            {"name": "lora", "aggregation": "stack", "settings": {"lora": {"alpha_pattern": {"query": 32}}}},
+            "the ranks of all modules follow from what the sites train",
+        ),
+        (
+            MethodSettings,
+            {"server_optimizer": "momentum", "pia": {"normalize": False}},
+            "set pia.normalize to true, or leave server_optimizer out",
+        ),
         (MethodSettings, {"name": "lora", "pia": {"integration": "two_branches"}}, "no second branch"),
         (
             MethodSettings,

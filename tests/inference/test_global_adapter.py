@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
@@ -61,6 +61,17 @@ def measured(kept, adapter):
 def peft_folder(folder, state, sections):
     method = MethodSettings(**sections["method"])
     return export_adapter(folder, state, method, family="vilt")
+
+
+def test_places_that_low_rank_sites_alone_trained_are_padded_to_the_rank_of_the_folder(tmp_path):
+    method = {"name": "lora", "aggregation": "svd", "site_settings": {"slake": {"r": 2}}}
+    ranks = {"layer.0.query": 4, "layer.1.query": 2}
+    state = {f"{place}.A": torch.ones(rank, 16) for place, rank in ranks.items()}
+    state |= {f"{place}.B": torch.ones(16, rank) for place, rank in ranks.items()}
+    folder = peft_folder(tmp_path / "adapter", state, {"method": method})
+    config = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors")
+    assert {tensor.shape[0] for name, tensor in tensors.items() if ".lora_A." in name} == {config["r"]} == {4}
 
 
 @pytest.fixture(scope="module")

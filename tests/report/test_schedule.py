@@ -139,6 +139,17 @@ def test_the_table_says_what_was_saved():
     )
 
 
+def test_a_round_without_a_sites_reply_saved_it_nothing():
+    made = record(("a", "b"), 2)
+    for entry in made["rounds"]:
+        entry["schedule"] = {"layers": {"a": [0, 1], "b": [2]}, "scores": {site: [0.25] * 4 for site in "ab"}}
+    del made["rounds"][1]["sites"]["b"]
+    assert trained_layers(history_of(made)).rows[:2] == (
+        ("a", "2", "2.00", "50.0", "50.0"),
+        ("b", "1", "1.00", "25.0", "75.0"),
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("planned", [(), (1,), (0, 1, 2)])
 def test_picture_and_table_stand_exactly_where_some_round_is_scheduled(tmp_path, planned):

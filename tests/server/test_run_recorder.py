@@ -15,6 +15,7 @@ from fedpeft.report.history_reader import parse, verify
 from fedpeft.report.status import read_progress
 from fedpeft.report.wording import alignment_of
 from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.server.planner import Assignment
 from fedpeft.server.run_recorder import RunRecorder
 
 
@@ -147,3 +148,13 @@ def test_a_rounds_line_says_the_time_left_and_what_the_alignment_moved(tmp_path,
     for one in range(1, number + 1):
         record.add_round(one, {"north": reply(), "south": reply()}, {}, report, seconds=40.0)
     assert record.progress(number, 5) == f"round {number} of 5: mean accuracy 50.0 %, 40.0 s{after}"
+
+
+def test_a_site_without_a_reply_trained_no_layers(tmp_path):
+    record = RunRecorder(tmp_path, job="test")
+    plan = Assignment(
+        numbers=[0, 1, 2], layers={"north": [0, 2], "south": [1]}, scores={}, importance=None, variance=0.0
+    )
+    record.add_round(1, {"north": reply()}, {"south": "it was away."}, {}, plan, seconds=1.0)
+    assert "north trained layers 0, 2" in record.progress(1, 2)
+    assert "south" not in record.progress(1, 2)

@@ -77,21 +77,24 @@ def test_every_method_runs_and_repeats_to_the_bit(sections, tmp_path, overrides)
     assert bool(first.state) == MethodSettings(**chosen["method"]).exchanges
 
 
-PISSA = ("method.name=lora", "method.settings.lora.init_lora_weights=pissa")
+def start(value):
+    return f"method.settings.lora.init_lora_weights={value}"
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "sentence"),
     [
-        ["method.aggregation=stack"],
-        ["method.aggregation=svd", "method.site_settings={slake: {r: 2}}"],
-        ["method.aggregation=fedavg", "method.initialization=own"],
+        ([start("pissa"), "method.aggregation=stack"], "init_lora_weights='pissa' asks for first values"),
+        ([start("false"), "method.aggregation=stack"], "init_lora_weights=False asks for first values"),
+        ([start("gaussian"), "method.aggregation=stack"], "whose products are 0: leave it out"),
+        ([start("pissa"), "method.aggregation=svd", "method.site_settings={slake: {r: 2}}"], "another rank or start"),
+        ([start("pissa"), "method.aggregation=fedavg", "method.initialization=own"], "another rank or start differ"),
     ],
-    ids=" ".join,
+    ids=str,
 )
-def test_a_start_out_of_the_frozen_weights_is_refused_where_sites_do_not_share_them(sections, tmp_path, overrides):
-    with pytest.raises(FedpeftError, match="init_lora_weights='pissa' takes the first values of an adapter out of the"):
-        learners(sections(*PISSA, *overrides), tmp_path)
+def test_first_values_that_are_not_kept_or_not_shared_are_refused(sections, tmp_path, overrides, sentence):
+    with pytest.raises(FedpeftError, match=sentence):
+        learners(sections("method.name=lora", *overrides), tmp_path)
 
 
 def test_the_validation_split_is_measured_and_changes_nothing(sections, tmp_path):

@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import one_of
-from fedpeft.methods.method import TuningMethod
+from fedpeft.methods.method import METHODS, TuningMethod
+
+if TYPE_CHECKING:
+    from fedpeft.alignment.settings import PIASettings
+    from fedpeft.methods.settings import MethodSettings
+
+SITE_SETTINGS = "site_settings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,3 +133,102 @@ def admitted(method: TuningMethod, *, head: bool) -> list[str]:
 def default_aggregation(method: TuningMethod) -> str:
     """Return how a method is aggregated where a job names no aggregation and the head stays at the site."""
     return next(name for name in DEFAULTS if AGGREGATIONS[name].admits(method, head=False))
+
+
+def check_site_settings(method: MethodSettings) -> None:
+    """Refuse sites whose tensors would differ in a way that the aggregation cannot average."""
+    if not method.site_settings:
+        return
+    for site, own in method.site_settings.items():
+        if method.exchanges and (other := next(_function(method.method, own), "")):
+            raise FedpeftError(
+                f"method.site_settings.{site} has {other}, with which the same tensors compute something else there: "
+                f"set it for all sites in method.settings, or leave it out.",
+                setting=SITE_SETTINGS,
+            )
+    if not method.method.factors:
+        _check_widths(method)
+    elif method.exchanges:
+        _check_ranks(method)
+        _check_parts(method)
+
+
+def _check_ranks(method: MethodSettings) -> None:
+    if not method.rule.unequal_ranks:
+        fitting = {name: rule for name, rule in AGGREGATIONS.items() if rule.fits(method.method)}
+        able = " or ".join(repr(name) for name, rule in fitting.items() if rule.unequal_ranks)
+        raise FedpeftError(
+            f"aggregation={method.aggregation!r} averages factors of one shape: sites of unequal rank "
+            f'(site_settings) need aggregation={able}; --set "method.site_settings={{}}" makes all equal.',
+            setting=SITE_SETTINGS,
+        )
+    scales = {site: method.method.product_scale(method.settings_of(site)) for site in ("", *method.site_settings)}
+    for site, scale in scales.items():
+        if scale is not None and scale != (default := scales[""]):
+            raise FedpeftError(
+                f"products of {site} count {scale:g} times and those of the others {default:g} times (lora_alpha / "
+                f"r): set lora_alpha in site_settings so that the ratio is the same.",
+                setting=SITE_SETTINGS,
+            )
+
+
+def _check_parts(method: MethodSettings) -> None:
+    """Refuse other settings of a part whose tensors have one shape at all sites."""
+    for site, own in method.site_settings.items():
+        for part in method.method.parts:
+            if own.get(part) and not METHODS.get(part).factors:
+                raise FedpeftError(
+                    f"unequal widths are not supported for the part {part!r} of name={method.name!r}: leave "
+                    f"method.site_settings.{site}.{part} out.",
+                    setting=SITE_SETTINGS,
+                )
+
+
+def _check_widths(method: MethodSettings) -> None:
+    pia = cast("PIASettings", method.pia)
+    if not method.method.unequal_widths:
+        raise FedpeftError(
+            f"unequal widths are not supported for name={method.name!r}: leave method.site_settings out, or add --set "
+            f'"method.site_settings={{}}".',
+            setting=SITE_SETTINGS,
+        )
+    if not method.aligns or not (pia.aligns_on_server and pia.client) or pia.solver == "identity":
+        raise FedpeftError("unequal widths (site_settings) need alignment both at the server and at the sites.")
+    if pia.accept:
+        raise FedpeftError(
+            "pia.accept compares with moving no neuron, which unequal widths (site_settings) cannot: set "
+            "pia.accept=false, and a number as pia.share."
+        )
+    if pia.follows_agreement:
+        raise FedpeftError(
+            "pia.share='agreement' compares adapters of one width, which unequal widths (site_settings) are not: "
+            "give a number as share."
+        )
+
+    for name, start in (("server_optimizer", "none"), ("matched_layers", None)):
+        if getattr(method, name) != start:
+            raise FedpeftError(
+                f"{name} is {getattr(method, name)!r} and lets all sites start from one adapter, which with unequal "
+                f"widths (site_settings) they cannot: leave one of them out.",
+                setting=SITE_SETTINGS,
+            )
+
+
+def check_factors(method: MethodSettings) -> None:
+    """Refuse ranks or factors of single modules where the ranks of products are not those of the settings."""
+    if not (method.method.factors and (method.rule.stacks or (method.rule.unequal_ranks and method.site_settings))):
+        return
+    if other := next(_function(method.method, method.settings_of("")), ""):
+        raise FedpeftError(
+            f"method.settings has {other}, and with aggregation={method.aggregation!r} the ranks of all modules "
+            f"follow from what the sites train: leave it out.",
+            setting="settings",
+        )
+
+
+def _function(method: TuningMethod, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings of a site with which equal tensors compute something else, of parts too."""
+    yield from (name for name in method.function if settings.get(name) not in (None, {}))
+    for part in method.parts:
+        own = settings.get(part)
+        yield from (f"{part}.{name}" for name in _function(METHODS.get(part), own if isinstance(own, Mapping) else {}))

@@ -34,6 +34,9 @@ class Together(Trainable):
     def changed_by(self) -> str:
         return " and ".join(filter(None, (part.changed_by() for part in self._parts)))
 
+    def started_by(self) -> str:
+        return " and ".join(filter(None, (part.started_by() for part in self._parts)))
+
     def train_only(self, layers: Sequence[int] | None) -> None:
         for part in self._parts:
             part.train_only(layers)

@@ -63,6 +63,7 @@ class LoraTuning(SlotTuning):
     """
 
     name = "lora"
+    start = "init_lora_weights"
     min_values: Mapping[str, int] = {**SlotTuning.min_values, "r": 1, "rank_pattern": 1}
     may_differ = SlotTuning.may_differ | SIZES | {"lora_dropout", "init_lora_weights", "layers_to_transform"}
 

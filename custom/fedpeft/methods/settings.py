@@ -19,11 +19,12 @@ from fedpeft.methods.aggregations import (
     Aggregation,
     ServerOptimizer,
     admitted,
+    check_factors,
+    check_site_settings,
     chosen,
 )
 from fedpeft.methods.setting_limits import MAX_LAYERS
 
-SITE_SETTINGS = "site_settings"
 PRIVATE, FEDERATED = "private", "federated"
 MAX_SERVER_RATE = 1000
 OF_SERVER = {READ_WITH: ("server_optimizer", None)}
@@ -165,6 +166,7 @@ class MethodSettings:
                 setting="head",
             )
         check_site_settings(self)
+        check_factors(self)
         if not self.rule.fits(method):
             able = " or ".join(map(repr, admitted(method, head=self.federates_head)))
             raise FedpeftError(
@@ -209,6 +211,8 @@ class MethodSettings:
             return f"aggregation={self.aggregation!r} makes new factors in every round: use 'fedavg' or 'pia'"
         if self.aligns and self.pia.aligns_on_server and self.pia.reference != FEDAVG:
             return f"pia.reference={self.pia.reference!r} may reorder the global neurons: use {FEDAVG!r}"
+        if self.aligns and self.pia.aligns_on_server and not self.pia.normalize and self.pia.gamma:
+            return "pia.normalize=false with gamma above 0 makes the global adapter smaller: set pia.normalize to true"
         if self.initialization == "own":
             return "initialization='own' has no global adapter to step from: use 'shared'"
         return ""
@@ -335,78 +339,6 @@ def replaced(settings: Iterable[Mapping[str, Any]], parts: Collection[str] = ())
             both = name in parts and isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
             result[name] = replaced((result[name], value)) if both else value
     return result
-
-
-def check_site_settings(method: MethodSettings) -> None:
-    """Refuse sites whose tensors would differ in a way that the aggregation cannot average."""
-    if not method.site_settings:
-        return
-    if not method.method.factors:
-        _check_widths(method)
-    elif method.exchanges:
-        _check_ranks(method)
-        _check_parts(method)
-
-
-def _check_ranks(method: MethodSettings) -> None:
-    if not method.rule.unequal_ranks:
-        fitting = {name: rule for name, rule in AGGREGATIONS.items() if rule.fits(method.method)}
-        able = " or ".join(repr(name) for name, rule in fitting.items() if rule.unequal_ranks)
-        raise FedpeftError(
-            f"aggregation={method.aggregation!r} averages factors of one shape: sites of unequal rank "
-            f'(site_settings) need aggregation={able}; --set "method.site_settings={{}}" makes all equal.',
-            setting=SITE_SETTINGS,
-        )
-    scales = {site: method.method.product_scale(method.settings_of(site)) for site in ("", *method.site_settings)}
-    for site, scale in scales.items():
-        if scale is not None and scale != (default := scales[""]):
-            raise FedpeftError(
-                f"products of {site} count {scale:g} times and those of the others {default:g} times (lora_alpha / "
-                f"r): set lora_alpha in site_settings so that the ratio is the same.",
-                setting=SITE_SETTINGS,
-            )
-
-
-def _check_parts(method: MethodSettings) -> None:
-    """Refuse other settings of a part whose tensors have one shape at all sites."""
-    for site, own in method.site_settings.items():
-        for part in method.method.parts:
-            if own.get(part) and not methods.get(part).factors:
-                raise FedpeftError(
-                    f"unequal widths are not supported for the part {part!r} of name={method.name!r}: leave "
-                    f"method.site_settings.{site}.{part} out.",
-                    setting=SITE_SETTINGS,
-                )
-
-
-def _check_widths(method: MethodSettings) -> None:
-    pia = cast("PIASettings", method.pia)
-    if not method.method.unequal_widths:
-        raise FedpeftError(
-            f"unequal widths are not supported for name={method.name!r}: leave method.site_settings out, or add --set "
-            f'"method.site_settings={{}}".',
-            setting=SITE_SETTINGS,
-        )
-    if not method.aligns or not (pia.aligns_on_server and pia.client) or pia.solver == "identity":
-        raise FedpeftError("unequal widths (site_settings) need alignment both at the server and at the sites.")
-    if pia.accept:
-        raise FedpeftError(
-            "pia.accept compares with moving no neuron, which unequal widths (site_settings) cannot: set "
-            "pia.accept=false, and a number as pia.share."
-        )
-    if pia.follows_agreement:
-        raise FedpeftError(
-            "pia.share='agreement' compares adapters of one width, which unequal widths (site_settings) are not: "
-            "give a number as share."
-        )
-
-    for name, start in (("server_optimizer", "none"), ("matched_layers", None)):
-        if getattr(method, name) != start:
-            raise FedpeftError(
-                f"{name} is {getattr(method, name)!r} and lets all sites start from one adapter, which with unequal "
-                f"widths (site_settings) they cannot: leave one of them out.",
-                setting=SITE_SETTINGS,
-            )
 
 
 def check_backbones(method: MethodSettings) -> None:

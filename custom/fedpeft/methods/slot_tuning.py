@@ -63,6 +63,11 @@ class AdapterTrainable(Trainable):
         named = sorted(adapters.tuning_of(self._config).starts(self._config) - {"r"})
         return " and ".join(f"{name}={getattr(self._config, name)!r:.80}" for name in named)
 
+    def started_by(self) -> str:
+        name = adapters.tuning_of(self._config).start
+        value = getattr(self._config, name) if name else True
+        return "" if value is True else f"{name}={value!r:.80}"
+
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
         active = [LOCAL]
         self._share = None if state is None else share
@@ -108,6 +113,7 @@ class SlotTuning(Tuning, ABC):
     """The code of a method that is a PEFT tuner; `config_cls` is its PEFT configuration.
 
     `min_values`: the smallest whole number that PEFT can build with, by setting, where PEFT itself would fail on less.
+    `start`: the setting of the first values, true where nothing else is asked for; empty: it has none.
     `may_differ`: the settings in which adapters may differ that `fedpeft merge` takes together.
     Some tuners can do more; who needs that of another one refuses it, or is not called by what the method declares:
 
@@ -119,6 +125,7 @@ class SlotTuning(Tuning, ABC):
 
     name: str  # of its registration; of fedpeft's own tuners also the PEFT type in lower case
     min_values: Mapping[str, int] = {"layers_to_transform": 0}
+    start: str = ""
     may_differ: frozenset[str] = frozenset({*_PEFTS_OWN, "task_type", "inference_mode", "target_modules", "init_seed"})
 
     def __init__(self, config_cls: type[PeftConfig]) -> None:

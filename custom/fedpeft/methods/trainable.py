@@ -193,6 +193,10 @@ class Trainable:
         """Return the settings with which its first values changed the frozen weights, as text; empty: they did not."""
         return ""
 
+    def started_by(self) -> str:
+        """Return the setting that asks for other first values than the default, as text; empty: none does."""
+        return ""
+
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
         """Add a frozen copy beside the trained part, output = (1 - share) trained + share frozen; None removes it."""
         if state is not None:

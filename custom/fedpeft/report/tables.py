@@ -277,16 +277,16 @@ def best_round(history: History) -> Table | None:
 
 
 def trained_layers(history: History) -> Table:
-    """Return what the schedule saved: a row for every scheduled site, the mean of the sites last.
+    """Return what the schedule saved: a row for every site that trained by it, the mean of the sites last.
 
-    A site trains and uploads share = (mean number of its layers over scheduled rounds) / L of all layers, in percent;
-    saved is 100 less that. At least one round is scheduled.
+    Rounds without its reply do not count. A site trains and uploads share = (mean number of its layers over the others)
+    / L of all layers, in percent; saved is 100 less that. At least one scheduled round has a reply.
     """
-    plans = [one.schedule for one in history.scheduled]
-    total = len(plans[0].numbers)
+    total = len(history.scheduled[0].schedule.numbers)
     rows, averages = [], []
     for site in history.sites:
-        counts = [len(plan.layers[site]) for plan in plans if site in plan.layers]
+        trained = [one.schedule.layers for one in history.scheduled if site in one.sites]
+        counts = [len(layers[site]) for layers in trained if site in layers]
         if counts:
             averages.append(sum(counts) / len(counts))
             rows.append((site, str(len(counts)), *_trained(averages[-1], total)))

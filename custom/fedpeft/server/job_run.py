@@ -72,7 +72,7 @@ def export_adapter(
     """
     settings, tuning = method.settings_of(""), cast(SlotTuning, methods.get(method.exported).tuning())
     state = {key: tensor for key, tensor in state.items() if not key.startswith(HEAD)}
-    if method.rule.stacks:
+    if method.rule.stacks or (method.rule.unequal_ranks and method.site_settings):
         state = of_equal_rank(state)
     if method.site_settings or method.rule.stacks:  # the global adapter's width is that of its tensors
         settings |= tuning.state_settings(state, settings)

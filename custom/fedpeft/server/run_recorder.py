@@ -189,7 +189,11 @@ class RunRecorder:
         overall = [site["overall"] for site in last["sites"].values() if site["overall"] is not None]
         mean = f"{100 * sum(overall) / len(overall):.1f} %" if overall else "not measured"
         assigned = last["schedule"].get("layers", {})
-        layers = "; ".join(f"{site} trained layers {', '.join(map(str, chosen))}" for site, chosen in assigned.items())
+        layers = "; ".join(
+            f"{site} trained layers {', '.join(map(str, chosen))}"
+            for site, chosen in assigned.items()
+            if site in last["sites"]
+        )
         metric = title_of(self._history.get("metrics", {}).values())
         stuck = "; ".join(f"{s}: {NO_BETTER}" for s, site in last["sites"].items() if site.get(BELOW_CONSTANT) == 1)
         recent = [one["seconds"] for one in self._history["rounds"][-RECENT:]]

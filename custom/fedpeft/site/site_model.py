@@ -173,14 +173,24 @@ class SiteModel:
             # PEFT's use of transformers
             with warnings.catch_warnings(action="ignore", category=FutureWarning), seen_in_float32(self._weights):
                 self.trainable = tuning.prepare(self.backbone, own, seed=seed)
-        differs = method.rule.stacks or method.site_settings or self.init_site
-        if differs and method.exchanges and (changed := self.trainable.changed_by()):
+        self._check_start(method)
+        self.first, self.first_private = self.trainable.state(), self.trainable.private_state()
+
+    def _check_start(self, method: MethodSettings) -> None:
+        """Refuse first values that the aggregation would not keep, or that sites do not share."""
+        if method.rule.stacks and (asked := self.trainable.started_by()):
             raise FedpeftError(
-                f"{changed} takes the first values of an adapter out of the frozen weights: those of sites of another "
-                f"rank or start differ then, and aggregation='stack' starts anew in every round. Leave it out.",
+                f"{asked} asks for first values, and aggregation={method.aggregation!r} draws new factors in every "
+                f"round, whose products are 0: leave it out.",
                 setting="method.settings",
             )
-        self.first, self.first_private = self.trainable.state(), self.trainable.private_state()
+        apart = method.site_settings or self.init_site
+        if apart and method.exchanges and (changed := self.trainable.changed_by()):
+            raise FedpeftError(
+                f"{changed} takes the first values of an adapter out of the frozen weights, and those of sites of "
+                f"another rank or start differ then: leave it out.",
+                setting="method.settings",
+            )
 
     def _set_up(self, schedule: ScheduleSettings, images: EncodedImages | None) -> None:
         """Let the model compute as `training` says."""
