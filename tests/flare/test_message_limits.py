@@ -111,6 +111,41 @@ def test_tensors_that_are_too_large_together_are_left_at_their_sender_and_refuse
         from_model(TrainReply, reply_with(value), sender="site chest")
 
 
+def decoded(sender, running=()):
+    """What a process makes of a message of this sender whose tensor lies at chest.job, while others are fetched."""
+    for name in running:
+        message_limits._fetches.setdefault(name, []).append(Signal())
+    before = message_limits._sender.set(sender)
+    try:
+        return fetched(Source(2))
+    finally:
+        message_limits._sender.reset(before)
+        message_limits._fetches.clear()
+
+
+@pytest.mark.parametrize("sender", ["chest.job", "chest", "server", None])
+def test_tensors_are_fetched_from_the_sender_of_their_message(sender):
+    assert torch.equal(decoded(sender), torch.zeros(100_000))
+
+
+@pytest.mark.parametrize(
+    ("sender", "running", "reason"),
+    [
+        ("north.job", (), "tensors of another participant."),
+        ("chest.job", ["chest.job"] * 4, "tensors while those of 4 messages of its sender are fetched"),
+        ("chest.job", [f"chest.{number}" for number in range(256)], "tensors while those of 256 messages"),
+    ],
+)
+def test_no_participant_has_all_threads_fetch_its_tensors_or_those_of_others(sender, running, reason):
+    with pytest.raises(FedpeftError, match=f"site chest sent {reason}"):
+        from_model(TrainReply, reply_with(decoded(sender, running)), sender="site chest")
+
+
+@pytest.mark.parametrize("running", [["chest.job"] * 3, [f"north.{number}" for number in range(300)]])
+def test_a_few_messages_and_those_of_others_are_no_hindrance(running):
+    assert torch.equal(decoded("chest.job", running), torch.zeros(100_000))
+
+
 @pytest.mark.parametrize("order", [train_order, score_order])
 def test_an_order_that_is_too_large_is_left_at_the_server(context, tmp_path, order):
     server, site = Source(100), context()
