@@ -262,6 +262,10 @@ def test_products_count_alike_where_their_ranks_may_differ(sections, tmp_path, a
     theirs = peft_folder(tmp_path / "theirs", *other_scale(sections, tmp_path / "none", *lora))
     with pytest.raises(FedpeftError, match=r"has lora_alpha / r=32.0, and this model 2.0, so it would compute"):
         Predictor(kept, theirs)
+
+
+def test_products_count_alike_where_single_modules_have_their_own_factor(sections, tmp_path):
+    lora = ("method.name=lora", "method.aggregation=svd")
     narrow = [*lora, "method.settings.lora={r: 2, lora_alpha: 4, alpha_pattern: {query: 8}}"]
     wide = [*lora, "method.settings.lora={r: 4, lora_alpha: 8, alpha_pattern: {query: 8}}"]
     run_of(sections(*narrow), tmp_path / "patterned")
