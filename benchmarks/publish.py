@@ -65,6 +65,7 @@ def tables() -> dict[str, str]:
         },
         "aims": study.aims(tuned).markdown() if tuned else NONE,
         "aims, one rate": study.aims(runs).markdown() if runs else NONE,
+        "each rate": study.at_each_rate(every_run).markdown() if every_run else NONE,
         "rounds": study.by_round(every_run).markdown() if every_run else NONE,
         "study": "\n\n".join(table.section() for table in study.groups(runs)) or NONE,
         "tuned": "\n\n".join(table.section() for table in study.groups(tuned)) or NONE,

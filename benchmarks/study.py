@@ -371,6 +371,33 @@ def aims(results: Sequence[dict[str, Any]]) -> ResultTable:
     return ResultTable("Aims", ("aim", "swapped", *runs), rows)
 
 
+def at_each_rate(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> ResultTable:
+    """The rows that ran at several rates: accuracy, and the paired differences to the row itself at `RATE` and to the
+    baseline at the same rate, in both `WORLDS`."""
+    runs = [(one, run_of(one)) for one in results]
+    rates = {(run.method, run.rounds, run.rate or RATE) for _, run in runs if run.method in METHODS}
+    rows = []
+    for rounds, method in ((rounds, method) for rounds in (SHORT, LONG) for method in METHODS):
+        own = sorted((rate for one, length, rate in rates if (one, length) == (method, rounds)), key=float)
+        for rate in own if len(own) > 1 else ():
+            cells, seeds = [], 0
+            for dialects in WORLDS:
+                figures: dict[str, dict[int, float]] = {}
+                for one, run in runs:
+                    if (run.dialects, run.rounds) == (dialects, rounds):
+                        figures.setdefault(f"{run.method} {run.rate or RATE}", {})[run.seed] = figure(one)
+                mine, seeds = f"{method} {rate}", len(figures.get(f"{method} {rate}", ()))
+                others = f"{method} {RATE}", f"{baseline} {rate}"
+                cells += [_accuracy(figures, mine), *(_difference(figures, mine, other) for other in others)]
+            rows.append((method, str(rounds), rate, *cells, str(seeds)))
+    names = [
+        f"{name}, {d} swapped"
+        for d in WORLDS
+        for name in ("accuracy %", f"minus {RATE}", f"minus {baseline}, same rate")
+    ]
+    return ResultTable("Rows at each of their rates", ("method", "rounds", "rate", *names, "seeds"), rows)
+
+
 def by_round(results: Sequence[dict[str, Any]]) -> ResultTable:
     """Mean accuracy of the long runs after some of their rounds: the last round is not always the best."""
     rows = []

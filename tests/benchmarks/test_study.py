@@ -237,3 +237,24 @@ def test_long_runs_are_shown_by_round(study):
     accuracies = [{"a": {"overall": number / 100}, "b": {"overall": 0}} for number in range(1, 31)]
     rows = study.by_round([{**run, "rounds": accuracies}, {**run, "rounds": accuracies[:12]}]).rows
     assert rows == [("ours", "7", "5e-3", "5.0", "7.5", "10.0", "12.5", "15.0", "1")]
+
+
+def test_rows_of_several_rates_are_compared_at_each(study):
+    def run(method, seed, figure, rate=""):
+        rounds = [{"a": {"overall": figure}}] * study.SHORT
+        return [{"method": method, "seed": seed, "dialects": d, "rounds": rounds, "rate": rate} for d in study.WORLDS]
+
+    runs = [
+        *(one for seed in (0, 1) for one in run("fedavg", seed, 0.5) + run("fedavg", seed, 0.6, "8e-3")),
+        *(one for seed in (0, 1) for one in run(study.OURS, seed, 0.5) + run(study.OURS, seed, 0.7, "8e-3")),
+        *run("local", 0, 0.4),
+    ]
+    rows = [row[:6] for row in study.at_each_rate(runs).rows]
+    assert [row[:4] for row in rows] == [
+        ("fedavg", "12", "5e-3", "50.0"),
+        ("fedavg", "12", "8e-3", "60.0"),
+        (study.OURS, "12", "5e-3", "50.0"),
+        (study.OURS, "12", "8e-3", "70.0"),
+    ]
+    assert [row[4].split(" ")[0] for row in rows] == ["", "+10.0", "", "+20.0"]
+    assert [row[5].split(" ")[0] for row in rows] == ["", "", "+0.0", "+10.0"]

@@ -61,7 +61,7 @@ _add(
     neurons="fedpeft.alignment.neurons:LORA",
     products=True,
     factors="fedpeft.methods.lora:of_lora",
-    function=("rank_pattern", "alpha_pattern"),
+    same_at_all_sites=("rank_pattern", "alpha_pattern"),
     exports=True,
     limits=limits.LORA,
     **ADDED,

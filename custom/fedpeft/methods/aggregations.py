@@ -140,7 +140,7 @@ def check_site_settings(method: MethodSettings) -> None:
     if not method.site_settings:
         return
     for site, own in method.site_settings.items():
-        if method.exchanges and (other := next(_function(method.method, own), "")):
+        if method.exchanges and (other := next(_differing(method.method, own), "")):
             raise FedpeftError(
                 f"method.site_settings.{site} has {other}, with which the same tensors compute something else there: "
                 f"set it for all sites in method.settings, or leave it out.",
@@ -218,7 +218,7 @@ def check_factors(method: MethodSettings) -> None:
     """Refuse ranks or factors of single modules where the ranks of products are not those of the settings."""
     if not (method.method.factors and (method.rule.stacks or (method.rule.unequal_ranks and method.site_settings))):
         return
-    if other := next(_function(method.method, method.settings_of("")), ""):
+    if other := next(_differing(method.method, method.settings_of("")), ""):
         raise FedpeftError(
             f"method.settings has {other}, and with aggregation={method.aggregation!r} the ranks of all modules "
             f"follow from what the sites train: leave it out.",
@@ -226,9 +226,9 @@ def check_factors(method: MethodSettings) -> None:
         )
 
 
-def _function(method: TuningMethod, settings: Mapping[str, Any]) -> Iterator[str]:
+def _differing(method: TuningMethod, settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield the settings of a site with which equal tensors compute something else, of parts too."""
-    yield from (name for name in method.function if settings.get(name) not in (None, {}))
+    yield from (name for name in method.same_at_all_sites if settings.get(name) not in (None, {}))
     for part in method.parts:
         own = settings.get(part)
-        yield from (f"{part}.{name}" for name in _function(METHODS.get(part), own if isinstance(own, Mapping) else {}))
+        yield from (f"{part}.{name}" for name in _differing(METHODS.get(part), own if isinstance(own, Mapping) else {}))

@@ -26,14 +26,14 @@ class Alignment:
         activations: whether the activations of these neurons can be read at a site.
         companion: whether a second, frozen copy can run beside the trained one (PIA's `two_branches`).
         unequal_widths: whether sites may have different numbers of neurons.
-        function: settings with which equal tensors compute something else: they are the same at all sites.
+        same_at_all_sites: settings with which equal tensors compute something else.
     """
 
     neurons: str = ""
     activations: bool = False
     companion: bool = False
     unequal_widths: bool = False
-    function: tuple[str, ...] = ()
+    same_at_all_sites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = B
         activations=True,
         companion=True,
         unequal_widths=True,
-        function=("activation", "scaling"),
+        same_at_all_sites=("activation", "scaling"),
         unequal_backbones=True,
         leaves_matrices=True,
         four_bits=True,

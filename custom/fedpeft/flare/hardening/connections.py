@@ -13,13 +13,13 @@ The tensors of a message travel in hundreds of streams of 1 MB. A sent stream an
 buffer and its chunk, of 1 MB each, stay until Python looks for cycles, which depends on the number of objects and not
 on their size: of 8 orders of 50 MB, 350 MB were left. A received stream is known for another 65 seconds, because its
 last chunk may come twice, and FLARE starts a thread for each that waits so long: 100 KB each, and thousands of threads
-where many sites reply. So two of its functions are replaced.
+where many sites reply.
 
 FLARE reads streams in 128 threads, and takes their messages and fetches tensors of these in 64: whoever fills them
 stops all others, and so do a hundred honest sites at once. A thread waits five minutes for the next chunk of a stream.
 Chunks before the first one and those of failed streams stay, and messages are counted by names that the sender chooses.
-Here the threads are ten times as many, and a participant has so many streams that have not ended, and so many unread
-bytes in them. Who sends a stream follows from the origin of its messages (`fedpeft.flare.hardening.requests`).
+Here there are up to 1,024 threads of each kind, and a participant has so many streams that have not ended, and so many
+unread bytes in them. Who sends a stream follows from the origin of its messages (`fedpeft.flare.hardening.requests`).
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ Address = tuple[str, int]
 
 
 def guard_connections() -> None:
-    """Refuse other users of this machine in every listener of this process that has no TLS, and too many connections
-    or names of one certificate."""
+    """Refuse other users of this machine, and of one certificate too many connections or names.
+
+    The former concerns listeners without TLS, on Linux.
+    """
     replace_function(ConnManager, "update_endpoint", _of_one_name)
     replace_function(ConnManager, "handle_new_connection", _one_of_few)
     if sys.platform == "linux":
@@ -114,10 +116,8 @@ MAX_KNOWN = 1000  # names of connections, from which on those that have gone are
 
 def _one_of_few(take: Callable, self: ConnManager, connection: Connection) -> None:
     certificate = _certificate(connection)
-    if (
-        certificate
-        and sum(_certificate(one.conn) == certificate for one in [*self.sfm_conns.values()]) >= MAX_CONNECTIONS
-    ):
+    present = [_certificate(one.conn) for one in [*self.sfm_conns.values()]]
+    if certificate and present.count(certificate) >= MAX_CONNECTIONS:
         logger.warning("a connection of %.80r is closed: it has %d", certificate, MAX_CONNECTIONS)
         connection.close()
         return
@@ -260,7 +260,7 @@ CONSOLES = "_admin_"  # all of them together: their names are random
 class _Open:
     """A stream that has not ended, and `early`, the bytes of its chunks that came before others of lower number.
 
-    FLARE drops what it needs no longer, results among it; until it has made the stream, there is none either.
+    It keeps no stream alive, because that one has the bytes that came; until FLARE has made it, `task` is None too.
     """
 
     origin: str
