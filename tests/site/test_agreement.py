@@ -39,12 +39,11 @@ def random(seed):
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
 def test_a_site_takes_its_own_part_off_the_mean(part):
     """Whatever its weight, the cosine is that with what the others changed."""
-    before, started, mine, others = map(random, range(4))
-    trained = {key: started[key] + mine[key] for key in KEYS}
+    before, mine, others = map(random, range(3))
     after = {key: before[key] + part * mine[key] + (1 - part) * others[key] for key in KEYS}
-    mine, others = (torch.cat([x[key].flatten() for key in KEYS]) for x in (mine, others))
-    expected = float(mine @ others / mine.norm() / others.norm())
-    assert agreement(trained, started, before=before, after=after, part=part) == pytest.approx(expected, abs=1e-5)
+    flat_mine, flat_others = (torch.cat([x[key].flatten() for key in KEYS]) for x in (mine, others))
+    expected = float(flat_mine @ flat_others / flat_mine.norm() / flat_others.norm())
+    assert agreement(mine, before=before, after=after, part=part) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(("reached", "share"), [(None, 1), (0.5, 1), (ENOUGH, 1), (ENOUGH - 0.05, 0.75), (-1, MIN)])
@@ -103,6 +102,19 @@ def test_a_site_that_took_a_plan_compares_the_same_neurons():
     assert figures[1] == pytest.approx(figures[0])
 
 
+def test_where_nobody_aligns_what_it_sent_its_part_of_the_mean_is_in_its_own_order():
+    """Without alignment on the server a site takes off what it sent, and compares the neurons of the mean."""
+    before, mine, others = map(adapter, range(3))
+    started, trained = (with_order(x, BACK) for x in (before, {key: before[key] + mine[key] for key in before}))
+    sent = {key: trained[key] - started[key] for key in before}
+    after = {key: before[key] + 0.4 * sent[key] + 0.6 * others[key] for key in before}
+    settings = PIASettings(integration="weight_space", share="agreement", server=False)
+    own = kept(adapter=trained, started=started, received=before, orders=ORDERS, agreement=None)
+    mine, others = (torch.cat([x[key].flatten() for key in before]) for x in (mine, others))
+    expected = float(torch.nn.functional.cosine_similarity(mine, others, dim=0))
+    assert next_agreement(own, after, settings, round=4, part=0.4) == pytest.approx(expected, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     "method",
     [
@@ -117,7 +129,7 @@ def test_a_start_from_the_global_adapter_does_not_depend_on_the_order_that_a_sit
 ):
     """Moments, agreement and upload are those of the same neurons, to the bit."""
     monkeypatch.setattr("fedpeft.site.client_round.ENOUGH", -1.0)
-    chosen = sections(*AGREEMENT, *method)
+    chosen = sections(*AGREEMENT, *method, "method.pia.server=true")  # the order of the mean is not the site's
     there, moved = (learners(chosen, tmp_path / name) for name in ("there", "moved"))
     first = next(iter(federate(there)))
     for site, learner in there.items():

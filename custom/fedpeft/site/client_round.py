@@ -97,20 +97,27 @@ def next_agreement(
     comparable = own.round == round - 1 and own.received.keys() == received.keys() == own.started.keys()
     if not comparable or not received:
         return own.agreement
+    sent = _change(own) if settings is not None and not settings.server else None  # nobody aligned what it sent
     own = in_order_of(own, received, settings)
-    now = agreement(own.adapter, own.started, before=own.received, after=received, part=part)
+    now = agreement(_change(own), before=own.received, after=received, part=part, sent=sent)
     return now if own.agreement is None else MEMORY * own.agreement + (1 - MEMORY) * now
 
 
-def agreement(trained: State, started: State, *, before: State, after: State, part: float) -> float:
+def agreement(mine: State, *, before: State, after: State, part: float, sent: State | None = None) -> float:
     """Cosine between what a site's training changed and what the others' did, over all tensors; from -1 to 1.
 
-    Its training led from `started` to `trained`, the round from the global adapter `before` to that `after` it, a mean
-    in which the site has a `part`.
+    Its training changed it by `mine`, the round led from the global adapter `before` to that `after` it, a mean in
+    which the site has a `part`. There its change stands as `sent`, which has another order of neurons than `mine` where
+    a site took a plan and nobody aligned what it sent; None: as in `mine`.
     """
-    mine = _flat(trained) - _flat({key: started[key] for key in trained})
-    change = _flat({key: after[key] for key in trained}) - _flat({key: before[key] for key in trained})
-    return float(torch.nn.functional.cosine_similarity(mine, change - part * mine, dim=0))
+    own, taken_off = _flat(mine), _flat(mine if sent is None else sent)
+    change = _flat({key: after[key] for key in mine}) - _flat({key: before[key] for key in mine})
+    return float(torch.nn.functional.cosine_similarity(own, change - part * taken_off, dim=0))
+
+
+def _change(own: SiteState) -> dict[str, torch.Tensor]:
+    """What the site's training changed in the last round."""
+    return {key: trained.float() - own.started[key].float() for key, trained in own.adapter.items()}
 
 
 def in_order_of(own: SiteState, received: State, settings: PIASettings | None = None) -> SiteState:
