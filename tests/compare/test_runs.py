@@ -263,6 +263,22 @@ def test_the_forms_of_fedpia_have_names_of_their_own(tmp_path):
     assert [one.method for one in outcomes(folders)] == list(forms.values())
 
 
+def test_a_row_called_by_its_method_names_the_form_of_fedpia():
+    texts = ["fedavg", "fedpia", "fedpia_paper", "mine: fedpia", "fedpia_frozen_half"]
+    rows = [run.row for run in plan(CONFIGS, "fedpia_task1", variants(texts), [0], [])]
+    forms = ["fedpia (weight space 0.5)", "fedpia_paper (two branches 0.5)", "mine"]
+    assert rows == ["fedavg", *forms, "fedpia_frozen_half (frozen half 0.5)"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "row"),
+    [("training.learning_rate=1e-3,2e-3", "fedpia (weight space 0.5)"), ("method.pia.share=0.5,0.8", "fedpia")],
+)
+def test_a_sweep_names_the_form_where_its_setting_does_not(setting, row):
+    runs = plan(CONFIGS, "fedpia_task1", variants(["fedpia"]), [0], [], axis_of(setting, option="--sweep"))
+    assert {run.row for run in runs} == {row}
+
+
 @pytest.mark.parametrize(
     ("text", "name", "method", "settings"),
     [
@@ -559,7 +575,7 @@ def test_the_command_runs_what_is_missing_and_writes_tables_picture_and_page(tmp
     lines = (tmp_path / RUNS).read_text()
     assert main([*command, *options, "--out", str(tmp_path)]) == 0
     assert (tmp_path / RUNS).read_text() == lines
-    said = "fedpia: 0 of 48 places moved: sites that start from one adapter stay aligned.\n"
+    said = "fedpia (weight space 0.5): 0 of 48 places moved: sites that start from one adapter stay aligned.\n"
     assert capsys.readouterr().out.count(said) == 2  # of a run that is new, and of one that is read
 
 

@@ -76,7 +76,9 @@ def compare(chosen: argparse.Namespace) -> None:
             f"no run of the baseline {baseline!r} ended; those of other rows are kept, name one with --baseline: "
             f"{failed[0]}"
         )
-    table = compared(outcomes, baseline=baseline, last=chosen.last)
+    rows = {run.method: run.row for run in runs}
+    outcomes = [replace(one, method=rows.get(one.method, one.method)) for one in outcomes]
+    table = compared(outcomes, baseline=rows.get(baseline, baseline), last=chosen.last)
     table = replace(table, notes=(*table.notes, *short))
     shown = page(table, picture(outcomes), outcomes)
     _finish(out, table, html=shown, svg=picture_file(outcomes), failed=failed, losses=losses_file(outcomes))
@@ -94,7 +96,9 @@ def _sweep(chosen: argparse.Namespace) -> None:
     outcomes, failed = _carried_out(chosen, out, runs)
     if not outcomes:
         raise FedpeftError(f"no run ended: {failed[0]}")
+    rows = {run.method: run.row for run in runs}
     swept = sweep.sweep_of(axis, runs, outcomes, last=chosen.last)
+    swept = replace(swept, runs={rows[method]: of_values for method, of_values in swept.runs.items()})
     drawing = sweep.picture(swept, framed=True)
     _finish(out, sweep.table(swept), html=sweep.page(swept), svg=drawing, failed=failed)
 

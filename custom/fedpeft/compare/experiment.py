@@ -63,12 +63,18 @@ class Run:
     # the method of `app_configs/` and the row's settings; empty where all rows have settings of their own
     recipe: str = ""
     point: str = ""  # setting and value of a sweep (`Point.label`); empty: there is none
+    form: str = ""  # of FedPIA (`PIASettings.label`), where the row is called by its method; empty: it has none
 
     @functools.cached_property
     def settings(self) -> str:
         """A digest of everything that the result depends on when first asked for, to distinguish runs of one method."""
         everything = f"{json.dumps(self.sections, sort_keys=True)}{_files_of(self.sections)}"
         return hashlib.sha256(everything.encode()).hexdigest()[:16]
+
+    @property
+    def row(self) -> str:
+        """What tables and pictures call its row."""
+        return f"{self.method} ({self.form})" if self.form else self.method
 
     @property
     def label(self) -> str:
@@ -136,7 +142,21 @@ def plan(
             )
         packaged = not (overrides or axes) and sections == _packaged(task, method, own)
         recipe = " ".join((method.method, *method.settings)) if packaged else ""
-        runs.append(Run(task=task, method=method.name, seed=seed, sections=sections, recipe=recipe, point=point.label))
+        form = _form(sections) if method.name == method.method else ""
+        runs.append(
+            Run(
+                task=task,
+                method=method.name,
+                seed=seed,
+                sections=sections,
+                recipe=recipe,
+                point=point.label,
+                form=form,
+            )
+        )
+    forms = {(run.method, run.form) for run in runs}
+    if sweep and len(forms) > len(methods):  # the sweep's own axis says which form it is
+        runs = [replace(run, form="") for run in runs]
     tuned = {run.sections["method"].get("name", MethodSettings.name) for run in runs}
     for name in changed(overrides).get("method", {}).get("settings", {}):
         if all(name in unused(overrides, one) for one in tuned):
@@ -146,6 +166,11 @@ def plan(
             )
     check_read(overrides, runs)
     return runs
+
+
+def _form(sections: Mapping[str, Any]) -> str:
+    method = build(MethodSettings, sections["method"], section="method")
+    return method.pia.label if isinstance(method.pia, PIASettings) and method.aligns else ""
 
 
 def check_read(settings: Sequence[str], runs: Sequence[Run]) -> None:
