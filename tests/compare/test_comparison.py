@@ -21,7 +21,7 @@ from fedpeft.compare.table import compared, csv_of, grids, interval, latex, mark
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, pooled_balanced_accuracy
 from fedpeft.report.page_parts import Picture
-from fedpeft.report.wording import Alignment
+from fedpeft.report.wording import DASH, Alignment
 
 
 def outcome(method, seed, *rounds, task="vqa_rad", sent=1e6, metrics=None, **changed):
@@ -238,6 +238,27 @@ def test_a_mean_over_fewer_sites_is_marked():
     table = compared([RUNS[0], partial], baseline="fedavg")
     assert cells(table, "mean accuracy (%)") == ["50.0", "90.0*"]
     assert any(note.startswith("*") for note in table.notes)
+
+
+def test_differences_are_of_the_sites_and_rounds_that_both_runs_have():
+    """South, the harder site, is away in some of the other method's rounds, which is one point worse everywhere."""
+    runs, away = [], {0: [], 1: [1], 2: [0, 1]}
+    for seed in (0, 1, 2):
+        whole = [{"north": 0.8, "south": 0.3}, {"north": 0.84, "south": 0.2}]
+        less = [{site: value - 0.01 for site, value in one.items()} for one in whole]
+        for number in away[seed]:
+            del less[number]["south"]
+        runs += [outcome("fedavg", seed, figures=tuple(whole)), outcome("worse", seed, figures=tuple(less))]
+    table = compared(runs, baseline="fedavg", last=2)
+    assert cells(table, "minus fedavg") == [DASH, "-1.0 ± 0.0*"]
+    assert cells(table, "south") == ["25.0", "26.5*"]
+    assert cells(table, "mean accuracy (%) ± sd")[1].endswith("*")
+    assert not table.best  # they have figures of other sites
+
+
+def test_a_site_that_is_away_counts_as_much_as_the_others():
+    one = outcome("fedavg", 0, figures=({"north": 0.9}, {"north": 0.9}, {"north": 0.9, "south": 0.3}))
+    assert one.figure(ACCURACY, last=3) == pytest.approx(60)
 
 
 def test_an_unknown_baseline_is_refused():

@@ -100,10 +100,10 @@ def test_equal_scores_share_their_rank():
 
 def test_scores_that_are_equal_for_all_layers_are_said():
     history = complete()
-    assert "scored all layers the same" not in ranks(parsed(history)).marks
+    assert "the same for all layers" not in ranks(parsed(history)).marks
     for one in history["rounds"][:2]:
         one["schedule"]["scores"]["b"] = [0.2, 0.2, 0.2]
-    assert "; 2 of 6 times a site scored all layers the same" in ranks(parsed(history)).marks
+    assert "; 2 of 6 times a site's scores were the same for all layers" in ranks(parsed(history)).marks
 
 
 @pytest.mark.parametrize("table", [sent, aligned, ranks])

@@ -15,7 +15,7 @@ from histories import FIVE, PROCEDURAL, complete, gaps, record
 from fedpeft.report.history_reader import parse
 from fedpeft.report.outputs import page
 from fedpeft.report.palette import COLORS, DARK, DISTINCT, LIGHT, shorten, spread, svg
-from fedpeft.report.plots import convergence, picture_files, pictures
+from fedpeft.report.plots import convergence, end_labels, picture_files, pictures
 from fedpeft.report.wording import caption
 
 
@@ -49,11 +49,32 @@ def test_every_site_and_the_mean_are_drawn(made):
 
 def test_open_circles_stand_where_the_mean_misses_a_site():
     figure = draw(gaps())
-    for axes, rounds in zip(figure.axes, ([3, 4, 5, 9], [3, 4, 5, 7, 9], [3, 4, 5, 9]), strict=True):
+    # one site's replies were all refused: its figure is missing in every round
+    for axes, rounds in zip(figure.axes, ([*range(1, 10)], [3, 4, 5, 7, 9], [3, 4, 5, 9]), strict=True):
         circles = [line for line in axes.lines if line.get_marker() == "o" and line.get_markerfacecolor() == "#ffffff"]
         assert [list(line.get_xdata()) for line in circles] == [rounds]
     assert "Open circle: mean over fewer sites." in " ".join(texts(figure))
     assert "Open circle" not in " ".join(texts(draw(record())))
+
+
+def test_figures_of_two_metrics_have_no_common_mean():
+    made = record(("a", "b", "c"), 2)
+    made["metrics"] = {"a": "accuracy", "b": "macro_f1", "c": "macro_f1"}
+    for one, figures in zip(made["rounds"], ((0.9, 0.2, 0.3), (0.9, 0.2, 0.4)), strict=True):
+        for site, figure in zip("abc", figures, strict=True):
+            one["sites"][site]["overall"] = figure
+    history = parse(made, origin="h")
+    assert [label.text for label in end_labels(history)][-1] == "mean macro-F1  30.0"
+    lines = [list(line.get_ydata()) for line in convergence(history).axes[0].lines]
+    assert any(line == pytest.approx([25, 30]) for line in lines)
+    assert not any(line == pytest.approx([140 / 3, 50]) for line in lines)
+
+
+def test_the_mean_of_many_sites_says_of_how_many_it_is():
+    made = record(tuple(f"s{number:02}" for number in range(30)), 2)
+    last = made["rounds"][-1]["sites"]
+    made["rounds"][-1]["sites"] = {site: last[site] for site in ("s00", "s01", "s02")}
+    assert end_labels(parse(made, origin="h"))[-1].text.startswith("mean of 3 of 30 sites  ")
 
 
 def whole_lines(axes, rounds):

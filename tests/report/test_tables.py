@@ -6,7 +6,7 @@ import io
 import re
 
 import pytest
-from histories import FIVE, PROCEDURAL, gaps, record
+from histories import FIVE, PROCEDURAL, complete, gaps, record
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -14,7 +14,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.report.history_reader import parse
 from fedpeft.report.outputs import markdown, page, print_tables, tidy_csv
 from fedpeft.report.page_parts import Picture
-from fedpeft.report.tables import all_tables, best_round, by_round, last_round
+from fedpeft.report.tables import all_tables, best_round, by_round, last_round, sent
 from fedpeft.report.wording import means, series
 
 METRICS = ("overall", "open", "closed")
@@ -183,8 +183,31 @@ def test_the_mean_is_over_the_sites_that_have_a_figure():
         for entry, mean in zip(made["rounds"], means(history, metric), strict=True):
             values = [r[metric] for r in entry["sites"].values() if r[metric] is not None]
             assert mean.value == pytest.approx(sum(values) / len(values))
-            # histology never has a figure and vqa-rad no open one: neither can be missed
-            assert mean.complete == (len(values) == 9 - (metric == "open"))
+            # vqa-rad has no open figure, which cannot be missed; histology's replies were all refused
+            every = {"overall": 10, "open": 8}.get(metric, 9)
+            assert (mean.count, mean.every) == (len(values), every)
+            assert mean.complete == (len(values) == every)
+
+
+def test_the_baseline_of_a_mean_is_that_of_the_sites_in_it():
+    made = record(("a", "b", "refused"), 2)
+    made["tested"] = {
+        "a": {"samples": 100, "baseline": 0.2},
+        "b": {"samples": 300, "baseline": 0.1},
+        "refused": {"samples": 800, "baseline": 0.6},
+    }
+    del made["rounds"][-1]["sites"]["refused"]
+    made["rounds"][-1]["rejected"] = {"refused": "NaN"}
+    table = last_round(parse(made, origin="h"))
+    column = table.columns.index("baseline")
+    assert {row[0]: row[column] for row in table.rows[-2:]} == {"mean": "15.0", "weighted mean": "12.5"}
+
+
+def test_what_was_refused_is_missing_in_what_was_sent():
+    made = complete(2)
+    made["rounds"][0]["rejected"] = {"b": made["rounds"][0]["sites"].pop("b") and "too long"}
+    table = sent(parse(made, origin="h"))
+    assert [row[-1] for row in table.rows] == ["1.000*", "3.000*"]
 
 
 def test_rejections_are_listed_once_for_each_reason():

@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 from harness import introduction
@@ -8,11 +9,12 @@ from harness import introduction
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_BYTES
+from fedpeft.core.metrics import ACCURACY, MACRO_F1
 from fedpeft.core.settings import MAX_ROUNDS
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.types import METRICS, TrainReply
 from fedpeft.report.history_reader import parse, verify
-from fedpeft.report.status import read_progress
+from fedpeft.report.status import figures, read_progress
 from fedpeft.report.wording import alignment_of
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.planner import Assignment
@@ -56,6 +58,37 @@ def test_the_history_says_what_one_of_the_sites_announced(tmp_path, name, announ
     history = json.loads((tmp_path / "history.json").read_text())
     assert history[name] is announced
     assert ("(procedural)" in history["source"]) == (announced and name == "procedural")
+
+
+def test_a_resumed_job_keeps_what_its_history_says_of_a_site_that_is_away(tmp_path):
+    """Its metric and baseline belong to the finished rounds, whose means must not change."""
+    settings = MethodSettings(), TrainingSettings(rounds=2)
+    of_south = {"metric": MACRO_F1, "tiny": True, "procedural": True, "dataset": "nih_cxr14"}
+    sites = {"north": introduction("north", procedural=False), "south": introduction("south", **of_south)}
+    first = RunRecorder(tmp_path / "first", job="test")
+    first.begin(*settings, sites, problems={})
+    first.add_round(1, {"north": reply(), "south": reply()}, {}, {}, seconds=1.0)
+    before = SimpleNamespace(history=first.history, round=1)
+    second = RunRecorder(tmp_path / "second", job="test")
+    second.lineage("one", before, {})
+    second.begin(*settings, {"north": sites["north"]}, problems={"south": "is away"})
+    assert {name: second.history[name] for name in first.history} == first.history
+    third = RunRecorder(tmp_path / "third", job="test")
+    third.lineage("one", before, {})
+    third.begin(*settings, sites | {"west": introduction("west")}, problems={})
+    assert third.history["metrics"] == {"north": ACCURACY, "south": MACRO_F1, "west": ACCURACY}
+
+
+def test_the_line_of_a_round_has_a_mean_for_each_metric(tmp_path):
+    record = RunRecorder(tmp_path, job="test")
+    sites = {"north": introduction("north"), "south": introduction("south", metric=MACRO_F1)}
+    record.begin(MethodSettings(), TrainingSettings(rounds=2), sites, problems={})
+    south = dataclasses.replace(reply(), metrics=reply().metrics | {"overall": 0.2})
+    record.add_round(1, {"north": reply(), "south": south}, {}, {}, seconds=1.0)
+    assert record.progress(1, 2).startswith("round 1 of 2: mean accuracy 50.0 %, macro-F1 20.0 %, ")
+    progress = read_progress(tmp_path)
+    assert (progress.means, progress.mean) == ({ACCURACY: 0.5, MACRO_F1: 0.2}, None)
+    assert figures(progress).startswith("mean accuracy 50.0 %, macro-F1 20.0 %; ")
 
 
 def test_a_long_run_gets_its_report_and_is_read_by_every_command(tmp_path, capsys):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -57,14 +58,38 @@ class Outcome:
     refused: int = 0  # replies that the check of updates refused; they are in no figure
 
     def figure(self, metric: str, *, last: int = 1) -> float:
-        """Return the mean over the sites with this metric and over the last rounds, in percent; NaN: there is none."""
-        values = [
-            value
-            for sites in self.figures[-last:]
-            for site, value in sites.items()
-            if self.metrics[site] == metric and math.isfinite(value)
-        ]
-        return 100 * sum(values) / len(values) if values else math.nan
+        """Return the mean over the sites with this metric, of each over the last rounds, in percent; NaN: none."""
+        sites = (self._of_rounds(site, last) for site, own in self.metrics.items() if own == metric)
+        means = [statistics.fmean(values.values()) for values in sites if values]
+        return 100 * statistics.fmean(means) if means else math.nan
+
+    def minus(self, other: Outcome, metric: str, *, last: int = 1) -> float:
+        """Return by how many points its figure is above another run's; NaN: they have none in common.
+
+        Only sites and rounds that both have count, the rounds from the last one back.
+        """
+        differences = []
+        for site in (site for site, own in self.metrics.items() if own == metric):
+            mine, theirs = self._of_rounds(site, last), other._of_rounds(site, last)
+            if both := mine.keys() & theirs.keys():
+                differences.append(statistics.fmean(mine[back] - theirs[back] for back in sorted(both)))
+        return 100 * statistics.fmean(differences) if differences else math.nan
+
+    def site_figure(self, site: str, *, last: int = 1) -> float:
+        """Return a site's mean over the last rounds, in percent; NaN: it has no figure in them."""
+        values = self._of_rounds(site, last)
+        return 100 * statistics.fmean(values.values()) if values else math.nan
+
+    def missing(self, *, last: int = 1) -> frozenset[tuple[int, str]]:
+        """Return the sites that have no figure in one of the last rounds, with that round, 0 for the last one."""
+        rounds = range(min(last, len(self.figures)))
+        known = {site: self._of_rounds(site, last) for site in self.metrics}
+        return frozenset((back, site) for site in known for back in rounds if back not in known[site])
+
+    def _of_rounds(self, site: str, last: int) -> dict[int, float]:
+        """Return a site's figures in the last rounds, by how many rounds before the last one."""
+        figures = (sites.get(site, math.nan) for sites in reversed(self.figures[-last:]))
+        return {back: value for back, value in enumerate(figures) if math.isfinite(value)}
 
     def pooled_figure(self, *, last: int = 1) -> float:
         """Return the mean of `pooled` over the last rounds, in percent; NaN: there is none."""
@@ -83,7 +108,7 @@ class Outcome:
 
     def complete(self, *, last: int = 1) -> bool:
         """Whether every site has a figure in the last rounds."""
-        return all(site in sites for sites in self.figures[-last:] for site in self.metrics)
+        return not self.missing(last=last)
 
     def curve(self, metric: str) -> list[float]:
         """Return the mean over the sites with this metric, round by round, in percent."""

@@ -12,7 +12,7 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -201,14 +201,24 @@ def _add_figures(
     """Add the figures of few sites, the means of each metric with their differences, and the pooled figures."""
     metrics, sites = metrics_of(outcomes), list(dict.fromkeys(site for one in outcomes for site in one.metrics))
     whole = [all(one.complete(last=last) for one in runs) for runs in by_method.values()]
+    away = [{(one.seed, *entry) for one in runs for entry in one.missing(last=last)} for runs in by_method.values()]
+    columns.ranked = all(one == away[0] for one in away)
     for site in sites if len(sites) <= MAX_SITES else []:
-        columns.of_site(site, [_mean([_of_site(one, site, last) for one in runs]) for runs in by_method.values()])
+        means = [_mean([one.site_figure(site, last=last) for one in runs]) for runs in by_method.values()]
+        columns.of_site(site, means, [all(name != site for *_, name in entries) for entries in away])
     for metric in metrics:
-        figures = {name: _of_seeds(runs, metric, last) for name, runs in by_method.items()}
-        columns.means(TITLES[metric], [list(of_seeds.values()) for of_seeds in figures.values()], whole)
+        of_seeds = [_known(one.figure(metric, last=last) for one in runs) for runs in by_method.values()]
+        columns.means(TITLES[metric], of_seeds, whole)
         if len(by_method) > 1:
             of_metric = f", {TITLES[metric]}" * (len(metrics) > 1)
-            columns.differences(f"minus {baseline}{of_metric}", [_pairs(name, figures, baseline) for name in figures])
+            theirs = {one.seed: one for one in by_method[baseline]}
+            pairs = [
+                _known(one.minus(theirs[one.seed], metric, last=last) for one in runs if one.seed in theirs)
+                if name != baseline
+                else []
+                for name, runs in by_method.items()
+            ]
+            columns.differences(f"minus {baseline}{of_metric}", pairs, whole, whole[[*by_method].index(baseline)])
     if any(one.pooled for one in outcomes):
         of_runs = [[one.pooled_figure(last=last) for one in runs if one.pooled] for runs in by_method.values()]
         columns.means(TITLES[BALANCED_ACCURACY], of_runs, whole, what=POOLED)
@@ -222,16 +232,21 @@ class _Columns:
         self.values: list[tuple[str, tuple[str | float | None, ...]]] = [("method", tuple(methods))]
         self.best: set[tuple[int, int]] = set()
         self.two_seeds = False
+        self.ranked = True  # whether all methods have figures of the same sites and rounds, so that one can be best
 
     def numbers(self, head: str, numbers: Sequence[float | None], form: str, *, mark: str = "") -> None:
         """Add a column of numbers."""
         self._add(head, [DASH if number is None else f"{number:{form}}{mark}" for number in numbers])
         self._keep(head, numbers)
 
-    def of_site(self, site: str, means: Sequence[float | None]) -> None:
-        """Add a site's figures."""
+    def of_site(self, site: str, means: Sequence[float | None], whole: Sequence[bool]) -> None:
+        """Add a site's figures; those of some rounds or seeds only are marked."""
         self._mark(means)
-        self.numbers(site, means, ".1f")
+        shown = [_with_spread(mean, None) for mean in means]
+        self._add(
+            site, [text + FEWER * (text != DASH and not all_of) for text, all_of in zip(shown, whole, strict=True)]
+        )
+        self._keep(site, means)
 
     def means(
         self, metric: str, of_seeds: Sequence[Sequence[float]], whole: Sequence[bool], *, what: str = MEAN
@@ -251,11 +266,12 @@ class _Columns:
         if not all(whole):
             self._keep(f"all sites, {of_metric}", [int(sites) for sites in whole])
 
-    def differences(self, head: str, pairs: Sequence[Sequence[float]]) -> None:
-        """Add differences with their intervals; a row without any is that of the baseline."""
+    def differences(self, head: str, pairs: Sequence[Sequence[float]], whole: Sequence[bool], baseline: bool) -> None:
+        """Add differences with their intervals; a row without any is that of the baseline; is that whole?."""
         found = [interval(one) if one else None for one in pairs]
         self.two_seeds |= any(len(one) == 2 for one in pairs)
-        self._add(head, [signed(one) if one else DASH for one in pairs])
+        marks = [FEWER * (not (sites and baseline)) for sites in whole]
+        self._add(head, [signed(one) + mark if one else DASH for one, mark in zip(pairs, marks, strict=True)])
         self._keep(head, [one[0] if one else None for one in found])
         self._keep(f"{head}, half of the 95 % interval", [one[1] if one else None for one in found])
         self._keep(f"{head}, seeds", [len(one) if one else None for one in pairs])
@@ -276,19 +292,12 @@ class _Columns:
     def _mark(self, means: Sequence[float | None]) -> None:
         """Mark the highest figure of the next column, as it is shown; none where two methods share it."""
         shown = [-math.inf if mean is None else round(mean, 1) for mean in means]
-        if len(shown) > 1 and shown.count(max(shown)) == 1:
+        if self.ranked and len(shown) > 1 and shown.count(max(shown)) == 1:
             self.best.add((shown.index(max(shown)), len(self.texts)))
 
 
-def _of_seeds(runs: Sequence[Outcome], metric: str, last: int) -> dict[int, float]:
-    """Return seed -> figure, of the runs that have one."""
-    figures = {one.seed: one.figure(metric, last=last) for one in runs}
-    return {seed: figure for seed, figure in figures.items() if math.isfinite(figure)}
-
-
-def _of_site(one: Outcome, site: str, last: int) -> float:
-    values = [sites[site] for sites in one.figures[-last:] if site in sites]
-    return 100 * statistics.fmean(values) if values else math.nan
+def _known(figures: Iterable[float]) -> list[float]:
+    return [figure for figure in figures if math.isfinite(figure)]
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -300,10 +309,6 @@ def _with_spread(mean: float | None, spread: float | None) -> str:
     if mean is None:
         return DASH
     return f"{mean:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
-
-
-def _pairs(name: str, figures: dict[str, dict[int, float]], baseline: str) -> list[float]:
-    return [] if name == baseline else paired(figures[name], figures[baseline])
 
 
 def _megabytes(runs: Sequence[Outcome]) -> float | None:
@@ -340,7 +345,9 @@ def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: i
     if len(sites) > MAX_SITES:
         notes.append(f"{len(sites)} sites: more than {MAX_SITES} have no columns of their own.")
     if not all(one.complete(last=last) for one in outcomes):
-        notes.append(f"{FEWER} a mean of some sites: others were not drawn, or did not answer, in these rounds.")
+        notes.append(
+            f"{FEWER} of some sites: others were not drawn, or did not answer. Differences are of those that both have."
+        )
     if refused := sum(one.refused for one in outcomes):
         notes.append(f"{refused:,} replies are in no figure: the check of updates (method.robust) refused them.")
     if any(one.pooled for one in outcomes):

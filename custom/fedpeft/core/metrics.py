@@ -27,6 +27,20 @@ def title_of(metrics: Iterable[str]) -> str:
     return " or ".join(TITLES[name] for name in dict.fromkeys(metrics)) or TITLES[ACCURACY]
 
 
+def means_of(metrics: Mapping[str, str], figures: Mapping[str, float | None]) -> dict[str, float]:
+    """Return by metric the mean over its sites that have a figure; a site that names no metric has accuracy."""
+    values: dict[str, list[float]] = {}
+    for site, figure in figures.items():
+        if figure is not None:
+            values.setdefault(metrics.get(site, ACCURACY), []).append(figure)
+    return {metric: sum(known) / len(known) for metric, known in values.items()}
+
+
+def in_words(means: Mapping[str, float]) -> str:
+    """Return the means of `means_of`, fractions, as in "accuracy 90.0 %, macro-F1 25.0 %"."""
+    return ", ".join(f"{TITLES[metric]} {100 * mean:.1f} %" for metric, mean in means.items())
+
+
 def pooled_balanced_accuracy(sites: Iterable[Mapping[str, tuple[int, int]]]) -> float | None:
     """Return the balanced accuracy on the images of all sites together, a fraction; None: there are none.
 

@@ -33,6 +33,7 @@ from fedpeft.report.wording import (
     moved_places,
     not_learning,
     note,
+    of_sites,
     parts,
     rejections,
 )
@@ -197,8 +198,7 @@ def state_line(text: str) -> str:
 def _figures(history: History) -> str:
     """Return the means after the last round, in large type."""
     last = dict(_last_means(history))
-    fewer = any(mean.value is not None and not mean.complete for mean in last.values())
-    of = "the sites that replied" if fewer else _counted(len(history.sites), "site")
+    of = of_sites(means(history, "overall")[-1].count, len(history.sites))
     lead = f"Mean {history.measured_by} of {of} after round {history.rounds[-1].round}"
     return headline(lead, {name: mean.value for name, mean in last.items()})
 

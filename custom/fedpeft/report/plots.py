@@ -36,8 +36,9 @@ from fedpeft.report.palette import (
     svg,
     text_width,
 )
-from fedpeft.report.wording import caption, means, percent, plot_title, series
+from fedpeft.report.wording import caption, mean_lines, means, of_sites, percent, plot_title, series
 
+MEAN_DASHES = ("-", (0, (6, 2)), (0, (4, 1, 1, 1)))  # of a mean for each metric
 MANY_ROUNDS = 12  # more than these, and markers hide the lines
 # inches
 MAIN_WIDTH, SENT_WIDTH, SIDE_WIDTH, MIN_HEIGHT = 3.6, 5.04, 2.2, 2.9
@@ -167,7 +168,7 @@ def explained(history: History) -> str:
     lines = series(history, "overall").values()
     if any(None in line and any(value is not None for value in line) for line in lines):
         parts.append("Dotted: no figure in these rounds.")
-    if any(mean.value is not None and not mean.complete for mean in means(history, "overall")):
+    if any(mean.value is not None and not mean.complete for one in mean_lines(history).values() for mean in one):
         parts.append("Open circle: mean over fewer sites.")
     if 1 < len(lines) <= DISTINCT:
         parts.append(SIDE_BY_SIDE)
@@ -186,11 +187,10 @@ def draw(
     for index, (site, line) in enumerate(lines.items()):
         style, size = line_style(index, len(lines)), 3.2 if sparse and len(lines) <= DISTINCT else 0
         curves.append(_line(axes, places_of.get(site, rounds), scale * np.array(line, dtype=float), style, size))
-    if len(lines) > 1:
-        average = means(history, quantity)
+    for average, dashes in zip(mean_lines(history, quantity).values(), MEAN_DASHES, strict=False):
         values = scale * np.array([mean.value for mean in average], dtype=float)
         where = places.mean if places else rounds
-        look = {"color": LIGHT.ink, "linewidth": 2.2, "zorder": 4}
+        look = {"color": LIGHT.ink, "linewidth": 2.2, "zorder": 4, "linestyle": dashes}
         curves.append(_line(axes, where, values, look, 4.4 if sparse else 0))
         fewer = np.array([not mean.complete for mean in average])
         hollow: dict[str, Any] = {"mfc": LIGHT.paper, "mec": LIGHT.ink, "mew": 1.1, "ms": 4.4, "zorder": 5}
@@ -283,10 +283,10 @@ def end_labels(history: History, places: Places | None = None) -> list[Label]:
     if len(lines) > DISTINCT:
         ranked = sorted(labels, key=lambda label: label.value)
         labels = [ranked[-1], ranked[0]] if len(ranked) > 1 else ranked
-    if len(lines) > 1:
-        name = "mean" if len(lines) <= DISTINCT else f"mean of {len(lines)} sites"
-        average = [mean.value for mean in means(history, "overall")]
-        add(name, average, places.mean if places else rounds, LIGHT.ink, "bold")
+    for name, average in mean_lines(history).items():
+        many = f" of {of_sites(average[-1].count, average[-1].every)}" * (len(lines) > DISTINCT)
+        values = [mean.value for mean in average]
+        add(name + many, values, places.mean if places else rounds, LIGHT.ink, "bold")
     return labels
 
 

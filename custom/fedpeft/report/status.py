@@ -23,7 +23,7 @@ from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_HISTORY, read_json
 from fedpeft.core.locks import lock_file
-from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, title_of
+from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, in_words, means_of, title_of
 from fedpeft.core.text import RECENT, duration
 from fedpeft.core.workspace import HISTORY, MANIFEST, OF_SIMULATOR
 from fedpeft.report.history import (
@@ -69,9 +69,9 @@ class Progress:
     state: str = must(as_sentence, default=RUNNING)
     round: int = must(as_count, default=0)  # finished rounds
     rounds: int | None = must(as_count_or_none, default=None)  # rounds that the job has; None: not known yet
-    # of what the sites are measured by, over those of the last round, a fraction
-    mean: float | None = must(as_fraction, default=None)
-    measured_by: str = must(as_sentence, default=title_of(()))  # that, in words
+    means: Mapping[str, float] = must(by_name(as_fraction), default_factory=dict)  # by metric, over the last round's
+    mean: float | None = must(as_fraction, default=None)  # where all sites have one metric: that, for older consoles
+    measured_by: str = must(as_sentence, default=title_of(()))  # all metrics in words
     seconds: float | None = must(as_seconds, default=None)  # the last round's duration
     pace: float | None = must(as_seconds, default=None)  # mean seconds of the last rounds
     ago: float | None = must(as_number, default=None)  # seconds since the last round ended
@@ -80,6 +80,14 @@ class Progress:
     reason: str = must(as_sentence, default="")  # why the run failed
     # a sentence for each site that is no better than a constant answer
     not_learning: tuple[str, ...] = must(_sentences, default=())
+
+    @property
+    def figures(self) -> str:
+        """The means of the last round in words; empty: there are none."""
+        if self.means or self.mean is None:
+            known = {metric: mean for metric, mean in self.means.items() if metric in TITLES and mean is not None}
+            return in_words(known)
+        return f"{self.measured_by} {100 * self.mean:.1f} %"  # of an older server
 
     @property
     def ended(self) -> bool:
@@ -156,23 +164,25 @@ def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: floa
         fail(where, "'rounds'", done, "a list of rounds")
     done = [as_mapping(one, where, "a round") for one in done]
     last = done[-1] if done else {}
-    sites = [as_mapping(site, where, "a site") for site in as_mapping(last.get("sites", {}), where, "'sites'").values()]
-    overall = [as_fraction(need(site, "overall", where), where, "'overall'") for site in sites]
-    measured = [figure for figure in overall if figure is not None]
+    sites = as_mapping(last.get("sites", {}), where, "'sites'")
+    replies = {name: as_mapping(site, where, "a site") for name, site in sites.items()}
+    overall = {name: as_fraction(need(one, "overall", where), where, "'overall'") for name, one in replies.items()}
     recent = [as_seconds(one.get("seconds"), where, "'seconds'") for one in done[-RECENT:]]
     paced = [seconds for seconds in recent if seconds is not None]
     if manifest and manifest.get("status") not in (COMPLETED, FAILED):
         fail(where, "the manifest's 'status'", manifest.get("status"), f"{COMPLETED} or {FAILED}")
     training = as_mapping(as_mapping(history.get("settings", {}), where, "'settings'").get("training", {}), where, "it")
-    metrics = by_name(as_metric)(history.get("metrics", {}), where, "'metrics'").values()
+    metrics = by_name(as_metric)(history.get("metrics", {}), where, "'metrics'")
+    means = means_of(metrics, overall)
     return Progress.from_json(
         {
             "job": history.get("job") or manifest.get("job", ""),
             "state": manifest.get("status", RUNNING),
             "round": len(done),
             "rounds": training.get("rounds"),
-            "mean": sum(measured) / len(measured) if measured else None,
-            "measured_by": title_of(metrics),
+            "means": means,
+            "mean": next(iter(means.values())) if len(means) == 1 else None,
+            "measured_by": title_of(metrics.values()),
             "seconds": last.get("seconds"),
             "pace": sum(paced) / len(paced) if paced else None,
             "ago": age if done else None,
@@ -283,8 +293,8 @@ def show(progress: Progress, *, now: float | None = None) -> RenderableType:
 def figures(progress: Progress, *, now: float | None = None) -> str:
     """Return the mean of the sites, last round and estimated end as text; empty before the first round."""
     parts = []
-    if progress.mean is not None:
-        parts.append(f"mean {progress.measured_by} {100 * progress.mean:.1f} %")
+    if progress.figures:
+        parts.append(f"mean {progress.figures}")
     if progress.seconds is not None:
         ago = f", {duration(progress.ago)} ago" if progress.ago is not None and not progress.ended else ""
         parts.append(f"last round {duration(progress.seconds)}{ago}")

@@ -73,7 +73,7 @@ def sent(history: History) -> Table | None:
     for index, one in enumerate(history.rounds):
         known = [line[index] for line in lines.values() if line[index] is not None]
         so_far += sum(known) / MB
-        counted = counted and len(known) >= len(one.sites)
+        counted = counted and len(known) >= len(one.sites) and not one.rejected
         cells = [_megabytes(line[index]) for line in lines.values()]
         rows.append(
             (
@@ -84,7 +84,7 @@ def sent(history: History) -> Table | None:
             )
         )
     marks = "MB: a million bytes of adapters, without FLARE's own messages and what the server sends to the sites"
-    marks += "" if counted else f"; {FEWER} without what sites sent in rounds where it was not counted"
+    marks += "" if counted else f"; {FEWER} without replies that were refused or whose size was not counted"
     return Table(
         title="Sent by the sites (MB)",
         columns=("round", *lines, "all sites", "so far"),
@@ -133,12 +133,12 @@ def ranks(history: History) -> Table | None:
         if places:
             rows.append((site, *(f"{statistics.fmean(column):.1f}" for column in zip(*places, strict=True))))
     equal, scored = sum(len(plan.undecided) for plan in plans), sum(len(plan.scores) for plan in plans)
-    note = f"; {equal} of {scored} times a site scored all layers the same, so that its score chose none"
+    note = f"; {equal} of {scored} times a site's scores were the same for all layers, so that they chose none"
     return Table(
         title="Rank of the layers",
         columns=("site", *map(str, plans[0].numbers)),
         rows=tuple(rows),
-        marks=f"Mean over {len(plans)} scored round{'s' * (len(plans) > 1)}; 1: the site's highest score"
+        marks=f"Mean over {len(plans)} scheduled round{'s' * (len(plans) > 1)}; 1: the site's highest score"
         + note * (equal > 0),
         averages=0,
         shades=tuple(tuple(_shade(float(rank), len(row) - 1) for rank in row[1:]) for row in rows),
@@ -156,6 +156,7 @@ def _megabytes(value: float | None) -> str:
 
 BASELINE = "baseline: what the best constant answer reaches"
 EXAMPLES = "loss: of training, examples: train"
+BEST = "best: the highest mean of all sites; training.patience goes by the sites' median"
 BY_SAMPLES = "weighted mean: by the number of test samples, the loss by that of training samples"
 
 
@@ -180,7 +181,8 @@ def last_round(history: History) -> Table:
         cells = [_mean(history, fraction, -1, sites=sites) for fraction in fractions]
         loss = _mean(history, "loss", -1, "{:.3f}", sites=sites)
         samples = _mean(history, "samples", -1, "{:.0f}", sites=sites)
-        constant, tested = _tested(history, sites)
+        present = [site for site in sites if site in last.sites and last.sites[site].overall is not None]
+        constant, tested = _tested(history, present)
         rows.append((MEAN, TITLES[name], *cells, *constant, loss, samples, *tested))
         averages += 1
         if weights := tested_weights(history, sites):
@@ -190,7 +192,7 @@ def last_round(history: History) -> Table:
             ]
             trained = {site: result.samples or 0 for site, result in last.sites.items()}
             loss = _mean(history, "loss", -1, "{:.3f}", sites=sites, weights=trained)
-            constant = [_constant(history, weights)] * len(constant)
+            constant = [_constant(history, {site: weights[site] for site in present})] * len(constant)
             rows.append((WEIGHTED, TITLES[name], *cells, *constant, loss, "", ""))
             averages += 1
     columns = ("site", "metric", *fractions, *["baseline"] * len(constant), "loss", "train", *["test"] * len(tested))
@@ -273,7 +275,9 @@ def best_round(history: History) -> Table | None:
             figures = (_mean(history, quantity, index, sites=sites) for quantity in ("validation", "overall"))
             rows.append((title, str(history.rounds[index].round), *figures))
     columns = ("round", "number", "mean on validation (%)", "mean on test (%)")
-    return _table("Best round", columns, rows) if rows else None
+    table = _table("Best round", columns, rows)
+    marks = ", ".join(filter(None, (table.marks, BEST)))
+    return replace(table, marks=marks) if rows else None
 
 
 def trained_layers(history: History) -> Table:

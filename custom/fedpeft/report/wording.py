@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, NO_BETTER
+from fedpeft.core.metrics import TITLES as METRICS
 from fedpeft.report.history import History
 
 NOTHING_MEDICAL = "these figures say nothing about medicine"
@@ -76,7 +77,7 @@ def legend(cells: set[str]) -> str:
     if REJECTED in cells:
         meanings.append(f"{REJECTED} reply rejected")
     if any(cell.endswith(FEWER) for cell in cells):
-        meanings.append(f"{FEWER} mean over fewer sites than in other rounds")
+        meanings.append(f"{FEWER} mean over fewer sites")
     return ", ".join(meanings)
 
 
@@ -158,10 +159,28 @@ def rejections(history: History) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """The mean of the sites in one round; not complete where a site that has figures elsewhere has none."""
+    """The mean of the sites in one round, of those that have a figure.
+
+    Args:
+        value: None where no site has one.
+        count: sites with a figure in this round.
+        every: sites that have one in some round, or whose replies were refused; not those that withhold it.
+    """
 
     value: float | None
-    complete: bool
+    count: int
+    every: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether no site lacks its figure."""
+        return self.count == self.every
+
+
+def of_sites(count: int, every: int) -> str:
+    """Return of how many of all sites a mean is, in words."""
+    sites = f"{every} site{'s' * (every != 1)}"
+    return sites if count == every else f"{count} of {sites}"
 
 
 def series(history: History, quantity: str) -> dict[str, list[float | None]]:
@@ -184,18 +203,30 @@ def means(
 
     A site without a weight counts as without a figure; without weights all sites count alike.
     """
+    refused = {site for one in history.rounds for site in one.rejected} if quantity == "overall" else set()
     lines = [
         (line, 1 if weights is None else weights.get(site, 0))
         for site, line in series(history, quantity).items()
-        if (sites is None or site in sites) and any(value is not None for value in line)
+        if (sites is None or site in sites) and (site in refused or any(value is not None for value in line))
     ]
     averages = []
     for index in range(len(history.rounds)):
         known = [(line[index], weight) for line, weight in lines if line[index] is not None and weight]
         total = sum(weight for _, weight in known)
         mean = sum(value * weight for value, weight in known) / total if known else None
-        averages.append(Mean(value=mean, complete=len(known) == len(lines)))
+        averages.append(Mean(value=mean, count=len(known), every=len(lines)))
     return averages
+
+
+def mean_lines(history: History, quantity: str = "overall") -> dict[str, list[Mean]]:
+    """Return the means of several sites by what a picture calls them; figures of two metrics have no common mean."""
+    if quantity != "overall" or len(history.by_metric) == 1:
+        return {"mean": means(history, quantity)} if len(history.sites) > 1 else {}
+    return {
+        f"mean {METRICS[metric]}": means(history, quantity, sites=sites)
+        for metric, sites in history.by_metric.items()
+        if len(sites) > 1
+    }
 
 
 def tested_weights(history: History, sites: Collection[str]) -> dict[str, int]:

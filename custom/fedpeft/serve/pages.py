@@ -172,13 +172,11 @@ def _row(run: Run, progress: Progress | None, now: float) -> str:
     if progress is None:
         cells = ["", "cannot be read", "", "", ago]
     else:
-        bar, mean = "", ""
+        bar = ""
         if progress.rounds:
             bar = f'<progress value="{progress.round}" max="{progress.rounds}"></progress> '
-        if progress.mean is not None:
-            mean = f"{progress.measured_by} {100 * progress.mean:.1f} %"
         state = progress.state + ("" if progress.left is None else f", {duration(progress.left)} left")
-        cells = [progress.job, state, "", mean, ago]
+        cells = [progress.job, state, "", progress.figures, ago]
     shown = [escape(cell) for cell in cells]
     if progress is not None:
         shown[2] = bar + escape(_rounds(progress))

@@ -23,7 +23,7 @@ from fedpeft.core.errors import LocalError
 from fedpeft.core.files import write_json
 from fedpeft.core.keys import layers_of
 from fedpeft.core.locks import FILE as LOCK
-from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, NO_BETTER, title_of
+from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, NO_BETTER, in_words, means_of, title_of
 from fedpeft.core.text import RECENT, duration
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.methods.settings import MethodSettings
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from fedpeft.job.federation import RunTracking
+
+
+OF_ALL_SITES, OF_SITES = ("method", "procedural", "tiny", "source"), ("metrics", "tested")  # of a run's history
 
 
 def origin(datasets: Iterable[str], backbones: Iterable[str], *, procedural: bool) -> str:
@@ -73,17 +76,19 @@ class RunRecorder:
         """Record the settings of server and sites, and the result of the handshake."""
         backbones = sorted({i.backbone for i in introductions.values()})
         procedural = any(i.procedural for i in introductions.values())
-        self._history |= {
+        before = self._history  # of a resumed job, whose finished rounds may have sites that are away now
+        tested = {site: {"samples": i.samples["test"], "baseline": i.baseline} for site, i in introductions.items()}
+        self._history = before | {
             "method": f"{method.label}, {', '.join(backbones)}",
             "procedural": procedural,
             "tiny": any(i.tiny for i in introductions.values()),
             "source": origin((i.dataset for i in introductions.values()), backbones, procedural=procedural),
             "settings": settings_of(method, training, schedule or ScheduleSettings()),
-            "metrics": {site: i.metric for site, i in introductions.items()},
-            "tested": {
-                site: {"samples": i.samples["test"], "baseline": i.baseline} for site, i in introductions.items()
-            },
+            "metrics": before.get("metrics", {}) | {site: i.metric for site, i in introductions.items()},
+            "tested": before.get("tested", {}) | tested,
         }
+        if before.get("metrics", {}).keys() - introductions.keys():
+            self._history |= {name: before[name] for name in OF_ALL_SITES if name in before}
         self._manifest["sites"] = {
             site: {"classes": i.classes, "samples": i.samples, "dataset": i.dataset, "backbone": i.backbone}
             | ({} if method.matched_layers is None else {"layers": len(layers_of(i.schema))})
@@ -99,7 +104,8 @@ class RunRecorder:
         self._manifest["lineage"] = name
         if before:
             self._manifest["resumed"] = {"after_round": before.round, "sites_with_other_state": dict(behind)}
-            self._history["rounds"] = list(before.history["rounds"])
+            kept = {name: before.history[name] for name in (*OF_ALL_SITES, *OF_SITES) if name in before.history}
+            self._history |= kept | {"rounds": list(before.history["rounds"])}
 
     def start(self, sender: Sender) -> None:
         """Record whose first adapter all sites get, and which sites are said to start from another one."""
@@ -186,20 +192,20 @@ class RunRecorder:
         """One line for the log: round, mean of the sites, seconds and the time left, how many places the alignment
         moved, and each site's layers if they are scheduled."""
         last = self._history["rounds"][-1]
-        overall = [site["overall"] for site in last["sites"].values() if site["overall"] is not None]
-        mean = f"{100 * sum(overall) / len(overall):.1f} %" if overall else "not measured"
+        metrics = self._history.get("metrics", {})
+        overall = means_of(metrics, {site: figures["overall"] for site, figures in last["sites"].items()})
+        reached = in_words(overall) or f"{title_of(metrics.values())} not measured"
         assigned = last["schedule"].get("layers", {})
         layers = "; ".join(
             f"{site} trained layers {', '.join(map(str, chosen))}"
             for site, chosen in assigned.items()
             if site in last["sites"]
         )
-        metric = title_of(self._history.get("metrics", {}).values())
         stuck = "; ".join(f"{s}: {NO_BETTER}" for s, site in last["sites"].items() if site.get(BELOW_CONSTANT) == 1)
         recent = [one["seconds"] for one in self._history["rounds"][-RECENT:]]
         left = (rounds - number) * sum(recent) / len(recent)
         parts = [
-            f"round {number} of {rounds}: mean {metric} {mean}, {duration(last['seconds'])}",
+            f"round {number} of {rounds}: mean {reached}, {duration(last['seconds'])}",
             f"about {duration(left)} left" * (number < rounds),
             _moved(last["alignment_report"].get("decisions", {})),
             layers,
@@ -297,14 +303,11 @@ class Board:
 
 def scalars(one: Mapping[str, Any], metrics: Mapping[str, str]) -> Iterator[tuple[str, str, float]]:
     """Yield folder, tag and value of everything measured in a round of history.json; a site's default is accuracy."""
-    overall: dict[str, list[float]] = {}
     for site, figures in one["sites"].items():
         metric = metrics.get(site, ACCURACY)
         for name, tag in NAMES.items():
             if figures.get(name) is not None:
                 yield site, tag.format(metric=metric), figures[name]
-        if figures.get("overall") is not None:
-            overall.setdefault(metric, []).append(figures["overall"])
     for site, distance in one.get("alignment", {}).items():
         if distance is not None:
             yield site, "alignment/distance", distance
@@ -312,8 +315,9 @@ def scalars(one: Mapping[str, Any], metrics: Mapping[str, str]) -> Iterator[tupl
     for site, scores in schedule.get("scores", {}).items():
         for layer, score in zip(schedule.get("numbers") or range(len(scores)), scores, strict=True):
             yield site, f"layer scores/{layer:02}", score
-    for metric, values in overall.items():
-        yield SERVER, f"{metric}/overall", sum(values) / len(values)
+    overall = {site: figures.get("overall") for site, figures in one["sites"].items()}
+    for metric, mean in means_of(metrics, overall).items():
+        yield SERVER, f"{metric}/overall", mean
     if one.get("seconds") is not None:
         yield SERVER, "seconds/round", one["seconds"]
     yield SERVER, "replies/accepted", len(one["sites"])
