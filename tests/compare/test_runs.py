@@ -253,6 +253,13 @@ def test_a_figure_of_another_metric_or_of_other_samples_is_marked_with_the_reaso
     assert all(why in note for note in marked)
 
 
+@pytest.mark.parametrize(("job", "said"), [("paper/fedpia_task2", False), ("paper/fedpia_task3", True)])
+def test_below_an_f1_of_labels_stands_that_its_average_is_not_defined(tmp_path, job, said):
+    (one,) = outcomes([recorded(tmp_path / "run", job, samples=2_837)])
+    notes = compared([one], baseline=one.method).notes
+    assert any("how its F1 is averaged over labels" in note for note in notes) == said
+
+
 def test_the_forms_of_fedpia_have_names_of_their_own(tmp_path):
     forms = {
         "fedpia_paper": "FedPIA (two branches 0.5), houlsby adapters, tiny-vilt",

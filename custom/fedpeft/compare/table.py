@@ -22,7 +22,7 @@ from rich.text import Text
 from scipy import stats
 
 from fedpeft.compare.outcome import Outcome, caution_of, metrics_of
-from fedpeft.compare.published import NOT_COMPARABLE, differences, published, source_of
+from fedpeft.compare.published import NOT_COMPARABLE, differences, not_said, published, source_of
 from fedpeft.core.console import cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import BALANCED_ACCURACY, TITLES
@@ -357,7 +357,7 @@ def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: i
     if any(one.cpu_seconds is not None for one in outcomes):
         notes.append(CPU_SECONDS)
     if beside and (source := source_of(outcomes[0].task)):
-        notes.append(f"published: {source.title}.")
+        notes.append(f"published: {source.title}. {not_said(outcomes)}".rstrip())
         if why := differences(outcomes):
             notes.append(f"{NOT_COMPARABLE} not comparable: {'; '.join(why)}.")
     return tuple(notes)
