@@ -33,7 +33,11 @@ SMALL = (
     "method.probe_samples=16",
 )
 FEDAVG = ("method.aggregation=fedavg",)
-HALF = ("method.pia.share=0.5", "method.pia.accept=false")  # a robust average needs a number as share
+HALF = (  # in weight space; a robust average needs a number as share
+    "method.pia.integration=weight_space",
+    "method.pia.share=0.5",
+    "method.pia.accept=false",
+)
 OPEN = "method.robust.update_factor=0"  # no update is refused for its length
 DEFENSES: dict[str, Sequence[str]] = {
     "FedAvg, mean, no limit": (*FEDAVG, OPEN),
@@ -42,8 +46,8 @@ DEFENSES: dict[str, Sequence[str]] = {
         f"FedAvg, {rule}, no limit": (*FEDAVG, OPEN, f"method.robust.average={rule}")
         for rule in ("median", "geometric_median", "trimmed_mean", "krum", "multi_krum")
     },
-    "FedPIA, mean, no limit": (*HALF, OPEN),
-    "FedPIA, median, no limit": (*HALF, OPEN, "method.robust.average=median"),
+    "FedPIA in weight space, mean, no limit": (*HALF, OPEN),
+    "FedPIA in weight space, median, no limit": (*HALF, OPEN, "method.robust.average=median"),
 }
 State = dict[str, torch.Tensor]
 Attack = Callable[[State, State, torch.Generator], State]

@@ -47,7 +47,8 @@ SPAN = re.compile(r"`([^`]+)`")
 PROGRAMS = ("fedpeft ", "python ")
 LOOP = "for "
 UNNAMED = re.compile(
-    r"the papers?'s? (own )?(form|way|version)\b|(published|frozen-global) form|FedPIA's (clients|frozen)",
+    r"the papers?'s? (own )?(form|way|version)\b|(published|frozen-global) form|FedPIA's (clients|frozen)"
+    r"|FedPIA, (mean|median)\b",
     re.IGNORECASE,
 )
 
@@ -203,6 +204,7 @@ def test_a_run_that_a_row_reports_on_is_made_by_a_command_of_its_column(paper, c
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
     *(path for folder, kind in (("app_configs", "*.yml"), ("custom", "*.py"), ("benchmarks", "*.py"))
       for path in sorted((ROOT / folder).rglob(kind))),
 ]  # fmt: skip
