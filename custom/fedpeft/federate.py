@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from fedpeft.job.settings import CommonSettings, check_drawn
 from fedpeft.protocol.secure_sum import without_masks
 from fedpeft.protocol.types import SCORE, Introduction, Order, ScoreOrder, ScoreReply, TrainOrder, TrainReply
@@ -108,13 +110,14 @@ class _LocalSites:
         return state
 
     def _score(self, site: str, order: Any) -> ScoreReply:
+        torch.set_num_threads(self._learners[site].training.threads)  # another learner may have set its own
         scores = self._learners[site].score_layers(order.round, self._received(site, order))
         return ScoreReply(round=order.round, scores=scores, seconds=0.0, problem="")
 
     def _train(self, site: str, order: Any, *, together: int) -> TrainReply:
         learner, received = self._learners[site], self._received(site, order)
-        if self._salts:
-            learner.salt = self._salts(site, order.round, received)
+        torch.set_num_threads(learner.training.threads)
+        learner.salt = self._salts(site, order.round, received) if self._salts else ""
         update = learner.train_round(order.round, received, order.layers, part=order.part)
         self.updates[site] = update
         scores = learner.score_trained(order.round) if order.scored else []

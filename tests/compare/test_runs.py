@@ -4,9 +4,11 @@
 import json
 import re
 import shutil
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -670,3 +672,32 @@ def test_the_validation_figure_of_drawn_sites_is_of_their_last_rounds():
         tiny=False, validation=rounds,
     )  # fmt: skip
     assert one.validation_figure() == pytest.approx(50)
+
+
+def test_a_link_to_nothing_hides_no_other_file(tmp_path):
+    """As in a folder whose images were fetched in part: a run may not look at them."""
+    (tmp_path / "manifest.csv").write_text("first")
+    (tmp_path / "far.png").symlink_to(tmp_path / "nowhere")
+    listed = []
+    for text in ("first", "second, longer"):
+        (tmp_path / "manifest.csv").write_text(text)
+        experiment._listed.cache_clear()
+        listed.append(experiment._listed(tmp_path))
+    assert all("manifest.csv" in text for text in listed)
+    assert listed[0] != listed[1]
+
+
+def test_a_run_is_not_that_of_another_plugin(tmp_path, monkeypatch):
+    package = tmp_path / "of_a_plugin"
+    package.mkdir()
+    (package / "__init__.py").write_text("WIDTH = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    points = EntryPoints([EntryPoint("mine", "of_a_plugin:WIDTH", "fedpeft.methods")])
+    monkeypatch.setattr(experiment, "entry_points", lambda **chosen: points.select(**chosen))
+    digests = set()
+    for source in ("WIDTH = 1", "WIDTH = 2"):
+        (package / "__init__.py").write_text(source)
+        (run,) = plan(CONFIGS, "fedpia_task1", variants(["fedavg"]), [0], [])
+        digests.add(run.settings)
+    assert len(digests) == 2
+    assert "of_a_plugin" not in sys.modules

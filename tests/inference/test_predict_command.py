@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from histories import record, write
 from PIL import Image
 from trained_sites import trained
 
 from fedpeft.cli import main
+from fedpeft.core.errors import FedpeftError
 from fedpeft.data.images import as_array
 from fedpeft.data.settings import Window
 from fedpeft.inference.examples import _is_known, of_images, of_table, window_at
@@ -221,6 +223,24 @@ def test_a_run_is_found_where_its_state_lies(workspace, tmp_path, monkeypatch):
     assert find(earlier, site="slake").folder.is_relative_to(earlier)
     monkeypatch.setenv("FEDPEFT_STATE", str(tmp_path / "elsewhere"))
     assert find(earlier, site="slake").folder.is_relative_to(tmp_path / "elsewhere")
+
+
+def test_rounds_of_another_run_are_not_taken_for_those_of_this_one(workspace, tmp_path):
+    """A job that goes on from an earlier round replaces the later ones in the state that both use."""
+    state, history = tmp_path / "ws_state" / "slake" / "small-1", record(("slake",), 2)
+    for entry, own in zip(history["rounds"], find(workspace, site="slake").record.rounds, strict=True):
+        entry["sites"]["slake"] |= {name: own[name] for name in ("overall", "loss")}
+    file = write(workspace / "server" / "simulate_job" / "fedpeft", history)
+    shutil.copytree(state / "round-00002", state / "round-00003")  # a later job went on
+    assert find(workspace, site="slake").folder == state / "round-00002"
+    history["rounds"][1]["sites"]["slake"]["loss"] += 0.1
+    file.write_text(json.dumps(history))
+    with pytest.raises(FedpeftError, match="round-00002 is of another run"):
+        find(workspace, site="slake")
+    assert find(workspace, site="slake", round="1").folder == state / "round-00001"
+    shutil.rmtree(state / "round-00002")
+    with pytest.raises(FedpeftError, match="slake no longer keeps round 2 of the run"):
+        find(workspace, site="slake")
 
 
 def test_what_is_missing_is_named(workspace, tmp_path, capsys):

@@ -28,14 +28,19 @@ def run_of(sections, workspace, sites=SITES):
     """A workspace as `fedpeft simulate` leaves it; the learners as the run left them, and the global adapter."""
     state = workspace.with_name(f"{workspace.name}_state")
     learners = {site: Learner.from_sections(sections, site=site, folder=state / site / "small-1") for site in sites}
-    *_, last = federate(learners)
+    rounds = list(federate(learners))
+    last = rounds[-1]
     result = workspace / RESULT
     result.mkdir(parents=True)
     if last.state:
         save_file({key: tensor.contiguous() for key, tensor in last.state.items()}, result / "global.safetensors")
     manifest = {"status": "completed", "files": {}, "rounds": 2, "lineage": "small-1", "sites": {s: {} for s in sites}}
     (result / "manifest.json").write_text(json.dumps(manifest))
-    (result / "history.json").write_text(json.dumps(record(sites, 2)))
+    history = record(sites, len(rounds))
+    for entry, one in zip(history["rounds"], rounds, strict=True):
+        for site, update in one.updates.items():
+            entry["sites"][site] |= {name: update.metrics[name] for name in ("overall", "loss")}
+    (result / "history.json").write_text(json.dumps(history))
     return learners, last.state
 
 

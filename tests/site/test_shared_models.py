@@ -106,3 +106,28 @@ def test_the_learners_that_were_not_used_for_long_are_dropped(sections, tmp_path
     second = kept.of("vqa-rad", logs["vqa-rad"])
     assert second.backbone is first.backbone
     assert kept.of("slake", logs["slake"]) is not first
+
+
+def test_a_model_of_another_method_or_seed_is_not_taken(sections, tmp_path):
+    shared = SharedModels()
+
+    def backbone(*settings):
+        chosen = sections(*SMALL, "method.aggregation=fedavg", *settings)
+        return Learner.from_sections(chosen, site="slake", folder=tmp_path / "state", shared=shared).model.backbone
+
+    first = backbone("method.name=bias")
+    assert backbone("method.name=bias") is first
+    others = ("method.name=layernorm",), ("method.name=bias", "training.seed=2")
+    assert all(backbone(*other) is not first for other in others)
+
+
+def test_a_federation_leaves_neither_salts_nor_threads_to_the_next_one(sections, tmp_path):
+    chosen = sections(*SMALL, "training.threads=1")
+    learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
+    plain = [one.state for one in federate(learners)]
+    salted = [one.state for one in federate(learners, salts=lambda *_: "salt")]
+    torch.set_num_threads(2)  # as a learner of another job does
+    again = [one.state for one in federate(learners)]
+    assert torch.get_num_threads() == 1
+    assert any(not torch.equal(salted[0][key], plain[0][key]) for key in plain[0])
+    assert all(torch.equal(again[-1][key], plain[-1][key]) for key in plain[-1])

@@ -20,6 +20,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,7 @@ from fedpeft.compare.grid import Axis, check_free, points
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import parse_json, read_text
+from fedpeft.core.files import digest, parse_json, read_text
 from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
 from fedpeft.core.processes import without_current_folder
 from fedpeft.core.settings import build
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 RUNS = "runs.jsonl"
 SEEDS = ("training.seed", "data.seed")
 METHOD = "method.name"
+PLUGINS = "fedpeft."  # how the groups of entry points begin
 Key = tuple[str, int, str]
 
 
@@ -90,15 +93,32 @@ class Run:
 @functools.cache  # for the rows and seeds of one plan
 def _listed(folder: Path) -> str:
     try:
-        files = [(file.relative_to(folder), file.stat()) for file in files_below(folder)]
+        files = [(file.relative_to(folder), file.stat()) for file in files_below(folder, whole=False)]
     except OSError:  # the run says what is wrong with it
         return ""
     return "\n".join(f"{name}:{one.st_size}:{one.st_mtime_ns}" for name, one in files)
 
 
+@functools.cache
+def _plugins() -> tuple[str, ...]:
+    """Return name, version and sources of each installed plugin, none of which is imported."""
+    found = set()
+    groups = [group for group in entry_points().groups if group.startswith(PLUGINS)]
+    for point in itertools.chain.from_iterable(entry_points(group=group) for group in groups):
+        package = point.module.partition(".")[0]
+        if package == fedpeft.__name__ or not (spec := find_spec(package)):
+            continue
+        sources = [Path(spec.origin)] if spec.origin else []
+        for folder in map(Path, spec.submodule_search_locations or ()):
+            sources = [file for file in files_below(folder, whole=False) if file.suffix == ".py"]
+        version = point.dist.version if point.dist else ""
+        found.add("\n".join([package, version, *(f"{file}:{digest(file)}" for file in sources)]))
+    return tuple(sorted(found))
+
+
 def _files_of(sections: Mapping[str, Any]) -> str:
-    """Return the version of the package, and name, size and time of each file that a job's sites read."""
-    found = [fedpeft.__version__]
+    """Return the versions of the package and its plugins, and name, size and time of each file that sites read."""
+    found = [fedpeft.__version__, *_plugins()]
     for site in sections.get("federation", {}).get("sites", ()):
         with contextlib.suppress(FedpeftError):  # what is missing is said by the run itself
             found += map(_listed, folders_of(SiteJob.from_sections(sections, site=site)))
@@ -118,6 +138,7 @@ def plan(
     Each seed gives all methods the same data, initial values and order.
     """
     _listed.cache_clear()
+    _plugins.cache_clear()
     axes = [sweep] if sweep else []
     given = [*overrides, *(setting for method in methods for setting in method.settings)]
     varied = [*given, *(axis.setting for axis in axes)]

@@ -104,11 +104,12 @@ def images_below(folder: Path) -> dict[str, Path]:
     return images
 
 
-def files_below(folder: Path) -> list[Path]:
+def files_below(folder: Path, *, whole: bool = True) -> list[Path]:
     """Return all files below a folder, at any depth, in the order of their paths.
 
     Links are followed, also those to folders, but not back into a folder that they or `folder` lie in. Hidden files and
-    folders are left out, and what macOS adds to archives. An image that is a link to nothing is an error.
+    folders are left out, and what macOS adds to archives. An image that is a link to nothing is an error, or left out
+    where the files need not be `whole`.
     """
     files: list[Path] = []
     waiting = [(str(folder), _places(folder))]
@@ -129,7 +130,7 @@ def files_below(folder: Path) -> list[Path]:
                         waiting.append((entry.path, around | {place}))
                     elif entry.is_file():
                         files.append(Path(entry.path))
-                    elif entry.is_symlink() and is_image(Path(entry.name)):
+                    elif whole and entry.is_symlink() and is_image(Path(entry.name)):
                         raise DataError(
                             f"{entry.path} is a link to a file that is not there: fetch it, as with git annex get or "
                             f"dvc pull, or remove the link."

@@ -8,19 +8,22 @@ fedpeft export        the exported folder
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fedpeft.answering.training_settings import BEST, LAST
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import MAX_DIGITS
+from fedpeft.core.files import MAX_DIGITS, SET_ASIDE
 from fedpeft.core.locks import kept_folders
-from fedpeft.core.workspace import MANIFEST, STATE_VARIABLE
+from fedpeft.core.workspace import HISTORY, MANIFEST, STATE_VARIABLE
 from fedpeft.inference import exported
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
-from fedpeft.report.history_reader import read_manifest
+from fedpeft.report.history import History
+from fedpeft.report.history_reader import read, read_manifest
 from fedpeft.report.status import FAILED, SIMULATED, read_progress
 from fedpeft.site import site_state
 from fedpeft.site.site_state import ModelRecord, SiteState, best_round
@@ -55,8 +58,11 @@ def find(named: Path, *, site: str | None, round: str = LAST, backbone: str | No
     if backbone is not None:
         raise FedpeftError(f"--backbone is {backbone!r:.200}, and {named} is no exported folder: leave it out.")
     lineage = _lineage(named.resolve(), site)
-    folder = _round_folder(lineage, round)
+    last = _last_round(named.resolve(), site, lineage)
+    folder = _round_folder(lineage, round, last)
     state = _loaded(folder)
+    if last:
+        _check_run(last.history, folder, state)
     if state.record is None or not state.record.sections:
         raise FedpeftError(
             f"{folder} does not say what the model is, as where a notebook trains without a job: train again with a "
@@ -137,8 +143,46 @@ def _holds_rounds(folder: Path) -> bool:
     return any(_rounds(folder))  # a server's checkpoints have none
 
 
-def _round_folder(lineage: Path, round: str) -> Path:
+class _Run(NamedTuple):
+    """A simulated run, and the last round that a site kept of it."""
+
+    history: History
+    number: int
+
+
+def _last_round(named: Path, site: str | None, lineage: Path) -> _Run | None:
+    """Return the last round that a site kept of a simulated run, beside which others may have used the lineage."""
+    run = named / SIMULATED
+    if site is None or not (run / HISTORY).is_file() or not read_manifest(run / MANIFEST).get("rounds"):
+        return None
+    history = read(run)
+    took = max((one.round for one in history.rounds if site in one.sites), default=0)
+    kept = max((number for number, _ in _rounds(lineage) if number <= history.rounds[-1].round), default=0)
+    if kept < took:
+        raise FedpeftError(
+            f"{site} no longer keeps round {took} of the run in {named}: a job that went on from an earlier round set "
+            f"it aside, into {lineage / SET_ASIDE}. Name the run of that job, or train again."
+        )
+    return _Run(history, kept) if kept else None
+
+
+def _check_run(history: History, folder: Path, state: SiteState) -> None:
+    """Refuse what another job, which went on from an earlier round, kept in the place of a run's round."""
+    rounds = {one.round: one.sites for one in history.rounds}
+    own = next((one for one in state.record.rounds if one["round"] == state.round), {}) if state.record else {}
+    told = rounds.get(state.round, {}).get(state.record.site) if state.record else None
+    pairs = [(own.get(name), getattr(told, name, None)) for name in ("overall", "loss")]
+    if any(None not in pair and not math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-3) for pair in pairs):
+        raise FedpeftError(
+            f"{folder} is of another run, which went on from an earlier round; what it replaced is in "
+            f"{folder.parent / SET_ASIDE}: name that other run, or train again."
+        )
+
+
+def _round_folder(lineage: Path, round: str, last: _Run | None) -> Path:
     kept = dict(_rounds(lineage))
+    if last:
+        kept = {number: folder for number, folder in kept.items() if number <= last.number}
     if round == LAST:
         return kept[max(kept)]
     number: int | None = int(round) if round.isdecimal() and len(round) <= MAX_DIGITS else 0

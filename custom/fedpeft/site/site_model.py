@@ -125,7 +125,8 @@ class SiteModel:
         own_start = method.initialization == "own" or site in schedule.joins
         self.init_site = site if own_start else ""  # whose seed the first values have; empty: that of all
         own = method.settings_of(site)
-        built_from = {"backbone": asdict(backbone), "own": own, "start": self.init_site, "labelled": labelled}
+        sections = {"training": asdict(training), "schedule": asdict(schedule), "backbone": asdict(backbone)}
+        built_from = {**sections, "method": method.name, "own": own, "start": self.init_site, "labelled": labelled}
         shares = shared is not None and not own_start and ways.get(training.answering).head
         like = shared.like(built_from) if shared and shares else None
         if like is None:
