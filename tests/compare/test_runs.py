@@ -688,15 +688,16 @@ def test_a_link_to_nothing_hides_no_other_file(tmp_path):
 
 
 def test_a_run_is_not_that_of_another_plugin(tmp_path, monkeypatch):
-    package = tmp_path / "of_a_plugin"
-    package.mkdir()
-    (package / "__init__.py").write_text("WIDTH = 1")
-    monkeypatch.syspath_prepend(tmp_path)
-    points = EntryPoints([EntryPoint("mine", "of_a_plugin:WIDTH", "fedpeft.methods")])
+    package, other = tmp_path / "first" / "of_a_plugin", tmp_path / "second" / "of_a_plugin"
+    for folder in (package, other):  # two parts of a namespace
+        folder.mkdir(parents=True)
+        monkeypatch.syspath_prepend(folder.parent)
+    (other / "beside.py").write_text("")
+    points = EntryPoints([EntryPoint("mine", "of_a_plugin.own:WIDTH", "fedpeft.methods")])
     monkeypatch.setattr(experiment, "entry_points", lambda **chosen: points.select(**chosen))
     digests = set()
     for source in ("WIDTH = 1", "WIDTH = 2"):
-        (package / "__init__.py").write_text(source)
+        (package / "own.py").write_text(source)
         (run,) = plan(CONFIGS, "fedpia_task1", variants(["fedavg"]), [0], [])
         digests.add(run.settings)
     assert len(digests) == 2

@@ -235,11 +235,28 @@ def test_rounds_of_another_run_are_not_taken_for_those_of_this_one(workspace, tm
     assert find(workspace, site="slake").folder == state / "round-00002"
     history["rounds"][1]["sites"]["slake"]["loss"] += 0.1
     file.write_text(json.dumps(history))
-    with pytest.raises(FedpeftError, match="round-00002 is of another run"):
-        find(workspace, site="slake")
+    for round in ("last", "best", "2"):
+        with pytest.raises(FedpeftError, match="round-00002 is of another run"):
+            find(workspace, site="slake", round=round)
     assert find(workspace, site="slake", round="1").folder == state / "round-00001"
     shutil.rmtree(state / "round-00002")
-    with pytest.raises(FedpeftError, match="slake no longer keeps round 2 of the run"):
+    for round in ("last", "best"):
+        with pytest.raises(FedpeftError, match="no longer keeps round 2 of that run"):
+            find(workspace, site="slake", round=round)
+    assert find(workspace, site="slake", round="1").folder == state / "round-00001"
+
+
+def test_a_round_that_was_refused_is_known_by_those_before(workspace, tmp_path):
+    history = record(("slake",), 2)
+    del history["rounds"][1]["sites"]["slake"]
+    history["rounds"][1]["rejected"] = {"slake": "NaN"}
+    first = find(workspace, site="slake").record.rounds[0]
+    history["rounds"][0]["sites"]["slake"] |= {"overall": first["overall"], "loss": first["loss"]}
+    file = write(workspace / "server" / "simulate_job" / "fedpeft", history)
+    assert find(workspace, site="slake").state.round == 2
+    history["rounds"][0]["sites"]["slake"]["loss"] += 0.1
+    file.write_text(json.dumps(history))
+    with pytest.raises(FedpeftError, match="is of another run"):
         find(workspace, site="slake")
 
 

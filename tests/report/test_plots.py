@@ -75,6 +75,10 @@ def test_the_mean_of_many_sites_says_of_how_many_it_is():
     last = made["rounds"][-1]["sites"]
     made["rounds"][-1]["sites"] = {site: last[site] for site in ("s00", "s01", "s02")}
     assert end_labels(parse(made, origin="h"))[-1].text.startswith("mean of 3 of 30 sites  ")
+    made["rounds"][-1]["sites"], made["rounds"][-1]["rejected"] = {}, dict.fromkeys(last, "NaN")
+    history = parse(made, origin="h")
+    assert end_labels(history)[-1].text.startswith("mean of 30 sites  ")
+    assert "of none of 30 sites after round 2" in page(history, {})
 
 
 def whole_lines(axes, rounds):

@@ -66,5 +66,5 @@ def test_a_site_whose_replies_were_all_refused_does_not_count():
         del one["sites"]["b"], one["alignment"]["b"]
         one["rejected"]["b"] = "NaN"
     history = parsed(history)
-    assert sent_so_far(history).mean.tolist() == [1, 2, 3]
+    assert sent_so_far(history).mean_of(history.sites).tolist() == [1, 2, 3]
     assert sent_figure(history).axes

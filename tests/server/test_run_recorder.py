@@ -76,6 +76,13 @@ def test_a_resumed_job_keeps_what_its_history_says_of_a_site_that_is_away(tmp_pa
     third = RunRecorder(tmp_path / "third", job="test")
     third.lineage("one", before, {})
     third.begin(*settings, sites | {"west": introduction("west")}, problems={})
+    real = RunRecorder(tmp_path / "real", job="test")
+    real.lineage("one", SimpleNamespace(history=first.history | {"tiny": False, "procedural": False}, round=1), {})
+    east = introduction("east", tiny=True, procedural=True, dataset="phantom", backbone="tiny-vilt")
+    real.begin(*settings, {"north": sites["north"], "east": east}, problems={})
+    assert real.history["tiny"]
+    assert real.history["procedural"]
+    assert all(name in real.history["source"] for name in ("nih_cxr14", "phantom", "(procedural)", "tiny-vilt"))
     assert third.history["metrics"] == {"north": ACCURACY, "south": MACRO_F1, "west": ACCURACY}
 
 

@@ -176,9 +176,11 @@ def _plan(chosen: argparse.Namespace, sweep: Axis | None = None) -> list[Run]:
     texts = [text for text in (chosen.methods or "").split(",") if text.strip()]
     methods = variants([*texts, *chosen.variant]) or [variant_of(configs, task)]
     names = [one.name for one in methods]
+    runs = plan(configs, task, methods, range(chosen.seeds or SEEDS), chosen.set, sweep)
+    chosen.baseline = {run.row: run.method for run in runs}.get(chosen.baseline, chosen.baseline)
     if chosen.baseline not in (None, *names):
         raise FedpeftError(f"--baseline {chosen.baseline!r} is none of {', '.join(names)}: name one of them.")
-    return plan(configs, task, methods, range(chosen.seeds or SEEDS), chosen.set, sweep)
+    return runs
 
 
 def _carried_out(chosen: argparse.Namespace, out: Path, runs: Sequence[Run]) -> tuple[list[Outcome], list[str]]:

@@ -108,11 +108,12 @@ def _plugins() -> tuple[str, ...]:
         package = point.module.partition(".")[0]
         if package == fedpeft.__name__ or not (spec := find_spec(package)):
             continue
-        sources = [Path(spec.origin)] if spec.origin else []
+        sources = {Path(spec.origin).name: Path(spec.origin)} if spec.origin else {}
         for folder in map(Path, spec.submodule_search_locations or ()):
-            sources = [file for file in files_below(folder, whole=False) if file.suffix == ".py"]
+            below = [file for file in files_below(folder, whole=False) if file.suffix == ".py"]
+            sources |= {str(file.relative_to(folder)): file for file in below}
         version = point.dist.version if point.dist else ""
-        found.add("\n".join([package, version, *(f"{file}:{digest(file)}" for file in sources)]))
+        found.add("\n".join([package, version, *(f"{name}:{digest(file)}" for name, file in sources.items())]))
     return tuple(sorted(found))
 
 

@@ -218,7 +218,9 @@ def _add_figures(
                 else []
                 for name, runs in by_method.items()
             ]
-            columns.differences(f"minus {baseline}{of_metric}", pairs, whole, whole[[*by_method].index(baseline)])
+            columns.differences(
+                f"minus {baseline}{of_metric}", pairs, whole, baseline_whole=whole[[*by_method].index(baseline)]
+            )
     if any(one.pooled for one in outcomes):
         of_runs = [[one.pooled_figure(last=last) for one in runs if one.pooled] for runs in by_method.values()]
         columns.means(TITLES[BALANCED_ACCURACY], of_runs, whole, what=POOLED)
@@ -266,11 +268,13 @@ class _Columns:
         if not all(whole):
             self._keep(f"all sites, {of_metric}", [int(sites) for sites in whole])
 
-    def differences(self, head: str, pairs: Sequence[Sequence[float]], whole: Sequence[bool], baseline: bool) -> None:
-        """Add differences with their intervals; a row without any is that of the baseline; is that whole?."""
+    def differences(
+        self, head: str, pairs: Sequence[Sequence[float]], whole: Sequence[bool], *, baseline_whole: bool
+    ) -> None:
+        """Add differences with their intervals; a row without any is that of the baseline."""
         found = [interval(one) if one else None for one in pairs]
         self.two_seeds |= any(len(one) == 2 for one in pairs)
-        marks = [FEWER * (not (sites and baseline)) for sites in whole]
+        marks = [FEWER * (not (sites and baseline_whole)) for sites in whole]
         self._add(head, [signed(one) + mark if one else DASH for one, mark in zip(pairs, marks, strict=True)])
         self._keep(head, [one[0] if one else None for one in found])
         self._keep(f"{head}, half of the 95 % interval", [one[1] if one else None for one in found])
@@ -345,9 +349,9 @@ def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: i
     if len(sites) > MAX_SITES:
         notes.append(f"{len(sites)} sites: more than {MAX_SITES} have no columns of their own.")
     if not all(one.complete(last=last) for one in outcomes):
-        notes.append(
-            f"{FEWER} of some sites: others were not drawn, or did not answer. Differences are of those that both have."
-        )
+        notes.append(f"{FEWER} of some sites: others were not drawn, did not answer, or tell no figure.")
+        if len({one.method for one in outcomes}) > 1:
+            notes.append("Differences are over the sites and rounds that both runs have.")
     if refused := sum(one.refused for one in outcomes):
         notes.append(f"{refused:,} replies are in no figure: the check of updates (method.robust) refused them.")
     if any(one.pooled for one in outcomes):

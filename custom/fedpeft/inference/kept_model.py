@@ -143,11 +143,15 @@ def _holds_rounds(folder: Path) -> bool:
     return any(_rounds(folder))  # a server's checkpoints have none
 
 
+TOLD = ("overall", "loss")  # of a site's round, what its run's history tells as its state does
+
+
 class _Run(NamedTuple):
-    """A simulated run, and the last round that a site kept of it."""
+    """A simulated run, and of a site the last round that it took part in and the last one that is kept."""
 
     history: History
-    number: int
+    took: int
+    kept: int
 
 
 def _last_round(named: Path, site: str | None, lineage: Path) -> _Run | None:
@@ -158,21 +162,20 @@ def _last_round(named: Path, site: str | None, lineage: Path) -> _Run | None:
     history = read(run)
     took = max((one.round for one in history.rounds if site in one.sites), default=0)
     kept = max((number for number, _ in _rounds(lineage) if number <= history.rounds[-1].round), default=0)
-    if kept < took:
-        raise FedpeftError(
-            f"{site} no longer keeps round {took} of the run in {named}: a job that went on from an earlier round set "
-            f"it aside, into {lineage / SET_ASIDE}. Name the run of that job, or train again."
-        )
-    return _Run(history, kept) if kept else None
+    if not kept and not took:
+        raise FedpeftError(f"{site} took part in no round of the run in {named}: name another site.")
+    return _Run(history, took, kept)
 
 
 def _check_run(history: History, folder: Path, state: SiteState) -> None:
     """Refuse what another job, which went on from an earlier round, kept in the place of a run's round."""
-    rounds = {one.round: one.sites for one in history.rounds}
-    own = next((one for one in state.record.rounds if one["round"] == state.round), {}) if state.record else {}
-    told = rounds.get(state.round, {}).get(state.record.site) if state.record else None
-    pairs = [(own.get(name), getattr(told, name, None)) for name in ("overall", "loss")]
-    if any(None not in pair and not math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-3) for pair in pairs):
+    if state.record is None:
+        return
+    own = {int(one["round"]): one for one in state.record.rounds}
+    told = {one.round: site for one in history.rounds if (site := one.sites.get(state.record.site))}
+    both = [(own[number].get(name), getattr(told[number], name)) for number in own.keys() & told for name in TOLD]
+    pairs = [pair for pair in both if None not in pair]
+    if any(not math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-3) for pair in pairs):
         raise FedpeftError(
             f"{folder} is of another run, which went on from an earlier round; what it replaced is in "
             f"{folder.parent / SET_ASIDE}: name that other run, or train again."
@@ -182,13 +185,20 @@ def _check_run(history: History, folder: Path, state: SiteState) -> None:
 def _round_folder(lineage: Path, round: str, last: _Run | None) -> Path:
     kept = dict(_rounds(lineage))
     if last:
-        kept = {number: folder for number, folder in kept.items() if number <= last.number}
+        kept = {number: folder for number, folder in kept.items() if number <= last.kept}
+        if not kept or (round in (LAST, BEST) and last.kept < last.took):
+            raise FedpeftError(
+                f"{lineage} no longer keeps round {last.took} of that run: a job that went on from one of its rounds "
+                f"set it aside or removed it. Name the run of that job, a round that is kept, or train again."
+            )
     if round == LAST:
         return kept[max(kept)]
     number: int | None = int(round) if round.isdecimal() and len(round) <= MAX_DIGITS else 0
     if round == BEST:
-        record = _loaded(kept[max(kept)]).record
-        number = best_round(record.rounds if record else ())
+        state = _loaded(kept[max(kept)])
+        if last:
+            _check_run(last.history, kept[max(kept)], state)
+        number = best_round(state.record.rounds if state.record else ())
     if number is None:
         raise FedpeftError("no round was measured on a validation split: name a round, or leave --round out.")
     has = ", ".join(map(str, sorted(kept)))

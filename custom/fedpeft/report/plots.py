@@ -119,10 +119,14 @@ def _sent(history: History, *, framed: bool) -> Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where the figures of each site, and those of their mean, stand from left to right in each round."""
+    """Where the figures of each site stand from left to right in each round."""
 
     sites: Mapping[str, np.ndarray]
-    mean: np.ndarray
+    sent: frozenset[str]  # the sites that ever sent
+
+    def mean_of(self, sites: Sequence[str]) -> np.ndarray:
+        """Where the mean of some sites stands: at what those that ever sent had sent, the mean of these."""
+        return np.mean([self.sites[site] for site in sites if site in self.sent or not self.sent & {*sites}], axis=0)
 
 
 def _main_panel(
@@ -149,11 +153,10 @@ def was_counted(history: History) -> bool:
 
 
 def sent_so_far(history: History) -> Places:
-    """Return what every site had sent after each round in MB, and the mean over the sites that ever sent."""
+    """Return what every site had sent after each round in MB."""
     lines = series(history, "sent")
     sums = {site: np.cumsum([value or 0 for value in line]) / MB for site, line in lines.items()}
-    counted = [sums[site] for site, line in lines.items() if any(value is not None for value in line)]
-    return Places(sites=sums, mean=np.mean(counted, axis=0))
+    return Places(sites=sums, sent=frozenset(s for s, line in lines.items() if any(v is not None for v in line)))
 
 
 def sent_explained(history: History) -> str:
@@ -168,7 +171,7 @@ def explained(history: History) -> str:
     lines = series(history, "overall").values()
     if any(None in line and any(value is not None for value in line) for line in lines):
         parts.append("Dotted: no figure in these rounds.")
-    if any(mean.value is not None and not mean.complete for one in mean_lines(history).values() for mean in one):
+    if any(mean.value is not None and not mean.complete for one, _ in mean_lines(history).values() for mean in one):
         parts.append("Open circle: mean over fewer sites.")
     if 1 < len(lines) <= DISTINCT:
         parts.append(SIDE_BY_SIDE)
@@ -187,9 +190,9 @@ def draw(
     for index, (site, line) in enumerate(lines.items()):
         style, size = line_style(index, len(lines)), 3.2 if sparse and len(lines) <= DISTINCT else 0
         curves.append(_line(axes, places_of.get(site, rounds), scale * np.array(line, dtype=float), style, size))
-    for average, dashes in zip(mean_lines(history, quantity).values(), MEAN_DASHES, strict=False):
+    for (average, sites), dashes in zip(mean_lines(history, quantity).values(), MEAN_DASHES, strict=False):
         values = scale * np.array([mean.value for mean in average], dtype=float)
-        where = places.mean if places else rounds
+        where = places.mean_of(sites) if places else rounds
         look = {"color": LIGHT.ink, "linewidth": 2.2, "zorder": 4, "linestyle": dashes}
         curves.append(_line(axes, where, values, look, 4.4 if sparse else 0))
         fewer = np.array([not mean.complete for mean in average])
@@ -283,10 +286,11 @@ def end_labels(history: History, places: Places | None = None) -> list[Label]:
     if len(lines) > DISTINCT:
         ranked = sorted(labels, key=lambda label: label.value)
         labels = [ranked[-1], ranked[0]] if len(ranked) > 1 else ranked
-    for name, average in mean_lines(history).items():
-        many = f" of {of_sites(average[-1].count, average[-1].every)}" * (len(lines) > DISTINCT)
+    for name, (average, sites) in mean_lines(history).items():
+        count = next((mean.count for mean in reversed(average) if mean.count), 0)
+        many = f" of {of_sites(count, len(sites))}" * (len(lines) > DISTINCT)
         values = [mean.value for mean in average]
-        add(name + many, values, places.mean if places else rounds, LIGHT.ink, "bold")
+        add(name + many, values, places.mean_of(sites) if places else rounds, LIGHT.ink, "bold")
     return labels
 
 

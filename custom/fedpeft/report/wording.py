@@ -180,7 +180,7 @@ class Mean:
 def of_sites(count: int, every: int) -> str:
     """Return of how many of all sites a mean is, in words."""
     sites = f"{every} site{'s' * (every != 1)}"
-    return sites if count == every else f"{count} of {sites}"
+    return sites if count == every else f"{count or 'none'} of {sites}"
 
 
 def series(history: History, quantity: str) -> dict[str, list[float | None]]:
@@ -204,6 +204,7 @@ def means(
     A site without a weight counts as without a figure; without weights all sites count alike.
     """
     refused = {site for one in history.rounds for site in one.rejected} if quantity == "overall" else set()
+    refused -= {site for one in history.rounds for site in one.sites}  # what these withhold is never missed
     lines = [
         (line, 1 if weights is None else weights.get(site, 0))
         for site, line in series(history, quantity).items()
@@ -218,15 +219,12 @@ def means(
     return averages
 
 
-def mean_lines(history: History, quantity: str = "overall") -> dict[str, list[Mean]]:
-    """Return the means of several sites by what a picture calls them; figures of two metrics have no common mean."""
-    if quantity != "overall" or len(history.by_metric) == 1:
-        return {"mean": means(history, quantity)} if len(history.sites) > 1 else {}
-    return {
-        f"mean {METRICS[metric]}": means(history, quantity, sites=sites)
-        for metric, sites in history.by_metric.items()
-        if len(sites) > 1
-    }
+def mean_lines(history: History, quantity: str = "overall") -> dict[str, tuple[list[Mean], tuple[str, ...]]]:
+    """Return means and sites by what a picture calls them; figures of two metrics have no common mean."""
+    groups = {f"mean {METRICS[metric]}": sites for metric, sites in history.by_metric.items()}
+    if quantity != "overall" or len(groups) == 1:
+        groups = {"mean": history.sites}
+    return {name: (means(history, quantity, sites=sites), sites) for name, sites in groups.items() if len(sites) > 1}
 
 
 def tested_weights(history: History, sites: Collection[str]) -> dict[str, int]:

@@ -48,6 +48,12 @@ def origin(datasets: Iterable[str], backbones: Iterable[str], *, procedural: boo
     return f"data: {', '.join(data)}{' (procedural)' * procedural}; backbone: {', '.join(models)}"
 
 
+def _origin_of(source: str) -> tuple[list[str], list[str]]:
+    """Return the data sets and the backbones that `origin` put into words."""
+    data, _, models = source.partition("; backbone: ")
+    return data.removeprefix("data: ").removesuffix(" (procedural)").split(", "), models.split(", ")
+
+
 def settings_of(method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings) -> dict[str, Any]:
     """Return the settings that a run's history has: those of the schedule as far as they act."""
     acting = schedule.acting()
@@ -88,13 +94,24 @@ class RunRecorder:
             "tested": before.get("tested", {}) | tested,
         }
         if before.get("metrics", {}).keys() - introductions.keys():
-            self._history |= {name: before[name] for name in OF_ALL_SITES if name in before}
+            self._keep_origin(method, before)
         self._manifest["sites"] = {
             site: {"classes": i.classes, "samples": i.samples, "dataset": i.dataset, "backbone": i.backbone}
             | ({} if method.matched_layers is None else {"layers": len(layers_of(i.schema))})
             for site, i in introductions.items()
         } | {site: {"problem": problem} for site, problem in problems.items()}
         write_json(self.folder / HISTORY, self._history)
+
+    def _keep_origin(self, method: MethodSettings, before: Mapping[str, Any]) -> None:
+        """Count the data and backbones of sites that are away, of whose rounds the history has figures."""
+        for name in ("procedural", "tiny"):
+            self._history[name] |= before[name]
+        both = [_origin_of(one["source"]) for one in (before, self._history)]
+        datasets, backbones = (sorted({*first, *second}) for first, second in zip(*both, strict=True))
+        self._history |= {
+            "method": f"{method.label}, {', '.join(backbones)}",
+            "source": origin(datasets, backbones, procedural=self._history["procedural"]),
+        }
 
     def lineage(self, name: str, before: Checkpoint | None, behind: Mapping[str, int]) -> None:
         """Record the lineage, and copy the history of the job that this one resumes from the checkpoint before.
