@@ -47,7 +47,8 @@ def of_round(states: Mapping[str, site_state.SiteState], parts: Mapping[str, flo
     mean = sum(parts[site] * moved for site, moved in changes.items())
     for site, own in states.items():
         others = mean - parts[site] * changes[site]
-        computed = agreement(own.adapter, own.started, before=own.received, after=after, part=parts[site])
+        mine = {key: trained - own.started[key] for key, trained in own.adapter.items()}
+        computed = agreement(mine, before=own.received, after=after, part=parts[site])
         yield computed, float(torch.nn.functional.cosine_similarity(changes[site], others, dim=0))
 
 
