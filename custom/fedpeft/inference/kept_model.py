@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fedpeft.answering.training_settings import BEST, LAST
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import MAX_DIGITS, SET_ASIDE
+from fedpeft.core.files import MAX_DIGITS
 from fedpeft.core.locks import kept_folders
 from fedpeft.core.workspace import HISTORY, MANIFEST, STATE_VARIABLE
 from fedpeft.inference import exported
@@ -177,8 +177,8 @@ def _check_run(history: History, folder: Path, state: SiteState) -> None:
     pairs = [pair for pair in both if None not in pair]
     if any(not math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-3) for pair in pairs):
         raise FedpeftError(
-            f"{folder} is of another run, which went on from an earlier round; what it replaced is in "
-            f"{folder.parent / SET_ASIDE}: name that other run, or train again."
+            f"{folder} is of another run, which went on from an earlier round and set aside or removed what was there: "
+            f"name that other run, or train again."
         )
 
 

@@ -31,7 +31,7 @@ BY_STEP = "Twenty points a round: means over its steps, or between them where it
 PANEL, WIDE, HIGH, LEFT, RIGHT, BETWEEN = 2.2, 5.6, 2.1, 0.5, 0.15, 0.2
 COLUMNS = 3  # of panels, and of the legend
 NAMES, ROW, ABOVE = 0.42, 0.16, 0.5  # below the panels, for each row of the legend, and above a panel
-LETTERS = 30  # of a panel's or line's name
+LETTERS = 32  # of a panel's or line's name
 
 
 def losses_of(history: History) -> dict[str, np.ndarray]:

@@ -69,7 +69,8 @@ class Progress:
     state: str = must(as_sentence, default=RUNNING)
     round: int = must(as_count, default=0)  # finished rounds
     rounds: int | None = must(as_count_or_none, default=None)  # rounds that the job has; None: not known yet
-    means: Mapping[str, float] = must(by_name(as_fraction), default_factory=dict)  # by metric, over the last round's
+    # by metric, the mean over the sites of the last round
+    means: Mapping[str, float | None] = must(by_name(as_fraction, "metric"), default_factory=dict)
     mean: float | None = must(as_fraction, default=None)  # where all sites have one metric: that, for older consoles
     measured_by: str = must(as_sentence, default=title_of(()))  # all metrics in words
     seconds: float | None = must(as_seconds, default=None)  # the last round's duration

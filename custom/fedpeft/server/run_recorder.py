@@ -51,7 +51,9 @@ def origin(datasets: Iterable[str], backbones: Iterable[str], *, procedural: boo
 def _origin_of(source: str) -> tuple[list[str], list[str]]:
     """Return the data sets and the backbones that `origin` put into words."""
     data, _, models = source.partition("; backbone: ")
-    return data.removeprefix("data: ").removesuffix(" (procedural)").split(", "), models.split(", ")
+    both = data.removeprefix("data: ").removesuffix(" (procedural)"), models
+    datasets, backbones = ([name for name in names.split(", ") if name] for names in both)
+    return datasets, backbones
 
 
 def settings_of(method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings) -> dict[str, Any]:
@@ -105,8 +107,8 @@ class RunRecorder:
     def _keep_origin(self, method: MethodSettings, before: Mapping[str, Any]) -> None:
         """Count the data and backbones of sites that are away, of whose rounds the history has figures."""
         for name in ("procedural", "tiny"):
-            self._history[name] |= before[name]
-        both = [_origin_of(one["source"]) for one in (before, self._history)]
+            self._history[name] |= before.get(name, False)
+        both = [_origin_of(one.get("source", "")) for one in (before, self._history)]
         datasets, backbones = (sorted({*first, *second}) for first, second in zip(*both, strict=True))
         self._history |= {
             "method": f"{method.label}, {', '.join(backbones)}",
