@@ -8,8 +8,8 @@ from small_federations import FEDAVG, LAYERS, RUN, SITES, assert_same, learner_b
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.job.settings import CommonSettings
+from fedpeft.site.fedprox import held_near
 from fedpeft.site.learner import Learner
-from fedpeft.site.loop import held_near
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ WITH_GLOBAL = "with_global"  # in the metadata of a field: it compares with what
 class Personalization:
     """How a site gets a model of its own."""
 
-    # the class that does it, "package.module:object" (`fedpeft.site.personalization`)
-    home: str = "fedpeft.site.personalization:OfRound"
+    # the class that does it, "package.module:object" (a subclass of `fedpeft.site.loop.OfRound`)
+    home: str = "fedpeft.site.loop:OfRound"
     max_kept: float = 0.0  # the largest part of its own adapter in what a site starts a round from
     models: int = 0  # trained ones that a site keeps on its disk beside the exchanged one
     adapters: int = 0  # sets of tensors of an adapter's size that it keeps there

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedpeft.core.states import State, copied
-from fedpeft.site.loop import held_near, moments, restore_moments
-from fedpeft.site.personalization import OfRound
+from fedpeft.site.fedprox import held_near
+from fedpeft.site.loop import OfRound, moments, restore_moments
 from fedpeft.site.site_model import head_state, only_head, without_head
 from fedpeft.site.site_state import SiteState
 

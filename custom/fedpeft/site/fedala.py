@@ -19,8 +19,7 @@ import torch
 
 from fedpeft.core.states import State
 from fedpeft.site import computing
-from fedpeft.site.loop import parts_of
-from fedpeft.site.personalization import OfRound
+from fedpeft.site.loop import OfRound, parts_of
 from fedpeft.site.site_model import without_head
 from fedpeft.site.site_state import SiteState
 

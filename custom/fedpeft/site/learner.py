@@ -34,11 +34,11 @@ from fedpeft.protocol.site_check import admitted, load_data
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import client_round, computing, site_state
 from fedpeft.site.client_round import Half, half_trained
+from fedpeft.site.fedprox import held_near
 from fedpeft.site.loop import (
     Evaluation,
     OnStep,
     build_optimizer,
-    held_near,
     mean_loss,
     moments,
     no_step,

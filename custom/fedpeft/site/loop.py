@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A round's training: optimizer with the papers' parameter groups, learning rate, steps, and measuring.
+"""A round's training: optimizer with the papers' parameter groups, learning rate, steps, measuring, personalization.
 
 The learning rate runs over the whole federation, not over one round.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,12 +20,17 @@ from fedpeft.answering.answering import Answering, Batch, Batches
 from fedpeft.answering.training_settings import ADAMW, LINEAR, SGD, SHARE, START, STEPS, TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import BALANCED_ACCURACY, ENDS, VALIDATION
+from fedpeft.core.states import State
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.methods.trainable import Part, Step
 from fedpeft.site import computing
 from fedpeft.site.metrics import Measure, Measured, measured, shares_of
 from fedpeft.site.site_model import SiteModel
+from fedpeft.site.site_state import SiteState
+
+if TYPE_CHECKING:
+    from fedpeft.site.learner import Learner
 
 COURSE_POINTS = 20  # of the loss in a round
 POINTS = 1000  # at which the rates of a round are added up, at most
@@ -123,43 +127,6 @@ def _decays(name: str, parameter: nn.Parameter) -> bool:
 def _named(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, nn.Parameter]]:
     for group in optimizer.param_groups:
         yield from zip(group["names"], group["params"], strict=True)
-
-
-@contextmanager
-def held_near(
-    parameters: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    near: Mapping[str, torch.Tensor],
-    mu: float,
-) -> Iterator[None]:
-    """Add `mu (w - near)` to the gradient of every step in this block; tensors without a gradient are left alone.
-
-    It is the gradient of `mu/2 |w - near|^2` beside the loss (`training.proximal_mu`), at no pass and no graph. FLARE's
-    loss for FedProx compares two whole models instead, and the backbone is one.
-
-    Args:
-        parameters: what may be trained, by key.
-        optimizer: of the block.
-        near: tensors by key; those that are no parameters have no effect.
-        mu: 0: nothing is added.
-
-    Source: Li et al. 2020, FedProx, https://arxiv.org/abs/1812.06127.
-    """
-    if not mu:
-        yield
-        return
-    pairs = [(parameters[key], tensor.to(parameters[key])) for key, tensor in near.items() if key in parameters]
-
-    def pull(*_: Any) -> None:
-        for parameter, tensor in pairs:
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - tensor, alpha=mu)
-
-    hook = optimizer.register_step_pre_hook(pull)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 OnStep = Callable[[int, int], None]  # takes the steps of a round that are done, and all of them
@@ -375,3 +342,35 @@ class Evaluation:
             )
         measure.thresholds = self._thresholds
         return measure
+
+
+class OfRound:
+    """What a personalization (`training.personalization`) does in one round of a site; here nothing, the value `none`.
+
+    It is made when the model has what the exchanged part starts from.
+
+    Args:
+        learner: of the site.
+        round: counted from 1.
+        own: the site's state after its last round; None: this is its first one.
+        near: the global tensors of the round, with the head if that is federated.
+        layers: transformer layers that are trained; None: all.
+
+    Attributes:
+        kept: what the next round needs, by name, for the site's disk.
+        exchanged: head and private tensors of the exchanged model, where another one is measured.
+    """
+
+    def __init__(
+        self, learner: Learner, *, round: int, own: SiteState | None, near: State, layers: Sequence[int] | None
+    ) -> None:
+        self.learner, self.round, self.near = learner, round, near
+        self.kept: State = {}
+        self.exchanged: State = {}
+
+    def train(self) -> dict[str, float]:
+        """Replace the trained model by the one that is measured, if another; return the losses of its training."""
+        return {}
+
+    def restore(self, trained: State) -> None:
+        """Load the exchanged model again, of which `trained` is the adapter, where `train` replaced it."""

@@ -159,7 +159,7 @@ class SiteState:
             a received one, or the factors whose products the frozen weights hold.
         exchanged: head and private tensors of the exchanged model, where a personal one was measured: `head`,
             `private` and `trained` are then that one's.
-        personal: what a personalization needs in the next round (`fedpeft.site.personalization`).
+        personal: what a personalization needs in the next round (`fedpeft.site.loop.OfRound`).
         losses: by round, the course of the loss in it (`training.measure: steps`).
         control: what SCAFFOLD needs in the next round (`fedpeft.site.scaffold`).
         changes: by layer, the score of what its last training changed, where layers are scored by that.
