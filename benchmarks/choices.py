@@ -69,7 +69,13 @@ def _set(method: str, setting: str, values: Sequence[str], default: str, **other
     return {value: Value(method, overrides[value], **others) for value in values}
 
 
+def _rates(method: str, rounds: int) -> tuple[str, ...]:
+    default, *others = RATES[rounds]
+    return (default, *LOWER.get((method, rounds), ()), *others)
+
+
 RATES = {study.SHORT: (study.RATE, "3e-3", "8e-3", "1.2e-2"), study.LONG: (study.RATE, "8e-3", "1.2e-2", "2e-2")}
+LOWER = {(study.TWO_BRANCHES, study.LONG): ("3e-3",)}  # where the best of RATES is the lowest
 LONG = {"rounds": study.LONG, "worlds": (study.WORLDS[-1],)}
 QUESTIONS: dict[str, tuple[str, dict[str, Value]]] = {  # what it asks, and its values, the study's first
     "share": (
@@ -79,7 +85,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Value]]] = {  # what it asks, and its 
     **{
         f"rate, {method}, {rounds} rounds": (
             f"Learning rate of `{method}`, {rounds} rounds",
-            _set(method, "training.learning_rate", RATES[rounds], study.RATE, rounds=rounds),
+            _set(method, "training.learning_rate", _rates(method, rounds), study.RATE, rounds=rounds),
         )
         for rounds, methods in ((study.LONG, RATED_LONG), (study.SHORT, RATED))
         for method in methods
