@@ -4,7 +4,9 @@
 import json
 import re
 import shutil
+import subprocess
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +14,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from histories import complete, record, write
 
@@ -702,3 +705,19 @@ def test_a_run_is_not_that_of_another_plugin(tmp_path, monkeypatch):
         digests.add(run.settings)
     assert len(digests) == 2
     assert "of_a_plugin" not in sys.modules
+
+
+@pytest.mark.slow
+def test_runs_end_with_a_command_that_is_killed(tmp_path):
+    fedpeft, small = Path(sys.executable).with_name("fedpeft"), ["training.rounds=1000", "data.train_size=16"]
+    what = ["fedpia_task1", "--methods", "fedavg", "--seeds", "1", "--processes", "1", "--out", tmp_path]
+    command = [fedpeft, "compare", *what, *(part for one in small for part in ("--set", one))]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as comparing:
+        parent = psutil.Process(comparing.pid)
+        while not (runs := [one for one in parent.children() if "spawn_main" in " ".join(one.cmdline())]):
+            assert comparing.poll() is None
+            time.sleep(0.1)
+        started = parent.children()
+        comparing.kill()
+    assert runs
+    assert not psutil.wait_procs(started, timeout=60)[1]

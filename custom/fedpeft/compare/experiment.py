@@ -34,7 +34,7 @@ from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import digest, parse_json, read_text
 from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
-from fedpeft.core.processes import without_current_folder
+from fedpeft.core.processes import follow, without_current_folder
 from fedpeft.core.settings import build
 from fedpeft.data.folders import files_below
 from fedpeft.job.composing import PACKAGED, changed, check_used, unused
@@ -266,7 +266,9 @@ def run_missing(
     missing = [run for run in runs if run.key not in done]
     failed: dict[Key, str] = {}
     with without_current_folder():  # the pool starts a process when it is made, and one with each of the first runs
-        pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+        pool = ProcessPoolExecutor(
+            processes, mp_context=get_context("spawn"), initializer=follow, initargs=(os.getpid(),)
+        )
         futures = {pool.submit(carry_out, run): number for number, run in enumerate(missing)}
     try:
         for future in as_completed(futures):

@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -120,6 +121,11 @@ def end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+def follow(parent: int) -> None:
+    """Let this process end at once when its parent ends, even by kill -9; for the first call in each one of a pool."""
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
 
 
 def with_descendants(pid: int) -> list[psutil.Process]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from multiprocessing import Queue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.processes import end_with
+from fedpeft.core.processes import follow
 from fedpeft.job.federation import LEAVE_OUT, SETTING, Tracker, unusable
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class BoundReceiver(WandBReceiver):
     """
 
     def _process_queue_tasks(self, queue: Queue) -> None:
-        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+        follow(os.getppid())
         super()._process_queue_tasks(queue)
 
 
