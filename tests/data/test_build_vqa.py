@@ -157,6 +157,20 @@ def test_what_cannot_be_read_is_refused_with_what_is_expected(tmp_path):
         build(sources(tmp_path / "set"), tmp_path / "out", test_fraction=1)
 
 
+@pytest.mark.parametrize("other", ["chest-a", "Chest_A", "CHEST A"])
+def test_two_folders_do_not_become_one_site(tmp_path, other):
+    for name in ("Chest A", other):
+        _classes(tmp_path / "sets" / name)
+    with pytest.raises(DataError, match="would both be the site 'chest-a'; rename one"):
+        build(sources(tmp_path / "sets"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_class_is_called_as_a_missing_value(tmp_path):
+    with pytest.raises(DataError, match="NA is called as programs write a missing value.*rename the folder"):
+        sources(_classes(tmp_path / "set", names=("flu", "NA")))
+
+
 def test_folders_of_patients_are_not_taken_for_diagnoses(tmp_path):
     for name in ("normal", "pneumonia"):
         for patient in range(3):

@@ -18,6 +18,7 @@ from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
 
 BFLOAT16 = ["training.precision=bfloat16", "training.frozen_precision=bfloat16"]
+CLASSIFIER = ["method.name=classifier", "method.aggregation=none", "schedule.solver=all"]
 FIRST_TOKEN = ["training.last_layer=first_token"]
 PATTERN = r"encoder\.layer\.\d+\.attention\.attention"
 INNER_ATTENTION = f"method.settings={{houlsby: {{reduction_factor: 4, target_modules: '{PATTERN}'}}}}"
@@ -228,18 +229,18 @@ def test_what_would_do_nothing_or_harm_is_refused(learner, overrides, sentence):
 def epochs(learner, *overrides, layers=(1,), sizes=("data.train_size=32",)):
     """A site after a round of three epochs over some layers: its upload, and how often the first layer was computed."""
     made, _ = learner(
-        *overrides,
-        *sizes,
-        "training.local_epochs=3",
         "schedule.solver=own",
         "schedule.score=last_k",
         "schedule.budget=1",
+        *overrides,
+        *sizes,
+        "training.local_epochs=3",
     )
     calls = []
     path = {"vilt": "model.encoder.layer.0", "vit": "model.layers.0"}[made.backbone.family]
     layer = made.backbone.get_submodule(path)
     first = layer.register_forward_hook(lambda module, inputs, output: calls.append(len(inputs[0])))
-    update = made.train_round(1, {}, list(layers))
+    update = made.train_round(1, {}, layers if layers is None else list(layers))
     first.remove()
     return made, update, sum(calls)
 
@@ -283,6 +284,16 @@ def test_kept_features_of_questions_of_several_lengths_are_close(learner, also):
     _, kept, once = epochs(learner, *also, "training.features_mib=64")
     assert (every, once) == (3 * 32 + EVALUATED, 32 + EVALUATED)
     assert kept.metrics["loss"] == pytest.approx(default.metrics["loss"], rel=0.02 if also == BFLOAT16 else 1e-4)
+
+
+@pytest.mark.parametrize("layers", [None, ()], ids=["no adapter", "no budget"])
+def test_features_are_kept_where_the_head_alone_trains(learner, layers):
+    method = ["method.aggregation=fedavg"] if layers == () else CLASSIFIER
+    job = [*method, *FIRST_TOKEN, "backbone.text_length=16"]
+    _, default, every = epochs(learner, *job, layers=layers)
+    _, kept, once = epochs(learner, *job, "training.features_mib=64", layers=layers)
+    assert (every, once) == (3 * 32 + EVALUATED, 32 + EVALUATED)
+    assert kept.metrics["overall"] == default.metrics["overall"]
 
 
 def test_kept_features_are_computed_anew_when_something_below_has_changed(learner):

@@ -67,6 +67,17 @@ def test_a_large_mu_leaves_the_global_adapter_where_it_is(learners, method):
     assert one[0.0] > (0 if method == (FEDAVG,) else 0.02)
 
 
+@pytest.mark.parametrize("own", [f"schedule.joins={{{SITES[0]}: 2}}", "method.initialization=own"])
+def test_a_site_is_not_held_near_initial_values_of_its_own(learners, own):
+    sgd = ("training.optimizer=sgd", "training.learning_rate=0.05", "training.warmup=0", "method.aggregation=fedavg")
+    first = {}
+    for mu in (0.0, 15.0):
+        rounds = list(federate(learners(*sgd, own, f"training.proximal_mu={mu:g}")))
+        joined = next(one for one in rounds if SITES[0] in one.updates)
+        first[mu] = joined.updates[SITES[0]].state
+    assert all(torch.equal(tensor, first[15.0][key]) for key, tensor in first[0.0].items())
+
+
 def test_a_step_without_a_gradient_is_left_alone():
     weights = {name: torch.nn.Parameter(torch.tensor([2.0])) for name in ("pulled", "frozen", "other")}
     optimizer = torch.optim.SGD(weights.values(), lr=1.0)

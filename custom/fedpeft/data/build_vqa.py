@@ -35,7 +35,7 @@ from PIL import Image
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.files import replacing
-from fedpeft.data.answers import normalize
+from fedpeft.data.answers import is_missing, normalize
 from fedpeft.data.folders import files_below, is_hidden, is_image
 from fedpeft.data.images import open_image
 from fedpeft.data.medmnist import SETS, SIZES, SPLITS, stored_arrays
@@ -113,14 +113,23 @@ def _folder(root: Path, classes: list[Path], *, modality: str, anatomy: str, cla
             items.append(Item(name, (_class(folder),), partial(_copy, file)))
     others = len(files_below(root)) - len(items)
     known = tuple(sorted({name for item in items for name in item.names}))
-    site = re.sub(r"[^a-z0-9]+", "-", root.resolve().name.lower()).strip("-") or "site"
     subject = Subject(modality, anatomy, known, classes_are)
     left_out = (("no image in a class folder", others),) if others else ()
-    return Source(site, root.resolve().name, subject, items, left_out)
+    return Source(_site_of(root.resolve().name), root.resolve().name, subject, items, left_out)
+
+
+def _site_of(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "site"
 
 
 def _class(folder: Path) -> str:
-    return normalize(folder.name.replace("_", " "))
+    name = normalize(folder.name.replace("_", " "))
+    if is_missing(name):
+        raise DataError(
+            f"the class folder {folder} is called as programs write a missing value, and a manifest with this answer is "
+            f"refused; rename the folder."
+        )
+    return name
 
 
 def _copy(file: Path, target: Path) -> None:
@@ -153,6 +162,16 @@ def _save(image: np.ndarray, target: Path) -> None:
     Image.fromarray(image).save(target)
 
 
+def _check_sites(folders: Sequence[str]) -> None:
+    """Refuse folders whose names differ in letter case or punctuation alone: they would be one site."""
+    seen: dict[str, str] = {}
+    for name in folders:
+        if (other := seen.setdefault(_site_of(name), name)) is not name:
+            raise DataError(
+                f"the folders {other!r} and {name!r} would both be the site {_site_of(name)!r}; rename one."
+            )
+
+
 _HEADER = ("image", "question", "answer", "answer_type", "question_type", "split")
 
 
@@ -166,6 +185,7 @@ def build(parts: Sequence[Source], out: Path, *, seed: int = 0, test_fraction: f
         raise DataError(f"test_fraction={test_fraction} must be above 0 and below 1.")
     if few := [part.name for part in parts if len(part.items) < 2]:
         raise DataError(f"The set {few[0]!r} has fewer than two images; add some, or leave it out.")
+    _check_sites([part.name for part in parts if part.name not in {kind.name for kind in SETS}])
     counts = numbers([(part.subject, len(part.items)) for part in parts])
     rows: dict[str, list[dict[str, str]]] = {part.site: [] for part in parts}
     with replacing(out) as draft:

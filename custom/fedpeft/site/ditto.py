@@ -11,14 +11,12 @@ Source: Li et al. 2021, Ditto, https://arxiv.org/abs/2012.04221.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.states import State, copied
 from fedpeft.site.fedprox import held_near
 from fedpeft.site.loop import OfRound, moments, restore_moments
 from fedpeft.site.site_model import head_state, only_head, without_head
-from fedpeft.site.site_state import SiteState
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner
@@ -27,10 +25,9 @@ if TYPE_CHECKING:
 class Ditto(OfRound):
     """The site's own model in one round; it begins as the exchanged one."""
 
-    def __init__(
-        self, learner: Learner, *, round: int, own: SiteState | None, near: State, layers: Sequence[int] | None
-    ) -> None:
-        super().__init__(learner, round=round, own=own, near=copied(near), layers=layers)
+    def __init__(self, learner: Learner, **of_round: Any) -> None:
+        super().__init__(learner, **of_round)
+        self.near, self.held, own = copied(self.near), copied(self.held), self.own
         self._adapter = own.trained or own.adapter if own else without_head(self.near)
         self._beside = self._head_and_private() if own is None else head_state(own.head) | own.private
         self._moments = own.personal if own else {}
@@ -42,7 +39,7 @@ class Ditto(OfRound):
         optimizer = learner.optimizer()
         if training.optimizer_state == "keep":
             restore_moments(optimizer, self._moments)
-        with held_near(learner.parameters(), optimizer, self.near, training.ditto_lambda):
+        with held_near(learner.parameters(), optimizer, self.held, training.ditto_lambda):
             losses = learner.fit(optimizer, self.round)
         self.kept = moments(optimizer)
         return losses

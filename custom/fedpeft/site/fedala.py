@@ -12,16 +12,13 @@ Source: Zhang et al. 2023, FedALA, Algorithm 1, https://arxiv.org/abs/2212.01197
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedpeft.core.states import State
 from fedpeft.site import computing
 from fedpeft.site.loop import OfRound, parts_of
 from fedpeft.site.site_model import without_head
-from fedpeft.site.site_state import SiteState
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner
@@ -32,16 +29,14 @@ SHARE, PASSES, SETTLED = 0.8, 10, 0.01
 class FedALA(OfRound):
     """The start of a round; in a site's first one it is the global adapter."""
 
-    def __init__(
-        self, learner: Learner, *, round: int, own: SiteState | None, near: State, layers: Sequence[int] | None
-    ) -> None:
-        super().__init__(learner, round=round, own=own, near=near, layers=layers)
-        if own is None:
+    def __init__(self, learner: Learner, **of_round: Any) -> None:
+        super().__init__(learner, **of_round)
+        if (own := self.own) is None:
             return
-        self._own, received = own.adapter, without_head(near)
+        self._own, received = own.adapter, without_head(self.near)
         self._gaps = {key: received[key] - tensor for key, tensor in self._own.items()}
         self.kept = own.personal or {key: torch.ones_like(tensor) for key, tensor in self._own.items()}
-        learner.trainable.train_only(layers)
+        learner.trainable.train_only(self.layers)
         with computing.as_trained(learner.backbone, learner.training):
             self._learn(passes=1 if own.personal else PASSES)
         self._mix()

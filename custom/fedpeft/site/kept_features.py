@@ -76,10 +76,13 @@ class KeptFeatures:
             attributes.pop("forward") if own is None else attributes.update(forward=own)
 
     def _first_trained(self) -> int:
-        """Return the first layer with a parameter that trains; 0 if something outside the layers does."""
+        """Return the first layer with a parameter that trains, 0 if something outside the layers does.
+
+        Where the head alone trains it is the last one, which may pass on a single token (`FirstTokenLayer`).
+        """
         trained = [key for key, parameter in self._trainable.parameters().items() if parameter.requires_grad]
         numbers = [layer_of(key) for key in trained]
-        return min((0 if number is None else number for number in numbers), default=self._backbone.num_layers)
+        return min((0 if number is None else number for number in numbers), default=self._backbone.num_layers - 1)
 
     def _forward(self, **batch: Any) -> Tensor:
         device = next(iter(self._backbone.parameters())).device

@@ -225,13 +225,14 @@ class Learner:
         integration = self.integrate(round, own.adapter if own else None, received, agreed)
         own = integration.of_trained(own, self.pia)
         near = integration.near | (head_state(self.head.state_dict()) if self.method.federates_head else {})
-        personal = self._personalization(self, round=round, own=own, near=near, layers=layers)
+        held = near if received or (round == 1 and not self.model.init_site) else {}  # what sites have in common
+        personal = self._personalization(self, round=round, own=own, near=near, held=held, layers=layers)
         scores_change = compares_with_previous(self.schedule)
         started = self.trainable.state() if compares or scores_change else {}
         started_private = self.trainable.private_state() if scores_change else {}
         self.trainable.train_only(layers)
         control = ControlVariates.of_round(self, round, own, near if received or round == 1 else {})
-        optimizer, metrics = self._fitted(round, own, near, integration.half, control)
+        optimizer, metrics = self._fitted(round, own, near, held, integration.half, control)
         changed = self._changes(round, layers, started | started_private) if scores_change else {}
         trained = self.trainable.state()
         upload, kept = integration.finish(control.uncorrected(trained))
@@ -267,14 +268,14 @@ class Learner:
         return Update(state=sent, samples=self.announced["train"], metrics=metrics)
 
     def _fitted(
-        self, round: int, own: SiteState | None, near: State, half: Half | None, control: ControlVariates
+        self, round: int, own: SiteState | None, near: State, held: State, half: Half | None, control: ControlVariates
     ) -> tuple[torch.optim.Optimizer, dict[str, float | None]]:
         """Train a round's epochs with what beside the loss is set; return the optimizer and the losses."""
         optimizer, named = self.optimizer(), self.parameters()
         if own is not None and self.training.optimizer_state == "keep":
             restore_moments(optimizer, self.values.moments(own, round))
         probe = partial(self.batches.lasting_sample, self.method.probe_samples)
-        pull = held_near(named, optimizer, near, self.training.proximal_mu)
+        pull = held_near(named, optimizer, held, self.training.proximal_mu)
         with pull, half_trained(named, optimizer, half), control.correcting(optimizer), contrasted(self, near, own):
             return optimizer, self._evaluation.around(partial(self.fit, optimizer, round), probe)
 

@@ -353,7 +353,9 @@ class OfRound:
         learner: of the site.
         round: counted from 1.
         own: the site's state after its last round; None: this is its first one.
-        near: the global tensors of the round, with the head if that is federated.
+        near: the tensors that the exchanged model starts near, global ones if there are any, with the head if that is
+            federated.
+        held: those of them that all sites have; empty in the first round of a site with initial values of its own.
         layers: transformer layers that are trained; None: all.
 
     Attributes:
@@ -362,9 +364,17 @@ class OfRound:
     """
 
     def __init__(
-        self, learner: Learner, *, round: int, own: SiteState | None, near: State, layers: Sequence[int] | None
+        self,
+        learner: Learner,
+        *,
+        round: int,
+        own: SiteState | None,
+        near: State,
+        held: State,
+        layers: Sequence[int] | None,
     ) -> None:
-        self.learner, self.round, self.near = learner, round, near
+        self.learner, self.round, self.own, self.layers = learner, round, own, layers
+        self.near, self.held = near, held
         self.kept: State = {}
         self.exchanged: State = {}
 
