@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedpeft.job.settings import CommonSettings, check_drawn
+from fedpeft.job.settings import CommonSettings, check_attackers, check_drawn
 from fedpeft.protocol.secure_sum import without_masks
 from fedpeft.protocol.types import SCORE, Introduction, Order, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.server import first_adapter
@@ -53,6 +53,7 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
     first = next(iter(learners.values()))
     job = CommonSettings(first.method, first.training, first.schedule)
     check_drawn(*job, learners)  # in a notebook there is no job that was checked before
+    check_attackers(job.method, job.schedule, learners)
     sites = _LocalSites(learners, salts)
     rounds = Rounds(job, _introductions(learners), sites, Aggregator(job.method), lineage="", needed=quorum)
     measured: list[Sites] = []

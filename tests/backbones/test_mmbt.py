@@ -231,6 +231,7 @@ def test_what_does_not_fit_is_one_sentence(text, image, settings, message, folde
         ),
         ({"projection": "closed_form"}, "projection is 'closed_form', and backbone 'tiny-vilt' has no image encoder"),
         ({"image_features": False}, "image_features is False, and backbone 'tiny-vilt' has no image encoder"),
+        ({"image_grid": 5}, "image_grid is 5, and backbone 'tiny-vilt' has no image encoder"),
         ({"name": "mmbt-small", "projection": "trained"}, "projection is 'trained'"),
     ],
 )

@@ -158,7 +158,7 @@ def test_the_server_stores_in_its_own_folder_and_admits_the_sites(kits):
     assert "/var/lib/fedpeft/jobs" in text
     assert "/var/lib/fedpeft/snapshots" in text
     assert "/tmp" not in text
-    assert '"max_num_clients": 5' in text
+    assert '"max_num_clients": 100' in text
     assert '"max_jobs": 1' in text
 
 

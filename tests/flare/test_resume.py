@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A job that goes on where another was cut off: the same rounds, the same bits."""
 
+import json
 import os
 import shutil
 
@@ -163,6 +164,42 @@ def test_a_job_that_was_killed_before_its_results_has_them_when_it_resumes(run, 
     assert ("ended_early" in manifest) == ("patience" in settings)
     (saved,), (last,) = harness.saved, (tmp_path / "state").glob("*/round-00002")
     assert all(torch.equal(tensor, saved[key]) for key, tensor in load_file(last / "global.safetensors").items())
+
+
+def test_the_newest_round_is_that_of_the_highest_number(run, tmp_path):
+    """A clock that was set back, a backup that lost its times, and a copy beside the rounds change nothing."""
+    with pytest.raises(SystemExit):
+        run(train=dies_in(3), rounds=4)
+    (lineage,) = (tmp_path / "state").iterdir()
+    shutil.copytree(lineage / "round-00002", lineage / "round-00002.bak")
+    os.utime(lineage / "round-00002", (0, 0))
+    _, manifest, _ = run(resumed, drawn, rounds=4, resume_from="latest")
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert manifest["resumed"]["after_round"] == 2
+
+
+def test_a_job_whose_name_differs_in_letter_case_alone_is_another(run, tmp_path):
+    with pytest.raises(SystemExit):
+        run(train=dies_in(3), rounds=4)
+    (lineage,) = (tmp_path / "state").iterdir()
+    other = lineage.with_name(lineage.name.replace(lineage.name[-6:], "ffffff"))
+    shutil.copytree(lineage, other)
+    for facts in other.glob("*/checkpoint.json"):
+        facts.write_text(json.dumps({**json.loads(facts.read_text()), "job": "TEST"}))
+    _, manifest, _ = run(resumed, drawn, rounds=4, resume_from="latest")
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert manifest["lineage"] == lineage.name
+
+
+def test_a_setting_that_an_earlier_version_did_not_know_had_its_default(run, tmp_path):
+    with pytest.raises(SystemExit):
+        run(train=dies_in(3), rounds=4)
+    for facts in (tmp_path / "state").glob("*/*/checkpoint.json"):
+        stored = json.loads(facts.read_text())
+        del stored["settings"]["training"]["ala_rate"], stored["settings"]["method"]["robust"]["attackers"]
+        facts.write_text(json.dumps(stored))
+    _, manifest, _ = run(resumed, drawn, rounds=4, resume_from="latest")
+    assert manifest["status"] == "completed", manifest.get("reason")
 
 
 def test_a_finished_job_goes_on_from_an_earlier_round(run):

@@ -15,6 +15,7 @@ from fedpeft.job.settings import ServerJob, SiteJob
 
 JOB = compose(Path(__file__).parents[2] / "app_configs", "fedpia_task1")
 SITES = JOB["federation"]["sites"]
+ROBUST = ["method.aggregation=fedavg", "method.robust.average=median"]
 SECURE = ["method.aggregation=fedavg", "method.secure_sum=true"]
 SCHEDULED = ["method.pia.share=0.5", "schedule.solver=own", "schedule.budget=2"]
 MEDIAN = ["method.pia.share=0.5", "method.robust.average=median"]
@@ -45,6 +46,13 @@ READERS = {
             ["method.name=full", f"backbone.sites.{SITES[0]}.name=vit"],
             ["composer", "site"],
             "values that belong to one backbone",
+        ),
+        ([*ROBUST, "method.robust.attackers=2"], [], ""),
+        ([*ROBUST, "method.robust.attackers=3"], ["composer", "server"], "set it to 2"),
+        (
+            [*ROBUST, "method.robust.attackers=2", "schedule.clients_per_round=4"],
+            ["composer", "server"],
+            "of a round's 4 sites fewer than half may be attackers: set it to 1",
         ),
         ([*SECURE, "schedule.clients_per_round=2"], ["composer", "server"], "the same sites in every round"),
         (NO_SITE_FIRST, ["composer", "server"], "lets every site join after round 1"),

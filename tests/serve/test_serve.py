@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+from pathlib import Path
 
 import pytest
 from histories import record, write
@@ -83,6 +84,23 @@ def test_earlier_runs_and_a_folder_of_runs(workspace):
     write(workspace.with_name("ws_runs") / "20260101-000000-a" / SIMULATED, record(rounds=1))
     assert {run.name for run in find_runs(workspace).values()} == {"ws", "20260101-000000-a"}
     assert {run.name for run in find_runs(workspace.parent).values()} == {"ws"}
+
+
+def test_a_folder_that_may_not_be_read_hides_no_run(workspace, monkeypatch, capsys):
+    write(workspace / SIMULATED, record(rounds=1))
+    (workspace.parent / "lost+found").mkdir()
+    is_dir = Path.is_dir
+
+    def refused(path, **named):
+        if "lost+found" in path.parent.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_dir(path, **named)
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "lost+found")
+    assert {run.name for run in find_runs(workspace.parent).values()} == {"ws"}
+    assert main(["status", str(workspace.parent)]) == 1
+    assert "holds 1 earlier runs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,12 @@ def test_it_resumes_with_the_same_bytes_after_kill_9(run, sections, tmp_path):
     results = run({**chosen, "federation": {**chosen["federation"], "resume_from": "latest"}}, "again")
     assert same(results / "global.safetensors", load_file(whole / "global.safetensors"))
     assert json.loads((results / "manifest.json").read_text())["resumed"]["sites_with_other_state"] == {}
+    for file in tmp_path.rglob("completed.json"):
+        file.unlink()  # as if the process had ended between the last round and the results
+    results = run({**chosen, "federation": {**chosen["federation"], "resume_from": "latest"}}, "at the end")
+    manifest = json.loads((results / "manifest.json").read_text())
+    assert (manifest["status"], manifest["resumed"]["after_round"]) == ("completed", 4)
+    assert same(results / "global.safetensors", load_file(whole / "global.safetensors"))
 
 
 def test_what_needs_flare_is_refused(run, sections, tmp_path):

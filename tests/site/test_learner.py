@@ -208,7 +208,7 @@ def test_without_exchange_nothing_is_uploaded_but_the_site_keeps_its_adapter(sec
 def test_the_state_of_other_data_is_refused(sections, tmp_path, change):
     learners(sections(), tmp_path, ["slake"])["slake"].train_round(1, {})
     other = learners(sections(change), tmp_path, ["slake"])["slake"]
-    with pytest.raises(FedpeftError, match="belongs to other data, another backbone or another seed"):
+    with pytest.raises(FedpeftError, match="belongs to other data, another backbone, another seed or another site"):
         other.train_round(2, {})
 
 

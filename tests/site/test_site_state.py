@@ -1,9 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+import shutil
+
 import pytest
 import torch
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.site.site_state import SiteState, load_before, newest, save, set_aside_after
+from fedpeft.site.site_state import SiteState, load_before, save, set_aside_after
 
 
 def state(round: int) -> SiteState:
@@ -51,13 +53,31 @@ def test_what_is_newer_than_the_round_to_go_on_from_is_set_aside(tmp_path):
         save(tmp_path, state(number))
     kept = (tmp_path / "round-00003" / "head.safetensors").read_bytes()
     set_aside_after(tmp_path, 2)
-    assert load_before(tmp_path, 9).round == newest(tmp_path, last=9) == 2
+    assert load_before(tmp_path, 9).round == 2
     (aside,) = (tmp_path / "set-aside").iterdir()
     assert (aside / "head.safetensors").read_bytes() == kept
     save(tmp_path, state(3))
     set_aside_after(tmp_path, 0)
-    assert newest(tmp_path, last=9) == 0
+    assert load_before(tmp_path, 9) is None
     assert len(list((tmp_path / "set-aside").iterdir())) == 4
+
+
+def test_a_copy_beside_the_rounds_is_none_of_them(tmp_path):
+    save(tmp_path, state(1))
+    save(tmp_path, state(2))
+    shutil.copytree(tmp_path / "round-00002", tmp_path / "round-00002.bak")
+    assert load_before(tmp_path, 9).round == 2
+    save(tmp_path, state(3))
+    set_aside_after(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.glob("round-*")) == ["round-00001", "round-00002.bak"]
+
+
+def test_a_state_of_other_facts_is_refused(tmp_path):
+    save(tmp_path, state(1))
+    known = load_before(tmp_path, 2).facts
+    assert load_before(tmp_path, 2, facts=known).round == 1
+    with pytest.raises(FedpeftError, match="belongs to other data, another backbone, another seed or another site"):
+        load_before(tmp_path, 2, facts={"site": "slake", **known, "train": -1})
 
 
 def test_a_draft_of_a_killed_process_is_never_read(tmp_path):

@@ -37,6 +37,24 @@ _OS_ERROR = re.compile(r"\(os error (\d{1,3})\)")
 _LEFTOVER = re.compile(r"\..+\.(\d{1,9})\.(?:draft|dropped)")
 
 
+_ROUND = re.compile(r"round-(\d{5,9})")
+
+
+def round_name(number: int) -> str:
+    """Return the name of the folder of a round, counted from 1, in the state of a site or a server."""
+    return f"round-{number:05d}"
+
+
+def rounds_in(folder: Path) -> list[Path]:
+    """Return the folders of rounds, the newest last, without what somebody has put beside them, such as a copy."""
+    return sorted((path for path in folder.glob("round-*") if _ROUND.fullmatch(path.name)), key=number_of)
+
+
+def number_of(path: Path) -> int:
+    """Return the number of a round's folder."""
+    return int(path.name.removeprefix("round-"))
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a draft, a file or a folder, that replaces `path`; after an error the old one is unchanged."""

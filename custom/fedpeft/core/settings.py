@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
 import math
 import types
 import typing
@@ -269,3 +270,27 @@ def _fits_one(value: Any, hint: Any) -> bool:
     if kind is Mapping:
         return isinstance(value, Mapping) and all(fits(item, inner[1]) for item in value.values() if inner)
     return isinstance(kind, type) and isinstance(value, kind)
+
+
+def differing(stored: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """Return the names, as in `training.rounds`, of the settings that are not as they were stored, as JSON.
+
+    What an earlier version did not know and so did not store had its default.
+    """
+    before, today, known = (_flat(json.loads(json.dumps(settings))) for settings in (stored, now, defaults))
+    names = sorted(before.keys() | today.keys())
+    return [name for name in names if before.get(name, known.get(name)) != today.get(name)]
+
+
+def at(settings: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a name of `differing`; None: there is none."""
+    return _flat(settings).get(name)
+
+
+def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(settings, Mapping) or not settings:
+        return {prefix: settings}
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}.{name}" if prefix else name)
+    return flat

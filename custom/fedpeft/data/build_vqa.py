@@ -126,8 +126,8 @@ def _class(folder: Path) -> str:
     name = normalize(folder.name.replace("_", " "))
     if is_missing(name):
         raise DataError(
-            f"the class folder {folder} is called as programs write a missing value, and a manifest with this answer is "
-            f"refused; rename the folder."
+            f"the class folder {folder} is called as programs write a missing value, which no manifest may have as an "
+            f"answer; rename the folder."
         )
     return name
 

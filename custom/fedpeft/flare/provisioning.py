@@ -22,6 +22,7 @@ from fedpeft.flare.policy import default_scope
 from fedpeft.job.site_policy import FILE, PrivacySettings, SitePolicy, build_policy
 
 JOB_STORE = "fedpeft.flare.job_store.JobStore"
+MIN_CLIENTS = 100  # as FLARE has it
 LAUNCHER = "fedpeft.flare.job_process.RestartingLauncher"
 SERVER_COMPONENTS = (
     {"id": "stale_jobs", "path": "fedpeft.flare.stale_jobs.StaleJobs", "args": {}},
@@ -120,7 +121,7 @@ class PolicyBuilder(Builder):
         return build_policy(values, section="site_policy", source="project.yml")
 
     def _limit_the_server(self, settings: dict[str, Any], *, sites: int) -> None:
-        settings["servers"][0]["max_num_clients"] = sites
+        settings["servers"][0]["max_num_clients"] = max(MIN_CLIENTS, 2 * sites)  # some may join later
         settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self._storage / "snapshots")
         _component(settings, "job_manager")["args"]["uri_root"] = str(self._storage / "jobs")
         _component(settings, "job_scheduler")["args"]["max_jobs"] = self._max_jobs

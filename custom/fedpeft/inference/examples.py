@@ -14,7 +14,8 @@ from typing import Any
 
 from fedpeft.core.errors import DataError, FedpeftError
 from fedpeft.data.answers import AnswerVocabulary, clean_text, is_missing
-from fedpeft.data.chosen_image import image_of
+from fedpeft.data.chosen_image import image_of, is_nifti
+from fedpeft.data.dicom import is_dicom
 from fedpeft.data.folders import files_below, inside, is_image
 from fedpeft.data.images import ChosenImage
 from fedpeft.data.loaders import label_example
@@ -46,7 +47,7 @@ def window_at(kept: KeptModel) -> Window | None:
 
 
 def of_images(named: Path, question: str | None, record: ModelRecord, *, window: Window | None = None) -> Wanted:
-    """Return an image of any kind that a manifest may name, or all pictures of a folder, with one question."""
+    """Return an image of any kind that a manifest may name, or all such images of a folder, with one question."""
     question = clean_text(question or "").strip()
     if record.asks and not question:
         raise FedpeftError("this model answers questions: give one with --question.")
@@ -54,13 +55,17 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
         raise FedpeftError("this model tells classes of images apart and reads no question: leave --question out.")
     if not named.exists():
         raise FedpeftError(f"{named} does not exist: name an image, or a folder of images.")
-    files = list(filter(is_image, files_below(named))) if named.is_dir() else [named]
+    files = list(filter(_is_readable, files_below(named))) if named.is_dir() else [named]
     if not files:
         raise FedpeftError(f"{named} holds no image: name an image, or a folder of images.")
     names = [str(file.relative_to(named)) if named.is_dir() else file.name for file in files]
     images = [image_of(file.parent, file.name, window, where="the command")[0] for file in files]
     examples = tuple(_unknown(image, name, question, record) for image, name in zip(images, names, strict=True))
     return Wanted(examples=examples, known=(False,) * len(examples))
+
+
+def _is_readable(file: Path) -> bool:
+    return is_image(file) or is_nifti(file) or (file.name != "DICOMDIR" and is_dicom(file))
 
 
 def of_table(named: Path, kept: KeptModel) -> Wanted:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fedpeft.answering.training_settings import BEST, LAST
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import MAX_DIGITS
+from fedpeft.core.files import MAX_DIGITS, number_of, rounds_in
 from fedpeft.core.locks import kept_folders
 from fedpeft.core.workspace import HISTORY, MANIFEST, STATE_VARIABLE
 from fedpeft.inference import exported
@@ -215,9 +215,9 @@ def _round_folder(lineage: Path, round: str, last: _Run | None) -> Path:
 
 
 def _rounds(lineage: Path) -> Iterator[tuple[int, Path]]:
-    for file in lineage.glob("round-*/state.json"):
-        if (number := file.parent.name.removeprefix("round-")).isdecimal() and len(number) <= MAX_DIGITS:
-            yield int(number), file.parent
+    for folder in rounds_in(lineage):
+        if (folder / "state.json").is_file():
+            yield number_of(folder), folder
 
 
 def _loaded(folder: Path) -> SiteState:

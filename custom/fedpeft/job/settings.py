@@ -159,6 +159,18 @@ def check_drawn(
         )
 
 
+def check_attackers(method: MethodSettings, schedule: ScheduleSettings, sites: Collection[str]) -> None:
+    """Refuse to count on half or more of a round's sites as attackers: no average holds then. Of two sites, on both."""
+    robust = cast(RobustSettings, method.robust)
+    count = min(schedule.clients_per_round or len(sites), len(sites))
+    if robust.average != MEAN and robust.attackers > 1 and 2 * robust.attackers >= count:
+        raise FedpeftError(
+            f"method.robust.attackers is {robust.attackers}, and of a round's {count} sites fewer than half may be "
+            f"attackers: set it to {max(1, (count - 1) // 2)}.",
+            setting="method.robust.attackers",
+        )
+
+
 def check_layers(method: MethodSettings, schedule: ScheduleSettings) -> None:
     """Refuse scheduled layers without a global adapter from which all sites start."""
     if not schedule.active:
@@ -222,6 +234,7 @@ class ServerJob:
         check_relay_sums(method, training, schedule, federation)
         check_joins(schedule.joins, federation, rounds=training.rounds)
         check_drawn(method, training, schedule, federation.sites)
+        check_attackers(method, schedule, federation.sites)
         check_layers(method, schedule)
         return cls(federation=federation, method=method, training=training, schedule=schedule)
 

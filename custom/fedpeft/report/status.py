@@ -7,6 +7,7 @@ manifest. The process holds a lock, which the system releases when it ends.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -254,7 +255,9 @@ def run_folder(named: Path) -> Path:
             return named / place
     if (named / "local" / "resources.json").is_file():
         return named / SIMULATED
-    if earlier := [path for path in sorted(named.iterdir()) if (path / SIMULATED).is_dir()]:
+    if earlier := [
+        path for path in sorted(named.iterdir()) if os.access(path, os.X_OK) and (path / SIMULATED).is_dir()
+    ]:
         raise FedpeftError(f"{named} holds {len(earlier)} earlier runs, the newest is {earlier[-1]}: name one of them.")
     raise FedpeftError(f"{named} holds no run, neither {HISTORY} nor {MANIFEST}: name a run's folder or workspace.")
 

@@ -7,6 +7,7 @@ when it is first read, and what was read and drawn is kept until the files chang
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import re
@@ -77,7 +78,9 @@ def _candidates(workspace: Path) -> Iterator[tuple[Path, str, Path]]:
 
 
 def _is_simulated(folder: Path) -> bool:
-    return (folder / SIMULATED).is_dir() or (folder / "local" / "resources.json").is_file()
+    with contextlib.suppress(PermissionError):  # such as lost+found
+        return (folder / SIMULATED).is_dir() or (folder / "local" / "resources.json").is_file()
+    return False
 
 
 def _folders(folder: Path) -> list[Path]:

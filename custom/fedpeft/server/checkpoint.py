@@ -28,8 +28,20 @@ from safetensors.torch import load_file, save_file
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import MAX_HISTORY, check_regular, drop, read_json, replacing, set_aside, write_json
+from fedpeft.core.files import (
+    MAX_HISTORY,
+    check_regular,
+    drop,
+    number_of,
+    read_json,
+    replacing,
+    round_name,
+    rounds_in,
+    set_aside,
+    write_json,
+)
 from fedpeft.core.locks import lineage_folder
+from fedpeft.core.settings import at, differing
 from fedpeft.job.federation import LATEST, checkpoint_of
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
@@ -97,9 +109,9 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     This round and later ones of a job that was further, before it was resumed from an earlier round, are set aside.
     """
     (folder / COMPLETED).unlink(missing_ok=True)
-    final = folder / f"round-{checkpoint.round:05d}"
-    for other in sorted(folder.glob("round-*")):
-        if other.name >= final.name:
+    final = folder / round_name(checkpoint.round)
+    for other in rounds_in(folder):
+        if number_of(other) >= checkpoint.round:
             set_aside(other)
     facts = {name: value for name, value in vars(checkpoint).items() if name not in ("state", *PARTS)}
     facts["parts"] = [name for name in PARTS if getattr(checkpoint, name)]
@@ -109,7 +121,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
         for name in facts["parts"]:
             save_file(_flat_tensors(getattr(checkpoint, name)), draft / PARTS[name])
         (draft / FACTS).write_text(json.dumps(facts))
-    for old in sorted(folder.glob("round-*"))[:-keep]:
+    for old in rounds_in(folder)[:-keep]:
         drop(old)
 
 
@@ -127,15 +139,16 @@ def to_resume(
     check_same(checkpoint, settings)
     if _is_completed(checkpoint, lineages):
         raise FedpeftError(
-            f"{checkpoint.lineage} has its results, after round {checkpoint.round}: nothing is left to resume."
+            f"{checkpoint.lineage} has its results, after round {checkpoint.round}: nothing is left to resume. If you "
+            f"mean another run of this job, name it in resume_from."
         )
     return checkpoint
 
 
 def complete(folder: Path) -> None:
     """Note in a lineage's folder that its job has the results of its last round."""
-    if rounds := sorted(folder.glob("round-*")):
-        write_json(folder / COMPLETED, {"round": int(rounds[-1].name.removeprefix("round-"))})
+    if rounds := rounds_in(folder):
+        write_json(folder / COMPLETED, {"round": number_of(rounds[-1])})
 
 
 def _is_completed(checkpoint: Checkpoint, lineages: Path) -> bool:
@@ -152,41 +165,46 @@ def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
     """
     if name == LATEST:
         own = re.compile(re.escape(_prefix(job, submitter)) + r"-\d{8}-\d{6}-[0-9a-f]{6}")
-        rounds = [path for path in lineages.glob("*/round-*") if own.fullmatch(path.parent.name)]
-        rounds.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
+        named = [rounds for path in lineages.glob("*") if own.fullmatch(path.name) and (rounds := rounds_in(path))]
+        last = sorted((rounds[-1] for rounds in named), key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
+        # two jobs whose names are alike but for letter case, say, have one prefix
+        chosen = next((path for path in reversed(last) if _facts(path)["job"] == job), last[-1] if last else None)
     else:
         lineage, number = checkpoint_of(name)
-        rounds = sorted((lineages / lineage).glob("round-*" if number is None else f"round-{number:05d}"))
-    if not rounds:
+        rounds = [one for one in rounds_in(lineages / lineage) if number in (None, number_of(one))]
+        chosen = rounds[-1] if rounds else None
+    if chosen is None:
         raise FedpeftError(
             f"there is no checkpoint of {job} for resume_from={name} under {lineages} on the server: submit the job "
             f"without resume_from."
         )
-    facts = _facts(rounds[-1])
+    facts = _facts(chosen)
     if facts["submitter"] != submitter:
         raise FedpeftError(
             f"the checkpoint resume_from={name} belongs to another submitter than {submitter or 'the simulator'}: only "
             f"who submitted a job can resume it, submit yours without resume_from."
         )
     if facts["job"] != job:
-        raise FedpeftError(f"the checkpoint {rounds[-1]} is one of the job {facts['job']}, not of {job}.")
+        raise FedpeftError(
+            f"the checkpoint {chosen} is one of the job {facts['job']}, not of {job}: name one of {job}."
+        )
     try:
         written = facts.pop("parts")
-        parts: dict[str, Any] = {name: _tensors(rounds[-1] / PARTS[name]) for name in PARTS if name in written}
-        return Checkpoint(state=load_file(check_regular(rounds[-1] / ADAPTER)), **parts, **facts)
+        parts: dict[str, Any] = {name: _tensors(chosen / PARTS[name]) for name in PARTS if name in written}
+        return Checkpoint(state=load_file(check_regular(chosen / ADAPTER)), **parts, **facts)
     except (OSError, SafetensorError, TypeError) as error:
-        raise FedpeftError(_unreadable(rounds[-1], error)) from error
+        raise FedpeftError(_unreadable(chosen, error)) from error
 
 
 def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
     """Refuse to resume with settings that differ from the checkpoint's; the error names the setting."""
-    before, now = _flat(checkpoint.settings), _flat(json.loads(json.dumps(settings)))
-    for name in sorted(before.keys() | now.keys()):
-        if before.get(name) != now.get(name):
-            raise FedpeftError(
-                f"{name} is {now.get(name)!r:.60}, it was {before.get(name)!r:.60} in the job to resume: submit it "
-                f"with the settings that it had, or without resume_from."
-            )
+    defaults = lasting(MethodSettings(), TrainingSettings(rounds=1), ScheduleSettings())
+    for name in differing(checkpoint.settings, settings, defaults):
+        now, before = (f"{at(one, name)!r:.60}" for one in (settings, checkpoint.settings))
+        raise FedpeftError(
+            f"{name} is {now}, it was {before} in the job to resume: submit it with the settings that it had, or "
+            f"without resume_from."
+        )
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -214,12 +232,3 @@ def _tensors(file: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 def _unreadable(folder: Path, error: Exception) -> str:
     return f"the checkpoint {folder} cannot be read ({error}): remove that folder to continue from the round before."
-
-
-def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(settings, Mapping):
-        return {prefix: settings}
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= _flat(value, f"{prefix}.{name}" if prefix else name)
-    return flat

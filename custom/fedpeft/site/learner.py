@@ -17,7 +17,6 @@ import torch
 from fedpeft.answering.answering import Batch
 from fedpeft.answering.training_settings import BEST, LINEAR, PERSONALIZATIONS, TrainingSettings
 from fedpeft.backbones import BackboneSettings
-from fedpeft.core.errors import LocalError
 from fedpeft.core.keys import HEAD, LayerNumbers, belongs, layers_of
 from fedpeft.core.metrics import BELOW_CONSTANT
 from fedpeft.core.registry import imported
@@ -281,13 +280,7 @@ class Learner:
 
     def _own_state(self, round: int) -> SiteState | None:
         """The site's state of the round before; None: it has none yet."""
-        own = site_state.load_before(self.folder, round)
-        if own is not None and own.facts != self.facts:
-            raise LocalError(
-                f"the state of site {self.site} in {self.folder} belongs to other data, another backbone or another "
-                f"seed: remove that folder."
-            )
-        return own
+        return site_state.load_before(self.folder, round, facts=self.facts)
 
     def _to_send(self, upload: State, layers: Sequence[int] | None, control: ControlVariates) -> State:
         """What leaves the site: the trained layers of the adapter, and the head where it is federated."""
@@ -297,7 +290,7 @@ class Learner:
 
     def score_layers(self, round: int, received: State) -> list[float]:
         """Score each layer of the global adapter, or without one of the site's own, on random training samples."""
-        own, received = site_state.load_before(self.folder, round), self._numbers.received(received)
+        own, received = self._own_state(round), self._numbers.received(received)
         self.values.restore(own, received)
         self.trainable.set_companion(None)  # one of an earlier round may still be in the model
         kept = own.adapter if own else None
@@ -307,7 +300,7 @@ class Learner:
     def score_trained(self, round: int) -> list[float]:
         """Score each transformer layer of the model that a round has just trained, on random training samples."""
         looks_back = compares_with_previous(self.schedule)
-        return self._score(round, site_state.load_before(self.folder, round + 1) if looks_back else None)
+        return self._score(round, self._own_state(round + 1) if looks_back else None)
 
     def _score(self, round: int, own: SiteState | None) -> list[float]:
         seed, samples = self._score_samples(round)
@@ -342,7 +335,7 @@ class Learner:
     def finished(self, last: int) -> int:
         """The last round, up to `last`, of which the site has a state; 0: none. Newer states are set aside."""
         site_state.set_aside_after(self.folder, last)
-        return site_state.newest(self.folder, last=last)
+        return own.round if (own := self._own_state(last + 1)) else 0
 
     @property
     def facts(self) -> Facts:

@@ -136,7 +136,7 @@ def check_order(order: Order, job: SiteJob) -> None:
     """Refuse an order that the job's settings do not provide for."""
     rounds, schedule = job.training.rounds, job.schedule
     if isinstance(order, Hello):
-        if not 0 <= order.finished < rounds:
+        if not 0 <= order.finished <= rounds:  # after the last one the results may be missing
             raise refused(f"to go on after round {order.finished} of {rounds}")
         return
     if not 1 <= order.round <= rounds:

@@ -22,7 +22,17 @@ from safetensors.torch import load_file, save_file
 import fedpeft
 from fedpeft import backbones
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import check_regular, digest, drop, read_json, replacing, set_aside
+from fedpeft.core.files import (
+    check_regular,
+    digest,
+    drop,
+    number_of,
+    read_json,
+    replacing,
+    round_name,
+    rounds_in,
+    set_aside,
+)
 from fedpeft.core.metrics import ROUNDS_BELOW, TITLES, VALIDATION
 from fedpeft.core.settings import build, one_of
 from fedpeft.data.answers import AnswerVocabulary
@@ -191,7 +201,7 @@ class SiteState:
 
 def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
     """Write the state of one round atomically, and remove all but the last `KEPT_ROUNDS` up to it, and the best one."""
-    final = folder / f"round-{state.round:05d}"
+    final = folder / round_name(state.round)
     with replacing(final) as draft:
         draft.mkdir(mode=0o700)  # the answers are in it in words
         for part in (*_PARTS, *(part for part in _OPTIONAL if getattr(state, part))):
@@ -203,36 +213,40 @@ def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
         (draft / "state.json").write_text(json.dumps(values, sort_keys=True))
         if state.record:
             (draft / RECORD).write_text(json.dumps(as_json(state.record), indent=1, sort_keys=True))
-    for old in [path for path in _rounds(folder) if _number(path) <= state.round][:-KEPT_ROUNDS]:
-        if _number(old) != best:
+    for old in [path for path in rounds_in(folder) if number_of(path) <= state.round][:-KEPT_ROUNDS]:
+        if number_of(old) != best:
             drop(old)
     return final
 
 
 def set_aside_after(folder: Path, round: int) -> None:
     """Set aside states newer than the round that the server resumes from."""
-    for path in _rounds(folder):
-        if _number(path) > round:
+    for path in rounds_in(folder):
+        if number_of(path) > round:
             set_aside(path)
 
 
 def clear(folder: Path) -> None:
     """Remove the states of a run, of which another begins in the same folder."""
-    for path in _rounds(folder):
+    for path in rounds_in(folder):
         drop(path)
 
 
-def newest(folder: Path, *, last: int) -> int:
-    """The last round, up to `last`, with a complete state; 0: none."""
-    return max((number for path in _rounds(folder) if (number := _number(path)) <= last), default=0)
+def load_before(folder: Path, round: int, *, facts: Facts | None = None) -> SiteState | None:
+    """Load the newest complete state older than `round`, or None; a repeated round thus starts from the same state.
 
-
-def load_before(folder: Path, round: int) -> SiteState | None:
-    """Load the newest complete state older than `round`, or None; a repeated round thus starts from the same state."""
-    older = [path for path in _rounds(folder) if _number(path) < round]
+    With `facts` it must belong to what they say.
+    """
+    older = [path for path in rounds_in(folder) if number_of(path) < round]
     if not older:
         return None
-    return load(older[-1])
+    own = load(older[-1])
+    if facts is not None and own.facts != facts:
+        raise LocalError(
+            f"the state of site {facts['site']} in {folder} belongs to other data, another backbone, another seed or "
+            f"another site: remove that folder, or give the site what it had."
+        )
+    return own
 
 
 def load(path: Path) -> SiteState:
@@ -262,14 +276,6 @@ def read_record(file: Path) -> ModelRecord:
         FedpeftError: it lacks a field, or has one of another type.
     """
     return build(ModelRecord, read_json(file), section=file.name)
-
-
-def _rounds(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round-*"))
-
-
-def _number(path: Path) -> int:
-    return int(path.name.removeprefix("round-"))
 
 
 Facts = dict[str, str | int]

@@ -22,13 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import fedpeft
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.backbones.registry import BackboneSettings
 from fedpeft.core.errors import LocalError
-from fedpeft.core.files import SET_ASIDE, drop, write_json
+from fedpeft.core.files import SET_ASIDE, drop, rounds_in, write_json
 from fedpeft.core.locks import StateLock, is_in_use, lineage_folder, prune
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER
+from fedpeft.core.settings import differing
 from fedpeft.core.workspace import PROBLEM
+from fedpeft.data.settings import DataSettings
 from fedpeft.job.settings import SECTIONS, SiteJob
 from fedpeft.job.site_policy import SitePolicy
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.reply_policy import allowed, first_of_round, first_scores_of_round, released_metrics
 from fedpeft.protocol.site_check import admitted
 from fedpeft.protocol.types import (
@@ -47,6 +52,7 @@ from fedpeft.protocol.types import (
     TrainReply,
     empty_reply,
 )
+from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import training_process
 from fedpeft.site.connection import Failure
 from fedpeft.site.orders import accept, apply_delta, check_accepted, check_order, note_order
@@ -56,16 +62,18 @@ from fedpeft.site.supervisor import Answer, RequestFailed
 OWNER = "job.json"
 OTHER, FULL = "state-of-another-job", "state-full"
 DAY, GIB = 24 * 3600, 2**30
+SHOWN = 3  # settings in which jobs differ
 
 
 def claim(folder: Path, settings: Mapping[str, Any], job: str, *, submitter: str) -> None:
     """Let a job use a lineage's folder that is new or was made with the same settings for the same submitter.
 
-    A resumed job must have the same JSON-serializable settings. In the simulator the submitter is empty.
+    A resumed job must have the same JSON-serializable settings. In the simulator the submitter is empty. What an
+    earlier version did not store had its default.
     """
     file, settings = folder / OWNER, json.loads(json.dumps(settings))
     if not file.exists():
-        if any(folder.glob("round-*")):
+        if rounds_in(folder):
             raise _other(folder, f"its {OWNER} is missing")
         write_json(file, {"settings": settings, "submitter": submitter, "jobs": [job]})
         return
@@ -76,9 +84,8 @@ def claim(folder: Path, settings: Mapping[str, Any], job: str, *, submitter: str
         raise _other(folder, f"{file} cannot be read: {error}") from error
     if made_for != submitter:
         raise _other(folder, f"it was made for {made_for or 'nobody'!r:.80}, this job is of {submitter!r:.80}")
-    if made_with != settings:
-        differing = sorted(name for name in {*made_with, *settings} if made_with.get(name) != settings.get(name))
-        raise _other(folder, f"it was made with another {', '.join(differing)}")
+    if names := differing(made_with, settings, _defaults()):
+        raise _other(folder, f"it was made with another {', '.join(names[:SHOWN])}")
     if job not in jobs:
         write_json(file, {"settings": settings, "submitter": submitter, "jobs": [*jobs, job]})
 
@@ -113,7 +120,7 @@ def _removable(lineages: Path, current: str) -> Iterator[Path]:
 
 def _last_use(path: Path) -> float:
     try:
-        entries = [path, *path.glob("round-*")]
+        entries = [path, *rounds_in(path)]
     except FileNotFoundError:  # another job has removed it
         return math.inf
     return max((found.st_mtime for found in map(_stat, entries) if found), default=math.inf)
@@ -228,6 +235,16 @@ def _lasting(job: SiteJob) -> dict[str, Any]:
     """The settings that jobs with the same state must share; not the data folder, which may have moved."""
     sections = {name: asdict(getattr(job, name)) for name in SECTIONS}
     return {**sections, "data": {name: value for name, value in sections["data"].items() if name != "root"}}
+
+
+def _defaults() -> dict[str, Any]:
+    return {
+        "backbone": asdict(BackboneSettings()),
+        "method": asdict(MethodSettings()),
+        "training": asdict(TrainingSettings(rounds=1)),
+        "data": asdict(DataSettings()),
+        "schedule": asdict(ScheduleSettings()),
+    }
 
 
 def problem_reply(
