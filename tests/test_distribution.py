@@ -28,6 +28,7 @@ print(getattr(build_meta, "build_" + sys.argv[1])(sys.argv[2]))
 """
 SECTIONS = r"^## (\S+)(?:, .+)?$"
 BESIDE = ("constraints.txt", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml")
+LICENSES = ("LICENSE", "NOTICE")
 USE = """
 import sys
 import fedpeft
@@ -60,7 +61,7 @@ def built(tmp_path_factory):
     shutil.copytree(ROOT / "custom", copy / "custom", symlinks=True, ignore=generated)
     for name in ("app_configs", "tests", "docs", "jobs"):
         shutil.copytree(ROOT / name, copy / name, ignore=generated)
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", *BESIDE):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", *LICENSES, *BESIDE):
         shutil.copy(ROOT / name, copy)
     return build("sdist", copy, folder), build("wheel", copy, folder)
 
@@ -79,7 +80,7 @@ def test_the_sdist_has_no_link_and_gives_the_same_wheel(built, tmp_path):
         assert all(member.isfile() or member.isdir() for member in archive)
         names = set(archive.getnames())
         assert not [name for name in names if name.startswith(f"{NAME}/tests")]
-        needed = (*BESIDE, "docs/installation.md", "docs/study.png", "jobs/fedpia_task1/meta.json")
+        needed = (*BESIDE, *LICENSES, "docs/installation.md", "docs/study.png", "jobs/fedpia_task1/meta.json")
         assert {f"{NAME}/{name}" for name in needed} <= names
         archive.extractall(tmp_path, filter="data")
     assert contents(build("wheel", tmp_path / NAME, tmp_path)) == contents(built[1])
@@ -112,6 +113,14 @@ def test_the_wheel_works_without_a_clone(built, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", LICENSES)
+def test_the_wheel_has_the_licenses(built, name):
+    with zipfile.ZipFile(built[1]) as archive:
+        kept = archive.read(f"{NAME}.dist-info/licenses/{name}")
+    assert kept == (ROOT / name).read_bytes()
+
+
+@pytest.mark.slow
 def test_the_version_of_the_distribution_is_that_of_the_package(built):
     assert [path.name for path in built] == [f"{NAME}.tar.gz", f"{NAME}-py3-none-any.whl"]
 
@@ -125,6 +134,13 @@ def test_every_extra_is_on_the_page_of_the_installation():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     page = (ROOT / "docs" / "installation.md").read_text()
     assert set(re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE)) == set(extras)
+
+
+def test_the_notice_names_what_the_pretrained_extra_downloads():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    packages = {re.match(r"[\w-]+", requirement)[0] for requirement in extras["pretrained"]}
+    named = re.findall(r"^(\S+) \d+\.\d+\.\d+$", (ROOT / "NOTICE").read_text(), re.MULTILINE)
+    assert set(named) == packages
 
 
 def test_the_citation_names_this_version_and_the_three_papers():
