@@ -5,10 +5,12 @@
     python benchmarks/merging.py --table               # the tables of what is there, without a run
 
 The five sites of the embedded federation train alone, each from a start of its own, as in the case `tuned_before`
-before its first exchange, with 100 questions and six epochs. Then their adapters are merged once. Two figures, both
-mean accuracies of the sites' test questions: with the head that each site trained with its own adapter, and with a head
-that it trains anew on the frozen merged model. PEFT's `ties` and `dare` keep half of the numbers (density 0.5); they
-and `linear` need one rank.
+before its first exchange, with 100 questions and six epochs. In the kind of class folders the sites are four clients
+that share 1,200 procedural images of six classes, a body region in a modality each as in MedNIST, as `fedpeft new`
+shares them: 210 training images each, the tiny ViT, six epochs. Then their adapters are merged once. Two figures, both
+mean accuracies of the sites' test questions or images: with the head that each site trained with its own adapter, and
+with a head that it trains anew on the frozen merged model. PEFT's `ties` and `dare` keep half of the numbers (density
+0.5); they and `linear` need one rank.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import json_lines
+import numpy as np
 import torch
 from measured import ROOT, machine
+from PIL import Image
 from result_table import ResultTable
 from rich.console import Console
 from torch import nn
@@ -35,23 +39,28 @@ from fedpeft.backbones import BackboneSettings, build
 from fedpeft.compare.table import signed
 from fedpeft.core.keys import by_place
 from fedpeft.core.states import State
+from fedpeft.data.phantom_scene import KINDS as FINDINGS
+from fedpeft.data.phantom_scene import Finding, Scene, draw_look, render
 from fedpeft.data.schema import Example
-from fedpeft.job.composing import compose
+from fedpeft.job.composing import CONFIGS, compose
+from fedpeft.job.writing import look, write_new
 from fedpeft.methods.adapters import read_config, read_state
 from fedpeft.methods.lora import TUNING
 from fedpeft.site import computing
 from fedpeft.site.learner import Learner
 
 RESULTS = Path(__file__).parent / "results" / "merging.jsonl"
-FAMILY = "vilt"
-SMALL = ["training.first_epochs=6", "data.train_size=100"]  # minutes for five seeds
-LORA = ["method.name=lora", "method.aggregation=svd"]
-UNEQUAL = "LoRA of ranks 4 and 8"
+SMALL = "data.train_size=100"  # minutes for five seeds
+LORA = ["method.name=lora", "method.aggregation=svd", SMALL]
+UNEQUAL, FOLDERS = "LoRA of ranks 4 and 8", "Houlsby, class folders"
 KINDS = {
-    "Houlsby": ["method.aggregation=fedavg"],
+    "Houlsby": ["method.aggregation=fedavg", SMALL],
     "LoRA of rank 4": LORA,
     UNEQUAL: [*LORA, "method.site_settings={vqa-rad: {r: 8}, vqa-med-2020: {r: 8}}"],
+    FOLDERS: ["method.aggregation=fedavg", "method.initialization=own"],
 }
+CLASSES = ("abdomen ct", "chest ct", "chest xray", "head ct", "head mr", "limb xray")  # region and modality
+IMAGES = 200  # of a class
 OWN, PLAIN, MERGED, CUT = "own adapter", "plain mean", "fedpeft merge", "fedpeft merge --rank 4"
 # PEFT's name of a combination, its other arguments, and whether it takes unequal ranks
 PEFTS: dict[str, tuple[dict[str, Any], bool]] = {
@@ -67,15 +76,16 @@ HEAD_STEPS, HEAD_RATE = 200, 0.01
 
 def run(kind: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
     """One seed of one kind: way -> mean accuracy with the old heads and with new ones."""
-    settings = ["training.rounds=1", "training.validate=false", f"training.seed={seed}", f"data.seed={seed}"]
-    sections = compose(ROOT / "app_configs", "cases/tuned_before", [*settings, *SMALL, *KINDS[kind], *overrides])
     with tempfile.TemporaryDirectory() as name:
         folder, learners, folders = Path(name), {}, []
+        sections = sections_of(kind, seed, overrides, folder)
         for site in sections["federation"]["sites"]:
             learners[site] = learner = Learner.from_sections(sections, site=site, folder=folder / "state" / site)
             update = learner.train_round(1, {})
-            folders.append(save_adapter(folder / site, update.state, learner.trainable.peft_config(), FAMILY))
-        lora = kind != "Houlsby"
+            folders.append(
+                save_adapter(folder / site, update.state, learner.trainable.peft_config(), learner.backbone.family)
+            )
+        lora = sections["method"]["name"] == "lora"
         ways = {OWN: dict(zip(learners, folders, strict=True))}
         merged = merged_folders(folders, folder, sections["backbone"], lora=lora, one_rank=kind != UNEQUAL)
         ways |= {way: dict.fromkeys(learners, out) for way, out in merged.items()}
@@ -85,6 +95,32 @@ def run(kind: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
         for way, rows in measured.items()
     }
     return {"kind": kind, "seed": seed, "overrides": list(overrides), "figures": figures}
+
+
+def sections_of(kind: str, seed: int, overrides: Sequence[str], room: Path) -> dict[str, Any]:
+    """The job in which the sites train alone, in one round; images and the job of class folders go into `room`."""
+    settings = ["training.rounds=1", "training.first_epochs=6", "training.validate=false"]
+    settings += [f"training.seed={seed}", f"data.seed={seed}", *KINDS[kind], *overrides]
+    if kind != FOLDERS:
+        return compose(ROOT / "app_configs", "cases/tuned_before", settings)
+    write_images(room / "images", seed, IMAGES)
+    found = look(room / "images", out=room, backbone="tiny_vit")
+    write_new("own", found, folder=room / "images", out=room, backbone="tiny_vit")
+    return compose(room / CONFIGS, "own", settings)
+
+
+def write_images(root: Path, seed: int, images: int) -> None:
+    """Write a folder of procedural images for each class, with one finding of any kind in each."""
+    for number, name in enumerate(CLASSES):
+        region, modality = name.split()
+        folder = root / name.replace(" ", "_")
+        folder.mkdir(parents=True)
+        for image in range(images):
+            rng = np.random.default_rng([seed, number, image])
+            kind, (quadrant, bright, large) = FINDINGS[rng.integers(len(FINDINGS))], rng.integers((4, 2, 2))
+            finding = Finding(kind=kind, quadrant=int(quadrant), bright=bool(bright), large=bool(large))
+            scene = Scene(region=region, modality=modality, findings=(finding,))
+            Image.fromarray(render(scene, draw_look(modality, rng), rng)).save(folder / f"{image:03d}.png")
 
 
 def merged_folders(
@@ -158,7 +194,7 @@ def right(head: nn.Module, test: Features) -> float:
 def load(learner: Learner, folder: Path) -> FrozenProducts | None:
     """Put an adapter into a site's model; the product of LoRA, of any rank, into the frozen matrices."""
     config = read_config(folder)
-    state = read_state(folder, config, FAMILY)
+    state = read_state(folder, config, learner.backbone.family)
     if not (frozen := learner.trainable.products()):
         learner.trainable.load(state)
         return None

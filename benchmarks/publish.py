@@ -26,6 +26,7 @@ import gpu
 import json_lines
 import learning
 import merging
+import merging_picture
 import rates
 import real_images
 import study
@@ -87,6 +88,8 @@ def pictures() -> dict[Path, tuple[Path, Callable[[], Figure]]]:
         drawn[Path("docs/barriers.png")] = cases.RESULTS, lambda: cases_picture.draw(cases.read())
         alone = partial(cases_picture.draw, cases.read(), ["tuned_before"], width=5)
         drawn[Path("docs/tuned_before.png")] = cases.RESULTS, alone
+    if merged := json_lines.read(merging.RESULTS):
+        drawn[Path("docs/merging.png")] = merging.RESULTS, lambda: merging_picture.draw(merged)
     return drawn
 
 

@@ -52,6 +52,7 @@ def test_what_has_no_results_yet_says_so(publish, monkeypatch, tmp_path):
 def test_a_study_that_has_just_begun_can_be_published(publish, monkeypatch, tmp_path):
     monkeypatch.setattr(publish.study, "RESULTS", tmp_path / "study.jsonl")
     monkeypatch.setattr(publish.cases, "read", list)
+    monkeypatch.setattr(publish.merging, "RESULTS", tmp_path / "merging.jsonl")
     monkeypatch.setattr(publish, "ROOT", tmp_path)
     monkeypatch.setattr(publish, "PAGES", ())
     (tmp_path / "docs").mkdir()

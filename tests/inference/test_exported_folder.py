@@ -126,6 +126,9 @@ def test_the_folder_has_what_its_own_site_needs_and_no_more(sections, tmp_path, 
     assert {"adapter_config.json", "adapter_model.safetensors", "head.safetensors", "answers.json"} < files
     assert {"model.json", "README.md", "tokenizer.json", "preprocessor_config.json"} < files
     assert (tmp_path / "out").stat().st_mode & 0o077 == 0
+    (tmp_path / "new").touch()
+    modes = {file.name: file.stat().st_mode for file in (tmp_path / "out").iterdir()}
+    assert modes == dict.fromkeys(files, (tmp_path / "new").stat().st_mode)
     text = "".join(file.read_text() for file in (tmp_path / "out").iterdir() if file.suffix in (".json", ".md"))
     assert "vqa-med-2020" not in text
     assert str(tmp_path / "state") not in text

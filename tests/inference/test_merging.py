@@ -2,7 +2,9 @@
 """`fedpeft merge`: copies in any order give their function back, widths and ranks may differ, and what is refused."""
 
 import json
+import os
 import shutil
+import stat
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -270,6 +272,33 @@ def test_the_command_as_a_user_types_it(tiny_source, tmp_path, capsys):
     assert "is there already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], "2 adapters of method lora, the mean of their products"),
+        (["--rank", "3"], "2 adapters of method lora, the mean of their products, at most of rank 3"),
+        (["--plain"], "2 adapters of method lora, averaged as they stand"),
+    ],
+)
+def test_what_was_done_with_lora_is_said(tiny_source, tmp_path, capsys, options, sentence):
+    folders = [str(folder_of(tiny_source, tmp_path / str(k), "lora", k)) for k in (1, 2)]
+    assert main(["merge", *folders, "--out", str(tmp_path / "m"), *options]) == 0
+    assert capsys.readouterr().out == f"folder   {tmp_path / 'm'}: {sentence}\n"
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_what_is_handed_over_has_the_modes_of_new_files(tiny_source, tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        folders = [folder_of(tiny_source, tmp_path / str(k), "houlsby", k) for k in (1, 2)]
+        merged = fedpeft.merge(folders, tmp_path / "merged")
+    finally:
+        os.umask(before)
+    for folder in (*folders, merged):
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
+        assert modes == dict.fromkeys((CONFIG, WEIGHTS), 0o666 & ~mask)
+
+
 def test_the_weights_are_shares_of_the_aligned_mean(tiny_source, tmp_path):
     folders = [folder_of(tiny_source, tmp_path / str(k), "houlsby", k) for k in (1, 2)]
     heavy = load_file(fedpeft.merge(folders, tmp_path / "m", weights=[1e6, 1]) / WEIGHTS)
@@ -323,6 +352,12 @@ def test_a_check_measures_every_export_and_writes_a_page(exports, tables, tiny_s
         assert folder.name in printed
         assert folder.name in html
     assert checked.table.rows[-1][0] == "mean"
+    came = [line for line in printed.splitlines() if line.startswith(("measured", "next"))]
+    assert [line.split(" %: ")[1].split(", ")[:2] for line in came[:-1]] == [
+        [way, f"head of {folder.name}"] for folder in folders for way in ("own adapter", "merged")
+    ]
+    assert came[-1] == f"next     the loss from {folders[0].name} to {folders[1].name}"
+    assert printed.index(came[-1]) < printed.index(checked.table.title)
     assert f"{checked.barriers()['merged on the way']:.3f} merged on the way" in printed
     assert "<svg" not in html
     assert "data:image/svg+xml" in html

@@ -136,6 +136,19 @@ def write_json(path: Path, value: Any) -> None:
         draft.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
+def follow_umask(file: Path) -> None:
+    """Give a file the mode of any new file beside it; safetensors leaves the files that it writes to their owner alone.
+
+    Only of what is to be handed over; what a site keeps stays as it is.
+    """
+    new = file.with_name(f".{file.name}.{os.getpid()}.draft")  # os.umask tells the mask only by changing it
+    try:
+        new.touch()
+        shutil.copymode(new, file)
+    finally:
+        _remove(new)
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove what dead processes were writing in a folder."""
     for path in folder.glob(".*"):

@@ -279,6 +279,7 @@ def add_merge(commands: Any) -> None:
 
 def _merge(arguments: argparse.Namespace) -> None:
     from fedpeft.inference.merging import check_new, merged_of, read_all, write
+    from fedpeft.methods import METHODS
 
     check_new(arguments.out)
     weights = _numbers(arguments.weights) if arguments.weights is not None else None
@@ -291,14 +292,23 @@ def _merge(arguments: argparse.Namespace) -> None:
         from fedpeft.core.console import Console
         from fedpeft.inference.merge_check import PAGE, check, page, report_lines
 
-        checked = check(adapters, merged, arguments.check, weights=weights, backbone=arguments.backbone)
-        pages[PAGE] = page(checked, arguments.out.name, f"{len(adapters)} adapters on {arguments.check.name}")
         console = Console()
-        for line in report_lines(checked):
+
+        def say(line: Any) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        checked = check(adapters, merged, arguments.check, weights=weights, backbone=arguments.backbone, say=say)
+        pages[PAGE] = page(checked, arguments.out.name, f"{len(adapters)} adapters on {arguments.check.name}")
+        for line in report_lines(checked):
+            say(line)
     write(arguments.out, merged, pages=pages)
-    how = "as they stand" if arguments.plain else "aligned"
-    print(f"folder   {arguments.out}: {len(adapters)} adapters of method {adapters[0].tuning.name}, {how}")
+    name = adapters[0].tuning.name
+    how = "aligned"
+    if arguments.plain:
+        how = "averaged as they stand"
+    elif METHODS.get(name).products:  # no order of rank directions is the right one
+        how = f"the mean of their products{f', at most of rank {arguments.rank}' if arguments.rank else ''}"
+    print(f"folder   {arguments.out}: {len(adapters)} adapters of method {name}, {how}")
     for name in pages:
         print(f"page     {arguments.out / name}")
 

@@ -24,7 +24,7 @@ from fedpeft.answering.answering import Answering
 from fedpeft.answering.training_settings import NF4
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import replacing
+from fedpeft.core.files import follow_umask, replacing
 from fedpeft.core.seeds import derive
 from fedpeft.core.settings import build
 from fedpeft.data.schema import Example
@@ -100,6 +100,8 @@ def export(
         beside = bool(kept.state.beside) and config is not None
         text = card(record, kept.state.round, done, adapter=config is not None, beside=beside)
         (draft / CARD).write_text(text, encoding="utf-8")
+        for file in draft.rglob("*.safetensors"):  # whoever gets a copy of the folder can read all of it, or nothing
+            follow_umask(file)
     return done
 
 

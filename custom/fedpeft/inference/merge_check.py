@@ -6,7 +6,7 @@ The loss along the line between two adapters shows why alignment helps: as they 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from fedpeft.site.site_state import RECORD
 
 POINTS = tuple(k / 8 for k in range(9))
 MAX_QUESTIONS = 96  # of the line
+WAYS = ("own adapter", "plain mean", "merged")
 AS_THEY_COME, ALIGNED = "as they come", "merged on the way"
 PAGE = "check.html"
 
@@ -74,11 +75,13 @@ def check(
     *,
     weights: Sequence[float] | None = None,
     backbone: str | None = None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> Checked:
     """Measure adapters before and after they are merged; those of an exported folder, with its head.
 
     `data` is a table as `fedpeft predict --manifest` reads it, or a folder in a layout of the data registry; `backbone`
-    the exports' one, where it is not the default; `weights` are of the plain mean.
+    the exports' one, where it is not the default; `weights` are of the plain mean. `say` gets a line for each adapter
+    that was measured, and one before the loss along the line.
     """
     exports = [one for one in adapters if is_exported(Path(one.name))]
     without = [one for one in adapters if not is_exported(Path(one.name))]
@@ -90,18 +93,25 @@ def check(
     values: list[list[float | None]] = []
     for kept, one in zip(kepts, exports, strict=True):
         examples = examples_of(data, kept)
-        forms = (_alone(one), plain, merged)
-        values.append([None if form is None else _measured(_with(kept, form), examples) for form in forms])
-        rows.append((one_line(Path(one.name).name, max_length=40), *map(percent, values[-1])))
+        name, measured = one_line(Path(one.name).name, max_length=40), []
+        for way, form in zip(WAYS, (_alone(one), plain, merged), strict=True):
+            measured.append(None if form is None else _measured(_with(kept, form), examples))
+            if form is not None:
+                say(f"measured {percent(measured[-1])} %: {way}, head of {name}, {len(examples):,} examples")
+        values.append(measured)
+        rows.append((name, *map(percent, measured)))
     if len(rows) > 1:
         rows.append(("mean", *map(percent, map(_mean, zip(*values, strict=True)))))
     record = kepts[0].record
-    lines = _lines(exports[0], exports[1], kepts[0], examples_of(data, kepts[0])) if len(exports) > 1 else {}
-    names = [one_line(Path(one.name).name, max_length=40) for one in exports]
+    names = [row[0] for row in rows]
+    lines = {}
+    if len(exports) > 1:
+        say(f"next     the loss from {names[0]} to {names[1]}")
+        lines = _lines(exports[0], exports[1], kepts[0], examples_of(data, kepts[0]))
     return Checked(
         table=Table(
             title=f"{TITLES[record.metric]} (%) with each folder's own head",
-            columns=("head of", "own adapter", "plain mean", "merged"),
+            columns=("head of", *WAYS),
             rows=tuple(rows),
             averages=int(len(rows) > 1),
         ),
