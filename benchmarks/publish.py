@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import cases
 import cases_picture
 import choices
 import every_method
+import found_picture
 import gpu
 import json_lines
 import learning
@@ -79,17 +80,23 @@ def tables() -> dict[str, str]:
     }
 
 
-def pictures() -> dict[Path, tuple[Path, Callable[[], Figure]]]:
+def pictures() -> dict[Path, tuple[tuple[Path, ...], Callable[[], Figure]]]:
     """Picture under the project -> its results, and what draws it; of what there are results for."""
-    drawn: dict[Path, tuple[Path, Callable[[], Figure]]] = {}
+    drawn: dict[Path, tuple[tuple[Path, ...], Callable[[], Figure]]] = {}
     if runs := study.tuned(json_lines.read(study.RESULTS)):
-        drawn[Path("docs/study.png")] = study.RESULTS, lambda: study_picture.draw(runs)
+        drawn[Path("docs/study.png")] = (study.RESULTS,), lambda: study_picture.draw(runs)
     if any(run["lines"] for run in cases.read()):
-        drawn[Path("docs/barriers.png")] = cases.RESULTS, lambda: cases_picture.draw(cases.read())
+        drawn[Path("docs/barriers.png")] = (cases.RESULTS,), lambda: cases_picture.draw(cases.read())
         alone = partial(cases_picture.draw, cases.read(), ["tuned_before"], width=5)
-        drawn[Path("docs/tuned_before.png")] = cases.RESULTS, alone
+        drawn[Path("docs/tuned_before.png")] = (cases.RESULTS,), alone
     if merged := json_lines.read(merging.RESULTS):
-        drawn[Path("docs/merging.png")] = merging.RESULTS, lambda: merging_picture.draw(merged)
+        drawn[Path("docs/merging.png")] = (merging.RESULTS,), lambda: merging_picture.draw(merged)
+    real, studied = json_lines.read(real_images.RESULTS), json_lines.read(study.RESULTS)
+    if real and studied:
+        drawn[Path("docs/found.png")] = (
+            (real_images.RESULTS, study.RESULTS),
+            lambda: found_picture.draw(real, studied),
+        )
     return drawn
 
 
@@ -106,9 +113,9 @@ def stale_pictures() -> list[Path]:
     return [file for file, (results, _) in pictures().items() if drawn_from(ROOT / file) != source_of(results)]
 
 
-def source_of(results: Path) -> str:
+def source_of(results: Sequence[Path]) -> str:
     """What a picture of these results says about them."""
-    return f"{results.name}, SHA-256 {hashlib.sha256(results.read_bytes()).hexdigest()}"
+    return "; ".join(f"{one.name}, SHA-256 {hashlib.sha256(one.read_bytes()).hexdigest()}" for one in results)
 
 
 def pages() -> dict[Path, str]:

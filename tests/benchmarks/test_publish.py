@@ -53,6 +53,7 @@ def test_a_study_that_has_just_begun_can_be_published(publish, monkeypatch, tmp_
     monkeypatch.setattr(publish.study, "RESULTS", tmp_path / "study.jsonl")
     monkeypatch.setattr(publish.cases, "read", list)
     monkeypatch.setattr(publish.merging, "RESULTS", tmp_path / "merging.jsonl")
+    monkeypatch.setattr(publish.real_images, "RESULTS", tmp_path / "real_images.jsonl")
     monkeypatch.setattr(publish, "ROOT", tmp_path)
     monkeypatch.setattr(publish, "PAGES", ())
     (tmp_path / "docs").mkdir()
