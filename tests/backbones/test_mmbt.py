@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_models import bert, clip, dinov2, distilbert, resnet, roberta, vit
+from small_models import bert, clip, dinov2, distilbert, mobilenet, resnet, roberta, timm_folder, vit
 from torch.nn import functional as F
 
 from fedpeft.backbones import BackboneSettings, build, mmbt, prepared, skeleton
@@ -21,6 +21,7 @@ PAIRS = {  # text encoder, image encoder -> text width, image width
     "bert, vit": (bert, vit, 32, 32),
     "roberta, dinov2": (roberta, dinov2, 32, 32),
     "distilbert, clip": (distilbert, clip, 32, 32),
+    "bert, timm": (bert, timm_folder, 32, 32),
 }
 
 
@@ -145,6 +146,18 @@ def test_runs_of_a_process_share_what_equal_encoders_made_of_equal_pixels(folder
         next(changed.images.encoder.parameters()).add_(1)
     changed.keep_encoded(10**6, kept)
     assert not torch.equal(expected, features(changed.eval(), images, QUESTIONS))
+
+
+def test_an_encoder_may_not_say_how_wide_its_features_are(folders):
+    backbone = load(folders, image=mobilenet)
+    assert features(backbone, pictures(2), QUESTIONS[:2]).shape == (2, backbone.hidden_size) == (2, 2 * 32 + 1280)
+
+
+def test_of_timm_only_vision_transformers_are_read(folders, tmp_path):
+    (tmp_path / "config.json").write_text('{"architecture": "resnet18", "num_features": 512}')
+    save_file({"conv1.weight": torch.zeros(4, 3, 7, 7)}, tmp_path / "model.safetensors")
+    with pytest.raises(FedpeftError, match="is timm's, of which only vision transformers are read"):
+        build(BackboneSettings(name="mmbt", source=folders(bert), image_source=str(tmp_path)))
 
 
 def test_without_image_features_a_head_reads_tokens_alone(folders):

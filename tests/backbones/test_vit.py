@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from counted import counted
-from safetensors.torch import save_file
+from small_models import draw, timm_folder, timm_tensors
 from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
@@ -37,37 +37,6 @@ def pictures(count, size=16):
     return [rng.integers(0, 256, size=(size, size, 3), dtype=np.uint8) for _ in range(count)]
 
 
-def draw(*shape):
-    return torch.randn(*shape) * 0.1
-
-
-def timm_tensors():
-    torch.manual_seed(0)
-    tensors = {
-        "cls_token": draw(1, 1, 32),
-        "pos_embed": draw(1, 5, 32),
-        "patch_embed.proj.weight": draw(32, 3, 8, 8),
-        "patch_embed.proj.bias": draw(32),
-        "norm.weight": 1 + draw(32),
-        "norm.bias": draw(32),
-        "head.weight": draw(7, 32),
-        "head.bias": draw(7),
-    }
-    shapes = {"attn.qkv": (96, 32), "attn.proj": (32, 32), "mlp.fc1": (64, 32), "mlp.fc2": (32, 64)}
-    for layer in range(2):
-        for name, shape in shapes.items():
-            tensors |= {
-                f"blocks.{layer}.{name}.weight": draw(*shape),
-                f"blocks.{layer}.{name}.bias": draw(shape[0]),
-            }
-        for name in ("norm1", "norm2"):
-            tensors |= {
-                f"blocks.{layer}.{name}.weight": 1 + draw(32),
-                f"blocks.{layer}.{name}.bias": draw(32),
-            }
-    return tensors
-
-
 def timm_features(tensors, pixels):
     """The first token, computed as timm does: one matrix for query, key and value, norms before each half."""
 
@@ -88,13 +57,6 @@ def timm_features(tensors, pixels):
         x = x + linear(heads.transpose(1, 2).flatten(2), f"{block}.attn.proj")
         x = x + linear(F.gelu(linear(norm(x, f"{block}.norm2"), f"{block}.mlp.fc1")), f"{block}.mlp.fc2")
     return norm(x, "norm")[:, 0]
-
-
-def timm_folder(folder, tensors=None, **changes):
-    config = {"architecture": "vit_mine", "num_classes": 7, "pretrained_cfg": {"input_size": [3, 16, 16]}}
-    (folder / "config.json").write_text(json.dumps(config | {"model_args": {"num_heads": 4}} | changes))
-    save_file(tensors or timm_tensors(), folder / "model.safetensors")
-    return folder
 
 
 def test_weights_of_timm_give_what_timm_computes(tmp_path):

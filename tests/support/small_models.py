@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 import transformers as hf
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -187,6 +189,12 @@ def resnet(folder: Path) -> Path:
     return saved(hf.ResNetModel(hf.ResNetConfig(**sizes)), folder)
 
 
+def mobilenet(folder: Path) -> Path:
+    """MobileNetV2, whose configuration does not say how wide its features are."""
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return saved(hf.MobileNetV2Model(hf.MobileNetV2Config(image_size=32, depth_multiplier=0.25)), folder)
+
+
 def dinov2(folder: Path) -> Path:
     """DINOv2."""
     ViTImageProcessorPil(size=SQUARE).save_pretrained(folder)
@@ -216,3 +224,44 @@ MODELS = {
     "distilbert": distilbert,
     "dinov2": dinov2,
 }
+
+
+def draw(*shape: int) -> torch.Tensor:
+    """Random numbers of a weight."""
+    return torch.randn(*shape) * 0.1
+
+
+def timm_tensors() -> dict[str, torch.Tensor]:
+    """A vision transformer as timm names it, with a head."""
+    torch.manual_seed(0)
+    tensors = {
+        "cls_token": draw(1, 1, 32),
+        "pos_embed": draw(1, 5, 32),
+        "patch_embed.proj.weight": draw(32, 3, 8, 8),
+        "patch_embed.proj.bias": draw(32),
+        "norm.weight": 1 + draw(32),
+        "norm.bias": draw(32),
+        "head.weight": draw(7, 32),
+        "head.bias": draw(7),
+    }
+    shapes = {"attn.qkv": (96, 32), "attn.proj": (32, 32), "mlp.fc1": (64, 32), "mlp.fc2": (32, 64)}
+    for layer in range(2):
+        for name, shape in shapes.items():
+            tensors |= {
+                f"blocks.{layer}.{name}.weight": draw(*shape),
+                f"blocks.{layer}.{name}.bias": draw(shape[0]),
+            }
+        for name in ("norm1", "norm2"):
+            tensors |= {
+                f"blocks.{layer}.{name}.weight": 1 + draw(32),
+                f"blocks.{layer}.{name}.bias": draw(32),
+            }
+    return tensors
+
+
+def timm_folder(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **changes: object) -> Path:
+    """A folder as timm writes it."""
+    config = {"architecture": "vit_mine", "num_classes": 7, "pretrained_cfg": {"input_size": [3, 16, 16]}}
+    (folder / "config.json").write_text(json.dumps(config | {"model_args": {"num_heads": 4}} | changes))
+    save_file(tensors or timm_tensors(), folder / "model.safetensors")
+    return folder

@@ -28,12 +28,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedpeft.backbones import checkpoint
+from fedpeft.backbones import checkpoint, vit
 from fedpeft.backbones.backbone import CLOSED_FORM, LITE0_FILE, ORTHOGONAL, PROJECTION
 from fedpeft.backbones.images import Images, SquareImages
 from fedpeft.backbones.model_inputs import ModelInputs, image_processor
 from fedpeft.backbones.transformers_model import POOLER, config_of, empty_model
-from fedpeft.backbones.vit import scaling_of
+from fedpeft.backbones.weights import TIMM_KEY, stored
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_regular
 from fedpeft.core.states import digest
@@ -290,7 +290,8 @@ def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
     folder = Path(settings.image_source)
     lite0 = (folder / LITE0_FILE).is_file()
     with checkpoint.reading(str(folder), IMAGE):
-        images, width, prepare = (_lite0 if lite0 else _of_transformers)(folder, settings, weights=weights)
+        load = _lite0 if lite0 else _of_timm if vit.is_of_timm(str(folder)) else _of_transformers
+        images, width, prepare = load(folder, settings, weights=weights)
     encoder = ImageEncoder(images, settings.image_grid) if images else None
     backbone = Mmbt(
         model,
@@ -343,6 +344,18 @@ def _lite0(folder: Path, settings: BackboneSettings, *, weights: bool) -> tuple[
     return Lite0(model), LITE0_WIDTH, prepare
 
 
+def _of_timm(folder: Path, settings: BackboneSettings, *, weights: bool) -> tuple[nn.Module | None, int, SquareImages]:
+    """Load a vision transformer of timm as transformers' own, without timm, which would bring torchvision."""
+    source = str(folder)
+    if TIMM_KEY not in stored(folder):
+        raise checkpoint.unusable(
+            f"{source} is timm's, of which only vision transformers are read: give transformers' folder of the network."
+        )
+    model = vit.load(source) if weights else vit.skeleton(source).model
+    prepare = SquareImages(settings.image_size or model.config.image_size, *vit.scaling_of(source))
+    return model if weights else None, model.config.hidden_size, prepare
+
+
 def _of_transformers(
     folder: Path, settings: BackboneSettings, *, weights: bool
 ) -> tuple[nn.Module | None, int, SquareImages]:
@@ -360,14 +373,21 @@ def _of_transformers(
     own = model.config
     size = settings.image_size or getattr(own, "image_size", None) or _processed_size(source)
     sizes = getattr(own, "hidden_sizes", None)
-    width = sizes[-1] if sizes else own.hidden_size
-    prepare = SquareImages(size, *scaling_of(source))
+    width = sizes[-1] if sizes else getattr(own, "hidden_size", None) or _made_width(model, size)
+    prepare = SquareImages(size, *vit.scaling_of(source))
     if not weights:
         return None, width, prepare
     loaded, _ = checkpoint.load_model(
         AutoModel, source, what=IMAGE, skeleton=lambda: empty_model(config), may_lack=POOLER
     )
     return getattr(loaded, "vision_model", loaded), width, prepare
+
+
+def _made_width(model: nn.Module, size: int) -> int:
+    """Return the width of the features that a model without weights makes, of which its configuration does not tell."""
+    with torch.no_grad():
+        made = model.eval()(torch.empty(1, 3, size, size, device="meta"))
+    return as_grid(made["last_hidden_state"]).shape[1]
 
 
 def _processed_size(source: str) -> int:

@@ -168,7 +168,7 @@ def build(settings: BackboneSettings) -> Vit:
     """Load ViT-B/16, or another vision transformer, from a folder."""
     source = settings.source
     with checkpoint.reading(source, NAME):
-        model, scaling = _load(source), scaling_of(source)
+        model, scaling = load(source), scaling_of(source)
     size = settings.image_size or model.config.image_size
     checkpoint.check_image_size(size, model.config.patch_size, source)
     return Vit(model, size, scaling)
@@ -193,7 +193,13 @@ def _config(source: str) -> dict[str, Any]:
     return stored
 
 
-def _load(source: str) -> nn.Module:
+def is_of_timm(source: str) -> bool:
+    """Return whether a folder is timm's, whose config.json transformers does not read."""
+    return checkpoint.read_config(source, timm=True).get("model_type") in TIMM_KINDS
+
+
+def load(source: str) -> nn.Module:
+    """Return the model of a folder in any of the three layouts, without a pooler."""
     from safetensors.torch import load_file
     from transformers import ViTConfig
     from transformers.models.vit.modeling_vit import ViTModel
