@@ -63,7 +63,7 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
         ):
             raise ValueError(
                 f"its config.json has {name} = {value!r:.80}, with which timm would read files that it names: give a "
-                f"model of transformers' own, or timm's folder of a ViT to backbone.name=vit or as backbone.image_source"
+                f"model of transformers' own, or timm's folder of a ViT as the source of vit or the image_source of mmbt"
             )
         elif name == "quantization_config":
             raise ValueError("its weights are quantized, which is not read: give a checkpoint in float32 or bfloat16")
