@@ -62,8 +62,8 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
             (name == "model_type" and str(value).startswith("timm")) or (name == "use_timm_backbone" and value)
         ):
             raise ValueError(
-                f"its config.json has {name} = {value!r:.80}, with which timm would read files that it names: give a "
-                f"model of transformers' own, or timm's folder of a ViT as the source of vit or the image_source of mmbt"
+                f"its config.json has {name} = {value!r:.80}, with which timm would read files that it names: give "
+                f"transformers' own model, or timm's folder of a ViT as the source of vit or the image_source of mmbt"
             )
         elif name == "quantization_config":
             raise ValueError("its weights are quantized, which is not read: give a checkpoint in float32 or bfloat16")
