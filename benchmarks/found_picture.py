@@ -2,8 +2,8 @@
 """What a federation brings, from the results of real_images.py and `learning.py --study` (`publish.py`).
 
 One panel for each data set of real images, with the jobs' own backbone, and one for each world of the study's runs of
-thirty rounds, each row at its own rate: the mean over the seeds and its 95 % interval. A row with fewer than `LEAST`
-seeds is left out.
+thirty rounds, each row at its own rate: the mean over the seeds and its 95 % interval. A row with fewer seeds than
+others of its panel is left out, because every seed has splits of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 from fedpeft.compare.table import interval
 from fedpeft.report.palette import COLORS, LIGHT
 
-LEAST = 3  # seeds of a row
 # row of real_images.py and of the study -> what the legend calls it, color and marker; NIH averages its head too
 ROWS = {
     "local": ("each site alone", LIGHT.soft, "D"),
@@ -81,7 +80,8 @@ def _figures(runs: Sequence[dict[str, Any]], row: str, world: int) -> list[float
 
 
 def _enough(figures: Figures) -> Figures:
-    return {row: values for row, values in figures.items() if len(values) >= LEAST}
+    most = max(map(len, figures.values()))
+    return {row: values for row, values in figures.items() if values and len(values) == most}
 
 
 def _panel(panel: Axes, title: str, metric: str, figures: Figures) -> None:

@@ -48,12 +48,12 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
     Raises:
         FedpeftError: the check of updates leaves fewer, or settings need every site in every round.
     """
-    for learner in learners.values():
-        site_state.clear(learner.folder)
     first = next(iter(learners.values()))
     job = CommonSettings(first.method, first.training, first.schedule)
     check_drawn(*job, learners)  # in a notebook there is no job that was checked before
     check_attackers(job.method, job.schedule, learners)
+    for learner in learners.values():
+        site_state.clear(learner.folder)
     sites = _LocalSites(learners, salts)
     rounds = Rounds(job, _introductions(learners), sites, Aggregator(job.method), lineage="", needed=quorum)
     measured: list[Sites] = []

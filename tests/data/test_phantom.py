@@ -293,8 +293,3 @@ def test_label_skew_is_phantoms_alone(dataset):
     with pytest.raises(DataError, match=f"label_skew=2 is not a setting of dataset='{dataset}'"):
         DataSettings(dataset=dataset, label_skew=2)
     assert DataSettings(dataset=dataset, label_skew=1).label_skew == 1
-
-
-def test_there_is_no_split_of_a_paper():
-    with pytest.raises(DataError, match="split='paper' has no meaning for procedural questions"):
-        load(DataSettings(split="paper"))

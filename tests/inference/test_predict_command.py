@@ -67,17 +67,17 @@ def test_a_folder_of_images_without_answers(predict, tables, tmp_path):
     assert all(float(row["probability"]) >= float(row["probability_2"]) for row in rows)
 
 
-def test_a_folder_may_have_dicom_files_beside_what_is_no_image(predict, tables, tmp_path):
+def test_dicom_files_of_a_folder_are_not_left_out_without_a_word(predict, tables, tmp_path):
     (tmp_path / "scans").mkdir()
     shutil.copy(tables["questions"] / "test-0.png", tmp_path / "scans" / "a.png")
     shutil.copy(pydicom.data.get_testdata_file("MR_small.dcm", download=False), tmp_path / "scans" / "b.dcm")
-    (tmp_path / "scans" / "DICOMDIR").write_bytes(b"\0" * 128 + b"DICM")
     (tmp_path / "scans" / "notes.txt").write_text("no image")
-    code, _, error = predict(
+    code, out, error = predict(
         "questions", "--image", tmp_path / "scans", "--question", "how dark is it ?", "--out", tmp_path / "out.csv"
     )
     assert code == 0, error
-    assert [row["image"] for row in read(tmp_path / "out.csv")] == ["a.png", "b.dcm"]
+    assert "1 DICOM or NIfTI files of the folder were left out: name each by itself, or in a manifest." in out
+    assert [row["image"] for row in read(tmp_path / "out.csv")] == ["a.png"]
 
 
 def test_a_table_with_some_answers_is_measured_on_these(predict, tables, tmp_path):

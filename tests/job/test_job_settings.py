@@ -15,7 +15,7 @@ from fedpeft.job.settings import ServerJob, SiteJob
 
 JOB = compose(Path(__file__).parents[2] / "app_configs", "fedpia_task1")
 SITES = JOB["federation"]["sites"]
-ROBUST = ["method.aggregation=fedavg", "method.robust.average=median"]
+ROBUST = ["method.aggregation=fedavg", "method.robust.average=trimmed_mean"]
 SECURE = ["method.aggregation=fedavg", "method.secure_sum=true"]
 SCHEDULED = ["method.pia.share=0.5", "schedule.solver=own", "schedule.budget=2"]
 MEDIAN = ["method.pia.share=0.5", "method.robust.average=median"]

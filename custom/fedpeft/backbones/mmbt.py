@@ -349,10 +349,13 @@ def _of_timm(folder: Path, settings: BackboneSettings, *, weights: bool) -> tupl
     source = str(folder)
     if TIMM_KEY not in stored(folder):
         raise checkpoint.unusable(
-            f"{source} is timm's, of which only vision transformers are read: give transformers' folder of the network."
+            f"{source} has neither a model of transformers nor the tensors of timm's vision transformer (cls_token, "
+            f"blocks.0...): give transformers' folder of the network."
         )
     model = vit.load(source) if weights else vit.skeleton(source).model
-    prepare = SquareImages(settings.image_size or model.config.image_size, *vit.scaling_of(source))
+    size = settings.image_size or model.config.image_size
+    checkpoint.check_image_size(size, model.config.patch_size, source)
+    prepare = SquareImages(size, *vit.scaling_of(source))
     return model if weights else None, model.config.hidden_size, prepare
 
 

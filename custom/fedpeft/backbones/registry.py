@@ -116,7 +116,6 @@ _add(
 
 
 MAX_PROMPT_LENGTH = 400
-GRID = 3  # cells along each side, by default
 MAX_GRID = 16  # ViT-B/16 has 14
 # In the metadata of a field: adapters were trained in another model where its value is another. Of weights, the name
 # under which the registry has their default.
@@ -153,7 +152,7 @@ class BackboneSettings:
     source: str | None = field(default=None, metadata={FROZEN: "default_source"})
     image_source: str | None = field(default=None, metadata={FROZEN: "default_image_source"})
     image_size: int | None = field(default=None, metadata={MAX_BY: "max_image_size"})
-    image_grid: int = field(default=GRID, metadata={**within(1, MAX_GRID), FROZEN: True})
+    image_grid: int = field(default=3, metadata={**within(1, MAX_GRID), FROZEN: True})
     image_features: bool = True
     projection: str = field(default=ORTHOGONAL, metadata={FROZEN: True})
     text_length: int = field(default=40, metadata={MAX_BY: "max_text_length"})
@@ -173,7 +172,7 @@ class BackboneSettings:
                 setting="image_source",
             )
         one_of("projection", self.projection, (ORTHOGONAL, CLOSED_FORM))
-        for setting, value in (("projection", ORTHOGONAL), ("image_features", True), ("image_grid", GRID)):
+        for setting, value in (("projection", ORTHOGONAL), ("image_features", True)):
             if getattr(self, setting) != value and not pretrained.image_encoder:
                 raise FedpeftError(
                     f"{setting} is {getattr(self, setting)!r}, and backbone {self.name!r} has no image encoder of its "

@@ -117,7 +117,7 @@ def end_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process at once when its parent has ended; for a thread of a forked process."""
+    """End this process at once when its parent has ended; for a thread."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

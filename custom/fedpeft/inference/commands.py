@@ -27,7 +27,7 @@ def add_predict(commands: Any) -> None:
     predict.add_argument("run", type=Path, help="a workspace of fedpeft simulate, a site's workspace, or an export")
     predict.add_argument("--site", metavar="NAME", help="whose model; needed where a workspace has several sites")
     what = predict.add_mutually_exclusive_group(required=True)
-    what.add_argument("--image", type=Path, metavar="PATH", help="an image, or a folder of images")
+    what.add_argument("--image", type=Path, metavar="PATH", help="an image, or a folder of pictures")
     what.add_argument(
         "--manifest", type=Path, metavar="PATH", help="a table of images, or its folder; see docs/data.md"
     )

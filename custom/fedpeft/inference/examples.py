@@ -47,7 +47,7 @@ def window_at(kept: KeptModel) -> Window | None:
 
 
 def of_images(named: Path, question: str | None, record: ModelRecord, *, window: Window | None = None) -> Wanted:
-    """Return an image of any kind that a manifest may name, or all such images of a folder, with one question."""
+    """Return an image of any kind that a manifest may name, or all pictures of a folder, with one question."""
     question = clean_text(question or "").strip()
     if record.asks and not question:
         raise FedpeftError("this model answers questions: give one with --question.")
@@ -55,17 +55,16 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
         raise FedpeftError("this model tells classes of images apart and reads no question: leave --question out.")
     if not named.exists():
         raise FedpeftError(f"{named} does not exist: name an image, or a folder of images.")
-    files = list(filter(_is_readable, files_below(named))) if named.is_dir() else [named]
+    inside = files_below(named) if named.is_dir() else [named]
+    files = list(filter(is_image, inside)) if named.is_dir() else inside
+    others = [file for file in inside if file not in files and (is_nifti(file) or is_dicom(file))]
     if not files:
         raise FedpeftError(f"{named} holds no image: name an image, or a folder of images.")
     names = [str(file.relative_to(named)) if named.is_dir() else file.name for file in files]
     images = [image_of(file.parent, file.name, window, where="the command")[0] for file in files]
     examples = tuple(_unknown(image, name, question, record) for image, name in zip(images, names, strict=True))
-    return Wanted(examples=examples, known=(False,) * len(examples))
-
-
-def _is_readable(file: Path) -> bool:
-    return is_image(file) or is_nifti(file) or (file.name != "DICOMDIR" and is_dicom(file))
+    left_out = f"{len(others)} DICOM or NIfTI files of the folder were left out: name each by itself, or in a manifest."
+    return Wanted(examples=examples, known=(False,) * len(examples), remarks=(left_out,) if others else ())
 
 
 def of_table(named: Path, kept: KeptModel) -> Wanted:

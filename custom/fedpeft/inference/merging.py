@@ -22,7 +22,7 @@ from fedpeft.alignment.integration import integrate
 from fedpeft.alignment.low_rank import merge_products
 from fedpeft.alignment.settings import FIXED_POINT, PIASettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import check_folder, replacing
+from fedpeft.core.files import check_folder, follow_umask, replacing
 from fedpeft.core.keys import SHARED, by_place, parse_key, place_of
 from fedpeft.core.states import State
 from fedpeft.inference.exported import BESIDE
@@ -228,6 +228,7 @@ def write(out: Path, merged: Merged, *, pages: Mapping[str, str] | None = None) 
     with replacing(out) as draft:
         draft.mkdir()
         write_files(draft, config, peft_tensors(merged))
+        follow_umask(draft / WEIGHTS_FILE)
         for name, text in (pages or {}).items():
             (draft / name).write_text(text, encoding="utf-8")
 

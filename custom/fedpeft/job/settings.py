@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from fedpeft import answering
-from fedpeft.alignment.settings import MEAN, PIASettings, RobustSettings
+from fedpeft.alignment.settings import COUNTING, MEAN, PIASettings, RobustSettings
 from fedpeft.answering.training_settings import NONE, PERSONALIZATIONS, TrainingSettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import FedpeftError
@@ -160,10 +160,10 @@ def check_drawn(
 
 
 def check_attackers(method: MethodSettings, schedule: ScheduleSettings, sites: Collection[str]) -> None:
-    """Refuse to count on half or more of a round's sites as attackers: no average holds then. Of two sites, on both."""
+    """Refuse half or more of a round's sites as attackers, against whom no average holds; the default, 1, passes."""
     robust = cast(RobustSettings, method.robust)
     count = min(schedule.clients_per_round or len(sites), len(sites))
-    if robust.average != MEAN and robust.attackers > 1 and 2 * robust.attackers >= count:
+    if robust.average in COUNTING and robust.attackers > 1 and 2 * robust.attackers >= count:
         raise FedpeftError(
             f"method.robust.attackers is {robust.attackers}, and of a round's {count} sites fewer than half may be "
             f"attackers: set it to {max(1, (count - 1) // 2)}.",
@@ -234,7 +234,8 @@ class ServerJob:
         check_relay_sums(method, training, schedule, federation)
         check_joins(schedule.joins, federation, rounds=training.rounds)
         check_drawn(method, training, schedule, federation.sites)
-        check_attackers(method, schedule, federation.sites)
+        if not federation.resume_from:  # whose settings must stay as they were
+            check_attackers(method, schedule, federation.sites)
         check_layers(method, schedule)
         return cls(federation=federation, method=method, training=training, schedule=schedule)
 

@@ -24,7 +24,7 @@ from torch import nn
 from fedpeft.backbones.slots import SLOTS, locate, module_path, two_towers
 from fedpeft.backbones.structure import family_of
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import check_regular, follow_umask, read_json
+from fedpeft.core.files import check_regular, read_json
 from fedpeft.core.keys import SHARED, layer_of, parse_key, place_of
 from fedpeft.core.states import State, first_misfit
 from fedpeft.methods import METHODS
@@ -300,7 +300,6 @@ def write_files(folder: Path, config: PeftConfig, tensors: dict[str, torch.Tenso
     values = {key: sorted(v) if isinstance(v, set) else v for key, v in config.to_dict().items()}
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    follow_umask(folder / WEIGHTS_FILE)
 
 
 def load_adapter(

@@ -168,7 +168,7 @@ def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
         named = [rounds for path in lineages.glob("*") if own.fullmatch(path.name) and (rounds := rounds_in(path))]
         last = sorted((rounds[-1] for rounds in named), key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
         # two jobs whose names are alike but for letter case, say, have one prefix
-        chosen = next((path for path in reversed(last) if _facts(path)["job"] == job), last[-1] if last else None)
+        chosen = next((path for path in reversed(last) if _is_of(path, job)), last[-1] if last else None)
     else:
         lineage, number = checkpoint_of(name)
         rounds = [one for one in rounds_in(lineages / lineage) if number in (None, number_of(one))]
@@ -196,14 +196,22 @@ def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
         raise FedpeftError(_unreadable(chosen, error)) from error
 
 
+def _is_of(folder: Path, job: str) -> bool:
+    try:
+        return _facts(folder)["job"] == job
+    except FedpeftError:  # perhaps another job's
+        return False
+
+
 def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
     """Refuse to resume with settings that differ from the checkpoint's; the error names the setting."""
     defaults = lasting(MethodSettings(), TrainingSettings(rounds=1), ScheduleSettings())
     for name in differing(checkpoint.settings, settings, defaults):
-        now, before = (f"{at(one, name)!r:.60}" for one in (settings, checkpoint.settings))
+        was = at(checkpoint.settings, name)
+        before = at(defaults, name) if was is None else was
         raise FedpeftError(
-            f"{name} is {now}, it was {before} in the job to resume: submit it with the settings that it had, or "
-            f"without resume_from."
+            f"{name} is {at(settings, name)!r:.60}, it was {before!r:.60} in the job to resume: submit it with the "
+            f"settings that it had, or without resume_from."
         )
 
 

@@ -20,7 +20,7 @@ import fedpeft
 from fedpeft import methods
 from fedpeft.alignment.factors import of_equal_rank
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import follow_umask, replacing
+from fedpeft.core.files import replacing
 from fedpeft.core.keys import HEAD
 from fedpeft.core.locks import StateLock, lineage_folder, prune
 from fedpeft.core.states import State
@@ -56,7 +56,6 @@ def export_head(file: Path, state: State) -> None:
     if head := {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}:
         with replacing(file) as draft:
             save_file({name: tensor.contiguous() for name, tensor in head.items()}, draft)
-            follow_umask(draft)
 
 
 def export_adapter(

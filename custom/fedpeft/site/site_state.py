@@ -235,7 +235,7 @@ def clear(folder: Path) -> None:
 def load_before(folder: Path, round: int, *, facts: Facts | None = None) -> SiteState | None:
     """Load the newest complete state older than `round`, or None; a repeated round thus starts from the same state.
 
-    With `facts` it must belong to what they say.
+    If `facts` are given, a state with other ones is refused.
     """
     older = [path for path in rounds_in(folder) if number_of(path) < round]
     if not older:
