@@ -576,7 +576,7 @@ def test_a_damaged_file_is_refused_with_the_line(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_runs_what_is_missing_and_writes_tables_picture_and_page(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(1))
+    monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda count, **_: ThreadPoolExecutor(1))
     words = ["data.train_size=8", "data.validation_size=4", "data.test_size=8", "training.local_epochs=1"]
     words += ["federation.sites=[slake, vqa-rad]", "training.rounds=1", "method.probe_samples=8"]
     options = [option for word in words for option in ("--set", word)]

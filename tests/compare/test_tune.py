@@ -28,7 +28,7 @@ JOB = "fedpia_task1"
 
 @pytest.fixture(autouse=True)
 def in_threads(monkeypatch, tmp_path):
-    monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(1))
+    monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda count, **_: ThreadPoolExecutor(1))
     monkeypatch.chdir(tmp_path)
 
 

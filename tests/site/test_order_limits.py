@@ -31,6 +31,7 @@ def score(**changes):
 ALLOWED = [
     (PLAIN, hello()),
     (PLAIN, hello(finished=4)),
+    (PLAIN, hello(finished=5)),
     (PLAIN, train(round=5)),
     (SCHEDULED, score(round=5)),
     (SCHEDULED, train(layers=[0, 3])),
@@ -45,7 +46,7 @@ def test_an_order_that_the_job_provides_for_is_not_refused(sections, order):
 
 
 REFUSED = [
-    (PLAIN, hello(finished=5), "after round 5 of 5"),
+    (PLAIN, hello(finished=6), "after round 6 of 5"),
     (PLAIN, hello(finished=-1), "after round -1"),
     (PLAIN, train(round=0), "for round 0 of 5"),
     (PLAIN, train(round=6), "for round 6 of 5"),
