@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from fedpeft.compare.table import interval
 from fedpeft.report.palette import COLORS, LIGHT
 
-# row of real_images.py and of the study -> what the legend calls it, color and marker; NIH averages its head too
+# row of real_images.py and of the study -> what the legend calls it, color and marker
 ROWS = {
     "local": ("each site alone", LIGHT.soft, "D"),
     "fedavg": ("FedAvg", COLORS[1], "s"),
@@ -35,7 +35,7 @@ Figures = dict[str, list[float]]  # row -> percent of each seed
 
 
 def draw(real: Sequence[Mapping[str, Any]], runs: Sequence[dict[str, Any]]) -> Figure:
-    """The panels that have rows with enough seeds."""
+    """The panels that have any row."""
     panels = {title: found for title, found in (*_real(real).items(), *_procedural(runs).items()) if found[1]}
     with mpl.rc_context({"font.size": 7.5, "axes.edgecolor": LIGHT.soft}):
         figure = Figure(figsize=(1.75 * len(panels), 2.4), layout="constrained", facecolor=LIGHT.paper)

@@ -87,3 +87,16 @@ def test_a_changed_page_is_named_and_written(publish, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["publish.py", "--write"])
     publish.main()
     assert (tmp_path / page).read_text() == "before\n<!-- results: study -->\n\n| new |\n\n<!-- end -->\nafter\n"
+
+
+def test_rows_of_other_seeds_do_not_stand_side_by_side(benchmark):
+    found = benchmark("found_picture")
+    lines = [
+        {"task": "vqa_rad", "backbone": "mmbt-small", "method": method, "seed": seed, "rate": 3e-3, "rounds": rounds}
+        for method, seeds in {"local": 3, "fedavg": 3, "ours": 2}.items()
+        for seed in range(seeds)
+        for rounds in ([{"slake": {"overall": 0.1 * seed, "validation": 0.5}}],)
+    ]
+    (panel,) = found.draw(lines, []).axes
+    assert panel.get_title(loc="left") == "VQA-RAD\naccuracy %"
+    assert len(panel.containers) == 2

@@ -304,7 +304,7 @@ def _say_former_name(name: str) -> None:
 MEAN, MEDIAN = "mean", "median"
 COUNTING = ("trimmed_mean", "krum", "multi_krum")  # averages that read the number of attackers
 MAX_ATTACKERS = 1000
-AVERAGES = (MEAN, MEDIAN, "trimmed_mean", "krum", "multi_krum", "geometric_median")
+AVERAGES = (MEAN, MEDIAN, *COUNTING, "geometric_median")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,9 +35,7 @@ DISK_FULL = "disk-full"  # what a site tells the server of it
 SECONDS_OF_DOUBT = 2.0  # file times and process times are not of one clock
 _OS_ERROR = re.compile(r"\(os error (\d{1,3})\)")
 _LEFTOVER = re.compile(r"\..+\.(\d{1,9})\.(?:draft|dropped)")
-
-
-_ROUND = re.compile(r"round-(\d{5,9})")
+_ROUND = re.compile(r"round-\d{5,9}")
 
 
 def round_name(number: int) -> str:

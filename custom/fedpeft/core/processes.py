@@ -124,7 +124,7 @@ def end_with(parent: int) -> None:
 
 
 def follow(parent: int) -> None:
-    """Let this process end at once when its parent ends, even by kill -9; for the first call in each one of a pool."""
+    """Let this process end at once when its parent ends, even by kill -9; the initializer of a pool's processes."""
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
 
 

@@ -282,7 +282,7 @@ def differing(stored: Mapping[str, Any], now: Mapping[str, Any], defaults: Mappi
     return [name for name in names if before.get(name, known.get(name)) != today.get(name)]
 
 
-def at(settings: Mapping[str, Any], name: str) -> Any:
+def value_at(settings: Mapping[str, Any], name: str) -> Any:
     """Return the value of a name of `differing`; None: there is none."""
     return _flat(settings).get(name)
 

@@ -163,13 +163,12 @@ def _save(image: np.ndarray, target: Path) -> None:
 
 
 def _check_sites(folders: Sequence[str]) -> None:
-    """Refuse folders whose names differ in letter case or punctuation alone: they would be one site."""
+    """Refuse folders whose names are equal but for letter case and punctuation: they would be one site."""
     seen: dict[str, str] = {}
     for name in folders:
-        if (other := seen.setdefault(_site_of(name), name)) is not name:
-            raise DataError(
-                f"the folders {other!r} and {name!r} would both be the site {_site_of(name)!r}; rename one."
-            )
+        if (site := _site_of(name)) in seen:
+            raise DataError(f"the folders {seen[site]!r} and {name!r} would both be the site {site!r}; rename one.")
+        seen[site] = name
 
 
 _HEADER = ("image", "question", "answer", "answer_type", "question_type", "split")

@@ -55,9 +55,9 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
         raise FedpeftError("this model tells classes of images apart and reads no question: leave --question out.")
     if not named.exists():
         raise FedpeftError(f"{named} does not exist: name an image, or a folder of images.")
-    inside = files_below(named) if named.is_dir() else [named]
-    files = list(filter(is_image, inside)) if named.is_dir() else inside
-    others = [file for file in inside if file not in files and (is_nifti(file) or is_dicom(file))]
+    inside = files_below(named) if named.is_dir() else []
+    files = list(filter(is_image, inside)) if named.is_dir() else [named]
+    others = [file for file in inside if not is_image(file) and (is_nifti(file) or is_dicom(file))]
     if not files:
         raise FedpeftError(f"{named} holds no image: name an image, or a folder of images.")
     names = [str(file.relative_to(named)) if named.is_dir() else file.name for file in files]

@@ -41,7 +41,7 @@ from fedpeft.core.files import (
     write_json,
 )
 from fedpeft.core.locks import lineage_folder
-from fedpeft.core.settings import at, differing
+from fedpeft.core.settings import differing, value_at
 from fedpeft.job.federation import LATEST, checkpoint_of
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
@@ -207,11 +207,11 @@ def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
     """Refuse to resume with settings that differ from the checkpoint's; the error names the setting."""
     defaults = lasting(MethodSettings(), TrainingSettings(rounds=1), ScheduleSettings())
     for name in differing(checkpoint.settings, settings, defaults):
-        was = at(checkpoint.settings, name)
-        before = at(defaults, name) if was is None else was
+        was = value_at(checkpoint.settings, name)
+        before = value_at(defaults, name) if was is None else was
         raise FedpeftError(
-            f"{name} is {at(settings, name)!r:.60}, it was {before!r:.60} in the job to resume: submit it with the "
-            f"settings that it had, or without resume_from."
+            f"{name} is {value_at(settings, name)!r:.60}, it was {before!r:.60} in the job to resume: submit it with "
+            f"the settings that it had, or without resume_from."
         )
 
 
