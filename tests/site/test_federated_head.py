@@ -228,6 +228,5 @@ def test_the_head_is_exported_under_its_own_names(tmp_path):
     export_head(tmp_path / "head.safetensors", {"layer.0.output.up.weight": torch.ones(1)})
     assert not (tmp_path / "head.safetensors").exists()
     export_head(tmp_path / "head.safetensors", {"head.0.weight": torch.ones(2, 3), "head.0.bias": torch.ones(2)})
-    (tmp_path / "new").touch()
-    assert (tmp_path / "head.safetensors").stat().st_mode == (tmp_path / "new").stat().st_mode
+    assert (tmp_path / "head.safetensors").stat().st_mode & 0o077 == 0  # as all that the server keeps
     torch.nn.Sequential(torch.nn.Linear(3, 2)).load_state_dict(load_file(tmp_path / "head.safetensors"))
