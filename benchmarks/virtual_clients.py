@@ -4,7 +4,7 @@
     python benchmarks/virtual_clients.py                                       # 100 clients, 10 a round, 30 rounds
     python benchmarks/virtual_clients.py --clients 1000 --drawn 50 --rounds 10
     python benchmarks/virtual_clients.py --clients 20 --drawn 4 --rounds 2 --backbone vilt
-    python benchmarks/virtual_clients.py --rounds 3 --engines pool flare       # FLARE's simulator: half an hour
+    python benchmarks/virtual_clients.py --rounds 3 --engines pool flare       # FLARE's simulator: minutes a round
     python benchmarks/virtual_clients.py --rounds 3 --engines pool flower --flower-python ~/flower/bin/python
 
 It runs fedpia_task4 with FedAvg. `bare` is the training of the same clients in the same rounds, in one process and

@@ -16,7 +16,7 @@ from fedpeft.core import locks
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import held, is_held_by_a_parent, runs_folder
 from fedpeft.core.workspace import check_place, seed
-from fedpeft.job.composing import write_job
+from fedpeft.job.composing import compose, write_job
 from fedpeft.run import simulate as simulation
 from fedpeft.run.simulate import set_aside, simulate
 
@@ -226,3 +226,17 @@ def test_a_run_that_ends_on_a_full_disk_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(simulation, "ROOM", float("inf"))
     with pytest.raises(FedpeftError, match=r"without a manifest\n.*\nThe disk of .* is full: make room\."):
         simulate(JOB, workspace=tmp_path / "ws", threads=1)
+
+
+@pytest.mark.parametrize("engine", ["flare", "pool"])
+@pytest.mark.parametrize("count", [19, 20])
+def test_the_pool_is_proposed_where_flare_would_start_many_processes(count, engine, tmp_path, capsys, monkeypatch):
+    names = ",".join(f"client-{number}" for number in range(1, count + 1))
+    chosen = compose(
+        JOB.parents[1] / "app_configs", "fedpia_task4", [f"data.parts={count}", f"federation.sites=[{names}]"]
+    )
+    write_job(tmp_path / "job", "small", chosen)
+    monkeypatch.setattr(simulation, "held", lambda workspace: pytest.fail("it starts"))
+    with pytest.raises(pytest.fail.Exception, match="it starts"):
+        simulate(tmp_path / "job", workspace=tmp_path / "ws", threads=1, engine=engine)
+    assert ("--engine pool" in capsys.readouterr().out) == (count == 20 and engine == "flare")

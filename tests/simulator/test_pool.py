@@ -18,6 +18,7 @@ from warm_python import TRUE_PYTHON
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.flare.policy import default_scope
+from fedpeft.report.status import read_progress, run_folder
 from fedpeft.run.simulate import simulate
 from fedpeft.site.connection import Lost, WorkerProcess
 from fedpeft.site.learner import Learner
@@ -45,6 +46,9 @@ KINDS = {
     ],
     "fedala": ["method.aggregation=fedavg", "training.personalization=fedala", "training.ala_rate=1e5"],
     "prompts": ["method.name=vpt", "method.aggregation=fedavg"],
+    "of PEFT": ["method.name=ia3", "method.aggregation=fedavg"],
+    "tensors of the backbone": ["method.name=layernorm", "method.aggregation=fedavg"],
+    "fused adapters": ["method.name=adapterfusion", "method.aggregation=fedavg"],
 }
 
 
@@ -74,6 +78,9 @@ def test_it_gives_the_bytes_of_the_loop_in_one_process(kind, run, sections, tmp_
     history = json.loads((results / "history.json").read_text())
     for site, update in last.updates.items():
         assert history["rounds"][-1]["sites"][site]["overall"] == update.metrics["overall"]
+    assert read_progress(run_folder(tmp_path / "ws")).ended
+    written = {file.relative_to(tmp_path).parts[0] for file in tmp_path.rglob("*") if file.is_file()}
+    assert written - {*SITES} == {"job-run", "ws", "ws_runs", "ws_state"}
     assert json.loads((results / "manifest.json").read_text())["status"] == "completed"
 
 

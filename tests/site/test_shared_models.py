@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from fedpeft import methods
 from fedpeft.federate import federate
@@ -10,7 +11,7 @@ from fedpeft.site import site_state
 from fedpeft.site.learner import Learner
 from fedpeft.site.site_batches import SiteBatches
 from fedpeft.site.site_model import SharedModels
-from fedpeft.site.training_process import MAX_HELD_BYTES, Learners
+from fedpeft.site.training_process import LEARNER_BYTES, MAX_HELD_BYTES, Learners
 
 SITES = ("slake", "vqa-rad")
 THREE = "federation.sites=[slake, vqa-rad, vqa-med-2019]"
@@ -81,19 +82,30 @@ def test_every_kind_of_job_gives_the_same_bits(name, sections, tmp_path):
     check(sections(*SMALL, *OTHERS[name]), tmp_path)
 
 
-def test_what_one_site_leaves_in_the_model_no_other_sees(sections, tmp_path):
-    chosen = sections(*SMALL, "training.rounds=1")
-    shared = SharedModels()
-    made, alone = learners(chosen, tmp_path / "a", shared), learners(chosen, tmp_path / "b")
+@pytest.mark.parametrize("kind", [(), ("method.name=feddat_houlsby",), tuple(OTHERS["features"])], ids=str)
+def test_what_one_site_leaves_in_memory_and_on_disk_no_other_sees(kind, sections, tmp_path):
+    chosen = sections(*SMALL, *kind)
+    made, alone = learners(chosen, tmp_path / "a", SharedModels()), learners(chosen, tmp_path / "b")
+    poisoned, *others = SITES
+    for site in SITES:
+        made[site].train_round(1, {})
+        alone[site].train_round(1, {})
+    one = made[poisoned]
+    private = one.trainable.private_state()
+    assert bool(private) == (kind == ("method.name=feddat_houlsby",))
+    one.trainable.load_private({key: torch.full_like(tensor, torch.nan) for key, tensor in private.items()})
     with torch.no_grad():
-        for parameter in made["slake"].trainable.parameters().values():
-            parameter.fill_(float("nan"))
-        for parameter in made["slake"].head.parameters():
-            parameter.fill_(float("nan"))
-    for site in SITES[1:]:
-        expected, update = alone[site].train_round(1, {}), made[site].train_round(1, {})
+        for parameter in (*one.trainable.parameters().values(), *one.head.parameters()):
+            parameter.fill_(torch.nan)
+    for example in one.data.train:
+        example.image.setflags(write=True)
+        example.image.fill(255)
+    for file in (tmp_path / "a" / poisoned).rglob("*.safetensors"):  # its optimizer's moments among them
+        save_file({key: torch.full_like(tensor, torch.nan) for key, tensor in load_file(file).items()}, file)
+    for site in others:
+        expected, update = alone[site].train_round(2, {}), made[site].train_round(2, {})
         assert equal(expected.state, update.state)
-        assert made[site].head is not made["slake"].head
+        assert made[site].head is not one.head
 
 
 def test_the_learners_that_were_not_used_for_long_are_dropped(sections, tmp_path, monkeypatch):
@@ -106,6 +118,20 @@ def test_the_learners_that_were_not_used_for_long_are_dropped(sections, tmp_path
     second = kept.of("vqa-rad", logs["vqa-rad"])
     assert second.backbone is first.backbone
     assert kept.of("slake", logs["slake"]) is not first
+
+
+@pytest.mark.parametrize("settings", [[], ["method.initialization=own", "method.pia.reference=largest"]])
+def test_what_a_learner_holds_after_its_turn_counts(settings, sections, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpeft.site.training_process._print_to", lambda file: None)
+    kept = Learners(sections(*SMALL, *settings), None, SharedModels())
+    first, second = (kept.of(site, str(tmp_path / site / "training.log")) for site in SITES[:2])
+    if settings:  # a backbone of its own
+        monkeypatch.setattr("fedpeft.site.training_process.MAX_HELD_BYTES", 2 * LEARNER_BYTES + first.model.own_bytes)
+        assert first.model.own_bytes > 0
+    else:  # images that were opened in its turn
+        monkeypatch.setattr(SiteBatches, "held_bytes", MAX_HELD_BYTES)
+    assert kept.of(SITES[1], "") is second
+    assert kept.of(SITES[0], str(tmp_path / SITES[0] / "training.log")) is not first
 
 
 def test_a_model_of_another_method_or_seed_is_not_taken(sections, tmp_path):

@@ -15,6 +15,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,8 +128,8 @@ class SiteModel:
         own = method.settings_of(site)
         sections = {"training": asdict(training), "schedule": asdict(schedule), "backbone": asdict(backbone)}
         built_from = {**sections, "method": method.name, "own": own, "start": self.init_site, "labelled": labelled}
-        shares = shared is not None and not own_start and ways.get(training.answering).head
-        like = shared.like(built_from) if shared and shares else None
+        self._shares = shared is not None and not own_start and ways.get(training.answering).head
+        like = shared.like(built_from) if shared and self._shares else None
         if like is None:
             self._build(backbone, method, own, schedule, policy)
         else:
@@ -146,9 +147,15 @@ class SiteModel:
                 self._set_up(schedule, shared.images if shared else None)
         if like is None:
             self.products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
-            if shared and shares:
+            if shared and self._shares:
                 shared.keep(self, built_from)
         self._check_trained(method)
+
+    @property
+    def own_bytes(self) -> int:
+        """What the backbone takes that no other site uses; 0: it is that of all sites of the process."""
+        tensors = chain(self.backbone.parameters(), self.backbone.buffers())
+        return 0 if self._shares else sum(tensor.nbytes for tensor in tensors)
 
     def _build(
         self,

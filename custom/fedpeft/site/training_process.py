@@ -57,7 +57,7 @@ def limit_memory(gib: float) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / whole), number)
 
 
-LEARNER_BYTES = 2**20  # of a learner without its images and the shared model
+LEARNER_BYTES = 2**20  # of a learner without its images and its backbone
 MAX_HELD_BYTES = 256 * 2**20  # of the learners of sites that take turns in one process
 OPEN, INTRODUCE, SCORE, TRAIN = "open", "introduce", "score", "train"
 State = dict[str, Any]
@@ -130,6 +130,7 @@ class Learners:
     def __init__(self, sections: dict[str, Any], policy: SitePolicy | None, shared: SharedModels | None) -> None:
         self._sections, self._policy, self._shared = sections, policy, shared
         self._learners: dict[str, Learner] = {}  # the one that was used last comes last
+        self._held: dict[str, int] = {}  # bytes that each holds for itself
 
     @classmethod
     def opened(
@@ -154,24 +155,28 @@ class Learners:
         """Return a site's learner, built if it is not there, and print to the site's log from now on."""
         if self._shared:
             _print_to(Path(log))
+        self._make_room(site)
         learner = self._learners.pop(site, None)
         if learner is None:
             from fedpeft.site.learner import Learner
 
-            self._make_room()
             learner = Learner.from_sections(
                 self._sections, site=site, folder=Path(log).parent, policy=self._policy, shared=self._shared
             )
         self._learners[site] = learner
         return learner
 
-    def _make_room(self) -> None:
-        """Drop the learners that were not used for the longest time, until the rest hold few enough images."""
-        held = {site: LEARNER_BYTES + learner.batches.held_bytes for site, learner in self._learners.items()}
-        for site in list(self._learners):
-            if sum(held.values()) <= MAX_HELD_BYTES:
+    def _make_room(self, site: str) -> None:
+        """Drop the learners that were not used for the longest time, until the rest hold few enough bytes.
+
+        Not that of `site`, whose turn it is. The one before it opened images in its turn.
+        """
+        for name, last in list(self._learners.items())[-1:]:
+            self._held[name] = LEARNER_BYTES + last.batches.held_bytes + last.model.own_bytes
+        for other in [one for one in self._learners if one != site]:
+            if sum(self._held.values()) <= MAX_HELD_BYTES:
                 return
-            del self._learners[site], held[site]
+            del self._learners[other], self._held[other]
 
 
 def _print_to(file: Path) -> None:
