@@ -163,6 +163,21 @@ def test_it_resumes_with_the_same_bytes_after_kill_9(run, sections, tmp_path):
     assert same(results / "global.safetensors", load_file(whole / "global.safetensors"))
 
 
+def test_a_resumed_job_that_is_refused_in_the_handshake_costs_no_site_its_rounds(run, kill, sections, tmp_path):
+    chosen = sections(*JOB, "training.rounds=3")
+    name = json.loads((run(chosen, "whole", workspace="whole") / "manifest.json").read_text())["lineage"]
+    (state,) = {path.parents[2] for path in tmp_path.rglob(f"slake/{name}/round-00003")}
+    kill({("vqa-med-2019", "introduce", 0, "sent"): 2})
+    back = {**chosen, "federation": {**chosen["federation"], "resume_from": f"{name}/round-00001"}}
+    with pytest.raises(FedpeftError, match="the handshake ended with too few valid replies"):
+        run(back, "refused")
+    folders = [state / site / name for site in SITES]
+    assert [len(list(folder.glob("round-*"))) for folder in folders] == [3, 3, 3]
+    results = run(back, "again")
+    assert json.loads((results / "manifest.json").read_text())["resumed"]["sites_with_other_state"] == {}
+    assert [len(list((folder / "set-aside").iterdir())) for folder in folders] == [2, 2, 2]
+
+
 def test_what_needs_flare_is_refused(run, sections, tmp_path):
     with pytest.raises(FedpeftError, match="mlflow"):
         run(sections(*JOB, "federation.tracking=mlflow"))

@@ -5,9 +5,12 @@ import pytest
 import torch
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import SET_ASIDE, number_of, round_name, rounds_in
+from fedpeft.core.locks import StateLock
 from fedpeft.job.settings import SiteJob
-from fedpeft.protocol.types import Hello, ScoreOrder, TrainOrder
-from fedpeft.site.orders import REPEATS, apply_delta, check_order, note_order
+from fedpeft.protocol.types import Hello, Introduction, ScoreOrder, TrainOrder
+from fedpeft.site.orders import REPEATS, accept, apply_delta, check_order, note_order
+from fedpeft.site.site_tasks import SitePlace, SiteTasks
 
 PLAIN = {"backbone": {}, "method": {}, "training": {"rounds": 5}, "data": {}, "schedule": {}}
 SCHEDULED = {**PLAIN, "schedule": {"solver": "exact", "budget": 2}}
@@ -109,6 +112,44 @@ def test_a_job_has_one_state_and_its_rounds_rise(tmp_path, orders, what):
     with pytest.raises(FedpeftError, match=what) as refused:
         note_order(orders[-1], tmp_path)
     assert refused.value.code == "order-refused"
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Function: the tasks of a site in a job's run of this name; all runs share the site's state."""
+
+    def of_run(name):
+        run = tmp_path / name
+        run.mkdir(exist_ok=True)
+        if not (run / "accepted.json").exists():
+            accept(Introduction(version="1", schema={}), run)
+        place = SitePlace(site="north", run=run, lineages=tmp_path / "state", job_id=name)
+        return SiteTasks(PLAIN, place, None, request=None, lock=StateLock())
+
+    return of_run
+
+
+def kept(folder):
+    return [number_of(path) for path in rounds_in(folder)]
+
+
+def test_a_job_that_is_refused_after_the_handshake_sets_no_state_aside(site, tmp_path):
+    """Another site may be unable to take part; what this one has is still there for a job from the newest round."""
+    folder = site("first").folder_of(hello())
+    for number in (1, 2, 3):
+        (folder / round_name(number)).mkdir()
+    for _ in range(2):
+        site("refused").folder_of(hello(finished=1))
+    assert kept(folder) == [1, 2, 3]
+    site("resumed").folder_of(hello(finished=2))
+    assert kept(folder) == [1, 2, 3]
+    site("resumed").folder_of(train(round=4))
+    assert kept(folder) == [1, 2]
+    (folder / round_name(4)).mkdir()
+    for order in (train(round=4), train(round=5)):  # what this job has made stays
+        site("resumed").folder_of(order)
+    assert kept(folder) == [1, 2, 4]
+    assert len(list((folder / SET_ASIDE).iterdir())) == 1
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.site.site_state import SiteState, load_before, save, set_aside_after
+from fedpeft.core.files import set_aside_after
+from fedpeft.site.site_state import SiteState, load_before, save
 
 
 def state(round: int) -> SiteState:

@@ -128,6 +128,13 @@ def set_aside(path: Path) -> None:
     path.rename(aside / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{time.monotonic_ns()}-{path.name}")
 
 
+def set_aside_after(folder: Path, round: int) -> None:
+    """Set aside the states in a lineage's folder that are newer than a round."""
+    for path in rounds_in(folder):
+        if number_of(path) > round:
+            set_aside(path)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file that readers see either complete or not at all."""
     with replacing(path) as draft:

@@ -37,7 +37,7 @@ from fedpeft.core.files import (
     replacing,
     round_name,
     rounds_in,
-    set_aside,
+    set_aside_after,
     write_json,
 )
 from fedpeft.core.locks import lineage_folder
@@ -110,9 +110,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     """
     (folder / COMPLETED).unlink(missing_ok=True)
     final = folder / round_name(checkpoint.round)
-    for other in rounds_in(folder):
-        if number_of(other) >= checkpoint.round:
-            set_aside(other)
+    set_aside_after(folder, checkpoint.round - 1)
     facts = {name: value for name, value in vars(checkpoint).items() if name not in ("state", *PARTS)}
     facts["parts"] = [name for name in PARTS if getattr(checkpoint, name)]
     with replacing(final) as draft:

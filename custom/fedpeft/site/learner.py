@@ -333,8 +333,7 @@ class Learner:
             return measure_budget(model, parameters, batch, self.schedule, optimizer=training.optimizer)
 
     def finished(self, last: int) -> int:
-        """The last round, up to `last`, of which the site has a state; 0: none. Newer states are set aside."""
-        site_state.set_aside_after(self.folder, last)
+        """The last round, up to `last`, of which the site has a state; 0: none."""
         return own.round if (own := self._own_state(last + 1)) else 0
 
     @property

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from fedpeft.alignment.factors import MAX_RANKS, extended
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import replacing, write_json
+from fedpeft.core.files import replacing, set_aside_after, write_json
 from fedpeft.core.states import first_misfit
 from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.types import SCORE, TRAIN, Hello, Introduction, Order, ScoreOrder, TrainOrder
@@ -177,6 +177,7 @@ def note_order(order: Order, folder: Path) -> None:
     if isinstance(order, Hello):
         if TRAIN in seen or SCORE in seen:
             raise refused("to begin anew, and this job has begun")
+        seen["finished"] = order.finished
     else:
         task = TRAIN if isinstance(order, TrainOrder) else SCORE
         last, times = seen.get(task, (0, 0))
@@ -185,6 +186,17 @@ def note_order(order: Order, folder: Path) -> None:
             raise refused(f"for round {order.round} after round {last}" + f", for the {times}th time" * (times > 1))
         seen[task] = [order.round, times]
     write_json(folder / ORDERS, seen)
+
+
+def begin(state: Path, folder: Path) -> None:
+    """Set aside, with a job's first order, the states in a lineage's folder newer than the round that it resumes from.
+
+    Not in the handshake: a job that is refused there, because of other sites, goes on from no round at all.
+    """
+    seen = _read(folder / ORDERS)
+    if "finished" in seen:
+        set_aside_after(state, seen.pop("finished"))
+        write_json(folder / ORDERS, seen)
 
 
 def _read(file: Path) -> dict:

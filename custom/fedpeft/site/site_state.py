@@ -31,7 +31,6 @@ from fedpeft.core.files import (
     replacing,
     round_name,
     rounds_in,
-    set_aside,
 )
 from fedpeft.core.metrics import ROUNDS_BELOW, TITLES, VALIDATION
 from fedpeft.core.settings import build, one_of
@@ -217,13 +216,6 @@ def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
         if number_of(old) != best:
             drop(old)
     return final
-
-
-def set_aside_after(folder: Path, round: int) -> None:
-    """Set aside states newer than the round that the server resumes from."""
-    for path in rounds_in(folder):
-        if number_of(path) > round:
-            set_aside(path)
 
 
 def clear(folder: Path) -> None:

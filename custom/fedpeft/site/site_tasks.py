@@ -55,7 +55,14 @@ from fedpeft.protocol.types import (
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import training_process
 from fedpeft.site.connection import Failure
-from fedpeft.site.orders import accept, apply_delta, check_accepted, check_order, note_order
+from fedpeft.site.orders import (
+    accept,
+    apply_delta,
+    begin,
+    check_accepted,
+    check_order,
+    note_order,
+)
 from fedpeft.site.sum_member import SumMember
 from fedpeft.site.supervisor import Answer, RequestFailed
 
@@ -228,6 +235,8 @@ class SiteTasks:
         claim(folder, _lasting(job), place.job_id, submitter=place.submitter)
         if policy is not None:  # the simulator has several processes, one after another, and its own lock
             self._lock.take(folder, place.job_id)
+        if not isinstance(order, Hello):
+            begin(folder, place.run)
         return folder
 
 
