@@ -9,7 +9,7 @@ from fedpeft.core.files import SET_ASIDE, number_of, round_name, rounds_in
 from fedpeft.core.locks import StateLock
 from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.types import Hello, Introduction, ScoreOrder, TrainOrder
-from fedpeft.site.orders import REPEATS, accept, apply_delta, check_order, note_order
+from fedpeft.site.orders import REPEATS, accept, apply_delta, check_order, lost, note_order, note_own
 from fedpeft.site.site_tasks import SitePlace, SiteTasks
 
 PLAIN = {"backbone": {}, "method": {}, "training": {"rounds": 5}, "data": {}, "schedule": {}}
@@ -150,6 +150,28 @@ def test_a_job_that_is_refused_after_the_handshake_sets_no_state_aside(site, tmp
         site("resumed").folder_of(order)
     assert kept(folder) == [1, 2, 4]
     assert len(list((folder / SET_ASIDE).iterdir())) == 1
+
+
+def test_a_site_notices_that_its_state_of_the_round_before_is_gone(tmp_path):
+    run, state = tmp_path / "run", tmp_path / "state"
+    kept(state)
+    note_order(hello(), run)
+    note_own(0, run)
+    assert lost(state, run, 1) == ""
+    for number in (1, 2):
+        note_order(train(round=number), run)
+        (state / round_name(number)).mkdir(parents=True)
+        note_own(number, run)
+    assert [lost(state, run, number) for number in (2, 3, 5)] == ["", "", ""]  # also where a round comes again
+    (state / round_name(2)).rmdir()
+    assert "the state of round 2 is no longer in" in lost(state, run, 3)
+    assert "went on from that of round 1:" in lost(state, run, 3)
+    (state / round_name(1)).rmdir()
+    note_order(train(round=3), run)
+    assert "went on from none:" in lost(state, run, 3)
+    note_own(3, run)
+    (state / round_name(3)).mkdir()
+    assert lost(state, run, 4) == ""
 
 
 @pytest.mark.parametrize("stacked", [False, True])

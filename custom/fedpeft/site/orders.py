@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from fedpeft.alignment.factors import MAX_RANKS, extended
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import replacing, set_aside_after, write_json
+from fedpeft.core.files import number_of, replacing, rounds_in, set_aside_after, write_json
 from fedpeft.core.states import first_misfit
 from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.types import SCORE, TRAIN, Hello, Introduction, Order, ScoreOrder, TrainOrder
@@ -197,6 +197,24 @@ def begin(state: Path, folder: Path) -> None:
     if "finished" in seen:
         set_aside_after(state, seen.pop("finished"))
         write_json(folder / ORDERS, seen)
+
+
+def note_own(round: int, folder: Path) -> None:
+    """Record in the job's folder the round of the state that this site now has."""
+    write_json(folder / ORDERS, {**_read(folder / ORDERS), "own": round})
+
+
+def lost(state: Path, folder: Path, round: int) -> str:
+    """Return what to say where a round begins with an older state than this site had left; empty: it does not."""
+    noted = _read(folder / ORDERS).get("own", 0)
+    before = max((number_of(path) for path in rounds_in(state) if number_of(path) < round), default=0)
+    if not before < noted < round:  # a round that is repeated begins with the state before it
+        return ""
+    return (
+        f"the state of round {noted} is no longer in {state}, so that this round went on from "
+        f"{f'that of round {before}' if before else 'none'}: change nothing there while a job runs, and repeat the "
+        f"rounds since with federation.resume_from"
+    )
 
 
 def _read(file: Path) -> dict:

@@ -61,7 +61,9 @@ from fedpeft.site.orders import (
     begin,
     check_accepted,
     check_order,
+    lost,
     note_order,
+    note_own,
 )
 from fedpeft.site.sum_member import SumMember
 from fedpeft.site.supervisor import Answer, RequestFailed
@@ -294,6 +296,7 @@ def _introduce(hello: Hello, site: SiteTasks) -> tuple[Introduction, str]:
     key = member.offer(folder, job=hello.lineage, round=hello.finished + 1, facts=facts)
     introduction = Introduction(version=fedpeft.__version__, **values, sum_key=key, state=answer.state)
     accept(introduction, site.run)
+    note_own(introduction.finished, site.run)
     return introduction, line * bool(unanswerable)
 
 
@@ -313,8 +316,9 @@ def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
     stacked, folder = member.method.rule.stacks, site.folder_of(order)
     state = apply_delta(folder, order.state, base=order.base, version=order.version, stacked=stacked)
     request = {"do": training_process.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
-    salt = member.salt(folder, order, received=state)
+    salt, gone = member.salt(folder, order, received=state), lost(folder, site.run, order.round)
     answer = site.request({**request, "part": order.part, "salt": salt, "folder": str(folder)}, state)
+    note_own(order.round, site.run)
     facts = {"own": order.round, "data": answer.values["facts"]}
     measured, samples = answer.values["metrics"], answer.values["samples"]
     metrics: dict[str, float | None] = {name: measured.get(name) for name in METRICS}
@@ -341,8 +345,8 @@ def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
         sum_key=member.offer(folder, job=order.lineage, round=order.round + 1, facts=facts),
         state=sent,
     )
-    stuck = f"; {NO_BETTER}" * (measured.get(BELOW_CONSTANT) == 1)
-    return reply, f"round {order.round}: training loss {measured['loss']:.3f}{stuck}"
+    remarks = filter(None, [NO_BETTER * (measured.get(BELOW_CONSTANT) == 1), gone])
+    return reply, "; ".join([f"round {order.round}: training loss {measured['loss']:.3f}", *remarks])
 
 
 # functions of the server's message and the site; each returns the reply and a line for the site's log
