@@ -48,6 +48,24 @@ def test_the_manifest_names_site_and_round_of_every_fault(tmp_path, accepted, re
     assert {site: entry["attempts"] for site, entry in sites.items()} == {s: r.attempts for s, r in accepted.items()}
 
 
+def test_the_manifest_of_a_resumed_job_has_faults_and_seconds_of_the_rounds_before(tmp_path):
+    first = RunRecorder(tmp_path / "first", job="test")
+    first.add_round(1, {"north": reply(2)}, {"south": "site south sent NaN"}, {}, seconds=1000.0)
+    before = SimpleNamespace(history=first.history, round=1)
+    second = RunRecorder(tmp_path / "second", job="test")
+    second.lineage("one", before, {})
+    second.add_round(2, {"north": reply()}, {"south": "site south is away"}, {}, seconds=1.0)
+    second.fail("enough")
+    made = json.loads((tmp_path / "second" / "manifest.json").read_text())
+    begun = "its training was begun 2 times; its own log says why"
+    assert [(one["round"], one["site"], one["what"]) for one in made["faults"]] == [
+        (1, "north", begun),
+        (1, "south", "site south sent NaN"),
+        (2, "south", "site south is away"),
+    ]
+    assert 1000 <= made["seconds"] < 1100
+
+
 @pytest.mark.parametrize("name", ["procedural", "tiny"])
 @pytest.mark.parametrize("announced", [True, False])
 def test_the_history_says_what_one_of_the_sites_announced(tmp_path, name, announced):

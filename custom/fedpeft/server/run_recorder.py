@@ -67,7 +67,7 @@ class RunRecorder:
 
     def __init__(self, folder: Path, *, job: str) -> None:
         self.folder = folder
-        self._began = time.time()
+        self._began, self._earlier = time.time(), 0.0
         self._manifest: dict[str, Any] = {"job": job, "fedpeft": fedpeft.__version__, "faults": []}
         self._history: dict[str, Any] = {"job": job, "rounds": []}
         self._board = Board(folder)
@@ -118,6 +118,7 @@ class RunRecorder:
     def lineage(self, name: str, before: Checkpoint | None, behind: Mapping[str, int]) -> None:
         """Record the lineage, and copy the history of the job that this one resumes from the checkpoint before.
 
+        Faults and seconds of its rounds count to those of this job.
         `behind` has, by site, the round of its own state if it differs from the checkpoint's.
         """
         self._manifest["lineage"] = name
@@ -125,6 +126,9 @@ class RunRecorder:
             self._manifest["resumed"] = {"after_round": before.round, "sites_with_other_state": dict(behind)}
             kept = {name: before.history[name] for name in (*OF_ALL_SITES, *OF_SITES) if name in before.history}
             self._history |= kept | {"rounds": list(before.history["rounds"])}
+            self._earlier = sum(one.get("seconds") or 0 for one in before.history["rounds"])
+            for one in before.history["rounds"]:
+                self._add_faults(one)
 
     def start(self, sender: Sender) -> None:
         """Record whose first adapter all sites get, and which sites are said to start from another one."""
@@ -166,23 +170,17 @@ class RunRecorder:
             }
             for site, reply in accepted.items()
         }
-        faults = {
-            site: f"its training was begun {reply.attempts} times; its own log says why"
-            for site, reply in accepted.items()
-            if reply.attempts > 1
-        } | dict(rejected)
-        self._add_faults(number, faults)
-        self._history["rounds"].append(
-            {
-                "round": number,
-                "sites": sites,
-                "rejected": dict(rejected),
-                "alignment": dict(report.get("transport", {})),
-                "alignment_report": dict(report),
-                "schedule": asdict(assignment) if assignment else {},
-                "seconds": round(seconds, 3),
-            }
-        )
+        finished = {
+            "round": number,
+            "sites": sites,
+            "rejected": dict(rejected),
+            "alignment": dict(report.get("transport", {})),
+            "alignment_report": dict(report),
+            "schedule": asdict(assignment) if assignment else {},
+            "seconds": round(seconds, 3),
+        }
+        self._add_faults(finished)
+        self._history["rounds"].append(finished)
         try:
             keep()
         except BaseException:
@@ -196,8 +194,16 @@ class RunRecorder:
         if self.tracking:
             self.tracking.update(self._history["rounds"], self._history.get("metrics", {}))
 
-    def _add_faults(self, number: int, faults: Mapping[str, str]) -> None:
-        self._manifest["faults"] += [{"site": site, "round": number, "what": what} for site, what in faults.items()]
+    def _add_faults(self, finished: Mapping[str, Any]) -> None:
+        """Add the faults of a round of the history, which a resumed job has of the rounds before too."""
+        faults = {
+            site: f"its training was begun {one['attempts']} times; its own log says why"
+            for site, one in finished["sites"].items()
+            if one.get("attempts", 1) > 1
+        } | finished.get("rejected", {})
+        self._manifest["faults"] += [
+            {"site": site, "round": finished["round"], "what": what} for site, what in faults.items()
+        ]
 
     def ends_early(self, patience: int) -> int | None:
         """Return the best round if the job ends with the last one, because none since was better; else None."""
@@ -259,7 +265,7 @@ class RunRecorder:
             "status": status,
             **more,
             "rounds": len(self._history["rounds"]),
-            "seconds": round(time.time() - self._began, 1),
+            "seconds": round(self._earlier + time.time() - self._began, 1),
             "files": {str(p.relative_to(self.folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files},
         }
         write_json(self.folder / MANIFEST, self._manifest)
