@@ -2,6 +2,7 @@
 """A sweep: which runs it makes, its table, its picture, and what it refuses."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -57,12 +58,31 @@ def test_a_figure_of_fewer_seeds_is_marked_and_counted():
     axis, runs = planned(SHARES, "local", "fedavg", seeds=(0, 1, 2))
     ended = [run for run in runs if run.seed == 2 or run.sections["data"]["train_share"] > 0.2]
     made = table(sweep_of(axis, runs, [learned(run) for run in ended]))
-    assert made.rows[1] == ("fedavg", "12.0*", "32.0 ± 2.0", "52.0 ± 2.0")
-    assert "* of fewer seeds than other figures: some of its runs did not end." in made.notes
+    assert made.rows[1] == ("fedavg", "12.0†", "32.0 ± 2.0", "52.0 ± 2.0")
+    assert "† of fewer seeds than other figures: some of its runs did not end." in made.notes
     assert csv_of(made).splitlines()[0] == (
         "method,data.train_share=0.2 (%),sd data.train_share=0.2 (%),seeds data.train_share=0.2,"
         "data.train_share=0.5 (%),sd data.train_share=0.5 (%),data.train_share=1 (%),sd data.train_share=1 (%)"
     )
+
+
+def test_figures_of_other_sites_are_marked_and_none_of_them_is_the_best():
+    axis, runs = planned(SHARES, "local", "fedavg")
+    ended = [learned(run) for run in runs]
+    whole = table(sweep_of(axis, runs, ended))
+    assert whole.best == {(1, 2), (1, 3)}
+    lacking = next(
+        n for n, run in enumerate(runs) if (run.method, run.sections["data"]["train_share"]) == ("fedavg", 1)
+    )
+    first, *others = ended[lacking].figures[0]
+    ended[lacking] = replace(ended[lacking], figures=(dict.fromkeys(others, 0.9),))
+    made = table(sweep_of(axis, runs, ended))
+    assert made.best == {(1, 2)}
+    assert made.rows[1][3].endswith("*")
+    assert made.rows[0][3] == whole.rows[0][3]
+    assert any(note.startswith("* of some sites") for note in made.notes)
+    alike = [replace(one, figures=({s: f for s, f in one.figures[0].items() if s != first},)) for one in ended]
+    assert table(sweep_of(axis, runs, alike)).best == {(1, 2), (1, 3)}
 
 
 def test_large_values_are_told_apart():

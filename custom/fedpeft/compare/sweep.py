@@ -23,11 +23,11 @@ from fedpeft.core.metrics import TITLES, title_of
 from fedpeft.report.page_parts import Picture, figure, laid_out, page_of, section
 from fedpeft.report.palette import DISTINCT, LIGHT, SIDE_BY_SIDE, drawn, line_style, set_apart, shorten, svg
 from fedpeft.report.tables import Table
-from fedpeft.report.wording import DASH
+from fedpeft.report.wording import DASH, FEWER
 
 WIDE = 20  # largest by smallest value, from which on the axis is logarithmic
 ALONG = 80  # letters below the axis
-FEW = "*"
+FEW = "†"
 ENDS = 0.04  # room beside the outer values, as a share of the axis
 
 
@@ -49,6 +49,12 @@ class Sweep:
     def title(self) -> str:
         """What it shows."""
         return f"{self.outcomes[0].task}: {title_of(metrics_of(self.outcomes))} against {self.axis.setting}"
+
+    def away(self, method: str) -> list[set[tuple[int, int, str]]]:
+        """Return for each value the sites without a figure, with the seed and the round, 0 for the last one."""
+        return [
+            {(one.seed, *entry) for one in runs for entry in one.missing(last=self.last)} for runs in self.runs[method]
+        ]
 
     def figures(self, method: str, metric: str) -> list[list[float]]:
         """Return for each value the figures of all seeds, in percent."""
@@ -74,8 +80,13 @@ def table(sweep: Sweep) -> Table:
     of_keys = [sweep.figures(method, metric) for method, metric in keys]
     with_metric = len(metrics) > 1
     most = max((len(figures) for of_values in of_keys for figures in of_values), default=0)
+    away = {method: sweep.away(method) for method in sweep.runs}
     rows = tuple(
-        (method, *[TITLES[metric]] * with_metric, *(_cell(one, most) for one in figures))
+        (
+            method,
+            *[TITLES[metric]] * with_metric,
+            *(_cell(one, most, whole=not lacking) for one, lacking in zip(figures, away[method], strict=True)),
+        )
         for (method, metric), figures in zip(keys, of_keys, strict=True)
     )
     columns: list[tuple[str, tuple[str | float | None, ...]]] = [("method", tuple(method for method, _ in keys))]
@@ -94,7 +105,7 @@ def table(sweep: Sweep) -> Table:
         columns=(_first(sweep.axis), *["metric"] * with_metric, *map(shown, sweep.axis.values)),
         rows=rows,
         averages=0,
-        best=frozenset(_best(keys, of_keys, first=1 + with_metric)),
+        best=frozenset(_best(keys, of_keys, away, first=1 + with_metric)),
         notes=tuple(
             _notes(sweep, several=several, few=any(0 < len(one) < most for figures in of_keys for one in figures))
         ),
@@ -107,23 +118,31 @@ def _first(axis: Axis) -> str:
     return f"method, % by {axis.setting}"
 
 
-def _cell(figures: Sequence[float], most: int) -> str:
+def _cell(figures: Sequence[float], most: int, *, whole: bool) -> str:
     if not figures:
         return DASH
     spread = f" ± {statistics.stdev(figures):.1f}" if len(figures) > 1 else ""
-    return f"{statistics.fmean(figures):.1f}{spread}{FEW * (len(figures) < most)}"
+    return f"{statistics.fmean(figures):.1f}{spread}{FEWER * (not whole)}{FEW * (len(figures) < most)}"
 
 
 def _best(
-    keys: Sequence[tuple[str, str]], of_keys: Sequence[Sequence[Sequence[float]]], *, first: int
+    keys: Sequence[tuple[str, str]],
+    of_keys: Sequence[Sequence[Sequence[float]]],
+    away: Mapping[str, Sequence[set[tuple[int, int, str]]]],
+    *,
+    first: int,
 ) -> list[tuple[int, int]]:
-    """Return the places of the highest figure of each metric and value, none where methods share it."""
+    """Return the places of the highest figure of each metric and value.
+
+    There is none where methods share it, or have figures of other sites and rounds.
+    """
     found = []
     for metric in dict.fromkeys(metric for _, metric in keys):
         rows = [number for number, (_, one) in enumerate(keys) if one == metric]
         for column in range(len(of_keys[0])):
             means = [round(statistics.fmean(f), 1) if (f := of_keys[row][column]) else -math.inf for row in rows]
-            if len(rows) > 1 and means.count(max(means)) == 1:
+            alike = len({frozenset(away[keys[row][0]][column]) for row in rows}) == 1
+            if alike and len(rows) > 1 and means.count(max(means)) == 1:
                 found.append((rows[means.index(max(means))], first + column))
     return found
 
@@ -139,7 +158,7 @@ def _notes(sweep: Sweep, *, several: bool, few: bool) -> list[str]:
     if sweep.axis.setting == SITES:
         notes.append("Each value has sites of its own, and its figures are of those.")
     if not all(one.complete(last=sweep.last) for one in outcomes):
-        notes.append("Some figures are means of some sites: others were not drawn, or did not answer.")
+        notes.append(f"{FEWER} of some sites: others were not drawn, did not answer, or tell no figure.")
     return notes
 
 
