@@ -222,7 +222,7 @@ def _tasks(arguments: argparse.Namespace) -> None:
 def _data(arguments: argparse.Namespace) -> None:
     from fedpeft import data
     from fedpeft.job.folder import named_job, of_job
-    from fedpeft.job.writing import look
+    from fedpeft.job.writing import check_looked, look
 
     picture = arguments.picture
     if picture and picture.suffix.lower() != ".png":
@@ -238,6 +238,7 @@ def _data(arguments: argparse.Namespace) -> None:
             f"{arguments.what} is a folder and no job: leave {arguments.site!r} out, or name its folder."
         )
     else:
+        check_looked(arguments.set)
         found = look(Path(arguments.what), arguments.set)
         sites, procedural, title = found.data, False, Path(arguments.what).resolve().name
         _print_found(found)

@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "app_configs"
 JOBS = sorted(recipes(CONFIGS))
 HALF = "cases/many_epochs"  # of fedpia_task1's sites, without what needs one width
+SOLVED = ("schedule.budget=1", "method.pia.share=0.5")
+HEAD = ("method.name=classifier", "method.aggregation=none")
 SEVERAL, MATCHED = "backbone.sites={slake: {source: /models/vilt-6}}", "method.matched_layers=12"
 
 
@@ -374,10 +376,21 @@ def test_a_job_without_data_is_refused():
         (["method.name=lora_vpt", "method.settings={lora_vpt: {lora: {r: 2}}}"], ""),
         (["method.name=lora_vpt", "method.settings.lora.r=2"], r": write method\.settings\.lora_vpt\.lora\.$"),
         (["method.name=dora", "method.settings.lora.r=2"], "set method.name=lora as well, or change those of dora"),
+        (["schedule.budget=1"], "schedule.budget changes nothing in fedpia_task1: set schedule.solver as well"),
+        ([*SOLVED, "schedule.solver=nsga2", "schedule.score=snip", "schedule.every=2"], ""),
+        ([*SOLVED, "schedule.solver=drawn", "schedule.score=snip"], "score changes .*'drawn' scores no layers"),
+        ([*SOLVED, "schedule.solver=drawn", "schedule.every=2"], "every changes .*'drawn' scores no layers"),
+        ([*SOLVED, "schedule.solver=own", "schedule.weight_diversity=2"], "'own' has no front to choose from"),
+        (["training.checkpointing=true"], ""),
+        ([*HEAD, "training.checkpointing=true"], "method 'classifier only' computes no gradients in the backbone"),
+        (["backbone.image_grid=4"], "backbone tiny-vilt has no image encoder of its own"),
+        (["backbone.name=mmbt-small", "backbone.image_grid=4"], ""),
+        (["data.split=image_disjoint"], "phantom is computed and split by data.train_size"),
+        (["data.dataset=vqa_rad", "data.split=image_disjoint"], ""),
     ],
     ids=" ".join,
 )
-def test_settings_of_a_base_or_part_are_used_where_the_method_reads_them(overrides, sentence):
+def test_settings_are_used_where_method_schedule_backbone_and_data_read_them(overrides, sentence):
     sections = compose(CONFIGS, "fedpia_task1", overrides)
     with pytest.raises(FedpeftError, match=sentence) if sentence else nullcontext():
         check_used(overrides, sections, job="fedpia_task1")

@@ -298,6 +298,9 @@ def test_a_name_of_a_job_and_of_a_folder_is_refused(clinics, capsys, monkeypatch
         (["fedpia_task"], "'fedpia_task' is neither a job of "),
         (["fedpia_task1", "slak"], "'slak' is not a site of fedpia_task1: did you mean 'slake'."),
         (["{clinics}", "north"], "is a folder and no job: leave 'north' out"),
+        (["{clinics}", "--set", "dta.seed=1"], "'dta' is not a section of a job: did you mean 'data'."),
+        (["{clinics}", "--set", "federation.quorum=1"], "federation.quorum changes nothing in a folder of data"),
+        (["{clinics}", "--set", "training.rounds=1"], "training.rounds changes nothing in a folder of data"),
     ],
 )
 def test_names_of_no_job_and_no_site_are_refused_in_one_sentence(arguments, sentence, clinics, capsys):

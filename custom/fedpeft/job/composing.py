@@ -146,16 +146,14 @@ def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str
     from fedpeft.answering.training_settings import TrainingSettings
     from fedpeft.methods import METHODS
     from fedpeft.methods.settings import MethodSettings
-    from fedpeft.scheduling.settings import ALL, OF_SITES
 
     settings, sections_of = list(settings), {"method": MethodSettings, "training": TrainingSettings}
     for section, names in changed(settings).items():
         for name in names:
             needed = unread(sections_of[section], sections[section], name) if section in sections_of else None
-            if section == "schedule" and name not in ("solver", *OF_SITES):
-                needed = "solver" if sections[section].get("solver", ALL) == ALL else None
-            if needed:
-                raise FedpeftError(f"{section}.{name} changes nothing in {job}: set {section}.{needed} as well.")
+            remedy = f"set {section}.{needed} as well" if needed else _unread(section, name, sections)
+            if remedy:
+                raise FedpeftError(f"{section}.{name} changes nothing in {job}: {remedy}.")
     method = sections["method"].get("name", MethodSettings.name)
     for name in unused(settings, method):
         if name in METHODS.get(method).parts:
@@ -163,6 +161,33 @@ def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str
         else:
             remedy = f"set method.name={name} as well, or change those of {method}"
         raise FedpeftError(f"method.settings.{name} changes nothing in {job}, whose method is {method}: {remedy}.")
+
+
+def _unread(section: str, name: str, sections: Mapping[str, Any]) -> str:
+    """Return what to do with a setting that method, schedule, backbones or data sets do not read; empty: they do."""
+    from fedpeft.backbones import BACKBONES
+    from fedpeft.data.registry import DATASETS
+    from fedpeft.data.settings import DataSettings
+    from fedpeft.job.federation import site_backbone, site_data
+    from fedpeft.methods import METHODS
+    from fedpeft.methods.settings import MethodSettings
+    from fedpeft.scheduling.settings import schedule_of
+
+    method = METHODS.get(sections["method"].get("name", MethodSettings.name))
+    sites = sections["federation"]["sites"]
+    if section == "schedule":
+        return schedule_of(sections[section], method).unread(name)
+    if (section, name) == ("training", "checkpointing") and not method.exchanges:
+        return f"leave it out, method {method.label!r} computes no gradients in the backbone"
+    if (section, name) == ("backbone", "image_grid"):
+        named = sorted({site_backbone(sections[section], site)["name"] for site in sites})
+        if not any(BACKBONES.get(one).image_encoder for one in named):
+            return f"leave it out, backbone {', '.join(named)} has no image encoder of its own"
+    if (section, name) == ("data", "split"):
+        named = sorted({site_data(sections[section], site).get("dataset", DataSettings.dataset) for site in sites})
+        if all(DATASETS.get(one).procedural for one in named):
+            return f"leave it out, {', '.join(named)} is computed and split by data.train_size and the other sizes"
+    return ""
 
 
 def unused(settings: Iterable[str], method: str) -> list[str]:
@@ -178,14 +203,18 @@ def changed(overrides: Iterable[str]) -> dict[str, Any]:
     return _overridden({}, overrides)
 
 
+def check_known(sections: Iterable[str]) -> None:
+    """Refuse the name of a section that no job has."""
+    if unknown := sorted(set(sections) - set(SECTIONS)):
+        raise FedpeftError(f"{unknown[0]!r} is not a section of a job: {suggestion(unknown[0], SECTIONS)}.")
+
+
 def check(sections: Mapping[str, Any]) -> None:
     """Check every section as server and sites will."""
     from fedpeft.job.settings import ServerJob, SiteJob
     from fedpeft.job.strict_files import check_texts
 
-    unknown = sorted(set(sections) - set(SECTIONS))
-    if unknown:
-        raise FedpeftError(f"{unknown[0]!r} is not a section of a job: {suggestion(unknown[0], SECTIONS)}.")
+    check_known(sections)
     for name, section in sections.items():
         check_texts(section, name)
     job = ServerJob.from_sections(sections)

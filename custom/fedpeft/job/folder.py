@@ -168,7 +168,9 @@ def of_job(
     configs: Path, job: str, overrides: Iterable[str], *, only: str | None
 ) -> list[tuple[data.DataSettings, data.SiteData]]:
     """Return the section `data` of each site of a job, and the site's data as its backbone reads them."""
+    overrides = list(overrides)
     sections = compose(configs, job, overrides)
+    check_used(overrides, sections, job=job)
     sites = sections["federation"]["sites"]
     if only is not None and only not in sites:
         raise FedpeftError(f"{only!r} is not a site of {job}: {suggestion(only, sites)}.")

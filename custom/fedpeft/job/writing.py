@@ -28,6 +28,8 @@ from fedpeft.job.composing import (
     PACKAGED,
     RECIPES,
     changed,
+    check_known,
+    check_used,
     compose,
     composed,
     configs_of,
@@ -50,6 +52,8 @@ HEADER = """\
 # Written by `fedpeft new` for the data in {folder!r}.
 # At a hospital its own file says where its data lie (roots in local/fedpeft.json): leave root out there.
 """
+# by section the settings that a folder of data is read with; (): all
+LOOKED: dict[str, tuple[str, ...]] = {"data": (), "backbone": (), "training": ("answering",)}
 FIRST_LINE = "# One line per job: the parts it is composed of.\n"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}", re.ASCII)
 
@@ -67,11 +71,22 @@ class NewJob:
 def look(folder: Path, overrides: Iterable[str] = (), *, out: Path = Path(), backbone: str = "") -> FolderSites:
     """Return what a folder holds, as a backbone reads it; see `fedpeft.job.folder.as_read`."""
     chosen = changed(overrides)
+    check_known(chosen)
     found = sites_in(folder, chosen.get("data"))
     sections = merged(part_of(out / CONFIGS, _part(found, backbone)), chosen)
     share = found.section.get("unreadable", DataSettings.unreadable)
     read = [as_read(data, sections, site, share=share) for site, data in zip(found.of_sites, found.data, strict=True)]
     return replace(found, data=tuple(read))
+
+
+def check_looked(overrides: Iterable[str]) -> None:
+    """Refuse settings that `look` does not read, where no job is written with them."""
+    chosen = changed(overrides)
+    check_known(chosen)
+    for section, names in chosen.items():
+        read = LOOKED.get(section, ("",))
+        if other := [f"{section}.{name}" for name in names if read and name not in read]:
+            raise FedpeftError(f"{other[0]} changes nothing in a folder of data: leave it out, or name a job.")
 
 
 def check_free(name: str, out: Path) -> None:
@@ -101,7 +116,7 @@ def check_part(part: str, out: Path) -> None:
 
 
 def write_new(
-    name: str, found: FolderSites, *, folder: Path, out: Path, overrides: Iterable[str] = (), backbone: str = ""
+    name: str, found: FolderSites, *, folder: Path, out: Path, overrides: Sequence[str] = (), backbone: str = ""
 ) -> NewJob:
     """Write `app_configs/tasks/NAME.yml`, a line in `app_configs/jobs.yml` and `jobs/NAME`; after an error nothing.
 
@@ -123,6 +138,7 @@ def write_new(
         training.pop(setting, None)  # the task stands behind the backbone, and would override it
     sections = merged(own, chosen)
     whole = composed([*before_task, sections])
+    check_used(overrides, whole, job=name)
     recipe = {name: [*parts, f"tasks/{name}"]}
     before = jobs.read_text(encoding="utf-8") if jobs.is_file() else FIRST_LINE
     listed = f"{before.rstrip()}\n{write(recipe, flow=None)}"

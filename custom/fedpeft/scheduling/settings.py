@@ -64,6 +64,8 @@ def _check_own(section: Mapping[str, Any], method: TuningMethod) -> None:
 
 
 OF_SITES = ("clients_per_round", "joins")  # which sites take part, also where no layers are scheduled
+OF_SCORES = ("score", "score_settings", "scoring", "every", "score_samples")
+OF_FRONT = ("weight_importance", "weight_diversity")  # which assignment of a front is chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +171,18 @@ class ScheduleSettings:
         """Return the settings that act: all where layers are scheduled, else which sites take part, as far as set."""
         settings = asdict(self)
         return settings if self.active else {name: settings[name] for name in OF_SITES if settings[name]}
+
+    def unread(self, name: str) -> str:
+        """Return what to do with a setting of this name where it changes nothing; empty: it acts."""
+        if name in ("solver", *OF_SITES):
+            return ""
+        if not self.active:
+            return "set schedule.solver as well"
+        if name in OF_SCORES and not self.scored:
+            return f"leave it out, schedule.solver={self.solver!r} scores no layers"
+        if name in OF_FRONT and (self.solver == OWN or not self.scored):
+            return f"leave it out, schedule.solver={self.solver!r} has no front to choose from"
+        return ""
 
     @property
     def scored(self) -> bool:
