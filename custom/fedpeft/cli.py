@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -37,19 +36,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; wrong input gives one sentence on stderr and exit code 1."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    with cleaned_output():
-        return _carry_out(arguments)
+    shows = arguments.command in (_tasks, _doctor, _status, _verify, _methods, _backbones)  # and writes nothing
+    with cleaned_output(goes_on=not shows) as output:
+        return _carry_out(arguments) or UNREAD * output.is_unread
+
+
+UNREAD = 128 + signal.SIGPIPE  # whoever read the output has gone, as in `fedpeft tasks | head`
 
 
 def _carry_out(arguments: argparse.Namespace) -> int:
     try:
         arguments.command(arguments)
+        sys.stdout.flush()
     except FedpeftError as error:
         print(f"fedpeft: {shortened(str(error))}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # whoever read the output has gone, as in `fedpeft jobs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python says so again when it flushes at its end
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError:
+        return UNREAD
     except OSError as error:
         print(
             f"fedpeft: {shortened(str(error.filename or 'a file'))} cannot be used ({error.strerror or error}): check "

@@ -2,8 +2,10 @@
 """What others write cannot steer a terminal, whichever command prints it."""
 
 import ast
+import contextlib
 import io
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -65,6 +67,20 @@ def test_all_that_a_command_prints_or_logs_is_cleaned(capsys):
     out, err = capsys.readouterr()
     assert out == f"out {MARK}[2J {MARK}\ntable {MARK}[2J\n"
     assert err == f"err {MARK}[2J\nlog {MARK}[2J\n"
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("line", [print, lambda text, **_: Console().print(text)], ids=["print", "console"])
+def test_a_command_that_writes_files_goes_on_where_its_reader_has_gone(monkeypatch, goes_on, line):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        with cleaned_output(goes_on=goes_on) as output:
+            with contextlib.nullcontext() if goes_on else pytest.raises(BrokenPipeError):
+                line("first", flush=True)
+            line("second", flush=True)
+        assert output.is_unread
 
 
 def test_an_error_sentence_is_cleaned(capsys, monkeypatch):

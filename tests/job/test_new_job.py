@@ -2,8 +2,10 @@
 """`fedpeft new` writes a job for a folder, and `fedpeft data` shows a job, a site of it, or a folder."""
 
 import json
+import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import layouts
@@ -271,6 +273,16 @@ def test_a_name_that_is_none_is_refused(name, clinics, capsys):
     assert cli.main(["new", name, "--data", str(clinics)]) == 1
     assert "cannot be a job's name" in capsys.readouterr().err
     assert list(Path().iterdir()) == []
+
+
+def test_a_job_is_written_where_nobody_reads_what_is_printed(clinics, monkeypatch, capsys):
+    read, write = os.pipe()
+    os.close(read)  # as `| head` does after its lines
+    with os.fdopen(write, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert cli.main(["new", "own", "--data", str(clinics)]) == 141
+    assert outdated(Path("jobs/own"), "own", compose(CONFIGS, "own")) == []
+    assert capsys.readouterr().err == ""
 
 
 def test_a_folder_is_shown_without_a_job(clinics, capsys):

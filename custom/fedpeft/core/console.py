@@ -23,6 +23,14 @@ class Console(console.Console):
         stream = file.stream if isinstance(file, CleanedStream) else file
         super().__init__(file=stream, stderr=stderr, emoji=False, **named)
 
+    def on_broken_pipe(self) -> None:
+        """Do as the stream does that `fedpeft` prints to; rich itself would end the process."""
+        error, output = sys.exception() or BrokenPipeError(), sys.stdout
+        if not isinstance(output, CleanedStream) or self.file is not output.stream:
+            raise error
+        with output.while_read():
+            raise error
+
     def render(self, *arguments: Any, **named: Any) -> Iterator[Segment]:
         """Yield the segments with printable texts; rich's commands to the terminal stay."""
         for segment in super().render(*arguments, **named):

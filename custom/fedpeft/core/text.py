@@ -10,6 +10,7 @@ Names, answers and reasons of others must not move a terminal's cursor, hide or 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import time
@@ -49,10 +50,14 @@ def shortened(text: str, *, max_start: int = 3000, max_end: int = 600) -> str:
 
 
 class CleanedStream:
-    """A text stream that writes what is printable."""
+    """A text stream that writes what is printable.
 
-    def __init__(self, stream: IO[str]) -> None:
-        self.stream = stream
+    Where whoever read it has gone, the rest goes nowhere if `goes_on`, for a command that writes files beside what it
+    prints; else that is an error.
+    """
+
+    def __init__(self, stream: IO[str], *, goes_on: bool = False) -> None:
+        self.stream, self.goes_on, self.is_unread = stream, goes_on, False
 
     def write(self, text: str) -> int:
         """Write a text; where the stream's encoding lacks a character its number stands."""
@@ -60,8 +65,26 @@ class CleanedStream:
         # progress bars of libraries go back to the start of their line, at which each of their texts begins
         back = "\r" * text.startswith("\r")
         cleaned = back + printable(text.removeprefix("\r"))
-        self.stream.write(cleaned.encode(encoding, "backslashreplace").decode(encoding))
+        with self.while_read():
+            self.stream.write(cleaned.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with self.while_read():
+            self.stream.flush()
+
+    @contextlib.contextmanager
+    def while_read(self) -> Iterator[None]:
+        """Let the rest go nowhere where the reader has gone in this block."""
+        try:
+            yield
+        except BrokenPipeError:
+            with open(os.devnull, "w") as nowhere:  # else Python says so again at its end
+                os.dup2(nowhere.fileno(), self.stream.fileno())
+            self.is_unread = True
+            if not self.goes_on:
+                raise
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write several texts."""
@@ -73,12 +96,12 @@ class CleanedStream:
 
 
 @contextlib.contextmanager
-def cleaned_output() -> Iterator[None]:
-    """In this block all that is printed or logged in this process is printable."""
-    output: Any = CleanedStream(sys.stdout)
+def cleaned_output(*, goes_on: bool = False) -> Iterator[CleanedStream]:
+    """In this block all that is printed or logged in this process is printable; yield what is printed to."""
+    output: Any = CleanedStream(sys.stdout, goes_on=goes_on)
     errors: Any = CleanedStream(sys.stderr)
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        yield
+        yield output
 
 
 def _is_seen(character: str) -> bool:
