@@ -78,6 +78,23 @@ def test_runs_of_one_method_are_named_by_what_differs(tmp_path):
     assert [one.method.rpartition(" (")[2] for one in outcomes(folders)] == ["gamma=0)", "gamma=1)"]
 
 
+def test_runs_in_other_backbones_are_named_by_them_where_the_jobs_of_all_are_known(tmp_path):
+    """A server does not receive the section, but FLARE keeps the job beside the run."""
+    folders = []
+    for seed, source in enumerate(("one", "other")):
+        folders.append(written(tmp_path / source / "run", seed=seed))
+        file = tmp_path / source / "app_server" / "config" / "config_fed_client.json"
+        file.parent.mkdir(parents=True)
+        arguments = {"backbone": {"name": "tiny-vilt", "source": source, **({"image_size": 48} if seed else {})}}
+        file.write_text(json.dumps({"executors": [{"executor": {"args": arguments}}]}))
+    assert [one.method.rpartition(" (")[2] for one in outcomes(folders)] == [
+        "image_size=-, source=one)",
+        "image_size=48, source=other)",
+    ]
+    file.unlink()
+    assert {one.method for one in outcomes(folders)} == {"FedPIA, Houlsby adapters"}
+
+
 @pytest.mark.parametrize(
     ("fourth", "fifth", "names"),
     [

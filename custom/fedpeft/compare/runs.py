@@ -13,14 +13,15 @@ and the settings that it left.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedpeft.compare.outcome import Outcome, of_history
 from fedpeft.compare.published import methods_of
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import read_json
 from fedpeft.core.settings import suggestion
 from fedpeft.data import is_procedural
 from fedpeft.job.composing import PACKAGED, compose_parts, known_jobs, parts_of
@@ -151,16 +152,44 @@ def _made_with(history: History, sections: Mapping[str, Any]) -> bool:
 
 
 def _counted(settings: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in settings.items() if name not in OF_NO_RESULT}
+    return {
+        name: value for name, value in settings.items() if name not in OF_NO_RESULT and not name.startswith(BACKBONE)
+    }
 
 
-SEED = "training.seed"
+SEED, BACKBONE = "training.seed", "backbone."
+DEPLOYED = Path("app_server", "config", "config_fed_client.json")
 SHOWN = 3  # settings in a row's name, unless it takes more to tell it from another
 
 
 def outcomes(folders: Sequence[Path]) -> list[Outcome]:
     """Read the runs in these folders."""
-    return of_histories({folder: read(run_folder(folder)) for folder in folders})
+    return of_histories(read_runs(folders))
+
+
+def read_runs(folders: Iterable[Path]) -> dict[Path, History]:
+    """Read runs by folder, with the settings of their backbones where the jobs of all lie beside them.
+
+    A server does not receive the section `backbone`, so that `history.json` lacks it.
+    """
+    runs = {folder: run_folder(folder) for folder in folders}
+    histories = {folder: read(run) for folder, run in runs.items()}
+    beside = {folder: _backbone_beside(run) for folder, run in runs.items()}
+    if None in beside.values():
+        return histories
+    return {
+        folder: replace(one, settings={**one.settings, **(beside[folder] or {})}) for folder, one in histories.items()
+    }
+
+
+def _backbone_beside(run: Path) -> dict[str, str] | None:
+    """Return the settings of the backbone of the job that FLARE keeps beside a run; None: there is none to be read."""
+    file = run.resolve().parent / DEPLOYED
+    try:
+        (executor,) = read_json(file)["executors"] if file == file.resolve() else ()
+        return flat_settings({"backbone": executor["executor"]["args"]["backbone"]}, str(run))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def of_histories(histories: Mapping[Path, History]) -> list[Outcome]:

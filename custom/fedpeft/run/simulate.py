@@ -158,7 +158,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
             if earlier := set_aside(workspace):
                 print(f"earlier  {earlier}", flush=True)
             if pooled:
-                _run_pool(pooled, sites, workspace, threads)
+                _run_pool(pooled, folder, sites, workspace, threads)
                 return _verdict(results, workspace, sites, 0)
             code = _run_simulator(folder, workspace, threads, results / MANIFEST, lock)
             return _verdict(results, workspace, sites, code)
@@ -171,14 +171,19 @@ def _pooled(job: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 
 def _run_pool(
-    job: tuple[str, Mapping[str, Any], Mapping[str, Any]], sites: Sequence[str], workspace: Path, processes: int
+    job: tuple[str, Mapping[str, Any], Mapping[str, Any]],
+    folder: Path,
+    sites: Sequence[str],
+    workspace: Path,
+    processes: int,
 ) -> None:
-    """Run a job in a pool of processes; its manifest says how it ended."""
+    """Run a job in a pool of processes; its manifest says how it ended. The job lies beside it, as FLARE leaves it."""
     from fedpeft.run.pool import run_pool
 
     name, server, of_sites = job
     for participant in {"server", *sites}.difference(STAYS):  # what a run left that ended before its first round
         shutil.rmtree(workspace / participant, ignore_errors=True)
+    shutil.copytree(folder / "app", workspace / SIMULATED.parent / "app_server")
     with contextlib.suppress(FedpeftError), _ended_by_signal():
         run_pool(name, server, of_sites, sites=sites, workspace=workspace, state=_state(workspace), processes=processes)
 

@@ -23,7 +23,7 @@ from typing import Any
 from fedpeft.compare.outcome import Outcome
 from fedpeft.compare.page import page as comparison_page
 from fedpeft.compare.page import picture
-from fedpeft.compare.runs import of_histories
+from fedpeft.compare.runs import of_histories, read_runs
 from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import runs_folder
@@ -247,7 +247,7 @@ class Comparisons:
 def _different(group: Group) -> tuple[Mapping[Path, History], int]:
     """Return the histories of the runs with the sites and data of the newest that differ in method, settings or seed,
     the oldest first, and the number of runs that have other sites or data."""
-    histories = {run.folder: read(run.folder) for run in group.runs}
+    histories = read_runs(run.folder for run in group.runs)
     task = _task(next(iter(histories.values())))
     newest: dict[tuple[object, ...], tuple[Path, History]] = {}
     for folder, history in histories.items():
