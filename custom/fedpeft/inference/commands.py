@@ -49,7 +49,7 @@ def add_predict(commands: Any) -> None:
 def _predict(arguments: argparse.Namespace) -> None:
     _check_predict(arguments)
     from fedpeft.core.console import Console
-    from fedpeft.inference.examples import of_images, of_split, of_table, window_at
+    from fedpeft.inference.examples import check_grays, of_images, of_split, of_table, window_at
     from fedpeft.inference.kept_model import find
     from fedpeft.inference.model import Predictor, find_adapter
     from fedpeft.inference.table import write_csv
@@ -63,6 +63,7 @@ def _predict(arguments: argparse.Namespace) -> None:
         wanted = of_table(arguments.manifest, kept)
     else:
         wanted = of_split(arguments.split, kept)
+    check_grays(wanted, kept.record)
     if arguments.heatmap and len(wanted.examples) > 1:
         raise FedpeftError(f"--heatmap draws one image, and there are {len(wanted.examples)}: name one with --image.")
     predictor = Predictor(kept, adapter)

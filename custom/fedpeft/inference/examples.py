@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedpeft.core.errors import DataError, FedpeftError
+from fedpeft.core.errors import DataError, FedpeftError, UnreadableImage
 from fedpeft.data.answers import AnswerVocabulary, clean_text, is_missing
 from fedpeft.data.chosen_image import image_of, is_nifti
 from fedpeft.data.dicom import is_dicom
+from fedpeft.data.dicom_grays import SET_WINDOW
 from fedpeft.data.folders import files_below, inside, is_image
-from fedpeft.data.images import ChosenImage
+from fedpeft.data.images import EIGHT_BITS, ChosenImage, check_header
 from fedpeft.data.loaders import label_example
 from fedpeft.data.manifest import FILES, KINDS, optional, table
 from fedpeft.data.records import Row, of_rows, reading
@@ -28,6 +29,7 @@ from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.site_check import admitted, load_data
 from fedpeft.site.site_state import ModelRecord, examples_digest
 
+AS_TRAINED = "save it with 8 bits, shown as the images of training were: the model was trained without data.window"
 CHANGED = "The data of this site are not those that the model was trained with."
 
 
@@ -44,6 +46,20 @@ class Wanted:
 def window_at(kept: KeptModel) -> Window | None:
     """Return the window through which the images of training were shown; None: there was none."""
     return window_of(kept.record.window)
+
+
+def check_grays(wanted: Wanted, record: ModelRecord) -> None:
+    """Refuse images whose header says that they cannot be shown, those of more than 8 bits with what helps here.
+
+    A window that the model was not trained with would show it other grays than those that it knows.
+    """
+    for image in {example.image_id: example.image for example in wanted.examples}.values():
+        try:
+            check_header(image)
+        except UnreadableImage as error:
+            if error.remedy in (EIGHT_BITS, SET_WINDOW) and not record.window:
+                raise UnreadableImage.of(error.image, error.why, AS_TRAINED) from error
+            raise
 
 
 def of_images(named: Path, question: str | None, record: ModelRecord, *, window: Window | None = None) -> Wanted:
