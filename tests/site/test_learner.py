@@ -26,6 +26,15 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+def test_the_examples_of_a_site_are_hashed_once(sections, tmp_path, monkeypatch):
+    counted, digest = [], site_state.examples_digest
+    monkeypatch.setattr(site_state, "examples_digest", lambda data: counted.append(data) or digest(data))
+    made = learners(sections("method.aggregation=fedavg"), tmp_path)
+    list(federate(made))
+    assert counted == [made["slake"].data, made["vqa-rad"].data]
+    assert made["slake"].facts["examples"] == digest(made["slake"].data)
+
+
 def test_a_site_says_when_it_is_no_better_than_a_constant_answer_for_three_rounds(sections, tmp_path):
     constants, said = {"slake": 0.999, "vqa-rad": -1.0}, {"slake": [], "vqa-rad": []}
     for number in range(1, 5):  # each round in a learner of its own, as after a restart

@@ -83,6 +83,7 @@ class Learner:
 
     Attributes:
         constant: what the best constant answer reaches on the test split; None: nothing can be measured.
+        record: what the states of all its rounds have in common.
         on_step: called after each step of a round, as `train_epochs` does.
         salt: goes into every seed of the next round's training, secret in secure sums; empty: the job alone does.
 
@@ -145,7 +146,7 @@ class Learner:
         self._evaluation = Evaluation(self.model, site_data, self.batches.of, min_images=min_images)
         self.values = RoundValues(site, self.model, method, folder)
         self._personalization = imported(PERSONALIZATIONS[training.personalization].home)
-        self._record = SiteRecord(
+        self.record = SiteRecord(
             site=site,
             data=site_data,
             dataset=dataset,
@@ -257,7 +258,7 @@ class Learner:
             losses=site_state.with_losses(own, round, self._evaluation.course),
             agreement=agreed,
             facts=self.facts,
-            record=self._record.after(rounds, thresholds=thresholds, share=beside.share),
+            record=self.record.after(rounds, thresholds=thresholds, share=beside.share),
             received=(received or self.values.first_in_common) if compares or integration.orders else {},
             started=started if compares else {},
             orders=integration.orders,
@@ -339,7 +340,7 @@ class Learner:
     @property
     def facts(self) -> Facts:
         """What a state of this site belongs to, a digest of its examples among it; it never leaves the site."""
-        return self._record.facts()
+        return self.record.facts
 
     @property
     def announced(self) -> dict[str, int]:

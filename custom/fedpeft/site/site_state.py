@@ -8,6 +8,7 @@ and what must be equal when they are read back: a digest of the site's answers a
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -330,9 +331,15 @@ class SiteRecord:
     sections: Mapping[str, Any]
     window: Mapping[str, Any]
 
+    @functools.cached_property
     def facts(self) -> Facts:
         """What must be equal when a state is read back."""
         return facts_of(self.site, self.data, self.vocabulary, backbone=self.backbone, seed=self.seed)
+
+    @functools.cached_property
+    def images(self) -> str:
+        """A digest of its images, as they were when it was first asked for."""
+        return images_digest(self.data)
 
     def after(self, rounds: tuple[Figures, ...], *, thresholds: Sequence[float] | None, share: float) -> ModelRecord:
         """The model after a round; see `ModelRecord`."""

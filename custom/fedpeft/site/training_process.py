@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
 import os
 import queue
 import resource
@@ -217,14 +216,7 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
 
 def training_facts(learner: Learner) -> dict[str, Any]:
     """What the site's training follows from; in a secure sum, where that decides its randomness, also the images."""
-    return {**learner.facts, **({"images": _images_of(learner)} if learner.method.secure_sum else {})}
-
-
-@functools.lru_cache(maxsize=1)  # a round asks again
-def _images_of(learner: Learner) -> str:
-    from fedpeft.site.site_state import images_digest
-
-    return images_digest(learner.data)
+    return {**learner.facts, **({"images": learner.record.images} if learner.method.secure_sum else {})}
 
 
 def _print_remarks(learner: Learner) -> None:
