@@ -380,6 +380,7 @@ def test_a_job_without_data_is_refused():
         ([*SOLVED, "schedule.solver=nsga2", "schedule.score=snip", "schedule.every=2"], ""),
         ([*SOLVED, "schedule.solver=drawn", "schedule.score=snip"], "score changes .*'drawn' scores no layers"),
         ([*SOLVED, "schedule.solver=drawn", "schedule.every=2"], "every changes .*'drawn' scores no layers"),
+        ([*SOLVED, "schedule.solver=drawn", "schedule.every=2", "resume_from=latest"], ""),
         ([*SOLVED, "schedule.solver=own", "schedule.weight_diversity=2"], "'own' has no front to choose from"),
         (["training.checkpointing=true"], ""),
         ([*HEAD, "training.checkpointing=true"], "method 'classifier only' computes no gradients in the backbone"),

@@ -174,9 +174,12 @@ def _unread(section: str, name: str, sections: Mapping[str, Any]) -> str:
     from fedpeft.scheduling.settings import schedule_of
 
     method = METHODS.get(sections["method"].get("name", MethodSettings.name))
-    sites = sections["federation"]["sites"]
+    sites, resumed = sections["federation"]["sites"], sections["federation"].get("resume_from")
     if section == "schedule":
-        return schedule_of(sections[section], method).unread(name)
+        schedule = schedule_of(sections[section], method)
+        return "" if resumed and schedule.active else schedule.unread(name)
+    if resumed:  # its settings must stay as they were
+        return ""
     if (section, name) == ("training", "checkpointing") and not method.exchanges:
         return f"leave it out, method {method.label!r} computes no gradients in the backbone"
     if (section, name) == ("backbone", "image_grid"):
