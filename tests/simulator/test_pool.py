@@ -165,7 +165,7 @@ def test_it_resumes_with_the_same_bytes_after_kill_9(run, sections, tmp_path):
 
 def test_a_resumed_job_that_is_refused_in_the_handshake_costs_no_site_its_rounds(run, kill, sections, tmp_path):
     chosen = sections(*JOB, "training.rounds=3")
-    name = json.loads((run(chosen, "whole", workspace="whole") / "manifest.json").read_text())["lineage"]
+    name = json.loads((run(chosen, "whole") / "manifest.json").read_text())["lineage"]
     (state,) = {path.parents[2] for path in tmp_path.rglob(f"slake/{name}/round-00003")}
     kill({("vqa-med-2019", "introduce", 0, "sent"): 2})
     back = {**chosen, "federation": {**chosen["federation"], "resume_from": f"{name}/round-00001"}}
