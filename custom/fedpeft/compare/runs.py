@@ -185,8 +185,10 @@ def read_runs(folders: Iterable[Path]) -> dict[Path, History]:
 def _backbone_beside(run: Path) -> dict[str, str] | None:
     """Return the settings of the backbone of the job that FLARE keeps beside a run; None: there is none to be read."""
     file = run.resolve().parent / DEPLOYED
+    if file.resolve() != file:  # a link, which no page of `fedpeft serve` follows
+        return None
     try:
-        (executor,) = read_json(file)["executors"] if file == file.resolve() else ()
+        (executor,) = read_json(file)["executors"]
         return flat_settings({"backbone": executor["executor"]["args"]["backbone"]}, str(run))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
