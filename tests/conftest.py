@@ -113,6 +113,18 @@ def tiny_source(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
+def encoders(tmp_path_factory) -> dict:
+    """The section `backbone` of a small MMBT with random weights."""
+    import torch
+    from small_models import bert, resnet
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        source, image = (str(save(tmp_path_factory.mktemp(save.__name__))) for save in (bert, resnet))
+    return {"name": "mmbt", "source": source, "image_source": image, "text_length": 16}
+
+
+@pytest.fixture(scope="session")
 def fresh_processes():
     """Processes that know nothing of fedpeft yet."""
     from fresh import FreshProcesses

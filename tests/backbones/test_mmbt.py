@@ -244,7 +244,11 @@ def test_what_does_not_fit_is_one_sentence(text, image, settings, message, folde
         ),
         ({"projection": "closed_form"}, "projection is 'closed_form', and backbone 'tiny-vilt' has no image encoder"),
         ({"image_features": False}, "image_features is False, and backbone 'tiny-vilt' has no image encoder"),
-        ({"name": "mmbt-small", "projection": "trained"}, "projection is 'trained'"),
+        (
+            {"name": "mmbt-small", "projection": "drawn"},
+            "projection is 'drawn', allowed are orthogonal, closed_form, trained",
+        ),
+        ({"projection": "trained"}, "projection is 'trained', and backbone 'tiny-vilt' has no image encoder"),
     ],
 )
 def test_settings_of_sources_are_checked(settings, message):

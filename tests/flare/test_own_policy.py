@@ -116,6 +116,10 @@ def test_what_the_site_keeps_back_does_not_leave():
     with pytest.raises(ValueError, match="head is off"):
         allowed(head, SitePolicy())
     assert allowed(head, SitePolicy(head=True)) is head
+    connector = reply(state={"connector.projection": torch.ones(1)})
+    with pytest.raises(ValueError, match="connector is off in this site's file"):
+        allowed(connector, SitePolicy(head=True))
+    assert allowed(connector, SitePolicy(connector=True)) is connector
 
 
 def test_a_member_of_a_sum_sends_no_accuracies_and_refuses_data_by_site(context, tmp_path):

@@ -74,6 +74,7 @@ def test_every_shipped_job_is_allowed_by_default(request):
 
 
 MMBT = {"name": "mmbt", "source": "/srv/bert", "image_source": "/srv/resnet"}
+MMBT_TRAINED, SOURCES = {**MMBT, "projection": "trained"}, ("/srv/bert", "/srv/resnet")
 REFUSED = [
     ("an excluded image", {"data": {"exclude": ["synpic1"]}}, {}, "data.exclude"),
     ("the excluded images of the site", {"data": {"exclude": ["a"]}}, {"exclude": ("a",)}, "data.exclude"),
@@ -214,6 +215,7 @@ REFUSED = [
     ),
     ("data of others", {"data": {"pool": ["south"]}}, {}, "data.pool"),
     ("the head", {"method": {"head": "federated"}, "data": {"dataset": "phantom"}}, {}, "method.head"),
+    ("a connector", {"backbone": MMBT_TRAINED}, {"sources": SOURCES}, "backbone.projection"),
     (
         "answers that the site does not list",
         {"method": HEAD, "data": {"answers": ["a"]}},
@@ -297,6 +299,8 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, request
         ({"backbone": {"source": default_source("tiny-vilt")}}, {}),
         ({"backbone": {"source": "/srv/vilt"}}, {"sources": ("/srv/vilt",)}),
         ({"backbone": MMBT}, {"sources": (MMBT["source"], MMBT["image_source"])}),
+        ({"backbone": MMBT_TRAINED}, {"sources": SOURCES, "connector": True}),
+        ({"backbone": MMBT_TRAINED, "method": {"aggregation": "none"}}, {"sources": SOURCES}),
         ({"backbone": {"name": "mmbt-small"}}, {}),
         ({"backbone": {"name": "transformers", "source": "/srv/clip"}}, {"sources": ("/srv/clip",)}),
         ({"data": {"seed": 3}}, {"seed": 3}),

@@ -57,9 +57,9 @@ def run(tmp_path, monkeypatch, warm_python):
     """Function: run a job in the pool, whose processes have their imports already; returns its results folder."""
     leave_pictures_out(monkeypatch.setattr)
 
-    def start(chosen, name="run", threads=2, workspace="ws"):
+    def start(chosen, name="run", threads=2, workspace="ws", engine="pool"):
         job = write(tmp_path / f"job-{name}", chosen)
-        return simulate(job, workspace=tmp_path / workspace, threads=threads, engine="pool")
+        return simulate(job, workspace=tmp_path / workspace, threads=threads, engine=engine)
 
     return start
 
@@ -82,6 +82,16 @@ def test_it_gives_the_bytes_of_the_loop_in_one_process(kind, run, sections, tmp_
     written = {file.relative_to(tmp_path).parts[0] for file in tmp_path.rglob("*") if file.is_file()}
     assert written - {*SITES} == {"job-run", "ws", "ws_runs", "ws_state"}
     assert json.loads((results / "manifest.json").read_text())["status"] == "completed"
+
+
+def test_a_connector_has_the_bytes_of_that_loop_in_the_pool_and_in_flare(run, sections, encoders, tmp_path):
+    chosen = sections(*JOB, "method.aggregation=fedavg") | {"backbone": {**encoders, "projection": "trained"}}
+    *_, last = federate({s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in SITES})
+    for engine in ("pool", "flare"):
+        results = run(chosen, name=engine, workspace=engine, engine=engine)
+        assert same(results / "global.safetensors", last.state)
+        written = load_file(results / "adapter" / "connector.safetensors")["projection"]
+        assert torch.equal(written, last.state["connector.projection"])
 
 
 @pytest.fixture

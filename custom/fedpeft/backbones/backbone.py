@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
 
 
-ORTHOGONAL, CLOSED_FORM = "orthogonal", "closed_form"  # `backbone.projection`
+ORTHOGONAL, CLOSED_FORM, TRAINED = "orthogonal", "closed_form", "trained"  # `backbone.projection`
 FEATURES, TEXT, LIKELIHOODS = "features", "text", "likelihoods"  # what answers are made of, see `Pretrained.makes`
 
 
@@ -50,6 +50,9 @@ class Backbone(Protocol):
     answer_lengths(answers)  how many tokens each answer is, with the one that ends it; `max_answer`: those that are
                              read; None: without a limit
     save_inputs(folder)      `fedpeft export`: write tokenizer and preparation of images, as transformers reads them
+    connector                what it trains beside every method, in every round and at every site: its parameters by
+                             their names in it. They begin alike at all sites, and are exchanged where a job exchanges
+                             anything (`connector.<name>`), and averaged without alignment
     own_layout               its source has tensors by other names than those of `model`: `fedpeft export --merged`,
                              whose weights could not be read, is refused
 

@@ -8,8 +8,9 @@
 `norm` subtracts a vector's mean and divides by its deviation. The image encoder and P are frozen and outside of
 `model`, the text encoder, in which methods train. P is drawn from a constant seed: it is the same at every site. Or it
 is a ridge regression (`closed_form`) from the rows of the encoder's classifier, each the direction of a class, to the
-words of the class's name. Neither needs data. Images are encoded one by one, so that their features do not depend on
-the batch, and can be kept. An exported model's folder has P beside the text encoder, whose words may have been trained.
+words of the class's name. Neither needs data. Or the drawn P is where training begins (`trained`): it is the connector
+(`Backbone.connector`), and s stays as it is. Images are encoded one by one, so that their features do not depend on the
+batch, and can be kept. An exported model's folder has s P beside the text encoder, whose words may have been trained.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedpeft.backbones import checkpoint, vit
-from fedpeft.backbones.backbone import CLOSED_FORM, LITE0_FILE, ORTHOGONAL, PROJECTION
+from fedpeft.backbones.backbone import CLOSED_FORM, LITE0_FILE, ORTHOGONAL, PROJECTION, TRAINED
 from fedpeft.backbones.images import Images, SquareImages
 from fedpeft.backbones.model_inputs import ModelInputs, image_processor
 from fedpeft.backbones.transformers_model import POOLER, config_of, empty_model
@@ -174,10 +175,16 @@ class Mmbt(nn.Module):
         model.config.patch_size = self.image_size // grid  # of what a token shows
         self._tokens, self._image_features = grid * grid, image_features
         self._first_position = _first_position(model)
-        made = torch.empty(0)
-        if images:
-            made = self._closed_form() if projection == CLOSED_FORM else projection_of(model, image_width)
-        self.register_buffer("projection", made, persistent=False)
+        made, self.scale = torch.empty(0), 1.0
+        if images and projection == CLOSED_FORM:
+            made = self._closed_form()
+        elif images:
+            made, self.scale = orthogonal(model, image_width)
+        if images and projection == TRAINED:
+            self.projection = nn.Parameter(made)
+        else:
+            self.register_buffer("projection", self.scale * made, persistent=False)
+            self.scale = 1.0
 
     def _closed_form(self) -> Tensor:
         encoder = self.images.encoder
@@ -196,6 +203,10 @@ class Mmbt(nn.Module):
         return {"input_ids": words["input_ids"], "attention_mask": words["attention_mask"], **self.prepare(images)}
 
     @property
+    def connector(self) -> dict[str, nn.Parameter]:
+        return {"projection": self.projection} if isinstance(self.projection, nn.Parameter) else {}
+
+    @property
     def text_length(self) -> int:
         return self.inputs.text_length
 
@@ -210,7 +221,8 @@ class Mmbt(nn.Module):
     def save_inputs(self, folder: Path) -> None:
         self.inputs.save(folder)
         self.prepare.save(folder)
-        save_file({"projection": self.projection.contiguous()}, folder / PROJECTION)  # of the words as they were
+        scaled = (self.scale * self.projection.detach()).contiguous()
+        save_file({"projection": scaled}, folder / PROJECTION)  # of the words as they were
 
     def keep_encoded(self, limit: int, kept: EncodedImages | None = None) -> None:
         self.images.keep(limit, kept)
@@ -219,7 +231,7 @@ class Mmbt(nn.Module):
         """Return the features (B, 2 d + d_image)."""
         cells = norm(self.images(pixel_values))  # (B, n + 1, d_image)
         embed = self.model.get_input_embeddings()
-        tokens = torch.cat((embed(input_ids), cells[:, :-1] @ self.projection.T), dim=1)
+        tokens = torch.cat((embed(input_ids), cells[:, :-1] @ (self.scale * self.projection).T), dim=1)
         shown = attention_mask.new_ones(len(tokens), self._tokens)
         places = torch.arange(self.text_length, self.text_length + self._tokens, device=tokens.device)
         words = (attention_mask.cumsum(1) - 1).clamp_min(0)
@@ -241,15 +253,15 @@ def _first_position(model: nn.Module) -> int:
     return 0 if padding is None else padding + 1
 
 
-def projection_of(model: nn.Module, image_width: int) -> Tensor:
-    """Return s P: (d, d_image), by which a normalized feature becomes as long as the embedding of a word."""
+def orthogonal(model: nn.Module, image_width: int) -> tuple[Tensor, float]:
+    """Return P: (d, d_image), and s, by which a normalized feature becomes as long as the embedding of a word."""
     words = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(PROJECTION_SEED)
     drawn = nn.init.orthogonal_(torch.empty(words.shape[1], image_width, device="cpu"), generator=generator)
     if words.is_meta:
-        return drawn
+        return drawn, 1.0
     scale = words.detach().float().square().mean().sqrt() * max(1, words.shape[1] / image_width) ** 0.5
-    return drawn * scale.cpu()
+    return drawn, scale.item()
 
 
 def closed_form(words: Tensor, tokenizer: Any, rows: Tensor, names: Sequence[str]) -> Tensor:
@@ -312,7 +324,7 @@ def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
                     f"{saved} has {projection.dtype} numbers of shape {tuple(projection.shape)}, and finite ones of "
                     f"shape {tuple(backbone.projection.shape)} are needed: export the model again."
                 )
-            backbone.projection = projection.float()
+            backbone.projection.data = projection.float() / backbone.scale
     if (longest := backbone.max_text) and settings.text_length > longest:
         raise FedpeftError(
             f"text_length is {settings.text_length}, and beside {settings.image_grid}^2 tokens of the image {source} "

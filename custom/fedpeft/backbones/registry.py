@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedpeft.backbones.backbone import CLOSED_FORM, FEATURES, LIKELIHOODS, ORTHOGONAL, TEXT, Pretrained
+from fedpeft.backbones.backbone import CLOSED_FORM, FEATURES, LIKELIHOODS, ORTHOGONAL, TEXT, TRAINED, Pretrained
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
 from fedpeft.core.settings import MAX_BY, check_ranges, one_of, within
@@ -138,7 +138,9 @@ class BackboneSettings:
         image_features: of mmbt: whether the head reads the image encoder's own features besides the means of the text
             and image tokens. Without them all that it knows of an image has passed the layers in which methods train.
         projection: of mmbt, from the image encoder's features to the width of words: `orthogonal`, drawn from a
-            constant seed, or `closed_form`, by which a class of the image encoder becomes the words of its name.
+            constant seed; `closed_form`, by which a class of the image encoder becomes the words of its name; or
+            `trained`, which begins as the orthogonal one and is trained, sent and averaged beside whatever the method
+            trains. A site must allow that in its own file (`connector`).
         text_length: longest question in tokens, the rest is cut; `fedpeft doctor` and the site's log say of how many.
         prompt: what a model reads in whose text the image stands as tokens, with `<image>` and `<question>` in it; from
             Python also with braces, which FLARE would read as variables in a job. None: for llava and blip2 that of
@@ -171,7 +173,7 @@ class BackboneSettings:
                 f"own: leave it out.",
                 setting="image_source",
             )
-        one_of("projection", self.projection, (ORTHOGONAL, CLOSED_FORM))
+        one_of("projection", self.projection, (ORTHOGONAL, CLOSED_FORM, TRAINED))
         for setting, value in (("projection", ORTHOGONAL), ("image_features", True)):
             if getattr(self, setting) != value and not pretrained.image_encoder:
                 raise FedpeftError(
@@ -196,6 +198,11 @@ class BackboneSettings:
                 f"text_length is {self.text_length!r}, it must be a whole number of tokens, 3 or more.",
                 setting="text_length",
             )
+
+    @property
+    def trains_connector(self) -> bool:
+        """Whether the backbone has parameters that train beside every method (`Backbone.connector`)."""
+        return self.projection == TRAINED
 
     def _read_prompt(self) -> None:
         """Put braces around the two places of the prompt, as they are filled in."""

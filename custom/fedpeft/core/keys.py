@@ -4,6 +4,7 @@
     layer.<l>.<slot>.<tensor>    of an adapter, in a slot ("attention", "output", "query") of transformer layer l
     shared.<tensor>              of an adapter, shared by all its layers (Compacter's rule)
     backbone.<parameter>         of the backbone itself, by its name in the model
+    connector.<parameter>        of the backbone's connector, which trains beside the adapter in every round
     head.<parameter>             of the head, where it is federated
     private.<key>                any of these, of a tensor that never leaves its site: no message has such a key
 
@@ -27,12 +28,12 @@ from typing import NamedTuple, TypeVar
 
 from fedpeft.core.errors import FedpeftError
 
-SHARED, BACKBONE, HEAD, PRIVATE = "shared.", "backbone.", "head.", "private."
+SHARED, BACKBONE, CONNECTOR, HEAD, PRIVATE = "shared.", "backbone.", "connector.", "head.", "private."
 SLOT = r"[a-z][a-z0-9_]*"
 _SLOT_KEY = re.compile(rf"layer\.(\d{{1,5}})\.({SLOT})\.([A-Za-z_][A-Za-z_0-9.]*)")
 _SHARED_KEY = re.compile(r"shared\.[a-z_]+")
 _BACKBONE_KEY = re.compile(r"backbone(\.[A-Za-z_0-9]+)+")
-_HEAD_KEY = re.compile(r"head(\.[A-Za-z_0-9]+)+")
+_WHOLE_KEY = re.compile(r"(connector|head)(\.[A-Za-z_0-9]+)+")
 _LAYER_IN_BACKBONE = re.compile(r"\.(?:layers?|h|blocks)\.(\d+)\.")
 
 
@@ -66,8 +67,8 @@ def parse_key(key: str) -> SlotKey | None:
 
 
 def is_key(key: str) -> bool:
-    """Return whether a name has one of the four forms that messages may have."""
-    return any(form.fullmatch(key) for form in (_SLOT_KEY, _SHARED_KEY, _BACKBONE_KEY, _HEAD_KEY))
+    """Return whether a name has one of the five forms that messages may have."""
+    return any(form.fullmatch(key) for form in (_SLOT_KEY, _SHARED_KEY, _BACKBONE_KEY, _WHOLE_KEY))
 
 
 def layer_of(key: str) -> int | None:
@@ -96,10 +97,20 @@ def layers_of(keys: Iterable[str]) -> list[int]:
 
 
 def belongs(key: str, layers: Sequence[int] | None) -> bool:
-    """Return whether a tensor is trained and sent with these layers: theirs, shared (Compacter's rule), or the head."""
-    if layers is None or key.startswith(HEAD):
+    """Return whether a tensor is trained and sent with these layers: theirs, shared (Compacter's rule), or always."""
+    if layers is None or key.startswith((CONNECTOR, HEAD)):
         return True
     return layer_of(key) in layers or (bool(layers) and key.removeprefix(PRIVATE).startswith(SHARED))
+
+
+def only_connector(state: Mapping[str, T]) -> dict[str, T]:
+    """Return what of a state belongs to the backbone's connector."""
+    return {key: value for key, value in state.items() if key.startswith(CONNECTOR)}
+
+
+def without_connector(state: Mapping[str, T]) -> dict[str, T]:
+    """Return what of a state belongs to the method, and to the head."""
+    return {key: value for key, value in state.items() if not key.startswith(CONNECTOR)}
 
 
 def by_place(keys: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -38,9 +38,9 @@ from fedpeft.protocol.reply_policy import (
     AnnouncementStore,
     allowed,
     check_known,
-    has_head,
     only,
     permitted,
+    to_allow,
 )
 from fedpeft.protocol.types import (
     TASKS,
@@ -134,7 +134,7 @@ class AdapterOnly(Filter):
         reply = _read(shareable, kind)
         announced = store.load()
         sent = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=store.trained)
-        if has_head(sent):
+        if to_allow(sent):
             allowed(sent, policy_of(fl_ctx))
         if isinstance(reply, Introduction):
             if settings and settings.noise:

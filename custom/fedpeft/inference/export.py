@@ -32,6 +32,7 @@ from fedpeft.inference.exported import ANSWERS, BESIDE, CARD, HEAD, OF_MACHINE, 
 from fedpeft.inference.kept_model import KeptModel
 from fedpeft.inference.model import model_of
 from fedpeft.job.federation import site_backbone
+from fedpeft.methods.adapters import CONNECTOR_FILE
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.site.quantized import quantized_layers
 from fedpeft.site.site_model import SiteModel
@@ -97,8 +98,14 @@ def export(
             before = _write_merged(draft / WEIGHTS, model)
             del model  # another one takes as much memory
             done["merged"] = _difference(draft, record, kept, before)
-        beside = bool(kept.state.beside) and config is not None
-        text = card(record, kept.state.round, done, adapter=config is not None, beside=beside)
+        text = card(
+            record,
+            kept.state.round,
+            done,
+            adapter=config is not None,
+            beside=bool(kept.state.beside) and config is not None,
+            connector=(draft / CONNECTOR_FILE).exists(),
+        )
         (draft / CARD).write_text(text, encoding="utf-8")
         for file in draft.rglob("*.safetensors"):  # whoever gets a copy of the folder can read all of it, or nothing
             follow_umask(file)

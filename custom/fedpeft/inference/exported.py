@@ -2,6 +2,7 @@
 """The folder that `fedpeft export` writes, how it is read, and where such files may lie.
 
 adapter_config.json, adapter_model.safetensors    the trained adapter as PEFT reads it
+connector.safetensors                             of the backbone, where one trained beside the adapter
 beside/                                           the same of what was frozen beside it, where there was something
 model/                                            full weights, where they were merged
 head.safetensors, answers.json                    what tells the answers apart, and the answers in its order
@@ -28,6 +29,7 @@ from fedpeft.answering.training_settings import WITH_GLOBAL, TrainingSettings
 from fedpeft.backbones import BACKBONES, BackboneSettings, default_source
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_folder, read_json
+from fedpeft.core.keys import only_connector
 from fedpeft.core.locks import SERVER
 from fedpeft.core.metrics import TITLES, VALIDATION
 from fedpeft.core.settings import build
@@ -99,7 +101,7 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
         if backbone is not None:
             raise FedpeftError(f"--backbone is {backbone!r:.200}, and {folder} has weights of its own: leave it out.")
         return of_weights(folder, record, round, head)
-    from fedpeft.methods.adapters import read_config, read_state
+    from fedpeft.methods.adapters import CONNECTOR_FILE, read_config, read_state
 
     own |= {} if backbone is None else {"source": backbone}
     settings = build(BackboneSettings, own, section="backbone")
@@ -110,6 +112,8 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
         )
     record = _with(record, own)
     adapter = read_state(folder, read_config(folder), family)
+    if settings.trains_connector and not only_connector(adapter):
+        raise FedpeftError(f"{folder} lacks {CONNECTOR_FILE}, which trained with its adapter: export the model again.")
     other = folder / BESIDE
     beside = read_state(other, read_config(other), family) if other.is_dir() else {}
     return SiteState(round=round, adapter=adapter, beside=beside, head=head, optimizer={}, record=record)
@@ -163,11 +167,20 @@ SPLITS = ("train", "validation", "test")
 COLUMNS = {"overall": "test", "open": "open", "closed": "closed", VALIDATION: "validation", "loss": "training loss"}
 
 
-def card(record: ModelRecord, round: int, differences: Mapping[str, float], *, adapter: bool, beside: bool) -> str:
+def card(
+    record: ModelRecord,
+    round: int,
+    differences: Mapping[str, float],
+    *,
+    adapter: bool,
+    beside: bool,
+    connector: bool = False,
+) -> str:
     """Return the card as Markdown.
 
     `differences` of logits from the model of the run are those of the forms `merged` and `onnx` that the folder has.
-    `adapter` says whether PEFT can load an adapter from it, `beside` whether a second, frozen one belongs to that.
+    `adapter` says whether PEFT can load an adapter from it, `beside` whether a second, frozen one belongs to that,
+    `connector` whether a connector of the backbone does.
     """
     method, backbone = record.sections["method"], record.sections["backbone"]
     base = backbone.get("source") or f"the default weights of `{backbone['name']}`"
@@ -182,7 +195,7 @@ def card(record: ModelRecord, round: int, differences: Mapping[str, float], *, a
         _data(record),
         _figures(record),
         "## Load it",
-        _loading(record, adapter=adapter, beside=beside),
+        _loading(record, adapter=adapter, beside=beside, connector=connector),
         *_forms(differences, record),
         "## Settings",
         f"```json\n{json.dumps(record.sections, indent=1, sort_keys=True)}\n```",
@@ -209,13 +222,14 @@ def _figures(record: ModelRecord) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _loading(record: ModelRecord, *, adapter: bool, beside: bool) -> str:
+def _loading(record: ModelRecord, *, adapter: bool, beside: bool, connector: bool) -> str:
     example = '["where is the nodule ?"]' if record.asks else "[report]" if record.labelled else '[""]'
     settings = {key: value for key, value in record.sections["backbone"].items() if value is not None}
     if not adapter:
         settings["source"] = WEIGHTS
     values = ", ".join(f"{key}={value!r}" for key, value in settings.items())
     lines = [f"backbone = build(BackboneSettings({values}))"]
+    lines += ['backbone.load_state_dict(load_file("connector.safetensors"), strict=False)'] * connector
     lines += ['model = PeftModel.from_pretrained(backbone.model, ".")'] * adapter
     if beside:
         share = record.share

@@ -30,6 +30,7 @@ from fedpeft.inference.same_function import alike, difference, last_part, of_exp
 from fedpeft.methods import METHODS
 from fedpeft.methods.adapters import (
     CONFIG_FILE,
+    CONNECTOR_FILE,
     MODEL,
     ROOT,
     WEIGHTS_FILE,
@@ -145,6 +146,11 @@ def read(folder: Path) -> Adapter:
         raise FedpeftError(
             f"{folder} holds a second adapter that runs beside the first, and the mean of one of them is another "
             f"model: export a run of method.pia.integration=weight_space or of FedAvg."
+        )
+    if (folder / CONNECTOR_FILE).exists():
+        raise FedpeftError(
+            f"{folder} holds a connector of its backbone that trained with the adapter, and adapters of different "
+            f"connectors read different tokens: merge those of runs with backbone.projection=orthogonal."
         )
     config = read_config(folder)
     tuning = tuning_of(config)

@@ -195,6 +195,17 @@ def several_backbones(section: Mapping[str, Any]) -> bool:
     return any({"name", "source"} & set(own) for own in section.get("sites", {}).values() if isinstance(own, Mapping))
 
 
+def check_connector(section: Mapping[str, Any], backbone: BackboneSettings) -> None:
+    """Refuse sites with encoders of their own where one map between the two is averaged over all sites."""
+    for site, own in section.get("sites", {}).items() if backbone.trains_connector else ():
+        if other := sorted({"name", "source", "image_source", "projection"} & set(own)):
+            raise FedpeftError(
+                f"backbone.projection is {backbone.projection!r}, one matrix between the encoders of all sites, and "
+                f"backbone.sites.{site} sets {other[0]}: leave that out, or set backbone.projection to 'orthogonal'.",
+                setting="backbone.projection",
+            )
+
+
 def _at_site(name: str, section: Any, site: str) -> dict[str, Any]:
     common, setting = _object(name, section, setting=name), f"{name}.sites"
     of_sites = _object(setting, common.pop("sites", {}), setting=setting)

@@ -19,6 +19,7 @@ from fedpeft.data import DataSettings
 from fedpeft.data.answer_space import shared_answers
 from fedpeft.job.federation import (
     FederationSettings,
+    check_connector,
     check_joins,
     sections_by_site,
     several_backbones,
@@ -345,6 +346,8 @@ class SiteJob:
         answering.check_backbone(training.answering, backbone.name)
         if several_backbones(sections["backbone"]):
             check_backbones(method)
+        if method.exchanges:
+            check_connector(sections["backbone"], backbone)
         own = build(DataSettings, site_data(sections.get("data"), site), section="data")
         beside = sorted(set(sections["data"].get("sites", {}).get(site, {})) - {"pool", "unreadable"})
         if own.pool and beside:

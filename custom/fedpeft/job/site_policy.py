@@ -178,6 +178,8 @@ class SitePolicy:
             with `sum_with`: they become "not measured".
         head: whether a classifier's head may leave, which a job with `method.head: federated` needs; its biases show
             how often each answer occurs.
+        connector: whether a backbone's connector may leave, which a job with `backbone.projection: trained` needs; its
+            change is made of features of the site's images.
         sum_with: names of all sites, this one and at least two others, of whose adapters only the sum may leave. A job
             without `method.secure_sum`, with other sites, or with a setting for single sites, is refused. Empty:
             adapters leave as they are, and a job with `method.secure_sum` is refused, because its members would be for
@@ -240,6 +242,7 @@ class SitePolicy:
     scores: bool = True
     metrics: bool = True
     head: bool = False
+    connector: bool = False
     sum_with: tuple[str, ...] = ()
     sum_noise: Mapping[str, Any] = field(default_factory=dict)
     kept_days: float = field(default=7.0, metadata=NOT_NEGATIVE)

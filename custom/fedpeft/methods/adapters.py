@@ -25,7 +25,7 @@ from fedpeft.backbones.slots import SLOTS, locate, module_path, two_towers
 from fedpeft.backbones.structure import family_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_regular, read_json
-from fedpeft.core.keys import SHARED, layer_of, parse_key, place_of
+from fedpeft.core.keys import CONNECTOR, SHARED, layer_of, only_connector, parse_key, place_of, without_connector
 from fedpeft.core.states import State, first_misfit
 from fedpeft.methods import METHODS
 from fedpeft.methods.method import names as adapter_names
@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # PEFT's import hook imports the methods, which import this m
     from fedpeft.methods.slot_tuning import SlotTuning
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+CONNECTOR_FILE = "connector.safetensors"  # beside the adapter, by its names in the backbone
 ROOT = "base_model."
 MODEL = f"{ROOT}model."
 _NO_FILE = "{} does not exist: give a folder that save_adapter or save_pretrained wrote."
@@ -285,13 +286,16 @@ def save_adapter(
     """
     tuning = tuning_of(config)
     templates = tuning.templates(config, family)
-    tensors = {peft_key(key, templates, tuning): tensor.detach().cpu().contiguous() for key, tensor in state.items()}
+    own = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
+    tensors = {peft_key(key, templates, tuning): tensor for key, tensor in without_connector(own).items()}
     settings = copy.deepcopy(config)
     settings.inference_mode = True  # as PEFT's save_pretrained does
     tuning.name_modules(settings, templates)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_files(folder, settings, tensors)
+    if connector := only_connector(own):
+        save_file({key.removeprefix(CONNECTOR): t for key, t in connector.items()}, folder / CONNECTOR_FILE)
     return folder
 
 
@@ -307,6 +311,8 @@ def load_adapter(
 ) -> PeftModel:
     """Put a saved adapter into a model; unlike `PeftModel.from_pretrained`, every tensor must fit.
 
+    A connector beside it is that of the backbone around the model, which reads it with `load_state_dict`.
+
     Args:
         model: a transformers model, or a PeftModel that gets one more adapter.
         trainable: leave the adapter trainable; otherwise freeze it and set the model to evaluation mode.
@@ -318,7 +324,7 @@ def load_adapter(
 
     config = read_config(folder)
     config.inference_mode = not trainable
-    state = read_state(folder, config, family_of(model))
+    state = without_connector(read_state(folder, config, family_of(model)))
     added = isinstance(model, PeftModel)
     model = attach(model, config, adapter_name)
     try:
@@ -359,7 +365,11 @@ def read_state(folder: str | Path, config: PeftConfig, family: str | None = None
         raise FedpeftError(_NO_FILE.format(file))
     tensors, tuning = read_tensors(file), tuning_of(config)
     templates = tuning.templates(config, family)
-    return {own_key(key, templates, tuning): tensor for key, tensor in tensors.items()}
+    beside = Path(folder) / CONNECTOR_FILE
+    connector = read_tensors(beside) if beside.exists() else {}
+    return {own_key(key, templates, tuning): tensor for key, tensor in tensors.items()} | {
+        f"{CONNECTOR}{name}": tensor for name, tensor in connector.items()
+    }
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from fedpeft.alignment.factors import Product, StartStd
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import PRIVATE, belongs
+from fedpeft.core.keys import CONNECTOR, PRIVATE, belongs, only_connector, without_connector
 from fedpeft.core.states import State
 from fedpeft.methods.adapters import check_state
 from fedpeft.methods.first_values import Bounded, FirstValues
@@ -207,6 +207,65 @@ class Trainable:
     ) -> list[dict[str, torch.Tensor]]:
         """Return place -> token-averaged activations (m, r) of the hidden neurons of each state on the same inputs."""
         raise FedpeftError(f"{type(self).__name__} has no activations: use method.pia.support='weights'.")
+
+
+class WithConnector:
+    """A `Trainable` and the connector of its backbone: all else is as the method has it.
+
+    The connector trains whatever layers do. A round begins with the received one, also where a method goes on with
+    tensors of the site's own; a state may lack it, and it then stays as it is.
+    """
+
+    def __init__(self, method: Trainable, connector: Mapping[str, nn.Parameter]) -> None:
+        self._method = method
+        self._connector = {f"{CONNECTOR}{name}": parameter for name, parameter in connector.items()}
+        self.train_only(None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._method, name)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return {**self._method.parameters(), **self._connector}
+
+    def train_only(self, layers: Sequence[int] | None) -> None:
+        self._method.train_only(layers)
+        for parameter in self._connector.values():
+            parameter.requires_grad_(True)
+
+    def state(self) -> State:
+        return self._method.state() | {key: p.detach().cpu().clone() for key, p in self._connector.items()}
+
+    def load(self, state: State) -> None:
+        self._method.load(without_connector(state))
+        self._load(state)
+
+    def start(self, received: State, own: State | None) -> None:
+        self._method.start(without_connector(received), None if own is None else without_connector(own))
+        self._load(received)
+
+    def restore(self, state: State, beside: Beside) -> None:
+        self._method.restore(without_connector(state), beside)
+        self._load(state)
+
+    def _load(self, state: State) -> None:
+        if given := only_connector(state):
+            check_state(given, {key: tuple(parameter.shape) for key, parameter in self._connector.items()})
+            with torch.no_grad():
+                for key, parameter in self._connector.items():
+                    parameter.copy_(given[key])
+
+    def reuse_passes(self) -> None:
+        raise FedpeftError(
+            "reuse_passes is true, and a backbone's connector, which is trained, changes between two passes of a step: "
+            "leave it out, or set backbone.projection to 'orthogonal'.",
+            setting="training.reuse_passes",
+        )
+
+
+def with_connector(method: Trainable, backbone: Backbone) -> Trainable:
+    """Return what trains in a backbone: what the method trains, and the connector where the backbone has one."""
+    connector = getattr(backbone, "connector", {})
+    return cast(Trainable, WithConnector(method, connector)) if connector else method
 
 
 class Tuning(Protocol):

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 import fedpeft
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import replacing, write_json
-from fedpeft.core.keys import HEAD
+from fedpeft.core.keys import CONNECTOR, HEAD
 from fedpeft.core.metrics import BELOW_CONSTANT, ENDS, VALIDATION
 from fedpeft.core.states import State, digest
 from fedpeft.job.site_policy import SitePolicy
@@ -132,9 +132,13 @@ def check_known(kind: type[Reply], names: Iterable[str]) -> None:
         raise FedpeftError(f"the field {min(unknown)} of {kind.__name__}, which this filter has no rule for.")
 
 
-def has_head(reply: Reply) -> bool:
-    """Return whether a reply has a tensor of a classifier's head, or announces one."""
-    return any(str(key).startswith(HEAD) for key in (*getattr(reply, "state", {}), *getattr(reply, "schema", {})))
+ALLOWED = {HEAD: ("head", "a classifier's head"), CONNECTOR: ("connector", "a backbone's connector")}
+
+
+def to_allow(reply: Reply) -> list[tuple[str, str]]:
+    """Return, of what a reply has or announces, what a site's own file must allow: the setting there, and in words."""
+    keys = [str(key) for key in (*getattr(reply, "state", {}), *getattr(reply, "schema", {}))]
+    return [allowed for prefix, allowed in ALLOWED.items() if any(key.startswith(prefix) for key in keys)]
 
 
 def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
@@ -145,8 +149,9 @@ def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
         reply = dataclasses.replace(reply, metrics=dict.fromkeys(METRICS))
     if isinstance(reply, Introduction):
         reply = dataclasses.replace(reply, baseline=None)
-    if not policy.head and has_head(reply):
-        raise FedpeftError("the reply has a classifier's head, and head is off in this site's file.", code=BLOCKED)
+    for setting, what in to_allow(reply):
+        if not getattr(policy, setting):
+            raise FedpeftError(f"the reply has {what}, and {setting} is off in this site's file.", code=BLOCKED)
     return reply
 
 

@@ -162,6 +162,12 @@ def _of_sums(policy: SitePolicy, job: SiteJob) -> Refusals:
 def _of_leaving(policy: SitePolicy, job: SiteJob) -> Refusals:
     if job.method.federates_head and not policy.head:
         yield "method.head", "is 'federated', and head is off: with it the classifier leaves this site, set it to true"
+    if job.backbone.trains_connector and job.method.exchanges and not policy.connector:
+        yield (
+            "backbone.projection",
+            f"is {job.backbone.projection!r}, and connector is off: with it the projection leaves this site, set it to "
+            f"true",
+        )
     if job.schedule.scored and not policy.scores:
         yield "schedule.solver", f"is {job.schedule.solver!r}, which needs layer scores, and scores is off"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedpeft.answering import ANSWERING
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import HEAD, MATCHED_LAYERS, all_layers
+from fedpeft.core.keys import CONNECTOR, HEAD, MATCHED_LAYERS, all_layers
 from fedpeft.core.registry import imported
 from fedpeft.core.states import State, digest
 from fedpeft.methods.first_values import Bounded, FirstValues, misfit
@@ -100,5 +100,7 @@ def _first_values(
     if key.startswith(HEAD):
         home = ANSWERING.get(answering).first_head
         return imported(home)(key, shape) if home else Bounded()
+    if key.startswith(CONNECTOR):
+        return Bounded()
     declared = getattr(method.method.tuning(), "first_values", None)
     return declared(settings, key, shape) if declared else Bounded()

@@ -21,7 +21,7 @@ from fedpeft import methods
 from fedpeft.alignment.factors import of_equal_rank
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import replacing
-from fedpeft.core.keys import HEAD
+from fedpeft.core.keys import HEAD, only_connector, without_connector
 from fedpeft.core.locks import StateLock, lineage_folder, prune
 from fedpeft.core.states import State
 from fedpeft.job.federation import LATEST, RunTracking
@@ -68,17 +68,19 @@ def export_adapter(
 ) -> Path:
     """Write `adapter_config.json` and `adapter_model.safetensors` of an adapter under wire keys, without a head.
 
-    `slots` has the module path of each slot, where the backbone's family is not in `fedpeft.backbones.slots`.
+    A connector stands in a file of its own beside them. `slots` has the module path of each slot, where the backbone's
+    family is not in `fedpeft.backbones.slots`.
     """
     settings, tuning = method.settings_of(""), cast(SlotTuning, methods.get(method.exported).tuning())
-    state = {key: tensor for key, tensor in state.items() if not key.startswith(HEAD)}
+    connector = only_connector(state)
+    state = {key: tensor for key, tensor in without_connector(state).items() if not key.startswith(HEAD)}
     if method.rule.stacks or (method.rule.unequal_ranks and method.site_settings):
         state = of_equal_rank(state)
     if method.site_settings or method.rule.stacks:  # the global adapter's width is that of its tensors
         settings |= tuning.state_settings(state, settings)
     if slots:
         settings["target_modules"] = dict(slots)
-    return save_adapter(folder, state, tuning.config(tuning.of_peft(settings)), family)
+    return save_adapter(folder, state | connector, tuning.config(tuning.of_peft(settings)), family)
 
 
 ADAPTER, HEAD_FILE = "adapter", "head.safetensors"

@@ -30,7 +30,7 @@ from fedpeft.alignment.client_pia import (
 )
 from fedpeft.alignment.settings import FIXED_OUTPUTS, MIN_BY_AGREEMENT, PLACES, SHARES, PIASettings
 from fedpeft.answering.answering import Batch
-from fedpeft.core.keys import by_place
+from fedpeft.core.keys import by_place, only_connector, without_connector
 from fedpeft.core.states import State
 from fedpeft.methods.trainable import Trainable
 from fedpeft.site.site_state import SiteState
@@ -116,8 +116,8 @@ def agreement(mine: State, *, before: State, after: State, part: float, sent: St
 
 
 def _change(own: SiteState) -> dict[str, torch.Tensor]:
-    """What the site's training changed in the last round."""
-    return {key: trained.float() - own.started[key].float() for key, trained in own.adapter.items()}
+    """What the site's training changed of its adapter in the last round."""
+    return {key: trained.float() - own.started[key].float() for key, trained in without_connector(own.adapter).items()}
 
 
 def in_order_of(own: SiteState, received: State, settings: PIASettings | None = None) -> SiteState:
@@ -269,7 +269,8 @@ def start(
 
     With `aligned_at="site"` only the upload is permuted into the order of the received adapter. Without client PIA
     (settings None), with a share of 1, or while the site has no adapter of its own, the received adapter is loaded as
-    it is. Where no share is given, the validation split decides.
+    it is. Where no share is given, the validation split decides. A connector is always loaded as it was received: it is
+    no adapter, and one for all sites.
     """
     trainable.set_companion(None)
     figures: dict[str, float] = {}
@@ -280,13 +281,16 @@ def start(
         finish: Finish = _as_trained
         integrated = received
     else:
-        trainable.load(own)  # the probe must use the site's own adapter, not what an earlier round left in the model
-        share, integrated, plans = _integrated(trainable, own, received, settings, share, samples)
+        connector, adapter, own = only_connector(received), without_connector(received), without_connector(own)
+        # the probe must use the site's own adapter, not what an earlier round left in the model
+        trainable.load({**own, **connector})
+        share, integrated, plans = _integrated(trainable, own, adapter, settings, share, samples)
         finish = _combine(trainable, own, integrated, settings, share)
-        taken = len(moved_places(received, integrated))
-        orders = orders_between(received, integrated) if settings.output_axis == FIXED_OUTPUTS else {}
+        taken = len(moved_places(adapter, integrated))
+        orders = orders_between(adapter, integrated) if settings.output_axis == FIXED_OUTPUTS else {}
         figures = {"global_share": share, "plans": plans, "plans_taken": taken}
         half = Half(own, integrated, share) if settings.form.half_frozen and share != 1 else None
+        integrated = {**integrated, **connector}
     if settings is None or not settings.aligns_before_upload:
         return Integration(finish, integrated, figures, orders, half)
 
