@@ -193,6 +193,9 @@ def test_an_export_answers_as_the_site_did(job, encoders, tmp_path, chosen):
         export(kept, out)
         assert torch.equal(load_file(out / "connector.safetensors")["projection"], kept.state.adapter[KEY])
         assert '"connector.safetensors"), strict=False)' in (out / "README.md").read_text()
+        alone = build(BackboneSettings(**encoders, projection="trained"))  # as that line of the card has it
+        assert not alone.load_state_dict(load_file(out / "connector.safetensors"), strict=False).unexpected_keys
+        assert torch.equal(alone.projection, kept.state.adapter[KEY])
         assert predicted(find(out, site=None, backbone=encoders["source"]), examples) == expected
         if PIA not in chosen:
             with pytest.raises(FedpeftError, match=r"holds a connector of its backbone .*: merge those of runs with"):
