@@ -22,7 +22,18 @@ from fedpeft.core.metrics import TITLES, title_of
 from fedpeft.report.loss_plot import BY_STEP, COURSE, losses_by_site, panels_figure, rise_text
 from fedpeft.report.loss_plot import TITLE as LOSSES
 from fedpeft.report.page_parts import Picture, figure, laid_out, page_of, section
-from fedpeft.report.palette import DISTINCT, LIGHT, SIDE_BY_SIDE, Frame, drawn, line_style, set_apart, shorten, svg
+from fedpeft.report.palette import (
+    DISTINCT,
+    LIGHT,
+    SIDE_BY_SIDE,
+    Frame,
+    drawn,
+    line_style,
+    point_style,
+    set_apart,
+    shorten,
+    svg,
+)
 from fedpeft.report.tables import Table
 
 WIDTH, HEIGHT, COLUMNS = 7.2, 2.7, 3  # inches of a row of panels; columns of the legend
@@ -128,7 +139,7 @@ def _draw_row(row: Sequence[Axes], metric: str, by_method: Mapping[str, Sequence
         for number, (method, runs) in enumerate(by_method.items()):
             style = line_style(number % DISTINCT, min(len(by_method), DISTINCT))
             places = None if by_round else [one.megabytes() for one in runs]
-            lines.append(_draw(axes, [one.curve(metric) for one in runs], places, style, method))
+            lines.append(_draw(axes, [one.curve(metric) for one in runs], places, style, point_style(number), method))
         set_apart(axes, lines)
         axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
         axes.set_xlabel(("round" if by_round else "MB that a site had sent") if last else "")
@@ -137,7 +148,12 @@ def _draw_row(row: Sequence[Axes], metric: str, by_method: Mapping[str, Sequence
 
 
 def _draw(
-    axes: Axes, curves: Sequence[Sequence[float]], places: Sequence[Sequence[float]] | None, style: dict, label: str
+    axes: Axes,
+    curves: Sequence[Sequence[float]],
+    places: Sequence[Sequence[float]] | None,
+    style: dict,
+    point: dict,
+    label: str,
 ) -> list[Line2D]:
     """Draw a method; return its line, or its point."""
     rounds = min(map(len, curves))
@@ -151,7 +167,7 @@ def _draw(
     if len(curves) > 1:
         low, high = ([choose(curve[i] for curve in curves) for i in range(rounds)] for choose in (min, max))
         axes.fill_between(where, low, high, color=style["color"], alpha=0.13, linewidth=0)
-    return axes.plot(where, means, label=label, marker="o" if rounds == 1 else "", **style)
+    return axes.plot(where, means, label=label, **(style | point if rounds == 1 else style))
 
 
 def title(outcomes: Sequence[Outcome]) -> str:

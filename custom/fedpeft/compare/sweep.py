@@ -21,7 +21,17 @@ from fedpeft.compare.page import COLUMNS, HEIGHT, LETTERS, STYLE, WIDTH, seeds_o
 from fedpeft.compare.page import title as title_of_runs
 from fedpeft.core.metrics import TITLES, title_of
 from fedpeft.report.page_parts import Picture, figure, laid_out, page_of, section
-from fedpeft.report.palette import DISTINCT, LIGHT, SIDE_BY_SIDE, drawn, line_style, set_apart, shorten, svg
+from fedpeft.report.palette import (
+    DISTINCT,
+    LIGHT,
+    SIDE_BY_SIDE,
+    drawn,
+    line_style,
+    point_style,
+    set_apart,
+    shorten,
+    svg,
+)
 from fedpeft.report.tables import Table
 from fedpeft.report.wording import DASH, FEWER
 
@@ -210,7 +220,7 @@ def _draw(axes: Axes, sweep: Sweep, metric: str) -> None:
             else:
                 axes.vlines(places, low, high, color=style["color"], alpha=0.3, linewidth=3)
         joined = {} if numbers else {"linestyle": "none"}  # a line between names would mean nothing
-        curves.append(axes.plot(places, means, label=method, marker="o", markersize=3.5, **(style | joined)))
+        curves.append(axes.plot(places, means, label=method, **(style | point_style(number) | joined)))
     axes.margins(x=ENDS)
     set_apart(axes, curves)
     letters = max(12, ALONG // len(values))

@@ -32,6 +32,7 @@ from fedpeft.report.wording import note
 # and yellow, which does not show on white
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("solid", (0, (4, 1.5)), (0, (1, 1.2)))
+FORMS = ("o", "s", "^")  # of points, which show no dashes
 BRIDGE = (0, (0.8, 2))  # over rounds without a figure
 DISTINCT = len(COLORS) * len(DASHES)
 GRAY = "#828282"  # of lines in a raster image, on light and dark pages
@@ -82,6 +83,11 @@ def line_style(index: int, count: int) -> dict:
     if count > DISTINCT:
         return {"color": GRAY, "linestyle": "solid", "linewidth": 0.6, "alpha": 0.6, "rasterized": True}
     return {"color": COLORS[index % len(COLORS)], "linestyle": DASHES[index // len(COLORS)], "linewidth": 1.3}
+
+
+def point_style(index: int) -> dict:
+    """Return the style of a line's points: where colors repeat another form, and whole at an axis' end."""
+    return {"marker": FORMS[index // len(COLORS) % len(FORMS)], "markersize": 3.5, "clip_on": False}
 
 
 def drawn(make: Callable[[], Figure]) -> Figure:
