@@ -67,6 +67,18 @@ def test_a_resumed_job_ends_like_an_uninterrupted_one(run, tmp_path, method):
     ]
 
 
+def test_sites_learn_which_jobs_made_the_rounds_that_a_job_goes_on_from(run, tmp_path):
+    with pytest.raises(SystemExit):
+        run(train=dies_in(5), rounds=6)
+    (lineage,) = (tmp_path / "state").iterdir()
+    with pytest.raises(SystemExit):  # rounds 3 and 4 of the first job no longer count
+        run(resumed, dies_in(4), rounds=6, resume_from=f"{lineage.name}/round-2")
+    third, _, _ = run(lambda site: introduction(site, finished=3), drawn, rounds=6, resume_from="latest")
+    first, second = third.hello.sessions
+    assert third.hello.sessions == {first: 2, second: 3}
+    assert third.hello.session not in (first, second)
+
+
 def test_a_job_goes_on_without_a_site_of_its_last_round(run):
     with pytest.raises(SystemExit):
         run(train=dies_in(3), rounds=4, quorum=2)

@@ -228,7 +228,7 @@ def test_a_training_process_imports_no_plugin_that_the_file_does_not_list(
     folder = {"folder": str(tmp_path / "state")}
     requests = [
         {**opening, "policy": own},
-        {"do": "introduce", "initial": False, "finished": 0, **folder},
+        {"do": "introduce", "initial": False, "finished": 0, "own": 0, **folder},
         {"do": "train", "round": 1, "layers": None, "scored": False, **folder},
         {"do": "no such request", **folder},
     ]

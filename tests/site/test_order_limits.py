@@ -9,7 +9,7 @@ from fedpeft.core.files import SET_ASIDE, number_of, round_name, rounds_in
 from fedpeft.core.locks import StateLock
 from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.types import Hello, Introduction, ScoreOrder, TrainOrder
-from fedpeft.site.orders import REPEATS, accept, apply_delta, check_order, lost, note_order, note_own
+from fedpeft.site.orders import REPEATS, accept, apply_delta, check_order, lost, newest, note_order, note_own
 from fedpeft.site.site_tasks import SitePlace, SiteTasks
 
 PLAIN = {"backbone": {}, "method": {}, "training": {"rounds": 5}, "data": {}, "schedule": {}}
@@ -51,6 +51,7 @@ def test_an_order_that_the_job_provides_for_is_not_refused(sections, order):
 REFUSED = [
     (PLAIN, hello(finished=6), "after round 6 of 5"),
     (PLAIN, hello(finished=-1), "after round -1"),
+    (PLAIN, hello(finished=2, sessions={"a": 3}), "with later ones"),
     (PLAIN, train(round=0), "for round 0 of 5"),
     (PLAIN, train(round=6), "for round 6 of 5"),
     (PLAIN, train(round=10**12), "of 5"),
@@ -150,6 +151,24 @@ def test_a_job_that_is_refused_after_the_handshake_sets_no_state_aside(site, tmp
         site("resumed").folder_of(order)
     assert kept(folder) == [1, 2, 4]
     assert len(list((folder / SET_ASIDE).iterdir())) == 1
+
+
+def test_a_site_without_an_order_does_not_go_on_from_rounds_that_no_longer_count(site, tmp_path):
+    """The job resumed after round 3 and gave this site no order; the next one resumes after round 6."""
+    folder = site("first").folder_of(hello(session="a"))
+    for number in (1, 2, 3, 4):
+        site("first").folder_of(train(round=number))
+        (folder / round_name(number)).mkdir()
+    site("undrawn").folder_of(hello(finished=2, session="b", sessions={"a": 2}))
+    of_b, of_a = {"a": 2, "b": 4}, {"a": 4}
+    assert (newest(folder, 4, of_b), newest(folder, 4, of_a), newest(folder, 3, of_a)) == (2, 4, 3)
+    site("again").folder_of(hello(finished=4, session="c", sessions=of_b))
+    assert kept(folder) == [1, 2, 3, 4]
+    site("again").folder_of(train(round=5))
+    assert kept(folder) == [1, 2]
+    (folder / round_name(5)).mkdir()
+    assert newest(folder, 5, {**of_b, "c": 5}) == 5
+    assert newest(folder, 5, {}) == 5  # the checkpoint of a version that noted no jobs
 
 
 def test_a_site_notices_that_its_state_of_the_round_before_is_gone(tmp_path):

@@ -67,7 +67,7 @@ def answers_of(*requests):
     return answers, False
 
 
-HELLO = {"do": INTRODUCE, "initial": True, "finished": 0}
+HELLO = {"do": INTRODUCE, "initial": True, "finished": 0, "own": 0}
 
 
 def opening(sections, folder):

@@ -44,12 +44,16 @@ class Hello(_Message):
         initial: whether the site sends the adapter that it starts from.
         lineage: name of this job and of those that resume it; a site's state lies under it.
         finished: rounds that are finished already, in a job that is resumed.
+        session: name of this job among those of its lineage.
+        sessions: the jobs before it that made these rounds, and the last round of each that counts, in their order.
     """
 
     version: str
     initial: bool = False
     lineage: str = ""
     finished: int = 0
+    session: str = ""
+    sessions: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

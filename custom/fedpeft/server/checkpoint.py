@@ -67,6 +67,7 @@ class Checkpoint:
         history: content of `history.json`.
         own, median, excess: of the check of updates, as in `UpdateCheck`.
         moments: of the server's optimizer, as in `ServerSteps`.
+        sessions: the jobs that made the rounds up to this one, and the last round of each that counts; empty: unknown.
     """
 
     job: str
@@ -81,6 +82,7 @@ class Checkpoint:
     median: float = 0.0
     excess: dict[str, float] = field(default_factory=dict)
     moments: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    sessions: dict[str, int] = field(default_factory=dict)
 
 
 def new_lineage(job: str, submitter: str) -> str:
@@ -216,10 +218,10 @@ def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 def _facts(folder: Path) -> dict[str, Any]:
     try:
         there = [name for name, file in PARTS.items() if (folder / file).is_file()]  # where none are listed, all
-        defaults = {"submitter": "", "median": 0.0, "excess": {}, "parts": there}
+        defaults = {"submitter": "", "median": 0.0, "excess": {}, "parts": there, "sessions": {}}
         facts = defaults | read_json(folder / FACTS, max_bytes=MAX_HISTORY)
-        names = ("job", "submitter", "lineage", "round", "scores", "settings", "history", "median", "excess", "parts")
-        return {name: facts[name] for name in names}
+        names = ("job", "submitter", "lineage", "round", "scores", "settings", "history", *defaults)
+        return {name: facts[name] for name in dict.fromkeys(names)}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedpeftError(_unreadable(folder, error)) from error
 

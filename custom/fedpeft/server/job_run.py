@@ -6,6 +6,7 @@ The global adapter is exported as a PEFT folder for `PeftModel.from_pretrained` 
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -162,6 +163,7 @@ class JobRun:
         self._importing = import_peft()
         before = self._checkpoint()
         self._lineage = before.lineage if before else checkpoint.new_lineage(self._name, self._place.submitter)
+        self._session, self._sessions = secrets.token_hex(4), before.sessions if before else {}
         prune(self._place.lineages, self._lineage)
         introductions = self._handshake(recorder, before)
         state = self._rounds(recorder, introductions, before)
@@ -271,7 +273,14 @@ class JobRun:
         for its first adapter: of what it had `announced` nothing but its key for secure sums may change.
         """
         initial, job = sender is not None, self._job
-        hello = Hello(version=fedpeft.__version__, initial=initial, lineage=self._lineage, finished=finished)
+        hello = Hello(
+            version=fedpeft.__version__,
+            initial=initial,
+            lineage=self._lineage,
+            finished=finished,
+            session=self._session,
+            sessions=self._sessions,
+        )
 
         def read(introduction: Introduction, site: str) -> Introduction:
             held = job.schedule.active and not initial  # of a second introduction the budget does not count
@@ -342,6 +351,7 @@ class JobRun:
                 median=rounds.check.median,
                 excess=rounds.check.excess,
                 moments=rounds.steps.moments,
+                sessions={**self._sessions, self._session: one.number},
             )
             folder = self._lock_lineage(self._lineage)
             checkpoint.save(folder, finished, keep=self._job.federation.checkpoints)

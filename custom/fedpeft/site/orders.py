@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,6 +130,7 @@ def _load(file: Path) -> tuple[int, dict[str, torch.Tensor]]:
 
 
 ORDERS = "orders.json"
+MADE = "made.json"  # by round of a lineage's folder, the job that made its state
 REPEATS = 10  # of one round: a site whose processes were killed gets its task again
 
 
@@ -138,6 +140,8 @@ def check_order(order: Order, job: SiteJob) -> None:
     if isinstance(order, Hello):
         if not 0 <= order.finished <= rounds:  # after the last one the results may be missing
             raise refused(f"to go on after round {order.finished} of {rounds}")
+        if any(not 0 < last <= order.finished for last in order.sessions.values()):
+            raise refused(f"to go on after round {order.finished}, and with later ones that count")
         return
     if not 1 <= order.round <= rounds:
         raise refused(f"for round {order.round} of {rounds}")
@@ -177,7 +181,7 @@ def note_order(order: Order, folder: Path) -> None:
     if isinstance(order, Hello):
         if TRAIN in seen or SCORE in seen:
             raise refused("to begin anew, and this job has begun")
-        seen["finished"] = order.finished
+        seen |= {"finished": order.finished, "session": order.session, "sessions": order.sessions}
     else:
         task = TRAIN if isinstance(order, TrainOrder) else SCORE
         last, times = seen.get(task, (0, 0))
@@ -188,20 +192,40 @@ def note_order(order: Order, folder: Path) -> None:
     write_json(folder / ORDERS, seen)
 
 
-def begin(state: Path, folder: Path) -> None:
-    """Set aside, with a job's first order, the states in a lineage's folder newer than the round that it resumes from.
+def newest(state: Path, finished: int, sessions: Mapping[str, int]) -> int:
+    """Return the last round up to `finished` whose state in a lineage's folder the job goes on from; 0: there is none.
 
-    Not in the handshake: a job that is refused there, because of other sites, goes on from no round at all.
+    The state of another round may be there of a job that is not among `sessions`: a later job resumed from a round
+    before it and gave this site no order.
+    """
+    made = _read(state / MADE)
+    for number in sorted(map(number_of, rounds_in(state)), reverse=True):
+        made_by = made.get(str(number), "")  # empty: of a version that did not note it
+        counts = next((name for name, last in sessions.items() if number <= last), made_by)
+        if number <= finished and made_by in ("", counts):
+            return number
+    return 0
+
+
+def begin(state: Path, folder: Path, round: int) -> None:
+    """Set aside, with a job's first order, the states in a lineage's folder that it does not go on from.
+
+    Not in the handshake: a job that is refused there, because of other sites, goes on from no round at all. Note which
+    job makes the state of this round.
     """
     seen = _read(folder / ORDERS)
     if "finished" in seen:
-        set_aside_after(state, seen.pop("finished"))
+        set_aside_after(state, newest(state, seen.pop("finished"), seen.get("sessions", {})))
         write_json(folder / ORDERS, seen)
+    kept = {str(number_of(path)) for path in rounds_in(state)}
+    made = {number: name for number, name in _read(state / MADE).items() if number in kept}
+    write_json(state / MADE, {**made, str(round): seen.get("session", "")})
 
 
 def note_own(round: int, folder: Path) -> None:
-    """Record in the job's folder the round of the state that this site now has."""
-    write_json(folder / ORDERS, {**_read(folder / ORDERS), "own": round})
+    """Record in the job's folder the round of the state that this site now has; a full disk costs no finished round."""
+    with suppress(LocalError):
+        write_json(folder / ORDERS, {**_read(folder / ORDERS), "own": round})
 
 
 def lost(state: Path, folder: Path, round: int) -> str:

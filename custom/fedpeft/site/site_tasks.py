@@ -5,6 +5,7 @@ It also says which job a state folder belongs to and how much state a site keeps
 job's.
 
 <lineages>/<lineage>/job.json                       whose job made it, its settings, the jobs that used it
+<lineages>/<lineage>/made.json                      which of these jobs made each of the rounds
 <lineages>/<lineage>/round-00003/                   `site_state`
 <lineages>/<lineage>/set-aside/<when>-round-00003/  later rounds, set aside when a job resumed from an earlier one
 """
@@ -62,6 +63,7 @@ from fedpeft.site.orders import (
     check_accepted,
     check_order,
     lost,
+    newest,
     note_order,
     note_own,
 )
@@ -238,7 +240,7 @@ class SiteTasks:
         if policy is not None:  # the simulator has several processes, one after another, and its own lock
             self._lock.take(folder, place.job_id)
         if not isinstance(order, Hello):
-            begin(folder, place.run)
+            begin(folder, place.run, order.round)
         return folder
 
 
@@ -287,7 +289,8 @@ def note_problem(folder: Path, site: str, problem: str) -> None:
 def _introduce(hello: Hello, site: SiteTasks) -> tuple[Introduction, str]:
     member = site.member()
     folder = site.folder_of(hello)
-    request = {"do": training_process.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
+    own = newest(folder, hello.finished, hello.sessions)
+    request = {"do": training_process.INTRODUCE, "initial": hello.initial, "finished": hello.finished, "own": own}
     answer = site.request({**request, "folder": str(folder)})
     values = dict(answer.values)
     unanswerable, questions, facts = (values.pop(name) for name in ("unanswerable", "tested", "facts"))

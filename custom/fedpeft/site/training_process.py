@@ -187,7 +187,7 @@ def _print_to(file: Path) -> None:
     os.close(descriptor)
 
 
-def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> Answer:
+def _introduce(learner: Learner, _: State, *, initial: bool, finished: int, own: int) -> Answer:
     _print_remarks(learner)
     sent = learner.first_state()
     values = {
@@ -204,7 +204,7 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "slots": learner.trainable.slots(),
         "dtype": _dtype(sent),
         "budget": learner.layer_budget(),
-        "finished": learner.finished(finished),
+        "finished": learner.finished(own),
         "baseline": learner.constant,
         "start_digest": "" if finished else learner.start_digest(),
         "unanswerable": learner.unanswerable,
