@@ -76,3 +76,35 @@ def test_a_reader_that_goes_away_is_no_fault_of_a_file():
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("command", [["tasks"], ["jobs"]])  # that writes no file, that writes some
+def test_another_pipe_that_breaks_is_a_fault(command, monkeypatch, capsys):
+    def fails(_):
+        raise BrokenPipeError(32, "Broken pipe")  # of a worker that died
+
+    monkeypatch.setattr(cli, f"_{command[0]}", fails)
+    assert cli.main(command) == 1
+    assert capsys.readouterr().err.startswith("fedpeft: a file cannot be used (Broken pipe)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "goes_on"), [("tasks", False), ("jobs", True)])
+def test_a_command_that_writes_files_goes_on_where_neither_output_nor_errors_are_read(command, goes_on, tmp_path):
+    code = f"""if True:
+        import sys
+        from pathlib import Path
+        from fedpeft import cli
+
+        def run(_):
+            print("a warning", file=sys.stderr, flush=True)
+            print("a line", flush=True)
+            Path("done").touch()
+
+        cli._{command} = run
+        sys.exit(cli.main(["{command}"]))"""
+    read, write = os.pipe()
+    os.close(read)  # as `2>&1 | head` does
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=write, cwd=tmp_path, check=False)
+    os.close(write)
+    assert (done.returncode, (tmp_path / "done").exists()) == (141, goes_on)

@@ -16,7 +16,7 @@ from fedpeft.compare import command as compare
 from fedpeft.compare import tune
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import suggestion
-from fedpeft.core.text import cleaned_output, shortened
+from fedpeft.core.text import Unread, cleaned_output, shortened
 from fedpeft.inference.commands import add_export, add_inspect, add_merge, add_predict
 from fedpeft.job import JOB_HELP
 
@@ -36,9 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; wrong input gives one sentence on stderr and exit code 1."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    shows = arguments.command in (_tasks, _doctor, _status, _verify, _methods, _backbones)  # and writes nothing
-    with cleaned_output(goes_on=not shows) as output:
-        return _carry_out(arguments) or UNREAD * output.is_unread
+    with cleaned_output(goes_on=arguments.writes) as streams:
+        return _carry_out(arguments) or UNREAD * any(one.is_unread for one in streams)
 
 
 UNREAD = 128 + signal.SIGPIPE  # whoever read the output has gone, as in `fedpeft tasks | head`
@@ -51,7 +50,7 @@ def _carry_out(arguments: argparse.Namespace) -> int:
     except FedpeftError as error:
         print(f"fedpeft: {shortened(str(error))}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
+    except Unread:
         return UNREAD
     except OSError as error:
         print(
@@ -72,15 +71,19 @@ ENGINE_HELP = "flare: its simulator (default); pool: the sites take turns in as 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedpeft", description=fedpeft.__doc__.partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"fedpeft {fedpeft.__version__}")
+    parser.set_defaults(writes=True)
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_jobs(commands)
     _add_runs(commands)
     return parser
 
 
-def _add(commands: Any, name: str, run: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
+def _add(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], None], help: str, *, writes: bool = True
+) -> argparse.ArgumentParser:
+    """Add a command; one that writes no file ends where nobody reads on what it prints."""
     parser = commands.add_parser(name, help=help)
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run, writes=writes)
     return parser
 
 
@@ -99,7 +102,9 @@ def _add_jobs(commands: Any) -> None:
     jobs.add_argument("--check", action="store_true", help="write nothing, fail if a folder is out of date")
     jobs.add_argument("--set", **SET)
 
-    tasks = _add(commands, "tasks", _tasks, "list the tasks of the papers: clients, metric, data and terms, jobs")
+    tasks = _add(
+        commands, "tasks", _tasks, "list the tasks of the papers: clients, metric, data and terms, jobs", writes=False
+    )
     tasks.add_argument("--configs", **CONFIGS)
 
     data = _add(commands, "data", _data, "count what the sites of a job or a folder hold, and images in common")
@@ -138,7 +143,7 @@ def _add_jobs(commands: Any) -> None:
 
 
 def _add_runs(commands: Any) -> None:
-    doctor = _add(commands, "doctor", _doctor, "find what would keep a job from running on this machine")
+    doctor = _add(commands, "doctor", _doctor, "find what would keep a job from running on this machine", writes=False)
     doctor.add_argument("job", type=Path, nargs="?", help=JOB_HELP)
     doctor.add_argument("--set", **SET)
     doctor.add_argument("--startup-kit", type=Path, metavar="DIR", help="kit of this server, site or administrator")
@@ -146,7 +151,11 @@ def _add_runs(commands: Any) -> None:
     doctor.add_argument("-w", "--workspace", **WORKSPACE)
 
     status = _add(
-        commands, "status", _status, "show a run's progress: rounds, accuracy, estimated end, rejected replies"
+        commands,
+        "status",
+        _status,
+        "show a run's progress: rounds, accuracy, estimated end, rejected replies",
+        writes=False,
     )
     status.add_argument("run", nargs="?", default="simulator_workspace", help="folder of a run, workspace, or job id")
     status.add_argument("--startup-kit", type=Path, metavar="DIR", help="an administrator's kit, to ask for a job id")
@@ -157,7 +166,13 @@ def _add_runs(commands: Any) -> None:
     add_inspect(commands)
     add_merge(commands)
 
-    verify = _add(commands, "verify", _verify, "check that a run completed and its files are intact; print its tables")
+    verify = _add(
+        commands,
+        "verify",
+        _verify,
+        "check that a run completed and its files are intact; print its tables",
+        writes=False,
+    )
     verify.add_argument("run", type=Path, help="folder with manifest.json, or one of `nvflare job download`")
 
     report = _add(commands, "report", _report, "write tables, pictures and page of a run")
@@ -175,10 +190,14 @@ def _add_runs(commands: Any) -> None:
 
     tune.add(commands)
 
-    methods = _add(commands, "methods", _methods, "list what can be trained, and how many parameters in a backbone")
+    methods = _add(
+        commands, "methods", _methods, "list what can be trained, and how many parameters in a backbone", writes=False
+    )
     methods.add_argument("--backbone", default="vilt", help="a name of `fedpeft backbones` (default vilt)")
 
-    backbones = _add(commands, "backbones", _backbones, "list the backbones, or show where adapters go in a model")
+    backbones = _add(
+        commands, "backbones", _backbones, "list the backbones, or show where adapters go in a model", writes=False
+    )
     backbones.add_argument("source", nargs="?", help="a folder or hub name of any transformers model: show its slots")
     backbones.add_argument("--name", default="transformers", help="the backbone that reads it (default transformers)")
 

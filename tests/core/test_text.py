@@ -16,7 +16,7 @@ import fedpeft
 from fedpeft import cli
 from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.text import MARK, MAX, CleanedStream, cleaned_output, one_line, printable, shortened
+from fedpeft.core.text import MARK, MAX, CleanedStream, Unread, cleaned_output, one_line, printable, shortened
 
 HOUSE = Path(fedpeft.__file__).parent
 
@@ -76,11 +76,28 @@ def test_a_command_that_writes_files_goes_on_where_its_reader_has_gone(monkeypat
     os.close(read)
     with os.fdopen(write, "w") as unread:
         monkeypatch.setattr(sys, "stdout", unread)
-        with cleaned_output(goes_on=goes_on) as output:
-            with contextlib.nullcontext() if goes_on else pytest.raises(BrokenPipeError):
+        with cleaned_output(goes_on=goes_on) as (output, _):
+            with contextlib.nullcontext() if goes_on else pytest.raises(Unread):
                 line("first", flush=True)
             line("second", flush=True)
         assert output.is_unread
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize(
+    "line",
+    [lambda text: print(text, file=sys.stderr, flush=True), lambda text: Console(stderr=True).print(text)],
+    ids=["print", "console"],
+)
+def test_no_command_ends_because_nobody_reads_its_warnings(monkeypatch, goes_on, line):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as unread:
+        monkeypatch.setattr(sys, "stderr", unread)
+        with cleaned_output(goes_on=goes_on) as (output, errors):
+            line("first")
+            line("second")
+        assert (output.is_unread, errors.is_unread) == (False, True)
 
 
 def test_an_error_sentence_is_cleaned(capsys, monkeypatch):

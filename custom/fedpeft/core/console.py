@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from typing import IO, Any
@@ -19,17 +20,15 @@ class Console(console.Console):
 
     def __init__(self, *, file: IO[str] | None = None, stderr: bool = False, **named: Any) -> None:
         file = file or (sys.stderr if stderr else sys.stdout)
+        self._cleaned = file if isinstance(file, CleanedStream) else None
         # rich's own codes for color and cursor must pass
         stream = file.stream if isinstance(file, CleanedStream) else file
         super().__init__(file=stream, stderr=stderr, emoji=False, **named)
 
     def on_broken_pipe(self) -> None:
-        """Do as the stream does that `fedpeft` prints to; rich itself would end the process."""
-        error, output = sys.exception() or BrokenPipeError(), sys.stdout
-        if not isinstance(output, CleanedStream) or self.file is not output.stream:
-            raise error
-        with output.while_read():
-            raise error
+        """Do as the stream does that this console prints to; rich itself would end the process."""
+        with self._cleaned.while_read() if self._cleaned else contextlib.nullcontext():
+            raise sys.exception() or BrokenPipeError()
 
     def render(self, *arguments: Any, **named: Any) -> Iterator[Segment]:
         """Yield the segments with printable texts; rich's commands to the terminal stay."""

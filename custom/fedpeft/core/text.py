@@ -49,11 +49,15 @@ def shortened(text: str, *, max_start: int = 3000, max_end: int = 600) -> str:
     return text if left_out <= 0 else f"{text[:max_start]}... ({left_out:,} more characters) ...{text[-max_end:]}"
 
 
+class Unread(BrokenPipeError):
+    """Whoever read what this process prints has gone; another pipe that breaks is a fault."""
+
+
 class CleanedStream:
     """A text stream that writes what is printable.
 
     Where whoever read it has gone, the rest goes nowhere if `goes_on`, for a command that writes files beside what it
-    prints; else that is an error.
+    prints; else that raises `Unread`.
     """
 
     def __init__(self, stream: IO[str], *, goes_on: bool = False) -> None:
@@ -79,12 +83,12 @@ class CleanedStream:
         """Let the rest go nowhere where the reader has gone in this block."""
         try:
             yield
-        except BrokenPipeError:
+        except BrokenPipeError as error:
             with open(os.devnull, "w") as nowhere:  # else Python says so again at its end
                 os.dup2(nowhere.fileno(), self.stream.fileno())
             self.is_unread = True
             if not self.goes_on:
-                raise
+                raise Unread(*error.args) from error
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write several texts."""
@@ -96,12 +100,15 @@ class CleanedStream:
 
 
 @contextlib.contextmanager
-def cleaned_output(*, goes_on: bool = False) -> Iterator[CleanedStream]:
-    """In this block all that is printed or logged in this process is printable; yield what is printed to."""
+def cleaned_output(*, goes_on: bool = False) -> Iterator[tuple[CleanedStream, CleanedStream]]:
+    """In this block all that is printed or logged in this process is printable; yield both streams.
+
+    `goes_on` is of the output alone: no command ends because nobody reads its progress or its warnings.
+    """
     output: Any = CleanedStream(sys.stdout, goes_on=goes_on)
-    errors: Any = CleanedStream(sys.stderr)
+    errors: Any = CleanedStream(sys.stderr, goes_on=True)
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        yield output
+        yield output, errors
 
 
 def _is_seen(character: str) -> bool:
