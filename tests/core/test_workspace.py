@@ -240,3 +240,18 @@ def test_the_pool_is_proposed_where_flare_would_start_many_processes(count, engi
     with pytest.raises(pytest.fail.Exception, match="it starts"):
         simulate(tmp_path / "job", workspace=tmp_path / "ws", threads=1, engine=engine)
     assert ("--engine pool" in capsys.readouterr().out) == (count == 20 and engine == "flare")
+
+
+def test_the_pool_leaves_the_file_of_the_sites_beside_a_run_and_nothing_else_of_a_users_job(tmp_path, monkeypatch):
+    config = tmp_path / "job" / "app" / "config"
+    config.mkdir(parents=True)
+    (config / "config_fed_client.json").write_text("{}")
+    (config / "dangling").symlink_to("nowhere")
+    for path in (config / "config_fed_client.json", config):
+        path.chmod(path.stat().st_mode & ~0o222)
+    monkeypatch.setattr("fedpeft.run.pool.run_pool", lambda *_, **__: None)
+    for _ in range(2):  # the second in the workspace that the first one left
+        simulation._run_pool(("small", {}, {}), tmp_path / "job", ["slake"], tmp_path / "ws", 1)
+    (left,) = [path for path in (tmp_path / "ws").rglob("*") if path.is_file()]
+    assert left == tmp_path / "ws" / "server" / "simulate_job" / "app_server" / "config" / "config_fed_client.json"
+    assert left.stat().st_mode & 0o200

@@ -38,7 +38,7 @@ from fedpeft.core.workspace import (
     seed,
 )
 from fedpeft.flare.policy import with_site_filters
-from fedpeft.job.admission import admit_folder
+from fedpeft.job.admission import CONFIGURATIONS, admit_folder
 from fedpeft.job.folder import check_sites, job_folder
 from fedpeft.report.status import CUT_OFF, FAILED, SIMULATED
 
@@ -177,13 +177,18 @@ def _run_pool(
     workspace: Path,
     processes: int,
 ) -> None:
-    """Run a job in a pool of processes; its manifest says how it ended. The job lies beside it, as FLARE leaves it."""
+    """Run a job in a pool of processes; its manifest says how it ended.
+
+    The file of the sites lies beside it, where FLARE leaves it: a comparison reads the backbone there.
+    """
     from fedpeft.run.pool import run_pool
 
     name, server, of_sites = job
     for participant in {"server", *sites}.difference(STAYS):  # what a run left that ended before its first round
         shutil.rmtree(workspace / participant, ignore_errors=True)
-    shutil.copytree(folder / "app", workspace / SIMULATED.parent / "app_server")
+    beside = workspace / SIMULATED.parent / "app_server" / CONFIGURATIONS["client"]
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    beside.write_bytes((folder / "app" / CONFIGURATIONS["client"]).read_bytes())
     with contextlib.suppress(FedpeftError), _ended_by_signal():
         run_pool(name, server, of_sites, sites=sites, workspace=workspace, state=_state(workspace), processes=processes)
 
