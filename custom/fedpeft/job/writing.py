@@ -52,8 +52,8 @@ HEADER = """\
 # Written by `fedpeft new` for the data in {folder!r}.
 # At a hospital its own file says where its data lie (roots in local/fedpeft.json): leave root out there.
 """
-# by section the settings that a folder of data is read with; (): all
-LOOKED: dict[str, tuple[str, ...]] = {"data": (), "backbone": (), "training": ("answering",)}
+# by section the settings that a folder of data is read with; None: all
+LOOKED: dict[str, tuple[str, ...] | None] = {"data": None, "backbone": None, "training": ("answering",)}
 FIRST_LINE = "# One line per job: the parts it is composed of.\n"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}", re.ASCII)
 
@@ -84,8 +84,8 @@ def check_looked(overrides: Iterable[str]) -> None:
     chosen = changed(overrides)
     check_known(chosen)
     for section, names in chosen.items():
-        read = LOOKED.get(section, ("",))
-        if other := [f"{section}.{name}" for name in names if read and name not in read]:
+        read = LOOKED.get(section, ())
+        if other := [f"{section}.{name}" for name in names if read is not None and name not in read]:
             raise FedpeftError(f"{other[0]} changes nothing in a folder of data: leave it out, or name a job.")
 
 
