@@ -15,7 +15,7 @@ from trained_sites import trained
 
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError, UnreadableImage
-from fedpeft.data.images import as_array
+from fedpeft.data.images import EncodedImage, as_array
 from fedpeft.data.settings import Window
 from fedpeft.inference.examples import _is_known, check_grays, of_images, of_table, window_at
 from fedpeft.inference.export import export
@@ -355,8 +355,11 @@ def test_an_image_is_shown_through_the_window_of_training(of_tables, tables, sec
     deep = np.arange(12, dtype=np.uint16).reshape(3, 4) * 100
     Image.fromarray(deep).save(tmp_path / "deep.png")
     (tmp_path / "manifest.csv").write_text("image\ndeep.png\n")
-    with pytest.raises(UnreadableImage, match=r"deep\.png has more than 8 bits .*; save it with 8 bits, shown as"):
-        check_grays(of_images(tmp_path / "deep.png", None, kept.record), kept.record)
+    alone = of_images(tmp_path / "deep.png", None, kept.record)
+    in_table = EncodedImage("t.parquet, deep.png", (tmp_path / "deep.png").read_bytes)
+    for wanted in (alone, replace(alone, examples=(replace(alone.examples[0], image=in_table),))):
+        with pytest.raises(UnreadableImage, match=r"deep\.png has more than 8 bits .*; save it with 8 bits, shown as"):
+            check_grays(wanted, kept.record)
     check_grays(of_table(tmp_path, at_hospital), at_hospital.record)
     shown = Window(0, 1000).grays(deep)[..., None]
     for wanted in (

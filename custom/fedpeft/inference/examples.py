@@ -55,7 +55,7 @@ def check_grays(wanted: Wanted, record: ModelRecord) -> None:
     """
     for image in {example.image_id: example.image for example in wanted.examples}.values():
         try:
-            check_header(image)
+            check_header(image, inside_tables=True)
         except UnreadableImage as error:
             if error.remedy in (EIGHT_BITS, SET_WINDOW) and not record.window:
                 raise UnreadableImage.of(error.image, error.why, AS_TRAINED) from error
