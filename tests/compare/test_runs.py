@@ -78,21 +78,58 @@ def test_runs_of_one_method_are_named_by_what_differs(tmp_path):
     assert [one.method.rpartition(" (")[2] for one in outcomes(folders)] == ["gamma=0)", "gamma=1)"]
 
 
+def beside(run, backbone):
+    """Write a job with this section beside a run, as FLARE keeps it."""
+    file = run.parent / "app_server" / "config" / "config_fed_client.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"executors": [{"executor": {"args": {"backbone": backbone}}}]}))
+    return file
+
+
 def test_runs_in_other_backbones_are_named_by_them_where_the_jobs_of_all_are_known(tmp_path):
     """A server does not receive the section, but FLARE keeps the job beside the run."""
     folders = []
     for seed, source in enumerate(("one", "other")):
         folders.append(written(tmp_path / source / "run", seed=seed))
-        file = tmp_path / source / "app_server" / "config" / "config_fed_client.json"
-        file.parent.mkdir(parents=True)
-        arguments = {"backbone": {"name": "tiny-vilt", "source": source, **({"image_size": 48} if seed else {})}}
-        file.write_text(json.dumps({"executors": [{"executor": {"args": arguments}}]}))
+        backbone = {"name": "tiny-vilt", "source": source, **({"image_size": 48} if seed else {})}
+        file = beside(folders[-1], backbone)
     assert [one.method.rpartition(" (")[2] for one in outcomes(folders)] == [
-        "image_size=-, source=one)",
+        "image_size=null, source=one)",
         "image_size=48, source=other)",
     ]
     file.unlink()
     assert {one.method for one in outcomes(folders)} == {"FedPIA, Houlsby adapters"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"name": "tiny-vilt", "text_length": 40}),
+        ({"source": "{folder}/weights"}, {"source": "{folder}/job/../weights/"}),
+        (
+            {"source": "hub/model"},
+            {"source": "one", "sites": {site: {"source": "hub/model"} for site in complete()["rounds"][0]["sites"]}},
+        ),
+        ({"name": "vilt"}, {"name": "vilt", "source": "dandelin/vilt-b32-mlm"}),
+    ],
+    ids=["a default", "a path", "at each site", "the backbone's weights"],
+)
+def test_one_backbone_written_in_two_ways_is_one_row(tmp_path, first, second):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "job").mkdir()
+    folders = []
+    for seed, backbone in enumerate((first, second)):
+        folders.append(written(tmp_path / str(seed) / "run", seed=seed))
+        beside(folders[-1], json.loads(json.dumps(backbone).replace("{folder}", str(tmp_path))))
+    assert {one.method for one in outcomes(folders)} == {"FedPIA, Houlsby adapters"}
+
+
+@pytest.mark.parametrize(("chosen", "recipe"), [({}, "full"), ({"text_length": 20}, "")])
+def test_a_finished_run_in_another_backbone_has_no_published_figure(tmp_path, chosen, recipe):
+    run = recorded(tmp_path / "own" / "run", "paper/fedpia_task2", method="full", samples=34_000)
+    section = sections_of(CONFIGS, "paper/fedpia_task2", variants(["full"])[0], [])["backbone"]
+    beside(run, section | chosen)
+    assert outcomes([run])[0].recipe == recipe
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from os.path import normpath
 from pathlib import Path
 from typing import Any
 
+from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.compare.outcome import Outcome, of_history
 from fedpeft.compare.published import methods_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
-from fedpeft.core.settings import suggestion
+from fedpeft.core.settings import build, suggestion
 from fedpeft.data import is_procedural
 from fedpeft.job.composing import PACKAGED, compose_parts, known_jobs, parts_of
 from fedpeft.job.federation import site_backbone, site_data
@@ -118,7 +120,8 @@ def recipe_of(history: History) -> str:
     """Return the method with published figures whose settings a run had; empty: it had others.
 
     The run must be of the packaged job of that name: its sites, data sets, backbone, and the settings of method,
-    training and schedule. Other settings of the data are not in what a run leaves.
+    training and schedule, and of the backbone where they are known. Other settings of the data are not in what a run
+    leaves.
     """
     if history.job not in known_jobs(PACKAGED):
         return ""
@@ -146,7 +149,8 @@ def _made_with(history: History, sections: Mapping[str, Any]) -> bool:
     sites = sections["federation"]["sites"]
     datasets = [site_data(sections["data"], site)["dataset"] for site in sites]
     backbones = [site_backbone(sections["backbone"], site)["name"] for site in sites]
-    if set(history.sites) != set(sites):
+    known = {name: value for name, value in history.settings.items() if name.startswith(BACKBONE)}
+    if set(history.sites) != set(sites) or known not in ({}, _of_backbone(sections["backbone"], sites)):
         return False
     return history.source == origin(datasets, backbones, procedural=any(map(is_procedural, datasets)))
 
@@ -174,7 +178,7 @@ def read_runs(folders: Iterable[Path]) -> dict[Path, History]:
     """
     runs = {folder: run_folder(folder) for folder in folders}
     histories = {folder: read(run) for folder, run in runs.items()}
-    beside = {folder: _backbone_beside(run) for folder, run in runs.items()}
+    beside = {folder: _backbone_beside(run, histories[folder].sites) for folder, run in runs.items()}
     if None in beside.values():
         return histories
     return {
@@ -182,16 +186,42 @@ def read_runs(folders: Iterable[Path]) -> dict[Path, History]:
     }
 
 
-def _backbone_beside(run: Path) -> dict[str, str] | None:
+def _backbone_beside(run: Path, sites: Iterable[str]) -> dict[str, str] | None:
     """Return the settings of the backbone of the job that FLARE keeps beside a run; None: there is none to be read."""
     file = run.resolve().parent / DEPLOYED
     if file.resolve() != file:  # a link, which no page of `fedpeft serve` follows
         return None
     try:
         (executor,) = read_json(file)["executors"]
-        return flat_settings({"backbone": executor["executor"]["args"]["backbone"]}, str(run))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _of_backbone(executor["executor"]["args"]["backbone"], sites)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, FedpeftError):
         return None
+
+
+def _of_backbone(section: Mapping[str, Any], sites: Iterable[str]) -> dict[str, str]:
+    """Return the settings of a job's backbone with its defaults; those in which sites differ stand under each site."""
+    of_sites = {
+        site: _filled_in(build(BackboneSettings, site_backbone(section, site), section="backbone"))
+        for site in sorted(sites)
+    }
+    first, *others = of_sites.values()
+    common = {name: value for name, value in first.items() if all(other[name] == value for other in others)}
+    unlike = {site: {name: own[name] for name in own.keys() - common.keys()} for site, own in of_sites.items()}
+    return flat_settings({"backbone": common | ({"sites": unlike} if len(common) < len(first) else {})}, "the job")
+
+
+def _filled_in(backbone: BackboneSettings) -> dict[str, Any]:
+    """Return a site's settings of the backbone, in which a source is one text however its path was written."""
+    settings = asdict(backbone)
+    for source in ("source", "image_source"):
+        default = getattr(BACKBONES.get(backbone.name), f"default_{source}")
+        named = settings[source]
+        if named == default:
+            settings[source] = None
+        elif named:
+            folder = Path(named).expanduser()
+            settings[source] = str(folder.resolve()) if folder.is_dir() else normpath(named)
+    return settings
 
 
 def of_histories(histories: Mapping[Path, History]) -> list[Outcome]:
