@@ -108,7 +108,7 @@ def test_runs_in_other_backbones_are_named_by_them_where_the_jobs_of_all_are_kno
         ({"source": "{folder}/weights"}, {"source": "{folder}/job/../weights/"}),
         (
             {"source": "hub/model"},
-            {"source": "one", "sites": {site: {"source": "hub/model"} for site in complete()["rounds"][0]["sites"]}},
+            {"source": "one", "sites": {site: {"source": "hub/model"} for site in record()["rounds"][0]["sites"]}},
         ),
         ({"name": "vilt"}, {"name": "vilt", "source": "dandelin/vilt-b32-mlm"}),
     ],
@@ -126,6 +126,7 @@ def test_one_backbone_written_in_two_ways_is_one_row(tmp_path, first, second):
 
 @pytest.mark.parametrize(("chosen", "recipe"), [({}, "full"), ({"text_length": 20}, "")])
 def test_a_finished_run_in_another_backbone_has_no_published_figure(tmp_path, chosen, recipe):
+    (tmp_path / "own").mkdir()
     run = recorded(tmp_path / "own" / "run", "paper/fedpia_task2", method="full", samples=34_000)
     section = sections_of(CONFIGS, "paper/fedpia_task2", variants(["full"])[0], [])["backbone"]
     beside(run, section | chosen)
