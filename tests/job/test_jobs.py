@@ -28,6 +28,8 @@ JOBS = sorted(recipes(CONFIGS))
 HALF = "cases/many_epochs"  # of fedpia_task1's sites, without what needs one width
 SOLVED = ("schedule.budget=1", "method.pia.share=0.5")
 HEAD = ("method.name=classifier", "method.aggregation=none")
+MMBT_TRAINED = ("backbone.name=mmbt-small", "backbone.projection=trained")
+MMBT_AT_ONE = ("backbone.sites={slake: {name: mmbt-small, projection: trained}}",)
 SEVERAL, MATCHED = "backbone.sites={slake: {source: /models/vilt-6}}", "method.matched_layers=12"
 
 
@@ -384,6 +386,8 @@ def test_a_job_without_data_is_refused():
         ([*SOLVED, "schedule.solver=own", "schedule.weight_diversity=2"], "'own' has no front to choose from"),
         (["training.checkpointing=true"], ""),
         ([*HEAD, "training.checkpointing=true"], "method 'classifier only' computes no gradients in the backbone"),
+        ([*HEAD, *MMBT_TRAINED, "training.checkpointing=true"], ""),
+        ([*HEAD, *MMBT_AT_ONE, "training.checkpointing=true"], ""),
         (["backbone.image_grid=4"], "backbone tiny-vilt has no image encoder of its own"),
         (["backbone.name=mmbt-small", "backbone.image_grid=4"], ""),
         (["data.split=image_disjoint"], "phantom is computed and split by data.train_size"),

@@ -165,7 +165,7 @@ def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str
 
 def _unread(section: str, name: str, sections: Mapping[str, Any]) -> str:
     """Return what to do with a setting that method, schedule, backbones or data sets do not read; empty: they do."""
-    from fedpeft.backbones import BACKBONES
+    from fedpeft.backbones import BACKBONES, BackboneSettings
     from fedpeft.data.registry import DATASETS
     from fedpeft.data.settings import DataSettings
     from fedpeft.job.federation import site_backbone, site_data
@@ -181,7 +181,9 @@ def _unread(section: str, name: str, sections: Mapping[str, Any]) -> str:
     if resumed:  # its settings must stay as they were
         return ""
     if (section, name) == ("training", "checkpointing") and not method.exchanges:
-        return f"leave it out, method {method.label!r} computes no gradients in the backbone"
+        own = (build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone") for site in sites)
+        if not any(backbone.trains_connector for backbone in own):
+            return f"leave it out, method {method.label!r} computes no gradients in the backbone"
     if (section, name) == ("backbone", "image_grid"):
         named = sorted({site_backbone(sections[section], site)["name"] for site in sites})
         if not any(BACKBONES.get(one).image_encoder for one in named):
