@@ -66,6 +66,17 @@ def test_a_width_that_its_settings_do_not_give_costs_its_site_its_part_alone(lie
     assert re.search(reason, problems[site]), problems[site]
 
 
+@pytest.mark.parametrize("method", [MethodSettings(aggregation="fedavg"), WIDE], ids=["one width", "several widths"])
+def test_a_connector_of_another_shape_is_of_another_image_encoder(method):
+    widths = {"a": 24, "b": 24, "c": 32}
+    schemas = {site: {**HONEST[site], "connector.projection": [96, widths[site]]} for site in widths}
+    schemas |= {} if method is WIDE else {"c": {**HONEST["a"], "connector.projection": [96, 32]}}
+    assert agreed(method, schemas) == {
+        "c": "connector.projection has shape [96, 32] at site c and [96, 24] at site a: give all sites the same "
+        "backbone.source and backbone.image_source, between which it maps."
+    }
+
+
 def test_honest_widths_and_ranks_take_part():
     assert agreed(WIDE, HONEST) == {}
     assert agreed(RANKED, {"a": factors(4), "b": factors(4), "c": factors(2)}) == {}

@@ -13,7 +13,7 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server import checkpoint
-from fedpeft.server.update_check import UpdateCheck
+from fedpeft.server.update_check import UpdateCheck, update_length
 from fedpeft.site.loop import NORMALIZES, build_optimizer, learning_in_round
 
 KEY = "layer.0.output.down.weight"
@@ -175,3 +175,27 @@ def test_a_site_that_goes_on_with_its_own_adapter_is_measured_from_there(name, r
         check.accept({site: state for site, state in states.items() if site not in outlying})
         previous = {key: sum(state[key] for state in states.values()) / len(states) for key in START}
     assert ("0" in found) is refused
+
+
+KEPT = {"aggregation": "pia", "pia": {"share": 0.5, "integration": "weight_space"}}
+WHOLE = {"connector": ("connector.projection", KEPT), "head": ("head.0.weight", {**KEPT, "head": "federated"})}
+
+
+@each("name", WHOLE)
+def test_what_starts_wholly_from_the_received_one_does_not_lengthen_the_way_from_where_an_adapter_started(name):
+    key, method = WHOLE[name]
+    start, own = {**START, key: torch.zeros(10, 10)}, {KEY: START[KEY] + 1, key: torch.full((10, 10), 10.0)}
+    sent = {KEY: START[KEY] + 0.6, key: torch.full((10, 10), 0.01)}
+    by_hand = math.sqrt((20 * 0.1**2 + 100 * 0.01**2) / 120)  # half of the way of the adapter is kept, not trained
+    assert update_length(sent, start, own=own, kept=0.5, as_received=("connector.", "head.")) == pytest.approx(by_hand)
+    states = {str(k): {one: tensor + HONEST for one, tensor in start.items()} for k in range(5)} | {"5": sent}
+    check = check_of(method, own={"5": own})
+    assert check.outlying(states, start, dict.fromkeys(states, SAMPLES), 2) == {}
+
+
+def test_fedala_goes_on_with_a_connector_of_its_own():
+    start, own = {**START, "connector.projection": torch.zeros(100)}, {"connector.projection": torch.full((100,), 10.0)}
+    states = {str(k): {one: tensor + HONEST for one, tensor in start.items()} for k in range(5)} | {"5": own}
+    for training, refused in (({"personalization": "fedala"}, []), ({}, ["5"])):
+        check = check_of({"aggregation": "fedavg"} if training else KEPT, training, own={"5": own})
+        assert list(check.outlying(states, start, dict.fromkeys(states, SAMPLES), 2)) == refused

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedpeft.backbones import BackboneSettings, build
+from fedpeft.backbones import BACKBONES, BackboneSettings, Pretrained, build
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import CONNECTOR, by_place, layers_of, only_connector, without_connector
 from fedpeft.federate import federate
@@ -17,9 +17,11 @@ from fedpeft.inference.kept_model import find
 from fedpeft.inference.merging import merge
 from fedpeft.inference.model import Predictor
 from fedpeft.job.composing import check
+from fedpeft.methods.trainable import connector_of
 from fedpeft.server.job_run import ADAPTER, export_adapter
 from fedpeft.site import site_state
 from fedpeft.site.learner import Learner
+from fedpeft.site.site_model import SharedModels
 
 SITES = ("slake", "vqa-rad")
 KEY = f"{CONNECTOR}projection"
@@ -39,8 +41,8 @@ def job(sections, encoders):
     return made
 
 
-def learners(sections, folder):
-    return {site: Learner.from_sections(sections, site=site, folder=folder / site) for site in SITES}
+def learners(sections, folder, shared=None):
+    return {s: Learner.from_sections(sections, site=s, folder=folder / s, shared=shared) for s in SITES}
 
 
 def test_training_begins_with_the_orthogonal_matrix_to_the_bit(encoders):
@@ -169,6 +171,57 @@ def test_where_nothing_is_exchanged_each_site_trains_its_own(job, tmp_path, chos
     assert all(not update.state for result in federate(made) for update in result.updates.values())
     one, other = (site_state.load_before(tmp_path / site, 3).adapter[KEY] for site in SITES)
     assert not torch.equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [[FEDAVG, "method.aggregation=none"], [CLASSIFIER]], ids=" ".join)
+def test_sites_that_take_turns_with_one_model_go_on_with_their_own(job, tmp_path, chosen, monkeypatch):
+    made = {
+        shared: learners(job(*chosen), tmp_path / str(shared), SharedModels() if shared else None) for shared in (0, 1)
+    }
+    assert made[1][SITES[0]].trainable is made[1][SITES[1]].trainable
+    begun, fit = [], Learner.fit
+
+    def noting(learner, *arguments):
+        begun.append(learner.trainable.state()[KEY])
+        return fit(learner, *arguments)
+
+    monkeypatch.setattr(Learner, "fit", noting)
+    ends = []
+    for shared, sites in made.items():
+        for number in (1, 2):
+            for learner in sites.values():
+                learner.train_round(number, {})
+        ends.append([site_state.load_before(tmp_path / str(shared) / site, 3).adapter[KEY] for site in SITES])
+    first = made[1][SITES[0]].first_state().get(KEY, begun[0])
+    assert all(torch.equal(begun[k], first) for k in (0, 1, 4, 5)), "the second site's too, after the first one trained"
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+    assert all(not torch.equal(one, first) for one in ends[1])
+
+
+def test_what_a_backbone_calls_its_connector_is_none_where_the_job_trains_none(encoders):
+    class Other(torch.nn.Module):
+        connector = torch.nn.Linear(2, 2)
+
+    settings = BackboneSettings(**encoders, projection="trained")
+    assert connector_of(Other(), BackboneSettings(**encoders)) == {}
+    with pytest.raises(
+        FedpeftError, match="projection is 'trained', and backbone 'mmbt' has no connector: leave it out"
+    ):
+        connector_of(torch.nn.Linear(2, 2), settings)
+
+
+PLUGIN = {"build": "a:b", "skeleton": "a:b", "image_encoder": True, "default_image_source": "b"}
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_backbone_of_a_plugin_declares_it(declared, monkeypatch):
+    monkeypatch.setitem(BACKBONES._own, "mine", Pretrained(**PLUGIN, connector=declared))
+    if declared:
+        assert BackboneSettings(name="mine", source="a", projection="trained").trains_connector
+    else:
+        with pytest.raises(FedpeftError, match="projection is 'trained', and backbone 'mine' has no connector"):
+            BackboneSettings(name="mine", source="a", projection="trained")
 
 
 def predicted(kept, examples):

@@ -50,9 +50,10 @@ class Backbone(Protocol):
     answer_lengths(answers)  how many tokens each answer is, with the one that ends it; `max_answer`: those that are
                              read; None: without a limit
     save_inputs(folder)      `fedpeft export`: write tokenizer and preparation of images, as transformers reads them
-    connector                what it trains beside every method, in every round and at every site: its parameters by
-                             their names in it. They begin alike at all sites, and are exchanged where a job exchanges
-                             anything (`connector.<name>`), and averaged without alignment
+    connector                `backbone.projection: trained`, see `Pretrained.connector`: what it trains beside every
+                             method, in every round and at every site, its parameters by their names in it. They begin
+                             alike at all sites, and are exchanged where a job exchanges anything (`connector.<name>`),
+                             and averaged without alignment
     own_layout               its source has tensors by other names than those of `model`: `fedpeft export --merged`,
                              whose weights could not be read, is refused
 
@@ -130,6 +131,8 @@ class Pretrained:
             empty: a job has to name a source.
         image_encoder: it has one beside the model of `source`, which a job may name as `backbone.image_source`.
         default_image_source: as `default_source`, of that encoder.
+        connector: with `backbone.projection: trained` it has parameters that train beside every method, which sites
+            must allow to leave (`Backbone.connector`).
         tokenizer: whether its folder always has one.
         sized: its skeleton needs no source, although a job has to name one.
         pickle: name of a file of torch.save that a folder may have instead of safetensors; of it tensors and
@@ -154,6 +157,7 @@ class Pretrained:
     default_source: str = ""
     image_encoder: bool = False
     default_image_source: str = ""
+    connector: bool = False
     source: str = ""
     license: str = ""
     half: bool = False

@@ -37,6 +37,7 @@ MMBT = {
     "bare": True,
     "any_size": True,
     "image_encoder": True,
+    "connector": True,
     "features_mib": 512,  # of 10,000 images
 }
 WRITES = {"bare": True, "half": True, "makes": (FEATURES, TEXT), "prompts": True}
@@ -175,10 +176,12 @@ class BackboneSettings:
             )
         one_of("projection", self.projection, (ORTHOGONAL, CLOSED_FORM, TRAINED))
         for setting, value in (("projection", ORTHOGONAL), ("image_features", True)):
-            if getattr(self, setting) != value and not pretrained.image_encoder:
+            trained = getattr(self, setting) == TRAINED
+            if getattr(self, setting) != value and not (pretrained.connector if trained else pretrained.image_encoder):
+                lacks = "connector that trains" if trained and pretrained.image_encoder else "image encoder of its own"
                 raise FedpeftError(
-                    f"{setting} is {getattr(self, setting)!r}, and backbone {self.name!r} has no image encoder of its "
-                    f"own: leave it out, or set backbone.{setting}={str(value).lower()}.",
+                    f"{setting} is {getattr(self, setting)!r}, and backbone {self.name!r} has no {lacks}: "
+                    f"leave it out, or set backbone.{setting}={str(value).lower()}.",
                     setting=setting,
                 )
         if self.image_size is not None and not _positive(self.image_size):

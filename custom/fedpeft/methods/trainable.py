@@ -12,7 +12,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from fedpeft.core.keys import CONNECTOR, PRIVATE, belongs, only_connector, witho
 from fedpeft.core.states import State
 from fedpeft.methods.adapters import check_state
 from fedpeft.methods.first_values import Bounded, FirstValues
+
+if TYPE_CHECKING:
+    from fedpeft.backbones.registry import BackboneSettings
 
 
 def kl_of_choices(logits: Tensor, teacher: Tensor) -> Tensor:
@@ -262,9 +265,20 @@ class WithConnector:
         )
 
 
-def with_connector(method: Trainable, backbone: Backbone) -> Trainable:
-    """Return what trains in a backbone: what the method trains, and the connector where the backbone has one."""
-    connector = getattr(backbone, "connector", {})
+def connector_of(backbone: Backbone, settings: BackboneSettings) -> Mapping[str, nn.Parameter]:
+    """Return what of a backbone trains beside a method; a member of that name is none where the job trains none."""
+    if not settings.trains_connector:
+        return {}
+    if connector := getattr(backbone, "connector", None):
+        return cast(Mapping[str, nn.Parameter], connector)
+    raise FedpeftError(
+        f"projection is {settings.projection!r}, and backbone {settings.name!r} has no connector: leave it out.",
+        setting="backbone.projection",
+    )
+
+
+def with_connector(method: Trainable, connector: Mapping[str, nn.Parameter]) -> Trainable:
+    """Return what trains in a backbone: what the method trains, and the backbone's connector where it has one."""
     return cast(Trainable, WithConnector(method, connector)) if connector else method
 
 

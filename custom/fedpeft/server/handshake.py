@@ -18,7 +18,7 @@ import torch
 
 from fedpeft.alignment.neurons import Neurons, check_alike, neurons_of
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import HEAD, by_place, layer_of, layers_of, one_layer
+from fedpeft.core.keys import CONNECTOR, HEAD, by_place, layer_of, layers_of, one_layer
 from fedpeft.methods.setting_limits import MAX_WIDTH
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.fields import MB, MIN_TENSOR, Limit
@@ -269,6 +269,11 @@ def _difference(first: str, expected: Introduction, site: str, own: Introduction
         return (
             f"site {site} has {own.classes} answers and site {first} {expected.classes}, and a federated head needs "
             f"the same at all sites: set data.answers."
+        )
+    if key.startswith(CONNECTOR):
+        return (
+            f"{key} has shape {own.schema[key]} at site {site} and {expected.schema[key]} at site {first}: give all "
+            f"sites the same backbone.source and backbone.image_source, between which it maps."
         )
     if method.site_settings:
         return (

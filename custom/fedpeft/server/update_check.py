@@ -14,7 +14,8 @@ from fedpeft.alignment.averaging import robust_row
 from fedpeft.alignment.factors import factor_places
 from fedpeft.alignment.low_rank import product_length
 from fedpeft.alignment.settings import MEDIAN, RobustSettings
-from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.answering.training_settings import PERSONALIZATIONS, TrainingSettings
+from fedpeft.core.keys import CONNECTOR, HEAD
 from fedpeft.core.states import State, Store, in_memory
 from fedpeft.job.settings import kept_share
 from fedpeft.methods.settings import MethodSettings
@@ -74,6 +75,8 @@ class UpdateCheck:
         hidden = not method.exchanges or method.secure_sum
         self._factor = 0.0 if hidden else method.robust.update_factor
         self._kept = kept_share(method, training)
+        # client PIA and methods that go on with their own adapter load these as received, FedALA mixes all but the head
+        self._received = (HEAD,) if PERSONALIZATIONS[training.personalization].max_kept else (CONNECTOR, HEAD)
         self._stacked = method.rule.stacks
         self._training, self._schedule = training, schedule or ScheduleSettings()
         self._rate = max(training.learning_rate, (method.federates_head and training.head_learning_rate) or 0.0)
@@ -112,7 +115,14 @@ class UpdateCheck:
         unknown = not previous and len(states) == 2
         start = previous or ({} if unknown else _median_of(states, self._store))
         lengths = {
-            site: update_length(state, start, stacked=self._stacked, own=self.own.get(site), kept=self._kept)
+            site: update_length(
+                state,
+                start,
+                stacked=self._stacked,
+                own=self.own.get(site),
+                kept=self._kept,
+                as_received=self._received,
+            )
             for site, state in states.items()
         } | dict(measured or {})
         median, when = self._median_length(lengths.values(), remembered=self._kept and not unknown)
@@ -196,12 +206,19 @@ def _size_of(start: State, sent: Mapping[str, Tensor]) -> float:
 
 
 def update_length(
-    state: Mapping[str, Tensor], start: State, *, stacked: bool = False, own: State | None = None, kept: float = 0.0
+    state: Mapping[str, Tensor],
+    start: State,
+    *,
+    stacked: bool = False,
+    own: State | None = None,
+    kept: float = 0.0,
+    as_received: tuple[str, ...] = (),
 ) -> float:
     """Root mean square of a change; a tensor with another shape than at the start is counted as it is.
 
     `stacked`: factors start anew in every round, so that their whole product is the update. The change is counted from
-    the nearest point between `start` and the part `kept` of the way to `own`, which the site sent last.
+    the nearest point between `start` and the part `kept` of the way to `own`, which the site sent last. A site
+    keeps nothing of keys that begin with one of `as_received`: their change is counted from `start`.
     """
     total, count = product_length(state) if stacked else (0.0, 0)
     factors = {key for names in factor_places(state).values() for key in names.values()} if stacked else ()
@@ -210,7 +227,7 @@ def update_length(
         if key in factors:
             continue
         tensor = state[key]
-        before, last = start.get(key), (own or {}).get(key)
+        before, last = start.get(key), None if key.startswith(as_received) else (own or {}).get(key)
         if before is None or before.shape != tensor.shape:
             change = tensor.double()
         else:

@@ -40,7 +40,7 @@ from fedpeft.job import catalog
 from fedpeft.job.settings import check_schemes
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.methods.trainable import Beside, parameter_count, with_connector
+from fedpeft.methods.trainable import Beside, connector_of, parameter_count, with_connector
 from fedpeft.protocol.site_check import check_parameters
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import computing
@@ -172,16 +172,17 @@ class SiteModel:
                 half=computing.reads_half(self.training, method.method, own),
                 download=policy is None or policy.download,
             )
+            connector = connector_of(self.backbone, backbone)
         tuning = method.method.tuning()
         with about("method.settings"):
             if policy:
-                beside = sum(p.numel() for p in getattr(self.backbone, "connector", {}).values())
+                beside = sum(parameter.numel() for parameter in connector.values())
                 check_parameters(policy, method, parameter_count(self.backbone, tuning, own).trained + beside)
             self._weights = matrices(self.backbone.model)
             seed = derive(self.training.seed, "adapter", self.init_site)
             # PEFT's use of transformers
             with warnings.catch_warnings(action="ignore", category=FutureWarning), seen_in_float32(self._weights):
-                self.trainable = with_connector(tuning.prepare(self.backbone, own, seed=seed), self.backbone)
+                self.trainable = with_connector(tuning.prepare(self.backbone, own, seed=seed), connector)
         self._check_start(method)
         self.first, self.first_private = self.trainable.state(), self.trainable.private_state()
 
