@@ -4,6 +4,7 @@
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -21,6 +22,11 @@ from harness import (
     scheduled,
     scores,
 )
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import Task
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.wf_comm_server import WFCommServer
+from nvflare.apis.shareable import Shareable
 
 from fedpeft.flare import controller as module
 from fedpeft.flare.controller import FederationController
@@ -360,3 +366,23 @@ def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
     accepted, refused = server.collect("train", dict.fromkeys(SITES, order), read, round=1, needed=1)
     assert set(accepted) == {"chest"}
     assert set(refused) == {"slake", "vqa-rad"}
+
+
+@pytest.mark.parametrize("first", ["north", "south"])
+def test_a_site_that_asks_again_while_another_works_gets_its_task_and_every_task_can_end(first):
+    """FLARE listed what it had handed out twice, and its monitor of tasks and timeouts ended at the second."""
+    flare, controller, context = WFCommServer(), FederationController(job="small"), FLContext()
+    north, south = sites = [Client(name, f"{name}-1") for name in ("north", "south")]
+    flare._engine, flare.controller = MagicMock(), MagicMock()
+    flare._engine.validate_targets.return_value = (sites, [])
+    flare._engine.new_context.return_value.__enter__.return_value = context
+    controller.set_communicator(flare)
+    tasks = [Task(name="train", data=Shareable(), timeout=100) for _ in sites]
+    for task, site in zip(tasks, sites, strict=True):
+        controller.broadcast(task, context, targets=[site.name], min_responses=1)
+    asking = north if first == "north" else south
+    (_, once, _), (_, again, _) = (flare.process_task_request(asking, context) for _ in range(2))
+    assert once == again
+    flare.process_submission(asking, "train", once, Shareable(), context)
+    flare.check_tasks()
+    assert [task.is_standing for task in tasks] == [site is not asking for site in sites]

@@ -55,6 +55,20 @@ SILENCE = {
 R = TypeVar("R", bound=Reply)
 
 
+class _EachOnce(list):
+    """What FLARE handed out of a task, each once.
+
+    A site that asks for its task again, because it was started anew, gets the same one. While tasks of other sites
+    stand FLARE lists that a second time, fails to drop it twice, and its monitor ends: no task and no timeout of the
+    job would end any more.
+    """
+
+    def append(self, one: ClientTask) -> None:
+        """Add what is not there yet."""
+        if one not in self:
+            super().append(one)
+
+
 class FederationController(ModelController):
     """Runs a job: a handshake in round 0, then `training.rounds` rounds, then the completion manifest.
 
@@ -205,6 +219,7 @@ class FederationController(ModelController):
     def broadcast(self, task: Task, fl_ctx: FLContext, targets: Any = None, **options: Any) -> None:
         """Hand a site's task to FLARE, and keep it: it ends if the site's reply is refused unread."""
         self._tasks[targets[0]] = task
+        task.client_tasks = _EachOnce()
         if self._large:
             task._broadcast_data = task.data  # else FLARE keeps a copy of the global adapter for each site
         super().broadcast(task, fl_ctx, targets, **options)
