@@ -1,12 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Keys, PEFT's names and module paths: three spellings of the same place."""
 
+import numpy as np
 import pytest
+import torch
 
 from fedpeft import methods
 from fedpeft.backbones.slots import SLOTS, locate, module_path, slot_templates
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import SlotKey, belongs, by_place, is_key, layers_of, parse_key
+from fedpeft.core.keys import SlotKey, belongs, by_place, is_key, layer_numbers, layers_of, parse_key
 from fedpeft.methods.adapters import own_key, peft_key
 
 TEMPLATES = SLOTS["vilt"]
@@ -65,6 +67,24 @@ def test_what_is_read_off_keys():
     assert all(belongs(key, None) for key in keys)
     assert by_place(keys)["layer.2.output"] == {"up.bias": "layer.2.output.up.bias"}
     assert by_place(keys)["shared.rule"] == {"shared.rule": "shared.rule"}
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, np.array, torch.tensor], ids=lambda kind: kind.__name__)
+def test_chosen_layers_are_whole_numbers_and_a_mask_of_them_is_refused(kind):
+    numbers = layer_numbers(kind([0, 3]))
+    assert numbers == [0, 3]
+    assert all(type(number) is int for number in numbers)
+    with pytest.raises(FedpeftError, match=r"is a mask .* give np\.flatnonzero\(mask\)"):
+        layer_numbers(kind([False, True]))
+    with pytest.raises(FedpeftError, match="must be a list of whole numbers"):
+        layer_numbers(kind([0.0, 1.0]))
+
+
+def test_all_layers_are_chosen_by_none_and_one_layer_by_a_list():
+    assert layer_numbers(None) is None
+    assert layer_numbers([]) == []
+    with pytest.raises(FedpeftError, match="layers is 1, it must be a list"):
+        layer_numbers(1)
 
 
 @pytest.mark.parametrize("family", SLOTS)

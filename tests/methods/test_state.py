@@ -95,6 +95,8 @@ def test_exactly_the_chosen_layers_of_one_adapter_train(name, settings, vilt):
     assert model.get_nb_trainable_parameters()[0] == 0
     with pytest.raises(FedpeftError, match="layer 2 has no adapter 'default'"):
         adapters.set_trainable_layers(model, [1, 2])
+    with pytest.raises(FedpeftError, match="layers is a mask"):
+        adapters.set_trainable_layers(model, [False, True])
 
 
 SEEDED = [method for method in METHODS if method[0] != "lora"]

@@ -3,6 +3,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,6 +54,15 @@ def test_only_the_assigned_layer_is_trained_sent_and_changed(sections, tmp_path,
         kept = site_state.load_before(tmp_path / site, 3)
         trained = {key.rsplit(".", 1)[0] for key in kept.optimizer if not key.startswith("head")}
         assert not any(layer_of(name) == 0 for name in trained), sorted(trained)
+
+
+def test_layers_can_be_given_by_any_numbers_but_not_by_a_mask(sections, tmp_path):
+    learner = Learner.from_sections(sections(*UPPER_LAYER), site="slake", folder=tmp_path)
+    start = learner.first_state()
+    for layers in (iter([1]), np.flatnonzero([False, True]), torch.tensor([1])):
+        assert learner.train_round(1, start, layers).state.keys() == {key for key in start if belongs(key, [1])}
+    with pytest.raises(FedpeftError, match="layers is a mask"):
+        learner.train_round(1, start, np.array([False, True]))
 
 
 CHANGES = [*UPPER_LAYER, "schedule.score=fedselect", "method.aggregation=fedavg"]

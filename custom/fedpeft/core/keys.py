@@ -21,6 +21,7 @@ the last one.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,27 @@ def renumbered(key: str, numbers: Mapping[int, int]) -> str:
 def layers_of(keys: Iterable[str]) -> list[int]:
     """Return the transformer layers that occur in keys, ascending."""
     return sorted({layer for key in keys if (layer := layer_of(key)) is not None})
+
+
+def layer_numbers(layers: Iterable[int] | None) -> list[int] | None:
+    """Return the layers that someone chose as plain numbers, None for all.
+
+    Raises:
+        FedpeftError: a mask, whose True would be layer 1, or no whole numbers.
+    """
+    if layers is None:
+        return None
+    numbers = []
+    try:
+        for layer in layers:
+            if isinstance(layer, bool) or str(getattr(layer, "dtype", "")).endswith("bool"):
+                raise FedpeftError(
+                    "layers is a mask of True and False, it must be the numbers of layers: give np.flatnonzero(mask)."
+                )
+            numbers.append(operator.index(layer))
+    except TypeError:
+        raise FedpeftError(f"layers is {layers!r:.80}, it must be a list of whole numbers, counted from 0.") from None
+    return numbers
 
 
 def belongs(key: str, layers: Sequence[int] | None) -> bool:

@@ -25,7 +25,16 @@ from fedpeft.backbones.slots import SLOTS, locate, module_path, two_towers
 from fedpeft.backbones.structure import family_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_regular, read_json
-from fedpeft.core.keys import CONNECTOR, SHARED, layer_of, only_connector, parse_key, place_of, without_connector
+from fedpeft.core.keys import (
+    CONNECTOR,
+    SHARED,
+    layer_numbers,
+    layer_of,
+    only_connector,
+    parse_key,
+    place_of,
+    without_connector,
+)
 from fedpeft.core.states import State, first_misfit
 from fedpeft.methods import METHODS
 from fedpeft.methods.method import names as adapter_names
@@ -231,9 +240,9 @@ def set_trainable_layers(model: nn.Module, layers: Iterable[int] | None = None, 
     trainable as soon as any layer is. Parameters of the backbone and the head are left as they are.
 
     Raises:
-        FedpeftError: the adapter has no such layer.
+        FedpeftError: the adapter has no such layer, or a mask is given in place of numbers.
     """
-    parameters = adapter_parameters(model, adapter_name)
+    layers, parameters = layer_numbers(layers), adapter_parameters(model, adapter_name)
     known = {parts.layer for parts in map(parse_key, parameters) if parts}
     selected = known if layers is None else set(layers)
     if selected - known:

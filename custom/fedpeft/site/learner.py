@@ -6,7 +6,7 @@ FLARE's executor and the benchmarks' bare loop both drive this class, so both co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from fedpeft.answering.answering import Batch
 from fedpeft.answering.training_settings import BEST, LINEAR, PERSONALIZATIONS, TrainingSettings
 from fedpeft.backbones import BackboneSettings
-from fedpeft.core.keys import HEAD, LayerNumbers, belongs, layers_of
+from fedpeft.core.keys import HEAD, LayerNumbers, belongs, layer_numbers, layers_of
 from fedpeft.core.metrics import BELOW_CONSTANT
 from fedpeft.core.registry import imported
 from fedpeft.core.seeds import derive
@@ -203,7 +203,7 @@ class Learner:
         return digest(self.first_state()) if needed and not self.model.init_site else ""
 
     def train_round(
-        self, round: int, received: State, layers: Sequence[int] | None = None, *, part: float = 0.0
+        self, round: int, received: State, layers: Iterable[int] | None = None, *, part: float = 0.0
     ) -> Update:
         """Start from the global adapter (and the site's own), train, evaluate, save the state, return the upload.
 
@@ -214,7 +214,7 @@ class Learner:
             layers: train and upload these transformer layers only; None: all.
             part: of the site in the mean that `received` is; 0: it had none.
         """
-        received = self._numbers.received(received)
+        layers, received = layer_numbers(layers), self._numbers.received(received)
         own = self._own_state(round)
         torch.manual_seed(self.seed_for("train", round))
         first_head = self.model.drawn_head(self.seed_for("head", round)) if self.salt and own is None else None
