@@ -225,7 +225,8 @@ def images(noise: float | None, clip: float, size: int, seed: int) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         learners = _learners(Path(folder), None, seed)
         victim = learners[VICTIM]
-        victim.training = replace(victim.training, rounds=2)
+        for learner in learners.values():
+            learner.training = replace(learner.training, rounds=2)
         first = next(iter(federate(learners)))  # an adapter that is no longer zero somewhere
         victim.trainable.load(first.state)
         batch = next(iter(victim.batches.of(victim.data.train, size)))

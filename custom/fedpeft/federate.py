@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import copied
 from fedpeft.job.settings import CommonSettings, check_attackers, check_drawn
 from fedpeft.protocol.secure_sum import without_masks
 from fedpeft.protocol.types import SCORE, Introduction, Order, ScoreOrder, ScoreReply, TrainOrder, TrainReply
@@ -26,7 +28,7 @@ Salts = Callable[[str, int, State], str]
 @dataclass(frozen=True, slots=True)
 class RoundResult:
     """One round: updates by site, the new global adapter, the alignment report, the layers that each site trained, and
-    the reasons for refused updates."""
+    the reasons for refused updates. Its adapters are copies: whatever is done to them, the next round is the same."""
 
     round: int
     updates: dict[str, Update]
@@ -46,8 +48,10 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
         quorum: accepted updates that a round needs, or all of it where these are fewer.
 
     Raises:
-        FedpeftError: the check of updates leaves fewer, or settings need every site in every round.
+        FedpeftError: learners have other settings than the first, the check of updates leaves fewer, or settings need
+            every site in every round.
     """
+    _check_alike(learners)
     first = next(iter(learners.values()))
     job = CommonSettings(first.method, first.training, first.schedule)
     check_drawn(*job, learners)  # in a notebook there is no job that was checked before
@@ -59,10 +63,32 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
     measured: list[Sites] = []
     for one in rounds:
         updates = sites.updates
-        yield RoundResult(one.number, updates, one.state, one.report, one.assignment, one.rejected)
-        measured.append({site: update.metrics for site, update in updates.items() if site not in one.rejected})
+        measured.append({site: dict(update.metrics) for site, update in updates.items() if site not in one.rejected})
+        given = {site: replace(update, state=copied(update.state)) for site, update in updates.items()}
+        yield RoundResult(one.number, given, copied(one.state), one.report, one.assignment, dict(one.rejected))
         if best_before_end(measured, job.training.patience):
             return
+
+
+OF_A_MACHINE = ("device", "threads")  # of `training`: the computer's, which each site may set for itself
+
+
+def _check_alike(learners: Mapping[str, Learner]) -> None:
+    """Refuse learners of unlike jobs: the first one's settings would decide, and so the order of the mapping."""
+    if not learners:
+        raise FedpeftError("there are no learners, so there is nothing to federate: give at least one site's.")
+    first, *others = learners
+    for section in CommonSettings._fields:
+        expected = getattr(learners[first], section)
+        for site in others:
+            own = getattr(learners[site], section)
+            for name in (one.name for one in fields(expected) if one.name not in OF_A_MACHINE):
+                if (value := getattr(own, name)) != (common := getattr(expected, name)):
+                    raise FedpeftError(
+                        f"{section}.{name} is {value!r:.100} at {site} and {common!r:.100} at {first}: all learners of "
+                        f"a federation need the same settings, make them from the same sections.",
+                        setting=f"{section}.{name}",
+                    )
 
 
 def _introductions(learners: Mapping[str, Learner]) -> dict[str, Introduction]:

@@ -124,3 +124,9 @@ def test_a_front_draws_itself_on_the_axes_of_the_caller():
 def test_a_front_makes_a_figure_of_its_own(monkeypatch):
     monkeypatch.setattr(pyplot, "subplots", lambda: (None, Figure().subplots()))
     assert len(FOUR.plot().lines) == 1
+
+
+def test_the_chosen_assignment_is_a_copy():
+    made = front((1, 0), (5, 1))
+    choose(made)[:] = False
+    assert made.masks.any(axis=(1, 2)).all()

@@ -104,13 +104,14 @@ def locate_job(job: Path, configs: Path | None = None) -> tuple[Path, str]:
     return own, name
 
 
-def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+def compose(configs: str | Path, job: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Merge a job's parts and overrides into sections, and check all of them.
 
     Args:
         configs: the `app_configs` folder; what it lacks, job or part, is taken from the one of the package.
         overrides: settings as `section.name=value`; the value is read as YAML.
     """
+    configs = Path(configs)
     return compose_parts(configs, parts_of(configs, job), overrides)
 
 

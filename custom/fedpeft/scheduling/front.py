@@ -133,7 +133,7 @@ def choose(front: Front, weight_importance: float = 1.0, weight_diversity: float
     if weight_importance == weight_diversity == 0:
         raise FedpeftError("weight_importance and weight_diversity are both 0, one of them must be above 0.")
     score = weight_importance * _scaled(front.importance) - weight_diversity * _scaled(front.variance)
-    return front.masks[int(score.argmax())]
+    return front.masks[int(score.argmax())].copy()
 
 
 def nadir(front: Front) -> tuple[float, float]:

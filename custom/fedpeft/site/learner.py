@@ -163,7 +163,7 @@ class Learner:
         sections: Mapping[str, Any],
         *,
         site: str,
-        folder: Path,
+        folder: str | Path,
         policy: SitePolicy | None = None,
         shared: SharedModels | None = None,
     ) -> Learner:
@@ -181,7 +181,7 @@ class Learner:
             training=job.training,
             site_data=load_data(policy, job),
             dataset=job.data.dataset,
-            folder=folder,
+            folder=Path(folder),
             schedule=job.schedule,
             policy=policy,
             answers=job.answers,

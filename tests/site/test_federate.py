@@ -1,0 +1,51 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""`federate` as a notebook calls it: results are the caller's own, and learners are of one job."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.federate import federate
+from fedpeft.job.settings import CommonSettings
+from fedpeft.site.learner import Learner
+
+SITES = ("slake", "vqa-rad")
+
+
+def test_what_is_done_to_a_result_changes_no_later_round(sections, tmp_path):
+    """Its folders may be written as text."""
+    made = sections("training.rounds=2")
+
+    def last(name, *, spoil):
+        learners = {site: Learner.from_sections(made, site=site, folder=str(tmp_path / name / site)) for site in SITES}
+        for result in federate(learners):
+            state = {key: tensor.clone() for key, tensor in result.state.items()}
+            if spoil:
+                for one in (result.state, *(update.state for update in result.updates.values())):
+                    for tensor in one.values():
+                        tensor.fill_(9.0)
+        return state
+
+    left, spoiled = last("left", spoil=False), last("spoiled", spoil=True)
+    assert all(torch.equal(spoiled[key], tensor) for key, tensor in left.items())
+
+
+@pytest.mark.parametrize(
+    ("section", "changed"),
+    [("method", {"aggregation": "pia"}), ("training", {"rounds": 9}), ("schedule", {"every": 3})],
+)
+def test_learners_of_unlike_jobs_are_refused(sections, section, changed):
+    common = CommonSettings.from_sections(sections("method.aggregation=fedavg"))
+    other = common._replace(**{section: replace(getattr(common, section), **changed)})
+    learners = {"a": SimpleNamespace(**common._asdict()), "b": SimpleNamespace(**other._asdict())}
+    ((name, value),) = changed.items()
+    with pytest.raises(FedpeftError, match=f"{section}.{name} is {value!r} at b and .* at a: all learners"):
+        next(federate(learners))
+
+
+def test_no_learners_are_refused():
+    with pytest.raises(FedpeftError, match="there are no learners"):
+        next(federate({}))
