@@ -212,3 +212,26 @@ def test_an_own_adapter_that_does_not_fit_is_refused_by_key(spoil, expected_part
     with pytest.raises(FedpeftError) as caught:
         align_global(received, spoil(own), settings=PIASettings(support="weights"), site="rad")
     assert all(part in str(caught.value) for part in expected_parts), str(caught.value)
+
+
+def test_what_is_done_to_the_upload_leaves_the_kept_adapter():
+    trained, frozen = state("houlsby", generator(30)), state("houlsby", generator(31))
+    end = finish_round(trained, frozen)
+    before = {key: tensor.clone() for key, tensor in end.own.items()}
+    for tensor in end.upload.values():
+        tensor.zero_()
+    assert same_bytes(end.own, before)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, 3, float("nan")])
+def test_a_share_is_from_0_to_1(share):
+    own = state("houlsby", generator(32))
+    with pytest.raises(FedpeftError, match="must be a number from 0 to 1"):
+        start_merged(own, own, share)
+    with pytest.raises(FedpeftError, match="must be a number from 0 to 1"):
+        finish_round(own, own, PIASettings(upload="local"), share)
+
+
+def test_adapters_of_other_widths_are_aligned_before_they_are_merged():
+    with pytest.raises(FedpeftError, match=r"head.bias has shape \(2,\) .* align first with align_global"):
+        start_merged({"head.bias": torch.zeros(2)}, {"head.bias": torch.ones(1)})

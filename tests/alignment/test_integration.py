@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from grids import each
@@ -320,3 +321,14 @@ def test_a_site_whose_squares_are_no_float32_leaves_numbers(reference):
     merged, report = integrate(states, COUNTS, PIASettings(reference=reference))
     assert all(tensor.isfinite().all() for tensor in merged.values())
     assert all(math.isfinite(figures["distance"]) for figures in report["sites"].values())
+
+
+@pytest.mark.parametrize(
+    "counts", [torch.tensor([1, 2]), np.array([1, 2]), iter([1, 2])], ids=["torch", "numpy", "iter"]
+)
+def test_counts_of_any_kind_and_generators_make_the_same_report(counts):
+    states = [state("houlsby", generator(seed)) for seed in (1, 2)]
+    expected, report = integrate(states, [1, 2], sites=["a", "b"])
+    merged, other = integrate(iter(states), counts, sites=iter("ab"))
+    assert same_bytes(merged, expected)
+    assert json.dumps(other) == json.dumps(report)

@@ -176,13 +176,22 @@ def start_merged(own: State, aligned: State, share: float = HALF) -> dict[str, T
         aligned: the global adapter, aligned to it.
         share: of the global adapter, from 0 to 1; a half is the paper.
 
+    Raises:
+        FedpeftError: a share outside that, or a tensor that has another shape in the two.
+
     Example:
         >>> import torch
         >>> start_merged({"head.bias": torch.zeros(2)}, {"head.bias": torch.ones(2)}, share=0.25)
         {'head.bias': tensor([0.2500, 0.2500])}
     """
+    _check_share(share)
     merged = copied({**aligned, **own})
     for key in own.keys() & aligned.keys():
+        if own[key].shape != aligned[key].shape:
+            raise FedpeftError(
+                f"{key} has shape {tuple(own[key].shape)} in the site's adapter and {tuple(aligned[key].shape)} in the "
+                f"global one: align first with align_global(global_state, own_state)."
+            )
         merged[key] = weighted_mean((own[key], aligned[key]), (1 - share, share)).to(own[key].dtype)
     return merged
 
@@ -199,14 +208,26 @@ def finish_round(trained: State, frozen: State, settings: PIASettings | None = N
         settings: `upload` is used.
         share: of the frozen adapter, in the output during training and in the mean.
 
+    Returns:
+        Two adapters that share no memory: what is done to the one that is sent (noise) leaves the kept one as it is.
+
+    Raises:
+        FedpeftError: as `start_merged`.
+
     Example:
         >>> import torch
         >>> finish_round({"head.bias": torch.zeros(2)}, {"head.bias": torch.ones(2)}).upload
         {'head.bias': tensor([0.5000, 0.5000])}
     """
+    _check_share(share)
     settings = settings or PIASettings()
     result = start_merged(trained, frozen, share) if settings.upload == "integrated" else copied(trained)
-    return RoundEnd(upload=result, own=result)
+    return RoundEnd(upload=result, own=copied(result))
+
+
+def _check_share(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise FedpeftError(f"share is {share!r}, the global adapter's part must be a number from 0 to 1.")
 
 
 def _align(

@@ -41,7 +41,7 @@ MIN_SHARE = 0.01  # least sum of the paper's weights, which do not sum to 1
 
 def integrate(
     states: Sequence[State],
-    counts: Sequence[float],
+    counts: Iterable[float],
     settings: PIASettings | None = None,
     *,
     sites: Sequence[str] | None = None,
@@ -101,7 +101,13 @@ def integrate(
     settings, robust = settings or PIASettings(), robust or NOT_ROBUST
     merged, figures = integrate_round(
         Round(
-            states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust, store=store
+            states=list(states),
+            counts=list(counts),
+            settings=settings,
+            sites=None if sites is None else list(sites),
+            previous=previous,
+            robust=robust,
+            store=store,
         )
     )
     return merged, report_of(figures)
@@ -119,6 +125,11 @@ class Round:
     robust: RobustSettings = NOT_ROBUST
     store: Store = in_memory
     unnamed: str = "states"  # of which a state without a site's name is one
+
+    def __post_init__(self) -> None:
+        """Make plain numbers of the counts, so that a report of weights is one that JSON can hold."""
+        plain = [count if isinstance(count, int | float) else float(count) for count in self.counts]
+        object.__setattr__(self, "counts", plain)
 
     @cached_property
     def names(self) -> list[str]:
