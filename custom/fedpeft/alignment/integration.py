@@ -40,11 +40,11 @@ MIN_SHARE = 0.01  # least sum of the paper's weights, which do not sum to 1
 
 
 def integrate(
-    states: Sequence[State],
+    states: Iterable[State],
     counts: Iterable[float],
     settings: PIASettings | None = None,
     *,
-    sites: Sequence[str] | None = None,
+    sites: Iterable[str] | None = None,
     previous: State | None = None,
     robust: RobustSettings | None = None,
     store: Store = in_memory,
