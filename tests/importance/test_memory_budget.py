@@ -135,6 +135,15 @@ def test_with_unequal_layers_what_the_budget_promises_fits(case, choice):
     assert counted == set(range(len(model.layers) + 1))
 
 
+def test_layers_may_be_iterators(case):
+    arguments, model = case
+    function, layers, *others = arguments
+    once = ({name: iter(group) for name, group in layers.items()} for _ in range(2))
+    (_, costs), (_, expected) = (layer_memory(function, g, *others, model=model) for g in (next(once), layers))
+    assert torch.equal(costs, expected)
+    assert layer_budget(function, next(once), *others, model=model, settings=MemorySettings(available_mib=9)) == LAYERS
+
+
 def test_the_optimizer_state_of_the_head_counts(case):
     arguments, model = case
     without, with_state = (

@@ -59,6 +59,11 @@ REFUSED = [
     ({"batches": []}, "there is no batch"),
     ({"layers": {}}, "there are no layers"),
     ({"layers": {"empty": []}}, "layer empty has no trainable parameters"),
+    ({"layers": [torch.zeros(2)]}, "layers is a list: give a mapping"),
+    ({"layers": {"x": torch.zeros(2)}}, r"layers\['x'\] is a tensor of shape \(2,\): give a list"),
+    ({"layers": {"x": nn.Linear(1, 1)}}, r"layers\['x'\] is a Linear: give a list .* list\(module\.parameters\(\)\)"),
+    ({"layers": {"x": nn.Linear}}, r"layers\['x'\] is a type: give a list"),
+    ({"previous": {"x": 3}}, r"previous\['x'\] is a int: give a list"),
     ({"layers": {"x": [torch.zeros(2, requires_grad=True) * 2]}}, "layer x lists a tensor of shape"),
     ({"loss": lambda logits, batch: loss(logits, batch).mean()}, "one value for each sample"),
     ({"model_fn": lambda batch: batch["tokens"]}, r"logits of shape \(B, C\)"),
@@ -115,6 +120,41 @@ def test_a_score_of_a_notebook_can_be_added(monkeypatch):
     monkeypatch.setattr(SCORES, "_own", dict(SCORES._own))
     importance.register("reverse", lambda task: torch.arange(len(task.layers), 0, -1))
     assert call("reverse", normalize=False).tolist() == [3, 2, 1]
+
+
+@pytest.mark.parametrize("method", importance.names())
+def test_layers_may_be_iterators(method):
+    def once(layers):
+        return {name: iter(group) for name, group in layers.items()}
+
+    model = net()
+    before = {name: [torch.zeros_like(p) for p in group] for name, group in layers_of(model).items()}
+    found = [
+        importance.score(
+            model_fn(model),
+            form(layers_of(model)),
+            [tokens()],
+            loss,
+            method=method,
+            model=model,
+            previous=form(before),
+            generator=torch.Generator().manual_seed(0),
+        )
+        for form in (dict, once)
+    ]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("result", [torch.ones(2), torch.ones(3, 1), torch.tensor(1.0), [1.0, 2.0, 3.0], None])
+def test_a_score_of_another_shape_is_refused(result, monkeypatch):
+    monkeypatch.setattr(SCORES, "_own", {"odd": lambda task: result})
+    with pytest.raises(FedpeftError, match=r"score 'odd' returned a .*, not a tensor of shape \(3,\): have it return"):
+        call("odd")
+
+
+def test_a_score_that_keeps_its_graph_is_detached(monkeypatch):
+    monkeypatch.setattr(SCORES, "_own", {"graph": lambda task: torch.ones(3, requires_grad=True) * 2})
+    assert not call("graph").requires_grad
 
 
 def test_settings_of_a_job_are_checked_without_a_model():

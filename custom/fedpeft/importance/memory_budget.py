@@ -28,14 +28,14 @@ from torch import Tensor, nn
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.registry import MemorySettings
-from fedpeft.importance.scoring_task import check_layers
+from fedpeft.importance.scoring_task import checked_layers
 
 MIB = 2**20
 
 
 def layer_budget(
     model_fn: Callable[[Any], Tensor],
-    layers: Mapping[Hashable, Sequence[Tensor]],
+    layers: Mapping[Hashable, Iterable[Tensor]],
     batch: Any,
     loss: Callable[[Tensor, Any], Tensor],
     *,
@@ -63,7 +63,7 @@ def layer_budget(
         >>> layer_budget(model, layers, torch.ones(4, 2), loss, model=model, settings=MemorySettings(available_mib=1))
         2
     """
-    settings = settings or MemorySettings()
+    settings, layers = settings or MemorySettings(), checked_layers(layers)
     fixed, costs = layer_memory(model_fn, layers, batch, loss, model=model, settings=settings)
     if settings.available_mib is None:
         available = available_memory(next(iter(layers.values()))[0].device)
@@ -90,7 +90,7 @@ def count_layers(costs: Sequence[float], available: float) -> int:
 
 def layer_memory(
     model_fn: Callable[[Any], Tensor],
-    layers: Mapping[Hashable, Sequence[Tensor]],
+    layers: Mapping[Hashable, Iterable[Tensor]],
     batch: Any,
     loss: Callable[[Tensor, Any], Tensor],
     *,
@@ -111,8 +111,7 @@ def layer_memory(
         torch.Size([2])
     """
     settings = settings or MemorySettings()
-    check_layers(layers)
-    groups = [list(group) for group in layers.values()]
+    groups = [list(group) for group in checked_layers(layers).values()]
     everything = [parameter for group in groups for parameter in group]
     flags = [parameter.requires_grad for parameter in everything]
     measure = _cuda_peak if everything[0].is_cuda else _saved_bytes

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -145,7 +145,7 @@ def method_settings(method: str, values: Mapping[str, Any] | None = None) -> Any
 
 def score(
     model_fn: Callable[[Any], Tensor],
-    layers: Mapping[Hashable, Sequence[Tensor]],
+    layers: Mapping[Hashable, Iterable[Tensor]],
     batches: Iterable[Any],
     loss: Callable[[Tensor, Any], Tensor],
     *,
@@ -155,7 +155,7 @@ def score(
     gradients: str = "captured",
     generator: torch.Generator | None = None,
     model: nn.Module | None = None,
-    previous: Mapping[Hashable, Sequence[Tensor]] | None = None,
+    previous: Mapping[Hashable, Iterable[Tensor]] | None = None,
     **settings: Any,
 ) -> Tensor:
     """Return the importance of every layer for this data, (L,) float64 on the CPU, at least 0 and summing to 1.
@@ -211,9 +211,24 @@ def score(
         previous=previous,
     )
     with trainable(task.parameters):
-        scores = (function(task) if own_settings is None else function(task, own_settings)).double().cpu()
+        scores = function(task) if own_settings is None else function(task, own_settings)
+    scores = _checked(scores, method, len(task.layers)).detach().double().cpu()
     task.check_finite(scores)
     return normalized(scores, method) if normalize else scores
+
+
+def _checked(scores: Any, method: str, layers: int) -> Tensor:
+    from torch import Tensor
+
+    if not isinstance(scores, Tensor) or scores.shape != (layers,):
+        form = (
+            f"a tensor of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+        )
+        raise FedpeftError(
+            f"score {method!r} returned {form}, not a tensor of shape ({layers},): have it return one number for each "
+            f"of task.layers, in their order."
+        )
+    return scores
 
 
 def normalized(scores: Tensor, method: str) -> Tensor:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +39,9 @@ class ScoringTask:
 
     def __post_init__(self) -> None:
         one_of("gradients", self.gradients, GRADIENTS)
-        check_layers(self.layers)
+        object.__setattr__(self, "layers", checked_layers(self.layers))
+        if self.previous is not None:
+            object.__setattr__(self, "previous", _as_tuples(self.previous, "previous"))
 
     @cached_property
     def parameters(self) -> list[Tensor]:
@@ -135,11 +137,12 @@ def trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
-def check_layers(layers: Mapping[Hashable, Sequence[Tensor]]) -> None:
-    """Refuse layers that cannot be scored."""
-    if not isinstance(layers, Mapping) or not layers:
+def checked_layers(layers: Mapping[Hashable, Iterable[Tensor]]) -> dict[Hashable, tuple[Tensor, ...]]:
+    """Return the layers as tuples, since an iterator could be read only once; refuse what cannot be scored."""
+    groups = _as_tuples(layers, "layers")
+    if not groups:
         raise FedpeftError("there are no layers to score: give a mapping from layer to its trainable parameters.")
-    for name, group in layers.items():
+    for name, group in groups.items():
         if not group:
             raise FedpeftError(f"layer {name} has no trainable parameters: leave it out.")
         for parameter in group:
@@ -150,6 +153,19 @@ def check_layers(layers: Mapping[Hashable, Sequence[Tensor]]) -> None:
                     f"layer {name} has NaN or infinity in its parameters: its training diverged, go back to an earlier "
                     f"state."
                 )
+    return groups
+
+
+def _as_tuples(layers: Mapping[Hashable, Iterable[Tensor]], what: str) -> dict[Hashable, tuple[Tensor, ...]]:
+    if not isinstance(layers, Mapping):
+        raise FedpeftError(f"{what} is {_described(layers)}: give a mapping from layer to its trainable parameters.")
+    for name, group in layers.items():
+        if isinstance(group, Tensor | nn.Module | str) or not isinstance(group, Iterable):
+            raise FedpeftError(
+                f"{what}[{name!r}] is {_described(group)}: give a list of its parameters, of a module "
+                f"list(module.parameters())."
+            )
+    return {name: tuple(group) for name, group in layers.items()}
 
 
 class _WithoutDropout(TorchFunctionMode):
