@@ -52,6 +52,21 @@ def test_samples_elsewhere_are_refused_where_the_shape_hides_it():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("samples", [15, 16])
+def test_a_later_layer_of_the_same_input_does_not_hide_rows_that_are_not_samples(samples):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        prompt, head, tokens = nn.Linear(8, 8), nn.Linear(8, 3), torch.randn(16, 8)
+        x = torch.randn(samples, 8)
+    layers = {"prompt": list(prompt.parameters()), "head": list(head.parameters())}
+    arguments = (lambda b: head(b + torch.tanh(prompt(tokens)).mean(0)), layers, [x], lambda y, _: y.square().sum(1))
+    if samples == 16:  # as many as tokens
+        with pytest.raises(FedpeftError, match="depends on other rows"):
+            score(*arguments)
+    else:
+        torch.testing.assert_close(score(*arguments), score(*arguments, gradients="rows"), rtol=1e-4, atol=0)
+
+
 def test_batch_statistics_are_refused():
     layers = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     groups = {"first": list(layers[0].parameters()), "last": list(layers[2].parameters())}

@@ -297,7 +297,7 @@ class Tape(TorchFunctionMode):
         self.samples = samples
         self.first_dimensions: set[int] = set()
         self.uses: list[Use] = []
-        self.latest: dict[tuple, Tensor] = {}  # the last output of each kind and shape
+        self.latest: dict[tuple, Tensor] = {}  # the last output of each kind, input's and weights' shapes
         self.anchor = torch.zeros((), requires_grad=True)  # what makes autograd visit every captured operation
         self.take: Callable[[Use, Tensor], None] | None = None
 
@@ -326,15 +326,16 @@ class Tape(TorchFunctionMode):
         y = kind.apply(x, *detached, self.anchor, partial(self._collect, uses))
         self.uses += uses
         self.first_dimensions.add(len(x))
-        self.latest[(kind, tuple(x.shape))] = y
+        shapes = tuple(None if weight is None else tuple(weight.shape) for weight, _ in weights)
+        self.latest[(kind, tuple(x.shape), shapes)] = y
         return y
 
     def check_independence(self, output: Tensor) -> None:
         """Refuse a model whose samples depend on each other, or are not the first dimension of its layers' inputs.
 
-        Checks the last operation of each kind and shape, which is cheap and enough because transformers' layers are
-        alike. Called once after the forward pass, with one number of sample 0; it also frees the outputs that the tape
-        holds for it.
+        Checks the last operation of each kind and shape of its input and weights, which is cheap and enough where
+        layers of the same shapes are alike, as transformers' are. Called once after the forward pass, with one number
+        of sample 0; it also frees the outputs that the tape holds for it.
         """
         watched, self.latest = list(self.latest.values()), {}
         for gradient in torch.autograd.grad(output, watched, retain_graph=True, allow_unused=True):
