@@ -187,3 +187,15 @@ def test_pot_is_imported_without_leaving_traces_in_the_environment():
 def test_what_has_no_plan_is_refused_in_words(client, reference, options, message):
     with pytest.raises(FedpeftError, match=message):
         transport_plan(client, reference, **options)
+
+
+@pytest.mark.parametrize("regularization", [-0.3, 0, float("nan"), float("inf")])
+def test_a_regularization_out_of_range_is_refused(regularization):
+    with pytest.raises(FedpeftError, match=r"regularization is .*, it must be a finite number above 0\."):
+        transport_plan(torch.eye(3), torch.eye(3), solver="sinkhorn", regularization=regularization)
+
+
+def test_masses_may_require_gradients():
+    mass = torch.tensor([2.0, 1.0, 1.0], requires_grad=True)
+    plan = transport_plan(torch.eye(3), torch.eye(3), client_mass=mass)
+    torch.testing.assert_close(plan.sum(dim=1), torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64))

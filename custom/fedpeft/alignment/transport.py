@@ -85,7 +85,8 @@ def transport_plan(
         P (n, m), float64, sum 1.
 
     Raises:
-        FedpeftError: shapes that do not fit, values that are not finite, masses that are not positive.
+        FedpeftError: shapes that do not fit, values that are not finite, masses that are not positive, a
+            regularization that is not finite and above 0.
 
     Source: Saha et al., FedPIA, "Server-level PIA"; Singh and Jaggi 2020, Model Fusion via Optimal Transport.
 
@@ -195,6 +196,8 @@ def match(
 ) -> Matching:
     """Return which neurons match at the least cost (n, m); arguments and errors as in `transport_plan`."""
     _check_finite(cost)
+    if solver == "sinkhorn" and not 0 < regularization < math.inf:  # below 0, the plan of the highest cost
+        raise FedpeftError(f"regularization is {regularization!r}, it must be a finite number above 0.")
     n, m = cost.shape
     permutes = n == m and client_mass is None and reference_mass is None
     if solver == "identity":
@@ -246,7 +249,7 @@ def _sorted(client: Tensor, reference: Tensor) -> Matching:
 def _masses(mass: Tensor | None, size: int, name: str) -> Tensor:
     if mass is None:
         return torch.full((size,), 1 / size, dtype=torch.float64)
-    mass = torch.as_tensor(mass).double().cpu()
+    mass = torch.as_tensor(mass).detach().double().cpu()
     if mass.shape != (size,) or not bool((torch.isfinite(mass) & (mass > 0)).all()):
         raise FedpeftError(f"{name} is {mass.tolist()}, it must hold {size} positive numbers, one for each neuron.")
     mass = mass / (_scale(mass) or 1.0)  # their sum stays finite
