@@ -89,3 +89,10 @@ def test_what_is_wrong_with_the_packages_own_is_an_error(installed):
     things.register("own", "os:no_such_thing")
     with pytest.raises(AttributeError):
         list(things.usable())
+
+
+@pytest.mark.parametrize("kind", [DATASETS, SCORES, METHODS], ids=lambda kind: kind.group)
+def test_an_object_of_another_kind_is_refused_at_registration(kind):
+    with pytest.raises(FedpeftError, match=f"{kind.kind} 'mine' is of type int, not "):
+        kind.register("mine", 3)
+    assert "mine" not in kind.names()

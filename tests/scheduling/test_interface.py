@@ -11,6 +11,9 @@ from instances import SOLVERS
 from fedpeft import scheduling
 from fedpeft.core.errors import FedpeftError
 from fedpeft.scheduling import names, names_with_front, schedule
+from fedpeft.scheduling.front import Front
+from fedpeft.scheduling.solvers import SOLVERS as REGISTRY
+from fedpeft.scheduling.solvers import DrawnSettings
 
 SCORES = np.full((3, 4), 0.25)
 NAN, INFINITE = SCORES.copy(), SCORES.copy()
@@ -69,6 +72,51 @@ def test_input_stays_as_it_is(solver):
     before = scores.tobytes(), budgets.tobytes()
     schedule(scores, budgets, solver=solver)
     assert (scores.tobytes(), budgets.tobytes()) == before
+
+
+def made_up(masks):
+    def search(task, rng, settings: DrawnSettings):
+        return (
+            Front(masks=masks, importance=np.zeros(1), variance=np.zeros(1), evaluations=1) if masks is not None else 3
+        )
+
+    return search
+
+
+FEW, MANY = np.zeros((1, 3, 4), dtype=bool), np.ones((1, 3, 4), dtype=bool)
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        (FEW, "solver 'mine' gives client 0 0 layers in assignment 0, and its budget is 1"),
+        (MANY, "solver 'mine' gives client 0 4 layers in assignment 0, and its budget is 1"),
+        (MANY[0], r"masks of bool and shape \(3, 4\), they must be bool and of shape \(F, 3, 4\)"),
+        (MANY[:, :2], r"of shape \(F, 3, 4\)"),
+        (MANY[:0], "with F at least 1"),
+        (np.eye(3, 4)[None], "masks of float64"),
+        (None, "solver 'mine' returned a int"),
+    ],
+)
+def test_what_a_solver_of_ones_own_returns_is_checked(masks, message, monkeypatch):
+    monkeypatch.setattr(REGISTRY, "_own", dict(REGISTRY._own))
+    scheduling.register("mine", made_up(masks))
+    with pytest.raises(FedpeftError, match=message):
+        schedule(SCORES, 1, solver="mine")
+
+
+@pytest.mark.parametrize(
+    ("solver", "message"),
+    [
+        (lambda problem, rng, settings: None, "annotate settings with their dataclass"),
+        (3, "is of type int, not Callable"),
+    ],
+)
+def test_a_solver_that_cannot_be_used_is_refused_at_once(solver, message, monkeypatch):
+    monkeypatch.setattr(REGISTRY, "_own", dict(REGISTRY._own))
+    with pytest.raises(FedpeftError, match=f"solver 'mine' .*{message}"):
+        scheduling.register("mine", solver)
+    assert names_with_front() == SOLVERS
 
 
 def test_every_public_name_can_be_imported():

@@ -56,8 +56,13 @@ class Registry(Generic[T]):
             home: the object, or its import path "package.module:object", which is imported when it is first used.
 
         Raises:
-            FedpeftError: the name is taken.
+            FedpeftError: the name is taken, or the object is of another kind.
         """
+        if not isinstance(home, str | self.form):
+            raise FedpeftError(
+                f"{self.kind} {name!r} is of type {type(home).__name__}, not {self.form.__name__}: "
+                f"register another object."
+            )
         if name in self._own or name in self._plugins:
             raise self._taken(name, self.place(name), _described(home))
         self._own[name] = home

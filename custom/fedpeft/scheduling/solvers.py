@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,16 @@ from fedpeft.scheduling.problem import Problem, problem, take_top
 
 Search = Callable[..., Front]  # (problem, rng, settings), the annotation of settings names their dataclass
 SOLVERS: Registry[Search] = Registry("solver", "fedpeft.solvers", Callable)
-register, names = SOLVERS.register, SOLVERS.names
+names = SOLVERS.names
+
+
+def register(name: str, home: str | Search) -> None:
+    """Register a solver as `Registry.register` does; one of a notebook must annotate its settings."""
+    if not isinstance(home, str) and callable(home) and "settings" not in _hints(home):
+        raise FedpeftError(
+            f"solver {name!r} does not say what its settings are: annotate settings with their dataclass."
+        )
+    SOLVERS.register(name, home)
 
 
 def solver_settings(solver: str, **settings: Any) -> Any:
@@ -70,11 +79,47 @@ def schedule(
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise FedpeftError(f"seed is {seed!r}, it must be a whole number of at least 0.")
     task = problem(scores, budgets, clients=clients)
-    return SOLVERS.get(solver)(task, np.random.default_rng(seed), own_settings)
+    front = SOLVERS.get(solver)(task, np.random.default_rng(seed), own_settings)
+    _check(front, task, solver)
+    return front
+
+
+def _check(front: Any, task: Problem, solver: str) -> None:
+    """Refuse what is not a front of this problem: a site would train more layers than it has the memory for."""
+    if not isinstance(front, Front):
+        raise FedpeftError(
+            f"solver {solver!r} returned a {type(front).__name__}: have it return Archive(task).front()."
+        )
+    masks = np.asarray(front.masks)
+    if masks.dtype != bool or masks.ndim != 3 or not len(masks) or masks.shape[1:] != task.scores.shape:
+        raise FedpeftError(
+            f"solver {solver!r} returned masks of {masks.dtype} and shape {masks.shape}, they must be bool and of "
+            f"shape (F, {', '.join(map(str, task.scores.shape))}), with F at least 1."
+        )
+    chosen = masks.sum(axis=2)
+    wrong = np.argwhere(chosen != task.budgets)
+    if len(wrong):
+        point, client = wrong[0].tolist()
+        raise FedpeftError(
+            f"solver {solver!r} gives client {client} {chosen[point, client]} layers in assignment {point}, and its "
+            f"budget is {task.budgets[client]}: have it use up every budget exactly."
+        )
+
+
+def _hints(search: Search) -> Mapping[str, Any]:
+    try:
+        return hints_of(search)
+    except TypeError:  # an object that can be called, such as a partial, declares nothing
+        return {}
 
 
 def _settings_class(solver: str) -> type:
-    return hints_of(SOLVERS.get(solver))["settings"]
+    cls = _hints(SOLVERS.get(solver)).get("settings")
+    if cls is None:
+        raise FedpeftError(
+            f"solver {solver!r} does not say what its settings are: annotate settings with their dataclass."
+        )
+    return cls
 
 
 register("nsga2", "fedpeft.scheduling.nsga2:search")
