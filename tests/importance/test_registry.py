@@ -106,6 +106,21 @@ def test_dropout_that_is_on_is_refused(method, name):
     assert torch.equal(importance.score(*arguments, method=method), importance.score(*arguments, method=method))
 
 
+@pytest.mark.parametrize("gradients", ["captured", "rows"])
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, lambda n: nn.InstanceNorm1d(n, track_running_stats=True)])
+@pytest.mark.parametrize("method", ["lntk", "gradflow", "snip", "rgn", "grasp", "synflow"])
+def test_statistics_that_would_change_are_refused_and_stay(method, norm, gradients):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Unflatten(1, (4, 2)), norm(4), nn.Flatten(1), nn.Linear(8, 3))
+    layers = {0: list(model[0].parameters()), 1: list(model[-1].parameters())}
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    arguments = (lambda batch: model(batch["tokens"][:, 0]), layers, [tokens()], loss)
+    with pytest.raises(FedpeftError, match=r"would change its statistics.*call its \.eval\(\) first\.$"):
+        importance.score(*arguments, method=method, model=model, gradients=gradients)
+    model.eval()
+    importance.score(*arguments, method=method, model=model, gradients=gradients)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
 def test_scores_that_are_all_zero_are_refused_unless_raw():
     model = net()
     with torch.no_grad():

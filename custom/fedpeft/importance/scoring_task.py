@@ -22,6 +22,8 @@ from fedpeft.methods.adapters import adapter_parameters
 GRADIENTS = ("captured", "rows")
 DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
 
+NORMALIZATIONS = {F.batch_norm, F.instance_norm}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringTask:
@@ -71,7 +73,7 @@ class ScoringTask:
 
     def _outputs(self, batch: Any) -> Tensor:
         """Return the model's outputs (B, ...)."""
-        with _WithoutDropout():
+        with _InEvalMode():
             outputs = self.model_fn(batch)
         if not isinstance(outputs, Tensor) or outputs.ndim < 2 or not len(outputs):
             raise FedpeftError(f"model_fn returned {_described(outputs)}: it must return logits of shape (B, C).")
@@ -168,8 +170,12 @@ def _as_tuples(layers: Mapping[Hashable, Iterable[Tensor]], what: str) -> dict[H
     return {name: tuple(group) for name, group in layers.items()}
 
 
-class _WithoutDropout(TorchFunctionMode):
-    """While active, refuses dropout that is on: the same samples would have another score in every call."""
+class _InEvalMode(TorchFunctionMode):
+    """While active, refuses dropout that is on, whose scores would be random, and statistics that would change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter: Tensor | None = None
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -178,7 +184,22 @@ class _WithoutDropout(TorchFunctionMode):
                 f"the model drops activations at random ({func.__name__}), so its scores would be random as well: call "
                 f"its .eval() first."
             )
+        if func is torch.Tensor.add_ and args[0].ndim == 0:
+            self.counter = args[0]  # a normalizing module counts its batches just before it normalizes
+        elif func in NORMALIZATIONS and _changes_statistics(args, kwargs):
+            if self.counter is not None and not self.counter.is_floating_point():
+                self.counter.sub_(1)
+            raise FedpeftError(
+                f"the model normalizes over its batch ({func.__name__}), which would change its statistics: put it "
+                f"into eval mode, call its .eval() first."
+            )
         return func(*args, **kwargs)
+
+
+def _changes_statistics(args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a normalization updates running statistics; their tensors are its second and third argument."""
+    running = args[1] if len(args) > 1 else kwargs.get("running_mean")
+    return running is not None and bool(kwargs.get("training", kwargs.get("use_input_stats", False)))
 
 
 def _dropped(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> float:
