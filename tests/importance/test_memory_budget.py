@@ -29,6 +29,7 @@ PARAMETERS = 4 * (WIDTH * WIDTH + WIDTH)
         ([5, 1, 1], 4, 0),  # the walk stops at the first layer that does not fit
         ([1, 5, 1], 4, 1),
         ([], 4, 0),
+        ([1, float("nan"), 100], 5, 1),
     ],
 )
 def test_the_walk_counts_layers_until_one_does_not_fit(costs, available, count):
@@ -142,6 +143,18 @@ def test_layers_may_be_iterators(case):
     (_, costs), (_, expected) = (layer_memory(function, g, *others, model=model) for g in (next(once), layers))
     assert torch.equal(costs, expected)
     assert layer_budget(function, next(once), *others, model=model, settings=MemorySettings(available_mib=9)) == LAYERS
+
+
+@pytest.mark.parametrize("choice", ["any", "last"])
+def test_measuring_changes_neither_statistics_nor_the_global_generator(choice):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    layers = {"first": model[0].parameters(), "last": model[3].parameters()}
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    generator = torch.get_rng_state()
+    x, settings = torch.ones(5, 3), MemorySettings(choice=choice)
+    layer_memory(model, layers, x, lambda y, _: y.square().sum(dim=1), model=model, settings=settings)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 
 
 def test_the_optimizer_state_of_the_head_counts(case):

@@ -81,7 +81,7 @@ def count_layers(costs: Sequence[float], available: float) -> int:
     """
     count = 0
     for cost in costs:
-        if cost > available:
+        if not cost <= available:  # NaN fits nowhere
             break
         available -= cost
         count += 1
@@ -125,8 +125,14 @@ def layer_memory(
             parameter.requires_grad_(True)
         return measure(lambda: loss(model_fn(batch), batch).mean(), model)
 
+    device = everything[0].device
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]  # of a model that trains they change
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        ):
             least = needed([])
             if settings.choice == "last":
                 groups.reverse()
@@ -139,6 +145,9 @@ def layer_memory(
     finally:
         for parameter, flag in zip(everything, flags, strict=True):
             parameter.requires_grad_(flag)
+        with torch.no_grad():
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
     own = [_bytes(group) * (1 + settings.optimizer_tensors) for group in groups]
     added = [max(0, step - start) + size for start, step, size in zip(before, steps, own, strict=True)]
     if settings.choice == "any":
