@@ -161,7 +161,7 @@ def score(
     """Return the importance of every layer for this data, (L,) float64 on the CPU, at least 0 and summing to 1.
 
     Parameters may be frozen: their flags are put back, their values and `.grad` are never touched. A model whose
-    dropout is on is refused: call `model.eval()` first.
+    dropout is on, or whose batch statistics would change, is refused: call `model.eval()` first.
 
     Args:
         model_fn: from a batch to logits (B, C), or to what `outputs` and `loss` take; samples must not depend on each
@@ -181,7 +181,7 @@ def score(
         settings: the method's own, such as those of `LNTKSettings`.
 
     Raises:
-        FedpeftError: wrong input, dropout that is on, a NaN (names the layer), or all scores 0 although they should
+        FedpeftError: wrong input, a model in training mode, NaN (names the layer), or all scores 0 although they should
             sum to 1.
 
     Source: Saha et al., F3OCUS (CVPR 2025), Client-level Layer Importance; each peer names its own.
