@@ -220,8 +220,8 @@ def _facts(folder: Path) -> dict[str, Any]:
         there = [name for name, file in PARTS.items() if (folder / file).is_file()]  # where none are listed, all
         defaults = {"submitter": "", "median": 0.0, "excess": {}, "parts": there, "sessions": {}}
         facts = defaults | read_json(folder / FACTS, max_bytes=MAX_HISTORY)
-        names = ("job", "submitter", "lineage", "round", "scores", "settings", "history", *defaults)
-        return {name: facts[name] for name in dict.fromkeys(names)}
+        names = ("job", "lineage", "round", "scores", "settings", "history", *defaults)
+        return {name: facts[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedpeftError(_unreadable(folder, error)) from error
 
