@@ -5,7 +5,7 @@
     python benchmarks/merging.py --table               # the tables of what is there, without a run
 
 The five sites of the embedded federation train alone, each from a start of its own, as in the case `tuned_before`
-before its first exchange, with 100 questions and six epochs. In the kind of class folders the sites are four clients
+before its first exchange, with 100 questions and six epochs. In the kinds of class folders the sites are four clients
 that share 1,200 procedural images of six classes, a body region in a modality each as in MedNIST, as `fedpeft new`
 shares them: 210 training images each, the tiny ViT, six epochs. Then their adapters are merged once. Two figures, both
 mean accuracies of the sites' test questions or images: with the head that each site trained with its own adapter, and
@@ -52,12 +52,14 @@ from fedpeft.site.learner import Learner
 RESULTS = Path(__file__).parent / "results" / "merging.jsonl"
 SMALL = "data.train_size=100"  # minutes for five seeds
 LORA = ["method.name=lora", "method.aggregation=svd", SMALL]
-UNEQUAL, FOLDERS = "LoRA of ranks 4 and 8", "Houlsby, class folders"
+UNEQUAL = "LoRA of ranks 4 and 8"
+FOLDERS = ("Houlsby, class folders", "LoRA of rank 4, class folders")
 KINDS = {
     "Houlsby": ["method.aggregation=fedavg", SMALL],
     "LoRA of rank 4": LORA,
     UNEQUAL: [*LORA, "method.site_settings={vqa-rad: {r: 8}, vqa-med-2020: {r: 8}}"],
-    FOLDERS: ["method.aggregation=fedavg", "method.initialization=own"],
+    FOLDERS[0]: ["method.aggregation=fedavg", "method.initialization=own"],
+    FOLDERS[1]: ["method.name=lora", "method.aggregation=svd", "method.initialization=own"],
 }
 CLASSES = ("abdomen ct", "chest ct", "chest xray", "head ct", "head mr", "limb xray")  # region and modality
 IMAGES = 200  # of a class
@@ -101,7 +103,7 @@ def sections_of(kind: str, seed: int, overrides: Sequence[str], room: Path) -> d
     """The job in which the sites train alone, in one round; images and the job of class folders go into `room`."""
     settings = ["training.rounds=1", "training.first_epochs=6", "training.validate=false"]
     settings += [f"training.seed={seed}", f"data.seed={seed}", *KINDS[kind], *overrides]
-    if kind != FOLDERS:
+    if kind not in FOLDERS:
         return compose(ROOT / "app_configs", "cases/tuned_before", settings)
     write_images(room / "images", seed, IMAGES)
     found = look(room / "images", out=room, backbone="tiny_vit")

@@ -123,7 +123,10 @@ def _add_jobs(commands: Any) -> None:
         "--out", type=Path, default=Path(), metavar="DIR", help="where app_configs/ and jobs/ are (default here)"
     )
     new.add_argument(
-        "--backbone", metavar="PART", help="a file of app_configs/backbones/, e.g. vilt_b32 (default a tiny one)"
+        "--backbone",
+        metavar="PART",
+        help="a file of app_configs/backbones/, e.g. vilt_b32 (default mmbt_small, and without the extra "
+        "'pretrained' a tiny one)",
     )
     new.add_argument("--set", **SET)
 
@@ -311,6 +314,7 @@ def _new(arguments: argparse.Namespace) -> None:
     others = ", ".join(backbone_parts(out))
     print(f"another  fedpeft new OTHER --data {arguments.data}{there} --backbone PART ({others})")
     print(f"next     fedpeft simulate {new.written[-1]}")
+    print(f"or       fedpeft tune {name}{elsewhere}")
     print(f"or       fedpeft compare {name}{elsewhere} --methods local,fedavg,fedpia_agreement")
 
 

@@ -2,13 +2,16 @@
 """MMBT: an image encoder's features as tokens of a text encoder."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-from small_models import bert, clip, dinov2, distilbert, mobilenet, resnet, roberta, timm_folder, vit
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from small_models import bert, clip, dinov2, distilbert, mobilenet, resnet, roberta, saved, timm_folder, vit
 from torch.nn import functional as F
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from fedpeft.backbones import BackboneSettings, build, mmbt, prepared, skeleton
 from fedpeft.backbones import backbone as sources
@@ -19,6 +22,7 @@ QUESTIONS = ["where is the nodule ?", "why ?", "is there an effusion in the imag
 PAIRS = {  # text encoder, image encoder -> text width, image width
     "bert, resnet": (bert, resnet, 32, 24),
     "bert, vit": (bert, vit, 32, 32),
+    "bert, dinov2": (bert, dinov2, 32, 32),
     "roberta, dinov2": (roberta, dinov2, 32, 32),
     "distilbert, clip": (distilbert, clip, 32, 32),
     "bert, timm": (bert, timm_folder, 32, 32),
@@ -187,9 +191,37 @@ def test_a_class_becomes_the_words_of_its_name_in_closed_form():
     assert (inputs @ made.T).square().mean().sqrt().item() == pytest.approx(words.square().mean().sqrt().item())
 
 
-def test_an_encoder_whose_classes_have_no_names_here_has_no_closed_form(folders):
-    with pytest.raises(FedpeftError, match="only EfficientNet-Lite0 comes with the names of its classes"):
-        load(folders, projection="closed_form")
+def classifying(folder, names=("[UNK] nodule", "an effusion", "image")):
+    """A ResNet of transformers that was trained to tell classes."""
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 24], "depths": [1, 1], "layer_type": "basic"}
+    config = hf.ResNetConfig(**sizes, id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)})
+    return saved(hf.ResNetForImageClassification(config), folder)
+
+
+def test_a_network_of_transformers_brings_its_classes_for_the_closed_form(folders):
+    backbone = load(folders, image=classifying, projection="closed_form")
+    rows = load_file(Path(folders(classifying)) / "model.safetensors")["classifier.1.weight"]
+    names = ["[UNK] nodule", "an effusion", "image"]
+    words = backbone.model.get_input_embeddings().weight
+    expected = mmbt.closed_form(words, backbone.inputs.tokenizer, rows, names)
+    assert rows.shape == (3, 24)
+    assert torch.equal(backbone.projection, expected)
+    assert load(folders, image=classifying).projection.shape == expected.shape, "the head is left out of the encoder"
+
+
+def unnamed(folder):
+    return classifying(folder, ("LABEL_0", "LABEL_1", "LABEL_2"))
+
+
+def without_words(folder):
+    return classifying(folder, ("image", " ", "an"))
+
+
+@pytest.mark.parametrize("image", [resnet, vit, timm_folder, clip, unnamed, without_words])
+def test_an_encoder_whose_classes_have_no_names_has_no_closed_form(folders, image):
+    with pytest.raises(FedpeftError, match="has no classifier of its last features with a name for each class"):
+        load(folders, image=image, projection="closed_form")
 
 
 def test_another_image_size_and_grid(folders):

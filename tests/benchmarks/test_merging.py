@@ -13,7 +13,7 @@ def merging(benchmark):
 
 def test_class_folders_are_shared_as_fedpeft_new_shares_them(merging, monkeypatch, tmp_path):
     monkeypatch.setattr(merging, "IMAGES", 10)
-    sections = merging.sections_of(merging.FOLDERS, 3, [], tmp_path)
+    sections = merging.sections_of(merging.FOLDERS[0], 3, [], tmp_path)
     assert sections["federation"]["sites"] == ["client-1", "client-2", "client-3", "client-4"]
     assert (sections["data"]["dataset"], sections["data"]["parts"]) == ("class_folders", 4)
     assert sections["backbone"]["name"] == "tiny-vit"
@@ -36,7 +36,7 @@ def test_a_seed_draws_the_same_images_and_another_one_others(merging, tmp_path):
 def test_merged_adapters_of_class_folders_are_measured(merging, monkeypatch):
     monkeypatch.setattr(merging, "IMAGES", 10)
     monkeypatch.setattr(merging, "HEAD_STEPS", 2)
-    result = merging.run(merging.FOLDERS, 0, ["training.first_epochs=1"])
+    result = merging.run(merging.FOLDERS[0], 0, ["training.first_epochs=1"])
     assert [*result["figures"]] == [merging.OWN, merging.MERGED, merging.PLAIN]
     assert all(0 <= figure <= 100 for figures in result["figures"].values() for figure in figures)
 
@@ -77,7 +77,7 @@ def test_the_pages_quote_the_figures_of_the_results(merging):
             assert f"| {kind}, {head} | {' | '.join(cells)} |".replace("  ", " ") in page
     readme = (merging.ROOT / "README.md").read_text().split("## Where alignment matters")[1].split("\n## ")[0]
     readme = " ".join(readme.split())
-    means = {row[0]: row[1] for row in tables[merging.FOLDERS]}
+    means = {row[0]: row[1] for row in tables[merging.FOLDERS[0]]}
     assert f"{means[merging.MERGED]} % on class folders" in readme
     assert f"adapter {means[merging.OWN]}, plain mean {means[merging.PLAIN]})" in readme
     assert "fedpeft merge site-a site-b site-c --out merged" in readme

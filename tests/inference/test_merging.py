@@ -66,6 +66,12 @@ def shuffled(folder, out, seed, *, turned=False):
         tensors[up] = tensors[up] @ change.inverse()
         if (bias := down.replace("down.weight", "down.bias")) in tensors and bias != down:
             tensors[bias] = change @ tensors[bias]
+    for right in [key for key in tensors if key.endswith("down.right")]:  # Compacter: the same in each Kronecker term
+        order = torch.randperm(tensors[right].shape[-1], generator=generator)
+        tensors[right] = tensors[right][..., order]
+        left, bias = right.replace("down.right", "up.left"), right.replace("down.right", "down.bias")
+        tensors[left] = tensors[left][:, order]
+        tensors[bias] = tensors[bias].unflatten(0, (-1, len(order)))[:, order].flatten()
     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, out / WEIGHTS, metadata={"format": "pt"})
     return out
 
@@ -77,7 +83,7 @@ def output(source, folder, load=None):
     return loaded.eval()(**INPUTS).pooler_output
 
 
-@pytest.mark.parametrize("name", ["houlsby", "pfeiffer", "parallel", "lora"])
+@pytest.mark.parametrize("name", ["houlsby", "pfeiffer", "parallel", "compacter", "lora"])
 def test_three_shuffled_copies_give_the_function_back(tiny_source, tmp_path, name):
     size = {"r": 4} if name == "lora" else {"reduction_factor": 2}
     first = folder_of(tiny_source, tmp_path / "0", name, 1, **size)

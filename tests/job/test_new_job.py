@@ -42,7 +42,8 @@ def test_task_recipe_and_job_are_written_and_are_what_each_other_say(clinics, ca
     printed = capsys.readouterr().out
     assert "found    folders, a site each: class folders" in printed
     assert printed.endswith(
-        "next     fedpeft simulate jobs/own\nor       fedpeft compare own --methods local,fedavg,fedpia_agreement\n"
+        "next     fedpeft simulate jobs/own\nor       fedpeft tune own\n"
+        "or       fedpeft compare own --methods local,fedavg,fedpia_agreement\n"
     )
     sections = compose(CONFIGS, "own")
     assert outdated(Path("jobs/own"), "own", sections) == []

@@ -2,6 +2,7 @@
 """Adapters on disk, without a model on one side and with all strictness on the other."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -48,6 +49,28 @@ def test_saved_without_a_model_it_is_what_peft_saves_with_one(name, settings, vi
         assert torch.equal(run(loaded), run(model))
         assert not loaded.training
         assert not any(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_peft_combines_our_folders(vilt, draw, run, tmp_path):
+    """It puts their patterns of modules side by side in one, where the name of a group may stand once."""
+    config = adapters.config("lora", r=2)
+    for name in ("a", "b"):
+        adapters.save_adapter(tmp_path / name, draw(adapters.schema(config, "vilt", 2, 32)), config, "vilt")
+    model = PeftModel.from_pretrained(vilt(), tmp_path / "a", adapter_name="a")
+    model.load_adapter(tmp_path / "b", "b")
+    model.add_weighted_adapter(["a", "b"], [0.5, 0.5], "mean", combination_type="cat")
+    model.set_adapter("mean")
+    merged = fedpeft.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
+    assert torch.allclose(run(model.eval()), run(PeftModel.from_pretrained(vilt(), merged)), atol=1e-6)
+
+
+def test_a_pattern_with_named_groups_as_once_still_says_its_roles(draw, tmp_path):
+    config = adapters.config("lora")
+    adapters.save_adapter(tmp_path, draw(adapters.schema(config, "vilt", 2, 32)), config, "vilt")
+    pattern = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    once = re.sub(r"\(\?:\(\?#(\w+)\)", r"(?P<\1>", pattern)
+    assert "(?P<query>" in once
+    assert roles_of(once) == roles_of(pattern) != {}
 
 
 def test_same_state_same_bytes(draw, tmp_path):

@@ -82,8 +82,8 @@ class PIASettings:
             that it shrinks the adapter whenever gamma > 0.
         weighting: sites weigh in with their `samples` n_k, or `uniform`ly. (The paper's equation, normalize=False, has
             no n_k; there this concerns the FedAvg reference alone.)
-        output_axis: `fixed`, because the d outputs of an adapter lie on the residual stream. `matched` is the paper's
-            literal form, which also permutes them, by the rows of `up`, and so changes the adapter's function.
+        output_axis: `fixed`, because the d outputs of an adapter lie on the residual stream. `matched` also
+            permutes them, by the rows of `up`, as the paper's equations say, and so changes the adapter's function.
         mass: where widths differ, whether a neuron that is split among several keeps its total effect (`preserved`) or
             has it repeated in each (`paper`). Equal for equal widths; see `permutation.py`.
         solver: `exact` optimal transport, entropic `sinkhorn`, or `identity` (nothing moves: the control experiment

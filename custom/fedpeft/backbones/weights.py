@@ -71,6 +71,17 @@ def stored(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def read_tensor(folder: Path, name: str) -> Tensor:
+    """Return one of the stored tensors."""
+    from safetensors import safe_open
+
+    for file in files(folder):
+        with safe_open(file, "pt") as tensors:
+            if name in tensors.keys():  # noqa: SIM118
+                return tensors.get_tensor(name)
+    raise ValueError(f"it has no tensor {name}; copy it again")
+
+
 def files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
