@@ -34,7 +34,18 @@ import sys
 import fedpeft
 from fedpeft.cli import main
 print(fedpeft.__file__)
-sys.exit(main(["tasks"]) or main(["new", "own", "--data", sys.argv[1], "--out", "here", "--backbone", "tiny_vit"]))
+for line in sys.stdin:
+    if status := main(line.split()):
+        sys.exit(status)
+"""
+COMMANDS = """tasks
+new own --data {data} --out here --backbone tiny_vit --set training.rounds=1
+tune own --configs here/app_configs --over training.learning_rate=1e-3,1e-2 --out tuning
+simulate here/jobs/own --engine pool -t 1 -w run
+export run --site client-1 --out one
+export run --site client-2 --out two
+merge one two --out merged
+predict one --image {data}/ill/0.png
 """
 
 
@@ -95,8 +106,9 @@ def test_the_wheel_works_without_a_clone(built, tmp_path):
         for number in range(16):
             layouts.picture(tmp_path / "scans" / name / f"{number}.png")
     done = subprocess.run(
-        [sys.executable, "-c", USE, str(tmp_path / "scans")],
+        [sys.executable, "-c", USE],
         cwd=tmp_path / "empty",
+        input=COMMANDS.format(data=tmp_path / "scans"),
         env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
         capture_output=True,
         text=True,
@@ -110,6 +122,8 @@ def test_the_wheel_works_without_a_clone(built, tmp_path):
     executors = json.loads((job / "app" / "config" / "config_fed_client.json").read_text())["executors"]
     settings = executors[0]["executor"]["args"]
     assert (settings["data"]["dataset"], settings["backbone"]["name"]) == ("class_folders", "tiny-vit")
+    made = ("tuning/tuning.md", "run/server/simulate_job", "merged/adapter_model.safetensors")
+    assert [name for name in made if not (tmp_path / "empty" / name).exists()] == []
 
 
 @pytest.mark.slow
