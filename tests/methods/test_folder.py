@@ -54,13 +54,17 @@ def test_saved_without_a_model_it_is_what_peft_saves_with_one(name, settings, vi
 def test_peft_combines_our_folders(vilt, draw, run, tmp_path):
     """It puts their patterns of modules side by side in one, where the name of a group may stand once."""
     config = adapters.config("lora", r=2)
-    for name in ("a", "b"):
+    names = ["a", "b", "c", "d"]
+    for name in names:
         adapters.save_adapter(tmp_path / name, draw(adapters.schema(config, "vilt", 2, 32)), config, "vilt")
     model = PeftModel.from_pretrained(vilt(), tmp_path / "a", adapter_name="a")
-    model.load_adapter(tmp_path / "b", "b")
-    model.add_weighted_adapter(["a", "b"], [0.5, 0.5], "mean", combination_type="cat")
+    for name in names[1:]:
+        model.load_adapter(tmp_path / name, name)
+    model.add_weighted_adapter(names, [0.25] * 4, "mean", combination_type="cat")
     model.set_adapter("mean")
-    merged = fedpeft.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
+    model.save_pretrained(tmp_path / "peft", selected_adapters=["mean"])
+    assert torch.equal(run(fedpeft.load_adapter(vilt(), tmp_path / "peft" / "mean")), run(model))
+    merged = fedpeft.merge([tmp_path / name for name in names], tmp_path / "merged")
     assert torch.allclose(run(model.eval()), run(PeftModel.from_pretrained(vilt(), merged)), atol=1e-6)
 
 

@@ -276,7 +276,7 @@ def pattern_of(templates: Mapping[str, str], layers: Iterable[int] | None = None
 
 def roles_of(pattern: str) -> dict[str, str]:
     """Return role -> template of a pattern made by ``pattern_of``, also with named groups as once; empty for others."""
-    pattern = re.sub(r"\(\?P<([a-z][a-z0-9_]*)>", r"(?:(?#\1)", pattern)
+    pattern = re.sub(r"\(\?P<([a-z][a-z0-9_]*)>", r"(?:(?#\1)", _of_one(pattern))
     groups = re.findall(r"\(\?:\(\?#([a-z][a-z0-9_]*)\)([^()|]*)\)", pattern)
     templates = {role: re.sub(r"\\(.)", r"\1", text.replace(_NUMBER, "{layer}")) for role, text in groups}
     return templates if templates and pattern_of(templates, layers_of_pattern(pattern)) == pattern else {}
@@ -284,8 +284,17 @@ def roles_of(pattern: str) -> dict[str, str]:
 
 def layers_of_pattern(pattern: str) -> list[int] | None:
     """Return the layers that a pattern made by ``pattern_of`` names; None: all."""
-    found = re.match(rf"\(\?={re.escape(_PARENT)}\(\?:([0-9|]+)\)", pattern)
+    found = re.match(rf"\(\?={re.escape(_PARENT)}\(\?:([0-9|]+)\)", _of_one(pattern))
     return [int(number) for number in found[1].split("|")] if found else None
+
+
+def _of_one(pattern: str) -> str:
+    """Return p of "(p)|(p)|...", which PEFT writes for adapters that it combined; of any other pattern itself."""
+    for count in range(pattern.count(")|(") + 1, 1, -1):
+        size, rest = divmod(len(pattern) + 1, count)
+        if not rest and "|".join([pattern[: size - 1]] * count) == pattern:
+            return pattern[1 : size - 2]
+    return pattern
 
 
 def name_modules(config: Any, templates: Mapping[str, str], model: nn.Module | None = None) -> None:
