@@ -6,6 +6,7 @@ import torch
 
 from fedpeft import methods
 from fedpeft.alignment.low_rank import integrate_products, stack_products
+from fedpeft.alignment.settings import RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import layer_of, layers_of
 from fedpeft.job.catalog import MethodEntry
@@ -157,6 +158,19 @@ def test_layers_that_some_or_no_sites_sent_keep_their_own_mean():
     merged, _ = integrate_products(parts, [1, 2, 3], previous=before)
     first, second, third = (prompts_of(state) for state in parts)
     mean = [(first[0] + 2 * second[0]) / 3, (first[1] + 3 * third[1]) / 4, prompts_of(before)[2]]
+    assert torch.allclose(torch.cat(list(prompts_of(merged).values())), best(torch.cat(mean)), atol=1e-5)
+
+
+def test_no_site_exceeds_its_share_of_a_layer_that_few_sent():
+    """The site with 1,000 samples does not send layer 0; the other two weigh the same there."""
+    before, *some = prompt_states(4, together=True)
+    parts = [
+        {key: t for key, t in s.items() if layer_of(key) in {None, own}} for s, own in zip(some, (0, 1, 0), strict=True)
+    ]
+    robust = RobustSettings(max_share=0.5)
+    merged, _ = integrate_products(parts, [100, 1000, 300], previous=before, robust=robust)
+    first, second, third = (prompts_of(state) for state in parts)
+    mean = [(first[0] + third[0]) / 2, second[1], prompts_of(before)[2]]
     assert torch.allclose(torch.cat(list(prompts_of(merged).values())), best(torch.cat(mean)), atol=1e-5)
 
 

@@ -11,6 +11,12 @@ def test_rises_over_the_warm_up_then_falls_to_zero(step, expected):
     assert rate_factor(step, total_steps=100, warmup=0.1) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("warmup", "steps", "rising"), [(0.07, 100, 7), (0.14, 50, 7), (0.28, 25, 7), (0.071, 100, 8)])
+def test_the_steps_that_rise_are_those_of_the_decimal_number(warmup, steps, rising):
+    """0.07 * 100 is a little more than 7 in floats."""
+    assert rate_factor(0, total_steps=steps, warmup=warmup) == 1 / rising
+
+
 def test_without_warm_up_it_starts_at_the_peak():
     assert rate_factor(0, total_steps=10, warmup=0.0) == 1.0
 

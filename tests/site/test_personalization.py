@@ -7,6 +7,7 @@ from peers import Ditto, FedALA
 from small_federations import EXACT, FEDAVG, LAYERS, SITES, assert_same, learner_builder
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import layer_of
 from fedpeft.federate import federate
 from fedpeft.job.settings import CommonSettings
 from fedpeft.job.site_policy import SitePolicy
@@ -132,6 +133,20 @@ def test_fedalas_shares_leave_1_and_stay_between_0_and_1(learners):
         assert shares.min() == 0
         assert shares.max() == 1
         assert 0 < (shares < 1).float().mean() < 1
+
+
+def test_fedala_mixes_no_layer_that_is_not_trained(learners):
+    """Its shares were learned in a round before; the layer's own values are old by now."""
+    one = learners(*LAYERS, ALA, "training.ala_rate=1e6")[SITES[0]]
+    received = one.first_state()
+    for number, layers in ((1, [0]), (2, [0]), (3, [1])):
+        one.train_round(number, received, layers)
+        if number < 3:
+            received = {key: tensor + 0.01 for key, tensor in received.items()}
+    first = [key for key in received if layer_of(key) == 0]
+    assert min(kept(one).personal[key].min().item() for key in first) < 1
+    state = one.trainable.state()
+    assert all(torch.equal(state[key], received[key]) for key in first)
 
 
 def test_fedalas_shares_do_not_depend_on_how_many_samples_are_evaluated_at_once(learners):

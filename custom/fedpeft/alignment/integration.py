@@ -235,6 +235,10 @@ class Place:
         """The counts of those that are as wide as the result."""
         return {owner: self.counts[owner] for owner, width in self.widths.items() if width == self.width}
 
+    def peer_shares(self, settings: PIASettings, robust: RobustSettings) -> list[float]:
+        """Return what the peers weigh among each other; none exceeds `max_share` of them."""
+        return fedavg_weights(cap_share(list(self.peers.values()), robust.max_share), settings)
+
     def fedavg(self, shares: Sequence[float], robust: RobustSettings) -> dict[str, Tensor]:
         """Return the average of the peers as they stand, with the shared tensors."""
         return {**average([self.clients[owner] for owner in self.peers], self.names, shares, robust), **self.shared}
@@ -262,7 +266,7 @@ def _aligned_average(place: Place, settings: PIASettings, robust: RobustSettings
     """Return the same with alignment."""
     center, names = place.previous, place.names
     if place.peers and not settings.finds_fixed_point:
-        center = place.fedavg(fedavg_weights(list(place.peers.values()), settings), robust)
+        center = place.fedavg(place.peer_shares(settings, robust), robust)
     aligned = _in_one_order(place, center, settings, robust)
     tables, counts = [one.tensors for one in aligned.values()], list(place.counts.values())
     shares = fedavg_weights(counts, settings)
@@ -294,7 +298,7 @@ def _in_one_order(
     together: dict[str, Aligned] = {}
     guide = center
     if place.peers and settings.finds_fixed_point:
-        shares = fedavg_weights(list(place.peers.values()), settings)
+        shares = place.peer_shares(settings, robust)
         together = align_jointly(
             {owner: place.clients[owner] for owner in place.peers}, shares, place.neurons, settings
         )

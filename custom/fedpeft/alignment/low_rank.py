@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
 from fedpeft.core.states import State, Store, common_dtype, computable, in_memory, of_keys
 
+Shares = Callable[[Sequence[int]], list[float]]  # of some of the states: what each weighs among them, together 1
 ROUNDING = 1e-6  # of the largest singular value: what float32 factors leave uncertain
 
 
@@ -142,7 +144,7 @@ def merge_products(
     merged, _ = _combined(
         Round(states=states, counts=weights, sites=sites),
         lora_pairs,
-        lambda terms, shares, pair, _: _whole_mean(terms, shares, pair, rank),
+        lambda terms, shares, pair, _: _whole_mean(terms, shares(range(len(terms))), pair, rank),
     )
     return merged
 
@@ -160,11 +162,12 @@ def _whole_mean(states: Sequence[State], weights: Sequence[float], pair: Pair, r
 def _combined(
     round: Round,
     pairs_of: Callable[[Iterable[str]], Sequence[Pair]],
-    factors_of: Callable[[Sequence[State], Sequence[float], Pair, State], dict[str, Tensor]],
+    factors_of: Callable[[Sequence[State], Shares, Pair, State], dict[str, Tensor]],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Combine the factors of every pair in one way, and average all other tensors as FedAvg does.
 
-    `factors_of` makes a pair's new factors of the states that have it, their weights, and the global adapter so far.
+    `factors_of` makes a pair's new factors of the states that have it, what each weighs among any of them, and the
+    global adapter so far.
     """
     if not round.robust.weighs:
         raise FedpeftError(
@@ -179,13 +182,18 @@ def _combined(
         if not members:
             merged |= round.store(round.kept((pair.down, *pair.ups)))
             continue
-        weights = fedavg_weights(round.counts_of(members), round.settings)
-        new = factors_of([round.states[k] for k in members], weights, pair, round.previous or {})
+        shares = partial(_shares, round, members)
+        new = factors_of([round.states[k] for k in members], shares, pair, round.previous or {})
         merged |= round.store(new)
         if pair.place:
-            shares = zip(members, weights, strict=True)
-            figures[pair.place] = {round.names[k]: Figures(weight=weight) for k, weight in shares}
+            weights = zip(members, shares(range(len(members))), strict=True)
+            figures[pair.place] = {round.names[k]: Figures(weight=weight) for k, weight in weights}
     return {key: merged[key] for key in model}, report_of(figures)
+
+
+def _shares(round: Round, members: Sequence[int], some: Sequence[int]) -> list[float]:
+    """Return what some of the members of a round weigh among each other; none exceeds `max_share` of these."""
+    return fedavg_weights(round.counts_of([members[k] for k in some]), round.settings)
 
 
 def _others(round: Round, model: State, factors: set[str]) -> dict[str, Tensor]:
@@ -249,7 +257,7 @@ def fitted(state: State, like: State) -> State:
     return fitting
 
 
-def _refactored(states: Sequence[State], weights: Sequence[float], pair: Pair, previous: State) -> dict[str, Tensor]:
+def _refactored(states: Sequence[State], shares: Shares, pair: Pair, previous: State) -> dict[str, Tensor]:
     """Return the factors of a pair, of the largest rank of the sites and of the global adapter so far.
 
     Where these differ, a rank beyond that of any product (m, n) adds nothing, and is not passed on to all sites.
@@ -258,46 +266,58 @@ def _refactored(states: Sequence[State], weights: Sequence[float], pair: Pair, p
     """
     downs, before = [state[pair.down] for state in states], previous.get(pair.down)
     ranks = [down.shape[0] for down in (*downs, *([] if before is None else [before]))]
-    terms, shares = list(states), list(weights)
+    terms, weights = _shared_out(states, shares, pair), shares(range(len(states)))
     if unsent := [key for key in pair.ups if not any(key in state for state in states)]:
         terms.append({key: previous[key] for key in (pair.down, *unsent)})
-        shares.append(1.0)
-    ups, rows = _one_below_the_other(terms, shares, pair)
+        weights.append(1.0)
+    ups, rows = _one_below_the_other(terms, pair)
     rank = min(max(ranks), max(min(sum(rows), downs[0].shape[1]), min(ranks)))
-    down, up = truncated(*mean_product([term[pair.down] for term in terms], ups, shares), rank)
+    down, up = truncated(*mean_product([term[pair.down] for term in terms], ups, weights), rank)
     missing = rank - down.shape[0]
     down, up = functional.pad(down, (0, 0, 0, missing)), functional.pad(up, (0, missing))
     dead = up.norm(dim=0) <= torch.finfo(torch.float32).eps * max(float(up.norm()), torch.finfo(torch.float32).tiny)
-    down[dead] = _mean_rows(downs, weights, rank, before).double()[dead]
+    down[dead] = _mean_rows(downs, shares, rank, before).double()[dead]
     up[:, dead] = 0
     parts = zip(pair.ups, up.to(ups[0].dtype).split(rows), strict=True)
     return {pair.down: down.to(downs[0].dtype), **{key: part.clone() for key, part in parts}}
 
 
-def _one_below_the_other(terms: Sequence[State], shares: Sequence[float], pair: Pair) -> tuple[list[Tensor], list[int]]:
-    """Return each term's factors B of all places as one, and the rows of each place.
+def _shared_out(states: Sequence[State], shares: Shares, pair: Pair) -> list[State]:
+    """Return a pair's factors of each state, with factors B as large as what it weighs among those that sent the place.
 
-    Where a term lacks a place there are zeros, and the others' factors are larger: their shares then sum to 1.
+    That is more than it weighs among all, by which they are multiplied afterwards.
     """
+    weights = shares(range(len(states)))
+    terms = [{key: state[key] for key in (pair.down, *pair.ups) if key in state} for state in states]
+    for key in pair.ups:
+        having = [k for k, term in enumerate(terms) if key in term]
+        if 0 < len(having) < len(terms):
+            for k, share in zip(having, shares(having), strict=True):
+                terms[k][key] = terms[k][key] * (share / weights[k])
+    return terms
+
+
+def _one_below_the_other(terms: Sequence[State], pair: Pair) -> tuple[list[Tensor], list[int]]:
+    """Return each term's factors B of all places as one, zeros where it lacks a place, and the rows of each place."""
     examples = [next(term[key] for term in terms if key in term) for key in pair.ups]
-    ups = []
-    for term in terms:
-        parts = []
-        for key, example in zip(pair.ups, examples, strict=True):
-            having = [share for share, other in zip(shares, terms, strict=True) if key in other]
-            share = sum(having) if len(having) < len(terms) else 1
-            parts.append(term[key] / share if key in term else example.new_zeros(len(example), len(term[pair.down])))
-        ups.append(torch.cat(parts))
+    ups = [
+        torch.cat(
+            [
+                term[key] if key in term else example.new_zeros(len(example), len(term[pair.down]))
+                for key, example in zip(pair.ups, examples, strict=True)
+            ]
+        )
+        for term in terms
+    ]
     return ups, [len(example) for example in examples]
 
 
-def _mean_rows(downs: Sequence[Tensor], weights: Sequence[float], rank: int, before: Tensor | None) -> Tensor:
+def _mean_rows(downs: Sequence[Tensor], shares: Shares, rank: int, before: Tensor | None) -> Tensor:
     """Return the mean of each of the first rows of A over the sites that have it; else the row so far."""
     parts, start = [], 0
     for end in sorted({down.shape[0] for down in downs}):
         having = [k for k, down in enumerate(downs) if down.shape[0] >= end]
-        share = sum(weights[k] for k in having) if len(having) < len(downs) else 1
-        rows = weighted_mean((downs[k][start:end] for k in having), (weights[k] / share for k in having))
+        rows = weighted_mean((downs[k][start:end] for k in having), shares(having))
         parts.append(rows.to(downs[0].dtype))
         start = end
     return torch.cat([*parts, before[start:].to(parts[0])] if start < rank else parts)[:rank]
@@ -313,10 +333,10 @@ def product_length(state: State) -> tuple[float, int]:
     return max(total, 0.0), count
 
 
-def _stacked(states: Sequence[State], weights: Sequence[float], pair: Pair, previous: State) -> dict[str, Tensor]:
+def _stacked(states: Sequence[State], shares: Shares, pair: Pair, previous: State) -> dict[str, Tensor]:
     (up_key,) = pair.ups
     downs = [state[pair.down] for state in states]
-    dtype = downs[0].dtype
+    dtype, weights = downs[0].dtype, shares(range(len(states)))
     ups = [(computable(state[up_key]) * weight).to(dtype) for state, weight in zip(states, weights, strict=True)]
     if pair.down in previous:
         downs, ups = [previous[pair.down], *downs], [previous[up_key], *ups]

@@ -5,7 +5,7 @@
 
 W, one number for each of the adapter, is learned on 80 % of the training samples, in batches as in training: in its
 first round until the loss settles, later in one pass. It stays at the site. What is trained from there is measured and
-sent.
+sent. Layers that are not trained in a round begin as the global adapter's.
 
 Source: Zhang et al. 2023, FedALA, Algorithm 1, https://arxiv.org/abs/2212.01197.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedpeft.core.keys import belongs
 from fedpeft.site import computing
 from fedpeft.site.loop import OfRound, parts_of
 from fedpeft.site.site_model import without_head
@@ -33,8 +34,8 @@ class FedALA(OfRound):
         super().__init__(learner, **of_round)
         if (own := self.own) is None:
             return
-        self._own, received = own.adapter, without_head(self.near)
-        self._gaps = {key: received[key] - tensor for key, tensor in self._own.items()}
+        self._own, self._received = own.adapter, without_head(self.near)
+        self._gaps = {key: self._received[key] - tensor for key, tensor in self._own.items()}
         self.kept = own.personal or {key: torch.ones_like(tensor) for key, tensor in self._own.items()}
         learner.trainable.train_only(self.layers)
         with computing.as_trained(learner.backbone, learner.training):
@@ -73,5 +74,9 @@ class FedALA(OfRound):
                 self.kept[key] = (self.kept[key] - step).clamp(0, 1)
 
     def _mix(self) -> None:
+        """Load the mixture of the layers that are trained in this round; all others are the global adapter's."""
         mixed = {key: tensor + self._gaps[key] * self.kept[key] for key, tensor in self._own.items()}
-        self.learner.trainable.load(mixed)
+        layers = self.layers
+        self.learner.trainable.load(
+            {key: one if belongs(key, layers) else self._received[key] for key, one in mixed.items()}
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ def rate_factor(step: int, *, total_steps: int, warmup: float, decays: bool = Tr
 
     Source: FedPIA, Training and Implementation Details (linear decay, 10 % warm-up, 30 rounds).
     """
-    warmup_steps = -int(-warmup * total_steps // 1)
+    warmup_steps = math.ceil(Fraction(str(warmup)) * total_steps)  # a float's product may lie above the whole number
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     return 1.0 if not decays else max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
