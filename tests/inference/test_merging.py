@@ -292,6 +292,13 @@ def test_what_was_done_with_lora_is_said(tiny_source, tmp_path, capsys, options,
     assert capsys.readouterr().out == f"folder   {tmp_path / 'm'}: {sentence}\n"
 
 
+@pytest.mark.parametrize("rank", [0, 2.5])
+def test_a_rank_is_a_whole_number(tiny_source, tmp_path, rank):
+    folders = [folder_of(tiny_source, tmp_path / str(k), "lora", k) for k in (1, 2)]
+    with pytest.raises(FedpeftError, match=f"rank is {rank}: give a whole number from 1 on"):
+        fedpeft.merge(folders, tmp_path / "merged", rank=rank)
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o077])
 def test_what_is_handed_over_has_the_modes_of_new_files(tiny_source, tmp_path, mask):
     before = os.umask(mask)

@@ -86,6 +86,8 @@ def test_a_site_goes_on_from_its_disk(learners, tmp_path, settings, method):
     assert update.metrics == other.metrics
     one.model.restore(again)
     assert one.evaluate()["overall"] == update.metrics["overall"]
+    with pytest.raises(FedpeftError, match="there is no example to measure"):
+        one.evaluate([])
 
 
 def test_dittos_global_adapter_is_fedavgs_and_another_model_is_measured(learners, fedavg):

@@ -179,8 +179,10 @@ def merged_of(
     """Merge adapters in memory; arguments as in `merge`."""
     first, weights = adapters[0], shares(adapters, weights)
     products = METHODS.get(first.tuning.name).products
-    if rank is not None and (not products or plain or rank < 1):
-        raise FedpeftError(f"--rank is {rank}: give a number from 1 on, for LoRA without --plain, or leave it out.")
+    if rank is not None and (not products or plain or not isinstance(rank, int) or rank < 1):
+        raise FedpeftError(
+            f"--rank is {rank}: give a whole number from 1 on, for LoRA without --plain, or leave it out."
+        )
     settings = PIASettings(server=not plain, reference="fedavg" if plain else FIXED_POINT, gamma=0.0)
     states, names = [one.state for one in adapters], [one.name for one in adapters]
     if plain:

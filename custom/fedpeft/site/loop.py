@@ -316,7 +316,13 @@ class Evaluation:
         return loss if math.isfinite(loss) else None
 
     def of(self, examples: Sequence[Example]) -> Measure:
-        """Answer examples, with the thresholds that a round would have."""
+        """Answer examples, with the thresholds that a round would have.
+
+        Raises:
+            FedpeftError: there are none.
+        """
+        if not examples:
+            raise FedpeftError("there is no example to measure: give one at least.")
         measure = self._answered(examples)
         if self._tunes:
             measure.tune(self._answered(self._data.validation))
