@@ -197,3 +197,20 @@ def test_2018_names_a_line_with_too_few_fields(tmp_path):
     file.write_text("1|synpic1|what?|that\n")
     with pytest.raises(DataError, match=r"line 1: 1 fields, expected number and a tab, id and a tab, question"):
         _load(tmp_path, "vqa_med_2018")
+
+
+@pytest.mark.parametrize(
+    ("printed", "accepted"),
+    [
+        ("Noncontrast (MRI)", ["noncontrast (mri)", "noncontrast mri", "noncontrast"]),
+        ("(ill) lung", ["(ill) lung", "ill lung", "lung"]),
+        ("CT#CTA - CT  angiography", ["ct", "cta - ct angiography"]),
+        ("ct (a)#ct#()", ["ct (a)", "ct a", "ct"]),
+    ],
+)
+def test_what_stands_in_brackets_may_be_left_out_of_an_answer_of_2019(tmp_path, printed, accepted):
+    root = layouts.vqa_med_2019(tmp_path)
+    file = root / "VQAMed2019Test" / "VQAMed2019_Test_Questions_w_Ref_Answers.txt"
+    file.write_text(f"synpic300|modality|what kind of image is this?|{printed}\n")
+    (example,) = _load(root, "vqa_med_2019").test
+    assert [example.answer, *example.alternatives] == accepted

@@ -344,6 +344,12 @@ def exports(sections, tables, tmp_path_factory):
     return made
 
 
+def test_folders_of_one_name_are_told_apart():
+    assert merge_check._apart(["/a/north/model", "/a/south/model"]) == ["north/model", "south/model"]
+    assert merge_check._apart(["a", "b/a", "c"]) == ["a", "b/a", "c"]
+    assert merge_check._apart(["a/x", "b/y"]) == ["x", "y"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["houlsby", "lora"])
 def test_a_check_measures_every_export_and_writes_a_page(exports, tables, tiny_source, tmp_path, capsys, name):

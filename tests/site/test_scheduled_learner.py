@@ -153,6 +153,20 @@ def test_every_score_schedules_every_round(sections, tmp_path, name, scoring):
             assert min(scores) >= 0
 
 
+@pytest.mark.parametrize("score", ["snip", "rgn", "synflow"])
+def test_layers_count_alike_where_a_score_gives_all_0(sections, tmp_path, caplog, score):
+    """LoRA's B is 0 before its first training, and its product with the gradient as well."""
+    chosen = [f"schedule.score={score}", "method.name=lora", "method.aggregation=fedavg"]
+    learner = Learner.from_sections(sections(*UPPER_LAYER, *chosen), site="slake", folder=tmp_path)
+    first = learner.first_state()
+    assert learner.score_layers(1, first) == [0.5, 0.5]
+    assert f"{score} gives every layer 0 in this round" in caplog.text
+    trained = learner.train_round(1, first, [0]).state
+    scores = learner.score_layers(2, {**first, **trained})
+    assert sum(scores) == pytest.approx(1)
+    assert scores != [0.5, 0.5]
+
+
 def test_a_budget_of_nothing_trains_the_head_alone(sections, tmp_path):
     chosen = sections(*UPPER_LAYER, "method.aggregation=fedavg", "schedule.site_budgets={slake: 0}")
     learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}

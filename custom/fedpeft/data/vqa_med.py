@@ -10,6 +10,7 @@ by yes or no.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,9 +116,9 @@ def load_2019(settings: DataSettings) -> SiteData:
         VQAMed2019Test/{VQAMed2019_Test_Questions_w_Ref_Answers.txt,VQAMed2019_Test_Images/}
 
     The category of a training question comes from the files by category; where All_QA_Pairs is absent they are read in
-    its place, where they are absent the category stays empty. The test file has `id|category|question|answer`, and `#`
-    between the accepted answers. `split="paper"`: train and validation together (14792 pairs) against the test set of
-    500.
+    its place, where they are absent the category stays empty. The test file has `id|category|question|answer`, with `#`
+    between the accepted answers; what stands in brackets may be left out (the organizers' README). `split="paper"`:
+    train and validation together (14792 pairs) against the test set of 500.
     """
     root = dataset_folder(settings)
     tested = bar_rows(find(root, "VQAMed2019_Test_Questions_w_Ref_Answers.txt"), ("id", "category", *_PAIR[1:]))
@@ -127,10 +128,7 @@ def load_2019(settings: DataSettings) -> SiteData:
         examples(
             root,
             "VQAMed2019_Test_Images",
-            (
-                Asked(row, [one for one in row.text("answer").split("#") if one.strip()], row.text("category").lower())
-                for row in tested
-            ),
+            (Asked(row, _accepted(row.text("answer")), row.text("category").lower()) for row in tested),
         ),
     )
     known = {"train": train, "validation": validation, "test": test}
@@ -139,6 +137,19 @@ def load_2019(settings: DataSettings) -> SiteData:
         return site_of_questions(settings, "vqa-med-2019", source, **known, left_out=incomplete)
     site = site_of_questions(settings, "vqa-med-2019", source, train=(*train, *validation), test=test)
     return replace(site, source=f"{source}, train with validation against test", left_out=added(incomplete))
+
+
+def _accepted(answer: str) -> list[str]:
+    """Return the accepted answers of the test file: each as it stands, without its brackets, and without what they say.
+
+    Of forms that are equal the first stays; one of nothing but brackets is none.
+    """
+    forms = [
+        " ".join(form.split())
+        for one in answer.split("#")
+        for form in (one, re.sub(r"[()]", " ", one), re.sub(r"\([^()]*\)", " ", one))
+    ]
+    return [form for form in dict.fromkeys(forms) if re.search(r"\w", form)]
 
 
 def _by_category(root: Path, split: str) -> list[Asked]:

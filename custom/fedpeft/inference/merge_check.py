@@ -91,9 +91,8 @@ def check(
     kepts = [find(Path(one.name), site=None, backbone=backbone) for one in exports]
     rows: list[tuple[str, ...]] = []
     values: list[list[float | None]] = []
-    for kept, one in zip(kepts, exports, strict=True):
-        examples = examples_of(data, kept)
-        name, measured = one_line(Path(one.name).name, max_length=40), []
+    for kept, one, name in zip(kepts, exports, _apart([one.name for one in exports]), strict=True):
+        examples, measured = examples_of(data, kept), []
         for way, form in zip(WAYS, (_alone(one), plain, merged), strict=True):
             measured.append(None if form is None else _measured(_with(kept, form), examples))
             if form is not None:
@@ -120,6 +119,16 @@ def check(
         note=caution(procedural=record.procedural, tiny=record.tiny),
         remarks=tuple(f"skipped  {one.name}: it is no export, and has no head" for one in without),
     )
+
+
+def _apart(folders: Sequence[str]) -> list[str]:
+    """Return the end of each path, of as many parts as tell the folders apart."""
+    paths = [Path(folder).parts for folder in folders]
+    for count in range(1, max(map(len, paths)) + 1):
+        ends = ["/".join(parts[-count:]) for parts in paths]
+        if len(set(ends)) == len(ends):
+            break
+    return [one_line(end, max_length=40) for end in ends]
 
 
 def examples_of(data: Path, kept: KeptModel) -> tuple[Example, ...]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site.loop import KEPT_TENSORS
 
 T = TypeVar("T", bound=torch.Tensor)
+_log = logging.getLogger(__name__)
 
 
 def score_layers(
@@ -32,11 +34,18 @@ def score_layers(
     """Score each transformer layer that has trainable parameters, in the order of the layers.
 
     The model is in evaluation mode; parameters are by wire key. `changes` has, by layer, what `score_changes` returned
-    after its last training, for a score that looks at that; the seed is of random scores.
+    after its last training, for a score that looks at that; the seed is of random scores. Where a score gives every
+    layer 0, all score the same, and the site's log says so: a LoRA whose B is still 0 influences nothing.
     """
     if compares_with_previous(settings):
         return scores_of_changes(changes, layers_of(parameters), settings.score)
-    return _scores(answering, _by_layer(parameters), batches, settings, seed)
+    values = torch.tensor(
+        _scores(answering, _by_layer(parameters), batches, settings, seed, normalize=False), dtype=torch.float64
+    )
+    if not values.any():
+        _log.warning("%s gives every layer 0 in this round, so all layers count alike.", settings.score)
+        return [1 / len(values)] * len(values)
+    return normalized(values, settings.score).tolist()
 
 
 def compares_with_previous(settings: ScheduleSettings) -> bool:
