@@ -18,9 +18,10 @@ from layouts import picture
 from PIL import Image
 
 from fedpeft.data import DataError, DataSettings, hub_files, load
-from fedpeft.data.duplicates import fingerprints
+from fedpeft.data.duplicates import duplicates, fingerprints
 from fedpeft.data.folder_sites import sites_in
 from fedpeft.data.images import as_array
+from fedpeft.data.readable import images_of
 from fedpeft.site.site_batches import KeptImages
 
 PARTS = {"train": 10, "validation": 3, "test": 5}
@@ -448,6 +449,26 @@ def test_of_several_ids_of_one_image_the_first_counts_so_that_it_is_in_one_split
     site = _load(tmp_path, columns={"id": "row"})
     assert {example.image_id for example in _all(site)} == {f"r{2 * n}" for n in range(6)}
     assert any(note.startswith("12 ids name images that other ids name too") for note in site.notes)
+
+
+def test_images_of_one_id_are_told_apart_by_their_bytes(tmp_path):
+    """Ids that begin anew in each split name one image of each."""
+    start = 0
+    for split, count in PARTS.items():
+        table = [{**row, "image": row["image"]["bytes"], "id": n // 2} for n, row in enumerate(_rows(start, count))]
+        _parquet(tmp_path / f"{split}.parquet", table)
+        start += count
+    site = _load(tmp_path, columns={"id": "id"})
+    assert [len(part) for part in site.splits().values()] == [2 * count for count in PARTS.values()]
+    for number, example in enumerate(_all(site)):
+        assert (as_array(example.image) == _pixels(number // 2)).all()
+    digests = [hashlib.sha256(_png(number)).hexdigest() for number in range(sum(PARTS.values()))]
+    own = [example.image_id for example in _all(site)][::2]
+    assert own == [*digests[:5], *map(str, range(5, 10)), *digests[10:]]  # 5 to 9 are in train alone
+    assert len(images_of(site)) == len({place.content for place in fingerprints(site)}) == sum(PARTS.values())
+    assert duplicates(fingerprints(site)) == ()
+    (note,) = site.notes
+    assert note.startswith("5 ids name several images each, which are told apart by their bytes")
 
 
 def test_ids_of_a_column_are_names_of_the_sites_own(tmp_path):

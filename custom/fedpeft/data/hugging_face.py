@@ -8,7 +8,8 @@
 `columns` names the columns: image, question and answer, which are called so where it does not, and, only where it does,
 answer_type, question_type, split and id (of the image). An image is a cell with the file's bytes, or a path inside the
 folder. An answer is text, a whole number, a class, or a list, of which the first is learned and all count as right.
-Without an id column images are recognized by their bytes. Without `root` the folder is FEDPEFT_DATA/<site>.
+Without an id column images are recognized by their bytes, and so are those whose id other images have too. Without
+`root` the folder is FEDPEFT_DATA/<site>.
 
 Rows without an image, or with several, without a question or an answer, and splits other than train, validation and
 test are counted and left out. Where there is no train or no test, everything is split by image.
@@ -65,17 +66,40 @@ def load(settings: DataSettings) -> SiteData:
             f"{root} has no train or no test split, and rows of splits with other names{named}: call them train, "
             f"validation and test."
         )
+    names, unusual = _names(ids)
+    parts = {
+        split: [replace(example, image_id=names[example.image_id]) for example in examples]
+        for split, examples in parts.items()
+    }
     splits, notes = _arranged(settings, parts)
-    if several := sum(len(own) for own in ids.values() if len(own) > 1):
-        notes.append(
-            f"{several:,} ids name images that other ids name too, and each of these counts as one image: where ids "
-            f"are those of rows, leave data.columns.id out."
-        )
+    notes += unusual
     site = settings.site or root.resolve().name
     source = f"the site's own data ({site}), real data as its Hugging Face folder lists them"
     # others have a digest of the file
     own_ids = "id" in settings.columns or any(isinstance(image, Path) for image in images.values())
     return SiteData(site, *splits, source, left_out=added(left_out.items()), notes=tuple(notes), own_ids=own_ids)
+
+
+def _names(ids: Mapping[str, Mapping[str, None]]) -> tuple[dict[str, str], list[str]]:
+    """Return by digest the id of an image, and a sentence each on ids that do not tell images apart.
+
+    Args:
+        ids: by digest of the image, or its path, the ids that rows give it.
+    """
+    first = {digest: next(iter(own)) for digest, own in ids.items()}
+    images = Counter(first.values())
+    notes = []
+    if several := sum(len(own) for own in ids.values() if len(own) > 1):
+        notes.append(
+            f"{several:,} ids name images that other ids name too, and each of these counts as one image: where ids "
+            f"are those of rows, leave data.columns.id out."
+        )
+    if shared := sum(count > 1 for count in images.values()):
+        notes.append(
+            f"{shared:,} ids name several images each, which are told apart by their bytes: where ids begin anew in "
+            f"each split or are no names of images, leave data.columns.id out."
+        )
+    return {digest: digest if images[own] > 1 else own for digest, own in first.items()}, notes
 
 
 def _divided(parts: Mapping[str, list[Example]]) -> bool:
@@ -102,7 +126,10 @@ def _examples(
     texts: dict[str, str],
     ids: dict[str, dict[str, None]],
 ) -> Any:
-    """Yield the split and the example of each row of a file; None where the row is incomplete."""
+    """Yield the split and the example of each row of a file; None where the row is incomplete.
+
+    The example's id is the digest of its image, or its path, under which `ids` gathers the ids that rows give.
+    """
     columns = {**{key: key for key in REQUIRED}, **named}
     there, classes = columns_of(shard.file)
     for key, name in columns.items():
@@ -134,7 +161,7 @@ def _examples(
                     )
                 example = _example(row, images[digest], digest, texts)
                 ids.setdefault(digest, {})[example.image_id] = None
-                example = replace(example, image_id=next(iter(ids[digest])))
+                example = replace(example, image_id=digest)
         yield split, example
     bad.check(count)
 
