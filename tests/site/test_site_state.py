@@ -1,12 +1,17 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import set_aside_after
-from fedpeft.site.site_state import SiteState, load_before, save
+from fedpeft.core.metrics import ACCURACY, MACRO_F1
+from fedpeft.core.settings import build
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.site.site_state import ModelRecord, SiteRecord, SiteState, as_json, load_before, save
 
 
 def state(round: int) -> SiteState:
@@ -99,3 +104,22 @@ def test_a_round_that_is_repeated_is_kept_beside_later_ones(tmp_path):
     for number in (*range(1, 7), 1):
         save(tmp_path, state(number))
     assert load_before(tmp_path, 2).round == 1
+
+
+def test_a_record_says_whether_texts_stood_beside_the_images_of_training():
+    for text, labels, asks in (("a report", ("a",), False), ("", ("a",), False), ("why ?", (), True), ("", (), False)):
+        example = Example(np.zeros((2, 2, 3), np.uint8), text, "a", False, "1", labels=labels or None)
+        data = SiteData("north", (example,), (), (example,), "", labels, MACRO_F1 if labels else ACCURACY)
+        about = {
+            "site": "north",
+            "data": data,
+            "dataset": "phantom",
+            "backbone": "vilt",
+            "seed": 0,
+            "sections": {},
+            "window": {},
+        }
+        record = SiteRecord(vocabulary=AnswerVocabulary(("a",)), **about).after((), thresholds=None, share=0.0)
+        assert (record.reads_text, record.asks, record.labelled) == (bool(text), asks, bool(labels))
+        older = {name: value for name, value in as_json(record).items() if name != "reads_text"}
+        assert build(ModelRecord, older, section="record").reads_text is None

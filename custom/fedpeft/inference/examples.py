@@ -7,7 +7,7 @@ class may be missing in some rows, while an image without labels has none of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
         raise FedpeftError("this model answers questions: give one with --question.")
     if question and not (record.asks or record.labelled):
         raise FedpeftError("this model tells classes of images apart and reads no question: leave --question out.")
+    if question and record.reads_text is False:
+        raise FedpeftError("this model was trained on images without texts and reads none: leave --question out.")
     if not named.exists():
         raise FedpeftError(f"{named} does not exist: name an image, or a folder of images.")
     inside = files_below(named) if named.is_dir() else []
@@ -80,7 +82,8 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
     images = [image_of(file.parent, file.name, window, where="the command")[0] for file in files]
     examples = tuple(_unknown(image, name, question, record) for image, name in zip(images, names, strict=True))
     left_out = f"{len(others)} DICOM or NIfTI files of the folder were left out: name each by itself, or in a manifest."
-    return Wanted(examples=examples, known=(False,) * len(examples), remarks=(left_out,) if others else ())
+    remarks = (*([left_out] if others else []), *_without_text(examples, record))
+    return Wanted(examples=examples, known=(False,) * len(examples), remarks=remarks)
 
 
 def of_table(named: Path, kept: KeptModel) -> Wanted:
@@ -106,10 +109,31 @@ def of_table(named: Path, kept: KeptModel) -> Wanted:
 
     pairs = of_rows(read.rows, example_of, read.bad)
     read.bad.check(read.total)
-    examples, known = [example for example, _ in pairs], [is_known for _, is_known in pairs]
+    examples, remarks = _as_trained([example for example, _ in pairs], record)
+    known = [is_known for _, is_known in pairs]
     measured = [example for example, is_known in zip(examples, known, strict=True) if is_known]
     unseen = _unseen(measured, kept)
-    return Wanted(examples=tuple(examples), known=tuple(known), unseen=unseen, remarks=tuple(read.notes))
+    return Wanted(examples=tuple(examples), known=tuple(known), unseen=unseen, remarks=(*read.notes, *remarks))
+
+
+def _as_trained(examples: list[Example], record: ModelRecord) -> tuple[list[Example], list[str]]:
+    """Return images with labels without texts where training had none, and sentences on texts for the user."""
+    if not record.labelled or record.reads_text is not False:
+        return examples, _without_text(examples, record)
+    unread = sum(bool(example.question) for example in examples)
+    remarks = [f"{unread:,} texts are not read: the model was trained on images without texts."] if unread else []
+    return [replace(example, question="") for example in examples], remarks
+
+
+def _without_text(examples: Sequence[Example], record: ModelRecord) -> list[str]:
+    """Return a sentence if images lack the text that those of training had."""
+    lacking = sum(not example.question for example in examples) if record.labelled and record.reads_text else 0
+    if not lacking:
+        return []
+    return [
+        f"{lacking:,} of {len(examples):,} images have no text, and the model was trained with texts beside images: "
+        f"give each with --question, or in the column 'text' of a manifest."
+    ]
 
 
 def _is_known(value: Any, record: ModelRecord) -> bool:

@@ -223,7 +223,8 @@ def _figures(record: ModelRecord) -> str:
 
 
 def _loading(record: ModelRecord, *, adapter: bool, beside: bool, connector: bool) -> str:
-    example = '["where is the nodule ?"]' if record.asks else "[report]" if record.labelled else '[""]'
+    with_report = record.labelled and record.reads_text is not False
+    example = '["where is the nodule ?"]' if record.asks else "[report]" if with_report else '[""]'
     settings = {key: value for key, value in record.sections["backbone"].items() if value is not None}
     if not adapter:
         settings["source"] = WEIGHTS
@@ -262,7 +263,7 @@ def _loading(record: ModelRecord, *, adapter: bool, beside: bool, connector: boo
         "from fedpeft.data.images import open_image",
         *["from fedpeft.methods.adapters import tuning_of"] * beside,
     ]
-    given = ['image = "scan.png"', *['report = ""  # its text, where training had one'] * record.labelled]
+    given = ['image = "scan.png"', *['report = ""  # its text, where training had one'] * with_report]
     code = "\n".join([*imports, "", *given, *lines])
     training = record.sections["training"]
     names = [name for name in ("precision", "frozen_precision") if training.get(name, "float32") != "float32"]

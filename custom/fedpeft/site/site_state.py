@@ -56,6 +56,7 @@ class ModelRecord:
         spellings: by class or label how the site writes it, where that differs from the answer.
         labelled: whether images have labels instead of a question with one answer.
         asks: whether its examples have questions.
+        reads_text: whether texts stood beside images in training; None: the version that wrote it did not say.
         metric: by which the site is measured (`fedpeft.core.metrics`).
         thresholds: of each label, from which on it counts as predicted; None: one half, or there are no labels.
         share: of the tensors beside the trained ones in what an adapter adds (`fedpeft.site.site_state`).
@@ -82,6 +83,7 @@ class ModelRecord:
     samples: Mapping[str, int] = field(default_factory=dict)
     rounds: tuple[Figures, ...] = ()
     spellings: Mapping[str, Any] = field(default_factory=dict)
+    reads_text: bool | None = None
 
     def __post_init__(self) -> None:
         one_of("metric", self.metric, TITLES)
@@ -343,13 +345,14 @@ class SiteRecord:
 
     def after(self, rounds: tuple[Figures, ...], *, thresholds: Sequence[float] | None, share: float) -> ModelRecord:
         """The model after a round; see `ModelRecord`."""
+        texts = any(example.question for example in self.data.train)
         return ModelRecord(
             site=self.site,
             fedpeft=fedpeft.__version__,
             sections=self.sections,
             answers=self.vocabulary.answers,
             labelled=bool(self.data.labels),
-            asks=not self.data.labels and any(example.question for example in self.data.train),
+            asks=texts and not self.data.labels,
             metric=self.data.metric,
             thresholds=None if thresholds is None else tuple(thresholds),
             share=share,
@@ -360,4 +363,5 @@ class SiteRecord:
             samples={split: len(examples) for split, examples in self.data.splits().items()},
             rounds=rounds,
             spellings=self.data.spellings(),
+            reads_text=texts,
         )
