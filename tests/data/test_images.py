@@ -272,6 +272,27 @@ def test_a_tiff_whose_lowest_value_is_white_is_shown_so(tmp_path, kind, packed):
     assert (as_array(chosen)[..., 0] == gray).all()
 
 
+@pytest.mark.parametrize("sample_format", [None, 1, 2])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_values_of_32_bits_are_unsigned_where_a_tiff_says_so_or_nothing(tmp_path, sample_format, orientation):
+    height, width = 3, 5
+    stored = np.linspace(0, 2**32 - 1, height * width).round().astype("<u4").reshape(height, width)
+    values = [width, height, 32, 1, 1, 8, orientation, 1, height, 4 * height * width]
+    tags = dict(zip((256, 257, 258, 259, 262, 273, 274, 277, 278, 279), values, strict=True))
+    if sample_format:
+        tags[339] = sample_format
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    begin = b"II*\0" + struct.pack("<I", 8 + stored.nbytes)
+    directory = struct.pack("<H", len(tags)) + entries + b"\0" * 4
+    (tmp_path / "scan.tif").write_bytes(begin + stored.tobytes() + directory)
+    meant = (stored.view("<i4") if sample_format == 2 else stored).astype(np.float64)
+    low, high = meant.min(), meant.max()
+    for window in (Window(low, high), Window(0, 100, percentiles=True)):
+        chosen = image_of(tmp_path, "scan.tif", window, where="line 2")[0]
+        expected = np.round((meant - low) * 255 / (high - low)).astype(np.uint8)
+        assert (as_array(chosen) == UPRIGHT[orientation](expected[..., None])).all()
+
+
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_an_orientation_behind_the_pixels_of_a_png_counts(tmp_path, orientation):
     path = _photo(tmp_path / "photo.png", PIXELS, orientation)

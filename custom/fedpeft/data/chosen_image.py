@@ -39,6 +39,7 @@ from fedpeft.data.images import (
     as_rgb,
     checked,
     is_deep,
+    is_unsigned_32,
     jpeg_2000_bits,
     upright,
     with_file,
@@ -220,10 +221,11 @@ def _checked_raster(opened: Image.Image, name: str, image: ChosenImage) -> Heade
 
 def _raster(opened: Image.Image, name: str, image: ChosenImage) -> Image.Image:
     _checked_raster(opened, name, image)
-    deep, inverted = is_deep(opened), _white_is_zero(opened)
+    deep, inverted, unsigned = is_deep(opened), _white_is_zero(opened), is_unsigned_32(opened)
     raised = upright(opened)
     if deep and image.window:
-        grays = image.window.grays(np.asarray(raised))
+        values = np.asarray(raised)
+        grays = image.window.grays(values.view(np.uint32) if unsigned else values)
         raised = Image.fromarray(255 - grays if inverted else grays)
     return as_rgb(raised, name)
 

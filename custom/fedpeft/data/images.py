@@ -29,7 +29,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # no
 ONE_FRAME = "save one frame as a file of its own, or list it in a manifest with #0 after its name"
 EIGHT_BITS = "save it with 8 bits per channel, or list it in a manifest and set data.window"
 MAX_OF_8_BITS = 255
-TIFF_BITS, TIFF_SAMPLES, SIGNED = 258, 339, 2  # the tags BitsPerSample and SampleFormat
+TIFF_BITS, TIFF_SAMPLES, UNSIGNED, SIGNED = 258, 339, 1, 2  # the tags BitsPerSample and SampleFormat
 CODESTREAM, COMPONENTS = b"\xff\x4f\xff\x51", 40  # of JPEG 2000: its begin, and behind it the number of components
 MAX_BOXES = 2**20  # bytes before the codestream
 UNKNOWN_BITS = 99  # of signed values too, to which Pillow adds half of their range
@@ -185,6 +185,12 @@ def is_signed(opened: Image.Image) -> bool:
     """Return whether a file has signed values that Pillow takes for, or makes into, unsigned ones."""
     tiff = SIGNED in _tiff_values(opened, TIFF_SAMPLES) and max(_tiff_values(opened, TIFF_BITS), default=8) <= 8
     return tiff or UNKNOWN_BITS in jpeg_2000_bits(opened)
+
+
+def is_unsigned_32(opened: Image.Image) -> bool:
+    """Return whether a TIFF has unsigned values of 32 bits, which Pillow shows as signed ones."""
+    wide, formats = _tiff_values(opened, TIFF_BITS) == (32,), _tiff_values(opened, TIFF_SAMPLES)
+    return wide and opened.mode == "I" and formats in ((), (UNSIGNED,))
 
 
 def _tiff_values(opened: Image.Image, tag: int) -> tuple[int, ...]:
