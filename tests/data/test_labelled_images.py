@@ -3,6 +3,7 @@
 
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,30 @@ def test_fed_isic_keeps_a_lesion_together_where_the_table_says_which_it_is(isic)
     lesions = [{e.unit for e in split} for split in site.splits().values()]
     assert sum(map(len, lesions)) == len(set().union(*lesions))
     assert any(e.group == "lesion L3" for split in site.splits().values() for e in split)
+    alone = "8 of 47 images have no lesion in the owners' table, and are divided as different lesions."
+    assert site.notes == (alone,)
+    part = load("fed_isic2019", isic, partition="iid", parts=2, site="client-1")
+    assert part.notes[-1].endswith("in the owners' table, and are divided as different lesions.")
+
+
+def test_fed_isic_says_where_lesions_are_not_kept_apart(isic):
+    published, divided = load("fed_isic2019", isic), load("fed_isic2019", isic, split="image_disjoint")
+    assert published.notes == ()
+    assert divided.notes == (
+        "47 of 47 images have no known lesion, because ISIC_2019_Training_Metadata.csv is missing, and are divided as "
+        "different lesions: put the owners' table there.",
+    )
+    rows = [f"ISIC_{n:07},L{n // 4}" for n in range(48)]
+    (isic / "ISIC_2019_Training_Metadata.csv").write_text("\n".join(["image,lesion_id", *rows]) + "\n")
+    site = load("fed_isic2019", isic)
+    groups = Counter(group for part in site.splits().values() for group in {example.group for example in part})
+    common = sum(splits > 1 for splits in groups.values())
+    assert site.notes == (
+        f"{common} lesions are in more than one split, which flatters the figures; data.split=image_disjoint splits "
+        f"again.",
+    )
+    assert common
+    assert load("fed_isic2019", isic, split="image_disjoint").notes == ()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 from fedpeft.core.errors import DataError
 from fedpeft.data.folders import contains, dataset_folder, find, image_file, images_below, missing_image
 from fedpeft.data.loaders import TAKES, class_example, class_folders, published_set, site_of
+from fedpeft.data.partition import across_splits
 from fedpeft.data.records import Row, csv_rows
 from fedpeft.data.registry import packaged
 from fedpeft.data.schema import Example, SiteData
@@ -69,7 +70,8 @@ def load_fed_isic2019(settings: DataSettings) -> SiteData:
 
     A site's name is its center: bcn, vidir-molemax, vidir-modern, rosendahl, mskcc or vienna-dias; fed-isic2019 (or
     None) has all of them. FLamby's split has some lesions on both sides: use `split="image_disjoint"` and the table of
-    lesions for whatever claims to generalize. An image that was not downloaded is left out and counted.
+    lesions for whatever claims to generalize. Notes count the lesions on both sides, and the images of no known lesion
+    where data are divided by lesion. An image that was not downloaded is left out and counted.
     """
     root = dataset_folder(settings)
     site = settings.site or WHOLE
@@ -86,7 +88,7 @@ def load_fed_isic2019(settings: DataSettings) -> SiteData:
         if (fold := row.text("fold")) not in parts:
             raise DataError(f"{row.where}: fold is {fold!r:.40}, neither train nor test; put FLamby's table there.")
         parts[fold].append(_isic_example(row, files, lesions))
-    return site_of(
+    own = site_of(
         settings,
         WHOLE,
         f"Fed-ISIC2019 (FLamby), real data, {'all centers' if site == WHOLE else site}",
@@ -97,6 +99,19 @@ def load_fed_isic2019(settings: DataSettings) -> SiteData:
             ("its image is not there", len(rows) - len(there)),
         ],
     )
+    return replace(own, notes=(*own.notes, *_of_lesions(settings, own, table=contains(root, METADATA))))
+
+
+def _of_lesions(settings: DataSettings, own: SiteData, *, table: bool) -> list[str]:
+    """Return a sentence each on lesions in several splits, and on images that are divided without their lesion."""
+    placed = [(split, example) for split, examples in own.splits().items() for example in examples]
+    notes = across_splits(placed, groups_are="lesions") if settings.split == "published" else []
+    alone = sum(not example.group for _, example in placed)
+    if alone and (settings.split == "image_disjoint" or settings.partition != NATURAL):
+        why = "have no lesion in the owners' table" if table else f"have no known lesion, because {METADATA} is missing"
+        remedy = "" if table else ": put the owners' table there"
+        notes.append(f"{alone:,} of {len(placed):,} images {why}, and are divided as different lesions{remedy}.")
+    return notes
 
 
 def _isic_example(row: Row, files: Mapping[str, Path], lesions: Mapping[str, str]) -> Example:

@@ -158,13 +158,13 @@ def published(rows: Sequence[Placed]) -> list[str]:
     return [*notes, *across_splits(rows)]
 
 
-def across_splits(rows: Sequence[Placed]) -> list[str]:
-    """Return a sentence each if images, or patients, are in more than one split of the table."""
+def across_splits(rows: Sequence[Placed], *, groups_are: str = "patients") -> list[str]:
+    """Return a sentence each if images, or groups, are in more than one split of the table."""
     notes = []
     groups = {example.group for _, example in rows} - {""}  # a volume's middle slice has the others' as its id
     for several, ids in (
         ("images are", [(split, example.image_id) for split, example in rows]),
-        ("patients are", [(split, example.unit) for split, example in rows if example.unit in groups]),
+        (f"{groups_are} are", [(split, example.unit) for split, example in rows if example.unit in groups]),
     ):
         if common := sum(count > 1 for count in Counter(one for _, one in set(ids)).values()):
             notes.append(
