@@ -441,6 +441,20 @@ def test_patients_that_differ_in_case_alone_are_counted_in_a_note(tmp_path):
     assert note.startswith("1 patients are written both with small and with capital letters and count as several")
 
 
+@pytest.mark.parametrize("key", ["question", "label", "labels"])
+def test_a_patient_is_one_however_the_blanks_or_the_whole_number_are_written(tmp_path, key):
+    _scans(tmp_path)
+    target = {"question": "Which?", "answer": "yes"} if key == "question" else {key: "mass"}
+    patients = (
+        [f"P{' ' * (1 + n // 5)}{n % 5}" for n in range(10)],
+        [n % 5 if n < 5 else float(n % 5) for n in range(10)],
+    )
+    for written, groups in zip(patients, ([f"P {n}" for n in range(5)], list("01234")), strict=True):
+        _jsonl(tmp_path, [{"image": f"scans/{n}.png", **target, "patient": written[n]} for n in range(10)])
+        splits = [{example.group for example in part} for part in _load(tmp_path).splits().values()]
+        assert sorted(group for part in splits for group in part) == groups
+
+
 def test_a_label_that_is_written_twice_counts_once(tmp_path):
     _scans(tmp_path)
     lines(

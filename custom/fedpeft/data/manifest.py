@@ -241,6 +241,14 @@ def optional(row: Row, key: str) -> str:
     return "" if is_missing(row.values.get(key), or_none=True) else row.label(key)
 
 
+def _patient(row: Row) -> str:
+    """Return whose image it is, in one form however many blanks are inside, and whether 7 is a whole number or 7.0."""
+    value = row.values.get("patient")
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return " ".join(optional(row, "patient").split())
+
+
 def _question(row: Row, file: Path | ChosenImage, name: str) -> Example:
     example = question_example(
         row,
@@ -250,11 +258,11 @@ def _question(row: Row, file: Path | ChosenImage, name: str) -> Example:
         answer_type=optional(row, "answer_type") or None,
         question_type=optional(row, "question_type"),
     )
-    return replace(example, group=optional(row, "patient"))
+    return replace(example, group=_patient(row))
 
 
 def _class(row: Row, file: Path | ChosenImage, name: str) -> Example:
-    return class_example(file, row.values["label"], image_id=name, group=optional(row, "patient"))
+    return class_example(file, row.values["label"], image_id=name, group=_patient(row))
 
 
 def _labelled(row: Row, file: Path | ChosenImage, name: str) -> Example:
@@ -266,7 +274,7 @@ def _labelled(row: Row, file: Path | ChosenImage, name: str) -> Example:
     labels = {label.strip() for label in listed} - {""}
     if any(map(is_missing, labels)):
         raise DataError("'labels' has among them what programs write where a value is missing (nan, n/a, null)")
-    return label_example(file, labels, image_id=name, group=optional(row, "patient"), text=optional(row, "text"))
+    return label_example(file, labels, image_id=name, group=_patient(row), text=optional(row, "text"))
 
 
 KINDS = (
