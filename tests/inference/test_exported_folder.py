@@ -3,6 +3,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -263,6 +264,29 @@ def test_onnx_computes_the_same_logits(sections, tmp_path):
             expected = predictor.model.answering.eval()(batch.inputs)
         (found,) = session.run(None, {name: tensor.numpy() for name, tensor in batch.inputs.items()})
         assert np.allclose(found, expected.numpy(), atol=1e-4)
+
+
+def test_onnx_of_a_model_that_computes_in_bfloat16_is_refused(of_tables, tmp_path):
+    kept = find(of_tables["classes"][0], site=None)
+    training = {**kept.record.sections["training"], "precision": "bfloat16"}
+    half = replace(kept, record=replace(kept.record, sections={**kept.record.sections, "training": training}))
+    with pytest.raises(FedpeftError, match=r"^this model computes in bfloat16 .*: leave --onnx out\.$"):
+        export(half, tmp_path / "out", onnx=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_runtime_that_refuses_the_file_is_one_sentence(of_tables, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    kept = find(of_tables["classes"][0], site=None)
+
+    class Program:
+        def save(self, file):
+            file.write_bytes(b"no model")
+
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: Program())
+    with pytest.raises(FedpeftError, match=r"^onnxruntime cannot compute the ONNX file of .*: leave --onnx out\.$"):
+        export(kept, tmp_path / "out", onnx=True)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

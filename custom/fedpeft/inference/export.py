@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedpeft.answering.answering import Answering
-from fedpeft.answering.training_settings import NF4
+from fedpeft.answering.training_settings import BFLOAT16, NF4
 from fedpeft.backbones import BackboneSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import follow_umask, replacing
@@ -79,6 +79,11 @@ def export(
         raise FedpeftError(
             f"the frozen layers of this model are in four bits (training.frozen_precision {NF4!r}), which neither full "
             f"weights nor ONNX can hold: leave --merged and --onnx out."
+        )
+    if onnx and model.training.precision == BFLOAT16:
+        raise FedpeftError(
+            f"this model computes in bfloat16 (training.precision {BFLOAT16!r}), which onnxruntime does not on a CPU: "
+            f"leave --onnx out."
         )
     if merged:
         _check_weights(model)
@@ -298,8 +303,14 @@ def _needed(probes: Sequence[dict[str, Tensor]]) -> list[str]:
 def _computed(file: Path, names: Sequence[str], probes: Sequence[dict[str, Tensor]]) -> list[Any]:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return [session.run(None, {name: inputs[name].cpu().numpy() for name in names})[0] for inputs in probes]
+    given = [{name: inputs[name].cpu().numpy() for name in names} for inputs in probes]
+    try:
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        return [session.run(None, values)[0] for values in given]
+    except Exception as error:  # of many kinds, with Exception as their only common base
+        raise FedpeftError(
+            f"onnxruntime cannot compute the ONNX file of this model ({_reason(error):.200}): leave --onnx out."
+        ) from error
 
 
 def _reason(error: Exception) -> str:
