@@ -10,6 +10,7 @@ from grids import each
 from layouts import lines, picture
 
 from fedpeft.data import DataError, DataSettings, load
+from fedpeft.data.records import BadRows, csv_rows
 
 
 def _load(root, **settings):
@@ -439,6 +440,22 @@ def test_patients_that_differ_in_case_alone_are_counted_in_a_note(tmp_path):
     _csv(tmp_path, [{**row, "patient": ("p1", "P1", "p2", "p3")[n % 4]} for n, row in enumerate(_rows())])
     (note,) = _load(tmp_path).notes
     assert note.startswith("1 patients are written both with small and with capital letters and count as several")
+
+
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "SEP=;;;", "sep=,", "sep=\t"])
+def test_the_line_that_names_the_separator_for_excel_is_no_header(tmp_path, first):
+    _scans(tmp_path)
+    separator = next(one for one in ";,\t" if one in first)
+    rows = [["image", "question", "answer"], *([f"scans/{n}.png", "Which?", "yes"] for n in range(10))]
+    lines(tmp_path / "manifest.csv", [first, *map(separator.join, rows)], end="\r\n")
+    site = _load(tmp_path)
+    assert sum(map(len, site.splits().values())) == 10
+    assert len(site.notes) == (separator != ",")
+    lines(tmp_path / "manifest.csv", [first, *map(separator.join, [*rows, ["scans/1.png"]])], end="\r\n")
+    with pytest.raises(DataError, match=r"manifest\.csv, line 13: it has fewer or more fields"):
+        _load(tmp_path)
+    read = csv_rows(tmp_path / "manifest.csv", ("image",), bad=(bad := BadRows(tmp_path / "manifest.csv")))
+    assert [read[0].where, bad.count] == [f"{tmp_path / 'manifest.csv'}, line 3", 1]
 
 
 @pytest.mark.parametrize("key", ["question", "label", "labels"])

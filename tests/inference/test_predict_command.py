@@ -225,6 +225,15 @@ def test_a_row_without_what_the_model_needs_is_named(predict, tables, tmp_path, 
     assert f"line 2: {key!r} is missing" in error
 
 
+def test_a_table_without_a_column_that_the_model_needs_is_refused_once(predict, tables, tmp_path):
+    folder = shutil.copytree(tables["questions"], tmp_path / "table")
+    (folder / "manifest.csv").write_text("image,prompt\ntest-0.png,why ?\ntest-1.png,why ?\n")
+    code, _, error = predict("questions", "--manifest", folder)
+    assert code == 1
+    assert error.count("\n") == 1
+    assert "has no column 'question', which this model needs, and has 'image', 'prompt': add it" in error
+
+
 def test_data_that_changed_since_training_are_mentioned(predict, of_tables, tables, tmp_path, capsys):
     folder = shutil.copytree(of_tables["classes"][0], tmp_path / "slake")
     data = shutil.copytree(tables["classes"], tmp_path / "data")

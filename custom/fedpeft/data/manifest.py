@@ -35,7 +35,18 @@ from fedpeft.data.folders import dataset_folder, inside, matches, tree
 from fedpeft.data.images import ChosenImage
 from fedpeft.data.loaders import class_example, label_example, question_example, refuse_paper
 from fedpeft.data.partition import SPELLINGS, Placed, Splits, across_splits, arrange, check_units, cleaned, pooled
-from fedpeft.data.records import SEPARATORS, BadRows, Row, csv_rows, header, jsonl_rows, of_rows, read_text, reading
+from fedpeft.data.records import (
+    SEPARATORS,
+    BadRows,
+    Row,
+    csv_rows,
+    header,
+    jsonl_rows,
+    of_rows,
+    read_text,
+    reading,
+    without_separator_line,
+)
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings, Window, window_of
@@ -86,9 +97,9 @@ def table(root: Path, known: Iterable[str]) -> Table:
 
 
 def _separator(file: Path, known: frozenset[str]) -> str:
-    """Return what is between the columns: that which gives most known names; no two may read alike."""
-    text = read_text(file)
-    headers = {separator: header(text, separator) for separator in SEPARATORS}
+    """Return what is between the columns: what the first line names, or gives most known names; no two read alike."""
+    named, text = without_separator_line(read_text(file))
+    headers = {separator: header(text, separator) for separator in ([named] if named else SEPARATORS)}
     separator = max(headers, key=lambda one: len(known.intersection(map(_spelled, headers[one]))))
     first: dict[str, str] = {}
     for name in headers[separator]:

@@ -15,6 +15,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ INCOMPLETE = "it lacks an image, a question or an answer"
 MAX_NAMED = 20  # bad rows that one message names
 _MAX_LEVELS = 20
 T = TypeVar("T")
+_SEPARATOR_LINE = re.compile(r'("?)sep=(?P<separator>[,;\t])\1(?P=separator)* *(?:\r\n?|\n)', re.IGNORECASE)
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -140,19 +142,19 @@ def _of_line(line: str, where: str) -> Any:
 def csv_rows(path: Path, keys: Iterable[str], *, separator: str = "", bad: BadRows | None = None) -> list[Row]:
     """Read a CSV file with a header; quoted fields may hold separators and line breaks.
 
-    Without a separator that of `SEPARATORS` counts which gives most of the keys, which the file must have. `bad`
-    gathers the lines that cannot be read; without it they are refused.
+    Without a separator that of the first line `sep=;` counts, or that of `SEPARATORS` which gives most of the keys,
+    which the file must have. `bad` gathers the lines that cannot be read; without it they are refused.
     """
     gathered = bad or BadRows(path)
-    text, keys = read_text(path), tuple(keys)
-    separator = separator or max(SEPARATORS, key=lambda each: len({*keys}.intersection(header(text, each))))
-    skips = _skips_blanks(text, separator)
+    (named, text), keys = without_separator_line(read_text(path)), tuple(keys)
+    separator = separator or named or max(SEPARATORS, key=lambda each: len({*keys}.intersection(header(text, each))))
+    skips, before = _skips_blanks(text, separator), bool(named)
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=skips)
     rows = []
     with gathered.gathering():
         try:
             for record in reader:
-                where = f"{path}, line {reader.line_num}"
+                where = f"{path}, line {before + reader.line_num}"
                 with gathered.gathering():
                     if None in record or None in record.values():
                         raise DataError(
@@ -162,7 +164,7 @@ def csv_rows(path: Path, keys: Iterable[str], *, separator: str = "", bad: BadRo
                     rows.append(Row(where, record))
         except csv.Error as error:  # nothing after it can be read
             raise DataError(
-                f"{path}, line {reader.reader.line_num}: not valid CSV ({error}); correct that line."
+                f"{path}, line {before + reader.reader.line_num}: not valid CSV ({error}); correct that line."
             ) from error
     if bad is None:
         gathered.check(len(rows) + gathered.count)
@@ -179,6 +181,12 @@ def _skips_blanks(text: str, separator: str) -> bool:
     except csv.Error:
         return False
     return True
+
+
+def without_separator_line(text: str) -> tuple[str, str]:
+    """Return the separator of the line `sep=;` that stands first for Excel, empty without one, and the other lines."""
+    first = _SEPARATOR_LINE.match(text)
+    return (first["separator"], text[first.end() :]) if first else ("", text)
 
 
 def header(text: str, separator: str) -> list[str]:
