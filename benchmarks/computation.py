@@ -7,7 +7,7 @@
 torch's counter counts products of matrices, 2 for each multiplication and addition, in the passes forward and backward;
 attention is computed by its plain formula for that. In the rows of four layers the site trains the four with the best
 scores, and scoring, by the kernel of the outputs on 4 directions, has columns of its own. Seconds are the processor's,
-of training and of scoring in a second round, which is not counted. MB are what the site sends.
+of training in a second round and of scoring a second time, which are not counted. MB are what the site sends.
 """
 
 from __future__ import annotations

@@ -215,10 +215,25 @@ def unnamed(folder):
 
 
 def without_words(folder):
-    return classifying(folder, ("image", " ", "an"))
+    return classifying(folder, ("image", "\u200b", "an"))
 
 
-@pytest.mark.parametrize("image", [resnet, vit, timm_folder, clip, unnamed, without_words])
+def without_directions(folder):
+    tensors = load_file(classifying(folder) / "model.safetensors")
+    save_file(tensors | {"classifier.1.weight": torch.zeros(3, 24)}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def in_8_bits(folder):
+    tensors = load_file(classifying(folder) / "model.safetensors")
+    tensors["classifier.1.weight"] = torch.ones(3, 24, dtype=torch.int8)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "image", [resnet, vit, timm_folder, clip, unnamed, without_words, without_directions, in_8_bits]
+)
 def test_an_encoder_whose_classes_have_no_names_has_no_closed_form(folders, image):
     with pytest.raises(FedpeftError, match="has no classifier of its last features with a name for each class"):
         load(folders, image=image, projection="closed_form")

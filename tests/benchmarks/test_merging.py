@@ -77,6 +77,9 @@ def test_the_pages_quote_the_figures_of_the_results(merging):
             assert f"| {kind}, {head} | {' | '.join(cells)} |".replace("  ", " ") in page
     readme = (merging.ROOT / "README.md").read_text().split("## Where alignment matters")[1].split("\n## ")[0]
     readme = " ".join(readme.split())
+    lora = {row[0]: row[1] for row in tables[merging.FOLDERS[1]]}
+    ties = f"with LoRA {lora[merging.MERGED]} (plain mean {lora[merging.PLAIN]}, PEFT's ties {lora['PEFT ties']})"
+    assert ties in readme
     means = {row[0]: row[1] for row in tables[merging.FOLDERS[0]]}
     assert f"{means[merging.MERGED]} % on class folders" in readme
     assert f"adapter {means[merging.OWN]}, plain mean {means[merging.PLAIN]})" in readme

@@ -471,6 +471,18 @@ def test_images_of_one_id_are_told_apart_by_their_bytes(tmp_path):
     assert note.startswith("5 ids name several images each, which are told apart by their bytes")
 
 
+def test_copies_of_a_file_under_one_id_are_one_image(tmp_path):
+    for number in range(8):
+        (tmp_path / f"{number}.png").write_bytes(_png(number // 2))
+    table = [{**row, "image": f"{n}.png", "id": n // 2} for n, row in enumerate(_rows(0, 4))]
+    _parquet(tmp_path / "vqa.parquet", table)
+    site = _load(tmp_path, columns={"id": "id"})
+    assert sorted(example.image_id for example in _all(site)) == ["0", "0", "1", "1", "2", "2", "3", "3"]
+    splits = [{example.image_id for example in part} for part in site.splits().values()]
+    assert sum(map(len, splits)) == len(set().union(*splits))
+    assert not any("name several images" in note for note in site.notes)
+
+
 def test_ids_of_a_column_are_names_of_the_sites_own(tmp_path):
     table = [{**row, "image": row["image"]["bytes"], "scan": str(n // 2)} for n, row in enumerate(_rows(0, 6))]
     _parquet(tmp_path / "vqa.parquet", table)

@@ -90,16 +90,17 @@ def test_a_table_with_some_answers_is_measured_on_these(predict, tables, tmp_pat
     assert [row["right"] for row in read(tmp_path / "out.csv")][1:] == ["", "no"]
 
 
-def test_texts_beside_images_are_read_as_in_training(of_tables, tables, tmp_path):
+def test_texts_that_training_had_or_lacked_get_a_sentence(of_tables, tables, tmp_path):
     kept = find(of_tables["labels"][0], site=None)
     trained_with = replace(kept, record=replace(kept.record, reads_text=True))
     unknown = replace(kept, record=replace(kept.record, reads_text=None))  # of an earlier version
     assert kept.record.reads_text is False
     folder = shutil.copytree(tables["labels"], tmp_path / "table")
     (folder / "manifest.csv").write_text("image,text,labels\ntest-0.png,a report,gray\ntest-1.png,,\n")
-    lacking = "1 of 2 images have no text, and the model was trained with texts beside images: give each with"
+    lacking = "1 of 2 images have no text, and this site's training had texts beside images: give each with"
+    unusual = "1 of 2 images have a text, and this site's training had none beside images"
     for one, texts, remark in (
-        (kept, ["", ""], "1 texts are not read: the model was trained on images without texts."),
+        (kept, ["a report", ""], unusual),
         (trained_with, ["a report", ""], lacking),
         (unknown, ["a report", ""], None),
     ):
@@ -109,6 +110,8 @@ def test_texts_beside_images_are_read_as_in_training(of_tables, tables, tmp_path
     image = folder / "test-0.png"
     assert of_images(image, None, kept.record).remarks == of_images(image, None, unknown.record).remarks == ()
     assert of_images(image, "a report", trained_with.record).remarks == ()
+    (line,) = of_images(image, "a report", kept.record).remarks
+    assert line.startswith("1 of 1 images have a text")
     assert of_images(image, "a report", unknown.record).examples[0].question == "a report"
     (line,) = of_images(image, None, trained_with.record).remarks
     assert line.startswith("1 of 1 images have no text")
@@ -163,7 +166,6 @@ def test_what_a_spreadsheet_would_compute_is_text(predict, tables, tmp_path):
     [
         ("questions", ["--image", "IMAGES/test-0.png"], "give one with --question"),
         ("classes", ["--image", "IMAGES/test-0.png", "--question", "why ?"], "leave --question out"),
-        ("labels", ["--image", "IMAGES/test-0.png", "--question", "a report"], "trained on images without texts"),
         ("classes", ["--image", "IMAGES/none.png"], "does not exist"),
         ("classes", ["--image", "IMAGES/manifest.csv"], "cannot be decoded"),
         ("classes", ["--image", "EMPTY"], "holds no image"),

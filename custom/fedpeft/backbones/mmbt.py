@@ -154,9 +154,12 @@ def _classifier(folder: Path, width: int) -> tuple[Tensor, list[str]]:
     rows, names = torch.empty(0, width), []
     with checkpoint.reading(str(folder), IMAGE):
         found = [one for one, shape in stored(folder).items() if CLASSIFIER.fullmatch(one) and shape[1:] == (width,)]
-        if found and len(labels := config_of(str(folder)).id2label) == len(rows := read_tensor(folder, found[0])):
-            names = [str(labels.get(number, "")) for number in range(len(rows))]
-    if not names or not rows.isfinite().all() or not all(_is_name(one) for one in names):
+        if found and len(labels := config_of(str(folder)).id2label) == len(
+            stored_rows := read_tensor(folder, found[0])
+        ):
+            names = [str(labels.get(number, "")) for number in range(len(stored_rows))]
+            rows = stored_rows.float() if stored_rows.is_floating_point() else rows
+    if not all(map(_is_name, names)) or not rows.isfinite().all() or not norm(rows).any():
         raise FedpeftError(
             f"projection is 'closed_form', and {folder} has no classifier of its last features with a name for each "
             f"class (id2label in its config.json): leave it out, or give a network that was trained to tell classes.",
@@ -167,7 +170,7 @@ def _classifier(folder: Path, width: int) -> tuple[Tensor, list[str]]:
 
 def _is_name(name: str) -> bool:
     """Return whether it is a class's name, and not the number that transformers writes where there is none."""
-    return 0 < len(name.strip()) <= MAX_NAME and not re.fullmatch(r"LABEL_\d+", name)
+    return bool(re.search(r"\w", name)) and len(name) <= MAX_NAME and not re.fullmatch(r"LABEL_\d+", name)
 
 
 def norm(features: Tensor) -> Tensor:
@@ -287,7 +290,7 @@ def closed_form(words: Tensor, tokenizer: Any, rows: Tensor, names: Sequence[str
     """
     words = words.detach().float().cpu()
     tokens = tokenizer(list(names), add_special_tokens=False)["input_ids"]
-    targets = torch.stack([words[one].mean(0) for one in tokens]).double()
+    targets = torch.stack([words[one].mean(0) if one else words.new_zeros(words.shape[1]) for one in tokens]).double()
     features = norm(rows.float().cpu()).double()
     square = features.T @ features
     ridge = square.diagonal().mean() * torch.eye(len(square), dtype=square.dtype)

@@ -284,7 +284,7 @@ def roles_of(pattern: str) -> dict[str, str]:
 
 def layers_of_pattern(pattern: str) -> list[int] | None:
     """Return the layers that a pattern made by ``pattern_of`` names; None: all."""
-    found = re.match(rf"\(\?={re.escape(_PARENT)}\(\?:([0-9|]+)\)", _of_one(pattern))
+    found = re.match(rf"\(\?={re.escape(_PARENT)}\(\?:((?:\d{{1,6}}\|)*\d{{1,6}})\)", _of_one(pattern))
     return [int(number) for number in found[1].split("|")] if found else None
 
 

@@ -66,7 +66,7 @@ def load(settings: DataSettings) -> SiteData:
             f"{root} has no train or no test split, and rows of splits with other names{named}: call them train, "
             f"validation and test."
         )
-    names, unusual = _names(ids)
+    names, unusual = _names(ids, images)
     parts = {
         split: [replace(example, image_id=names[example.image_id]) for example in examples]
         for split, examples in parts.items()
@@ -80,26 +80,41 @@ def load(settings: DataSettings) -> SiteData:
     return SiteData(site, *splits, source, left_out=added(left_out.items()), notes=tuple(notes), own_ids=own_ids)
 
 
-def _names(ids: Mapping[str, Mapping[str, None]]) -> tuple[dict[str, str], list[str]]:
+def _names(
+    ids: Mapping[str, Mapping[str, None]], images: Mapping[str, Path | EncodedImage]
+) -> tuple[dict[str, str], list[str]]:
     """Return by digest the id of an image, and a sentence each on ids that do not tell images apart.
 
     Args:
         ids: by digest of the image, or its path, the ids that rows give it.
+        images: by the same.
     """
     first = {digest: next(iter(own)) for digest, own in ids.items()}
-    images = Counter(first.values())
+    count = Counter(first.values())
+    content = {digest: _content(digest, images[digest]) for digest, own in first.items() if count[own] > 1}
+    several_of = Counter(own for own, _ in {(first[digest], one) for digest, one in content.items()})
     notes = []
     if several := sum(len(own) for own in ids.values() if len(own) > 1):
         notes.append(
             f"{several:,} ids name images that other ids name too, and each of these counts as one image: where ids "
             f"are those of rows, leave data.columns.id out."
         )
-    if shared := sum(count > 1 for count in images.values()):
+    if shared := sum(number > 1 for number in several_of.values()):
         notes.append(
             f"{shared:,} ids name several images each, which are told apart by their bytes: where ids begin anew in "
             f"each split or are no names of images, leave data.columns.id out."
         )
-    return {digest: digest if images[own] > 1 else own for digest, own in first.items()}, notes
+    return {digest: content[digest] if several_of[own] > 1 else own for digest, own in first.items()}, notes
+
+
+def _content(digest: str, image: Path | EncodedImage) -> str:
+    """Return the digest of an image's bytes, whether it stands in the table or in a file of its own."""
+    if not isinstance(image, Path):
+        return digest
+    try:
+        return hashlib.sha256(image.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataError(f"{image} cannot be read ({error.strerror}): copy it again.") from error
 
 
 def _divided(parts: Mapping[str, list[Example]]) -> bool:

@@ -69,8 +69,6 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
         raise FedpeftError("this model answers questions: give one with --question.")
     if question and not (record.asks or record.labelled):
         raise FedpeftError("this model tells classes of images apart and reads no question: leave --question out.")
-    if question and record.reads_text is False:
-        raise FedpeftError("this model was trained on images without texts and reads none: leave --question out.")
     if not named.exists():
         raise FedpeftError(f"{named} does not exist: name an image, or a folder of images.")
     inside = files_below(named) if named.is_dir() else []
@@ -82,7 +80,7 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
     images = [image_of(file.parent, file.name, window, where="the command")[0] for file in files]
     examples = tuple(_unknown(image, name, question, record) for image, name in zip(images, names, strict=True))
     left_out = f"{len(others)} DICOM or NIfTI files of the folder were left out: name each by itself, or in a manifest."
-    remarks = (*([left_out] if others else []), *_without_text(examples, record))
+    remarks = (*([left_out] if others else []), *_on_texts(examples, record))
     return Wanted(examples=examples, known=(False,) * len(examples), remarks=remarks)
 
 
@@ -115,31 +113,29 @@ def of_table(named: Path, kept: KeptModel) -> Wanted:
 
     pairs = of_rows(read.rows, example_of, read.bad)
     read.bad.check(read.total)
-    examples, remarks = _as_trained([example for example, _ in pairs], record)
-    known = [is_known for _, is_known in pairs]
+    examples, known = [example for example, _ in pairs], [is_known for _, is_known in pairs]
     measured = [example for example, is_known in zip(examples, known, strict=True) if is_known]
     unseen = _unseen(measured, kept)
-    return Wanted(examples=tuple(examples), known=tuple(known), unseen=unseen, remarks=(*read.notes, *remarks))
+    remarks = (*read.notes, *_on_texts(examples, record))
+    return Wanted(examples=tuple(examples), known=tuple(known), unseen=unseen, remarks=remarks)
 
 
-def _as_trained(examples: list[Example], record: ModelRecord) -> tuple[list[Example], list[str]]:
-    """Return images with labels without texts where training had none, and sentences on texts for the user."""
-    if not record.labelled or record.reads_text is not False:
-        return examples, _without_text(examples, record)
-    unread = sum(bool(example.question) for example in examples)
-    remarks = [f"{unread:,} texts are not read: the model was trained on images without texts."] if unread else []
-    return [replace(example, question="") for example in examples], remarks
-
-
-def _without_text(examples: Sequence[Example], record: ModelRecord) -> list[str]:
-    """Return a sentence if images lack the text that those of training had."""
-    lacking = sum(not example.question for example in examples) if record.labelled and record.reads_text else 0
-    if not lacking:
+def _on_texts(examples: Sequence[Example], record: ModelRecord) -> list[str]:
+    """Return a sentence if images with labels have a text where those of this site's training had none, or lack it."""
+    if not record.labelled or record.reads_text is None:
         return []
-    return [
-        f"{lacking:,} of {len(examples):,} images have no text, and the model was trained with texts beside images: "
-        f"give each with --question, or in the column 'text' of a manifest."
-    ]
+    with_text = sum(bool(example.question) for example in examples)
+    if record.reads_text and (lacking := len(examples) - with_text):
+        return [
+            f"{lacking:,} of {len(examples):,} images have no text, and this site's training had texts beside images: "
+            f"give each with --question, or in the column 'text' of a manifest."
+        ]
+    if with_text and not record.reads_text:
+        return [
+            f"{with_text:,} of {len(examples):,} images have a text, and this site's training had none beside images: "
+            f"the prediction changes with it; leave --question, or the column 'text', out."
+        ]
+    return []
 
 
 def _is_known(value: Any, record: ModelRecord) -> bool:

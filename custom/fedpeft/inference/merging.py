@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +180,7 @@ def merged_of(
     """Merge adapters in memory; arguments as in `merge`."""
     first, weights = adapters[0], shares(adapters, weights)
     products = METHODS.get(first.tuning.name).products
-    if rank is not None and (not products or plain or not isinstance(rank, int) or rank < 1):
+    if rank is not None and (not products or plain or not isinstance(rank, Integral) or rank < 1):
         raise FedpeftError(
             f"--rank is {rank}: give a whole number from 1 on, for LoRA without --plain, or leave it out."
         )

@@ -18,8 +18,8 @@ from fedpeft.job.catalog import PaperTask, entries
 from fedpeft.methods.aggregations import default_aggregation
 
 JOBS = (
-    "The first job of a task is embedded and runs anywhere; jobs/paper/ has the published recipe, on real data. It "
-    "reads FedPIA as two branches."
+    "The first job of a task is embedded and runs anywhere; jobs/paper/ has the published recipe, on real data. "
+    "FedPIA is read as two branches there."
 )
 OWN_WORDS = "Read the owners' own terms before you use their data."
 NAME, NUMBER, RANGE, INDENT = 20, 13, 24, 4  # widths of the list of methods, which fits into 80 columns

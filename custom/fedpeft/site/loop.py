@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,10 +48,15 @@ def rate_factor(step: int, *, total_steps: int, warmup: float, decays: bool = Tr
 
     Source: FedPIA, Training and Implementation Details (linear decay, 10 % warm-up, 30 rounds).
     """
-    warmup_steps = math.ceil(Fraction(str(warmup)) * total_steps)  # a float's product may lie above the whole number
+    warmup_steps = _warmup_steps(total_steps, warmup)
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     return 1.0 if not decays else max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
+
+
+@cache
+def _warmup_steps(total_steps: int, warmup: float) -> int:
+    return math.ceil(Fraction(str(warmup)) * total_steps)  # the product of floats may lie above the whole number
 
 
 def learning_in_round(training: TrainingSettings, *, samples: float, round: int, first: int = 1) -> float:
