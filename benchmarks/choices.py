@@ -37,8 +37,8 @@ RESULTS = Path(__file__).parent / "results" / "choices.jsonl"
 SEEDS = (100, 101, 102)
 FEDAVG, OURS = "fedavg", study.OURS
 LENGTHS = (study.SHORT, study.LONG)
-RATED_LONG = (FEDAVG, study.WEIGHT_SPACE, study.TWO_BRANCHES, study.FROZEN_HALF, OURS, "local")
-RATED = (*RATED_LONG, "fedprox", "ditto", "fedala")
+RATED_LONG = (FEDAVG, study.WEIGHT_SPACE, study.TWO_BRANCHES, study.FROZEN_HALF, OURS)
+RATED = (*RATED_LONG, "local", "fedprox", "ditto", "fedala")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _rates(method: str, rounds: int) -> tuple[str, ...]:
 
 
 RATES = {study.SHORT: (study.RATE, "3e-3", "8e-3", "1.2e-2"), study.LONG: (study.RATE, "8e-3", "1.2e-2", "2e-2")}
-LOWER = {(row, study.LONG): ("3e-3",) for row in (study.TWO_BRANCHES, "local")}  # where the best of RATES is the lowest
+LOWER = {(study.TWO_BRANCHES, study.LONG): ("3e-3",)}  # where the best of RATES is the lowest
 LONG = {"rounds": study.LONG, "worlds": (study.WORLDS[-1],)}
 QUESTIONS: dict[str, tuple[str, dict[str, Value]]] = {  # what it asks, and its values, the study's first
     "share": (

@@ -25,7 +25,7 @@ from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
 from fedpeft.compare.grid import axis_of
 from fedpeft.compare.outcome import Outcome, from_json
-from fedpeft.compare.published import methods_of
+from fedpeft.compare.published import methods_of, published
 from fedpeft.compare.runs import Variant, outcomes, sections_of, variants
 from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
@@ -318,6 +318,15 @@ def test_below_an_f1_of_labels_stands_that_its_average_is_not_defined(tmp_path, 
     (one,) = outcomes([recorded(tmp_path / "run", job, samples=2_837)])
     notes = compared([one], baseline=one.method).notes
     assert any("how its F1 is averaged over labels" in note for note in notes) == said
+
+
+@pytest.mark.parametrize(("recipe", "figure"), [("promptfl", 79.96), ("lora", 69.24)])
+def test_below_promptfl_stands_that_its_tokens_are_not_told(tmp_path, recipe, figure):
+    (one,) = outcomes([recorded(tmp_path / "run", "paper/fedpia_task2", samples=34_000)])
+    one = replace(one, recipe=recipe)
+    assert published([one]) == {one.method: figure}
+    notes = compared([one], baseline=one.method).notes
+    assert any("how many tokens PromptFL has; ours has 50" in note for note in notes) == (recipe == "promptfl")
 
 
 def test_the_forms_of_fedpia_have_names_of_their_own(tmp_path):
