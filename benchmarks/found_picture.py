@@ -2,8 +2,8 @@
 """What a federation brings, from the results of real_images.py and `learning.py --study` (`publish.py`).
 
 One panel for each data set of real images, with the jobs' own backbone, and one for each world of the study's runs of
-thirty rounds: the mean over the seeds and its 95 % interval. Each row has the best of the rates that were tried for it.
-A row with fewer seeds than others of its panel is left out, because every seed has splits of its own.
+thirty rounds: the mean over the seeds and its 95 % interval. Of the rates with most seeds a row has the one that is
+best on validation. A row with fewer seeds than others of its panel is left out: every seed has splits of its own.
 """
 
 from __future__ import annotations

@@ -191,6 +191,18 @@ def test_a_class_becomes_the_words_of_its_name_in_closed_form():
     assert (inputs @ made.T).square().mean().sqrt().item() == pytest.approx(words.square().mean().sqrt().item())
 
 
+def test_a_name_without_a_word_of_the_text_encoder_is_refused():
+    """Its mean would be not a number, and training would end in one."""
+    read = {"a": [1], "b": []}
+    with pytest.raises(FedpeftError, match="reads no word in the name of class 1"):
+        mmbt.closed_form(
+            torch.randn(3, 4),
+            lambda names, **_: {"input_ids": [read[one] for one in names]},
+            torch.randn(2, 5),
+            ["a", "b"],
+        )
+
+
 def classifying(folder, names=("[UNK] nodule", "an effusion", "image")):
     """A ResNet of transformers that was trained to tell classes."""
     ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)

@@ -471,6 +471,16 @@ def test_images_of_one_id_are_told_apart_by_their_bytes(tmp_path):
     assert note.startswith("5 ids name several images each, which are told apart by their bytes")
 
 
+def test_images_of_one_id_stay_together_where_all_is_split_anew(tmp_path):
+    """They may be one picture, saved twice in other bytes."""
+    table = [{**row, "image": row["image"]["bytes"], "id": n // 4} for n, row in enumerate(_rows(0, 24))]
+    _parquet(tmp_path / "vqa.parquet", table)
+    site = _load(tmp_path, columns={"id": "id"})
+    splits = [{example.group for example in part} for part in site.splits().values()]
+    assert sum(map(len, splits)) == len(set().union(*splits)) == 12
+    assert len({example.image_id for example in _all(site)}) == 24
+
+
 def test_copies_of_a_file_under_one_id_are_one_image(tmp_path):
     for number in range(8):
         (tmp_path / f"{number}.png").write_bytes(_png(number // 2))

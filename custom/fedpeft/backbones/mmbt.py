@@ -151,15 +151,14 @@ class Lite0(nn.Module):
 
 def _classifier(folder: Path, width: int) -> tuple[Tensor, list[str]]:
     """Return the rows (C, width) of the classifier that a network of transformers was trained with, and its classes."""
-    rows, names = torch.empty(0, width), []
     with checkpoint.reading(str(folder), IMAGE):
         found = [one for one, shape in stored(folder).items() if CLASSIFIER.fullmatch(one) and shape[1:] == (width,)]
-        if found and len(labels := config_of(str(folder)).id2label) == len(
-            stored_rows := read_tensor(folder, found[0])
-        ):
-            names = [str(labels.get(number, "")) for number in range(len(stored_rows))]
-            rows = stored_rows.float() if stored_rows.is_floating_point() else rows
-    if not all(map(_is_name, names)) or not rows.isfinite().all() or not norm(rows).any():
+        rows = read_tensor(folder, found[0]) if found else torch.empty(0, width)
+        labels = config_of(str(folder)).id2label if found else {}
+        names = [str(labels.get(number, "")) for number in range(len(rows))]
+    rows = rows.float() if rows.is_floating_point() else torch.empty(0, width)
+    told_apart = rows.isfinite().all() and norm(rows).any()
+    if not told_apart or len(labels) != len(rows) or not all(map(_is_name, names)):
         raise FedpeftError(
             f"projection is 'closed_form', and {folder} has no classifier of its last features with a name for each "
             f"class (id2label in its config.json): leave it out, or give a network that was trained to tell classes.",
@@ -290,7 +289,13 @@ def closed_form(words: Tensor, tokenizer: Any, rows: Tensor, names: Sequence[str
     """
     words = words.detach().float().cpu()
     tokens = tokenizer(list(names), add_special_tokens=False)["input_ids"]
-    targets = torch.stack([words[one].mean(0) if one else words.new_zeros(words.shape[1]) for one in tokens]).double()
+    if without := [number for number, one in enumerate(tokens) if not one]:
+        raise FedpeftError(
+            f"projection is 'closed_form', and the text encoder reads no word in the name of class {without[0]} of the "
+            f"image encoder (id2label in its config.json): leave it out, or give that class a name.",
+            setting="backbone.projection",
+        )
+    targets = torch.stack([words[one].mean(0) for one in tokens]).double()
     features = norm(rows.float().cpu()).double()
     square = features.T @ features
     ridge = square.diagonal().mean() * torch.eye(len(square), dtype=square.dtype)

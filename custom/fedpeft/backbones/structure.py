@@ -275,7 +275,10 @@ def pattern_of(templates: Mapping[str, str], layers: Iterable[int] | None = None
 
 
 def roles_of(pattern: str) -> dict[str, str]:
-    """Return role -> template of a pattern made by ``pattern_of``, also with named groups as once; empty for others."""
+    """Return role -> template of a pattern made by ``pattern_of``; empty for any other.
+
+    Earlier versions named the groups of a pattern by the roles; those are read as well.
+    """
     pattern = re.sub(r"\(\?P<([a-z][a-z0-9_]*)>", r"(?:(?#\1)", _of_one(pattern))
     groups = re.findall(r"\(\?:\(\?#([a-z][a-z0-9_]*)\)([^()|]*)\)", pattern)
     templates = {role: re.sub(r"\\(.)", r"\1", text.replace(_NUMBER, "{layer}")) for role, text in groups}

@@ -67,10 +67,14 @@ def load(settings: DataSettings) -> SiteData:
             f"validation and test."
         )
     names, unusual = _names(ids, images)
-    parts = {
-        split: [replace(example, image_id=names[example.image_id]) for example in examples]
-        for split, examples in parts.items()
-    }
+    stays = _keeps_splits(settings, parts)
+
+    def renamed(example: Example) -> Example:
+        """The example with its image's name; where all is split anew, images of one id stay together."""
+        own, name = next(iter(ids[example.image_id])), names[example.image_id]
+        return replace(example, image_id=name, group="" if stays or name == own else own)
+
+    parts = {split: list(map(renamed, examples)) for split, examples in parts.items()}
     splits, notes = _arranged(settings, parts)
     notes += unusual
     site = settings.site or root.resolve().name
@@ -122,9 +126,14 @@ def _divided(parts: Mapping[str, list[Example]]) -> bool:
     return bool(parts["train"] and parts["test"] and not parts[""])
 
 
+def _keeps_splits(settings: DataSettings, parts: Mapping[str, list[Example]]) -> bool:
+    """Return whether the site keeps the folder's splits."""
+    return _divided(parts) and settings.split == "published"
+
+
 def _arranged(settings: DataSettings, parts: Mapping[str, list[Example]]) -> tuple[Splits, list[str]]:
     """Return the site's splits, and a sentence each on what is unusual in the folder's."""
-    stays = _divided(parts) and settings.split == "published"
+    stays = _keeps_splits(settings, parts)
     notes = published([(split if stays else None, e) for split, examples in parts.items() for e in examples])
     if _divided(parts):
         validation = parts["validation"] or None

@@ -94,7 +94,7 @@ def of_table(named: Path, kept: KeptModel) -> Wanted:
     kind = next(kind for kind in KINDS if kind.keys == keys)
     vocabulary = AnswerVocabulary(record.answers)
     there = {name for row in read.rows for name in row.values}
-    if absent := [key for key in needed if key not in there]:
+    if read.rows and (absent := [key for key in needed if key not in there]):
         raise DataError(
             f"the table in {root} has no column {absent[0]!r}, which this model needs, and has "
             f"{', '.join(map(repr, read.columns)):.200}: add it, or name one of them so."

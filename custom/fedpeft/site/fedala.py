@@ -76,7 +76,6 @@ class FedALA(OfRound):
     def _mix(self) -> None:
         """Load the mixture of the layers that are trained in this round; all others are the global adapter's."""
         mixed = {key: tensor + self._gaps[key] * self.kept[key] for key, tensor in self._own.items()}
-        layers = self.layers
         self.learner.trainable.load(
-            {key: one if belongs(key, layers) else self._received[key] for key, one in mixed.items()}
+            {key: one if belongs(key, self.layers) else self._received[key] for key, one in mixed.items()}
         )
