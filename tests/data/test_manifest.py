@@ -152,6 +152,7 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, name, content, sentence
 
 SPELLINGS = {
     "semicolons": ("image;question;answer", "scans/{n}.png;Is it, or not?;yes", "separated by semicolons"),
+    "bars": ("image|question|answer", "scans/{n}.png|Is it, or not?|yes", "separated by vertical bars"),
     "tabs": ("image\tquestion\tanswer", "scans/{n}.png\tIs it; or not?\tyes", "separated by tabs"),
     "capitals and blanks": ("Image, Question ,ANSWER", "scans/{n}.png,Is it?,yes", "'Question ' as question"),
     "a quote behind a blank that quotes nothing": ("image,question,answer", 'scans/{n}.png, "Is it" or not?,yes', ""),
@@ -442,10 +443,10 @@ def test_patients_that_differ_in_case_alone_are_counted_in_a_note(tmp_path):
     assert note.startswith("1 patients are written both with small and with capital letters and count as several")
 
 
-@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "SEP=;;;", "sep=,", "sep=\t"])
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "SEP=;;;", "sep=,", "sep=\t", "sep=|"])
 def test_the_line_that_names_the_separator_for_excel_is_no_header(tmp_path, first):
     _scans(tmp_path)
-    separator = next(one for one in ";,\t" if one in first)
+    separator = next(one for one in ";,\t|" if one in first)
     rows = [["image", "question", "answer"], *([f"scans/{n}.png", "Which?", "yes"] for n in range(10))]
     lines(tmp_path / "manifest.csv", [first, *map(separator.join, rows)], end="\r\n")
     site = _load(tmp_path)

@@ -70,8 +70,9 @@ def load_fed_isic2019(settings: DataSettings) -> SiteData:
 
     A site's name is its center: bcn, vidir-molemax, vidir-modern, rosendahl, mskcc or vienna-dias; fed-isic2019 (or
     None) has all of them. FLamby's split has some lesions on both sides: use `split="image_disjoint"` and the table of
-    lesions for whatever claims to generalize. Notes count the lesions on both sides, and the images of no known lesion
-    where data are divided by lesion. An image that was not downloaded is left out and counted.
+    lesions for whatever claims to generalize. Notes count the lesions on both sides or say that they are not known, and
+    count the images of no known lesion where data are divided by lesion. An image that was not downloaded is left out
+    and counted.
     """
     root = dataset_folder(settings)
     site = settings.site or WHOLE
@@ -106,6 +107,8 @@ def _of_lesions(settings: DataSettings, own: SiteData, *, table: bool) -> list[s
     """Return a sentence each on lesions in several splits, and on images that are divided without their lesion."""
     placed = [(split, example) for split, examples in own.splits().items() for example in examples]
     notes = across_splits(placed, groups_are="lesions") if settings.split == "published" else []
+    if settings.split == "published" and settings.partition == NATURAL and not table:
+        notes.append(f"Which lesions are in more than one split is not known, because {METADATA} is missing.")
     alone = sum(not example.group for _, example in placed)
     if alone and (settings.split == "image_disjoint" or settings.partition != NATURAL):
         why = "have no lesion in the owners' table" if table else f"have no known lesion, because {METADATA} is missing"

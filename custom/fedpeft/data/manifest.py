@@ -14,9 +14,9 @@ of the splits that are made here. An image may have no label: the field is empty
 FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself. What is done with rows that repeat or contradict others:
 `fedpeft.data.partition`.
 
-Columns are separated by commas, semicolons (as spreadsheets write them where the comma is decimal) or tabs, and their
-names are read in any case, with blanks around them, and with a blank or hyphen for `_`. Nothing else is guessed: a name
-that is none of the known ones is a column that is not read, and the notes say so.
+Columns are separated by commas, semicolons (as spreadsheets write them where the comma is decimal), tabs or vertical
+bars, and their names are read in any case, with blanks around them, and with a blank or hyphen for `_`. Nothing else is
+guessed: a name that is none of the known ones is a column that is not read, and the notes say so.
 """
 
 from __future__ import annotations

@@ -28,12 +28,12 @@ from fedpeft.core.errors import DataError
 from fedpeft.data.answers import clean_values, is_missing
 from fedpeft.data.folders import either
 
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 INCOMPLETE = "it lacks an image, a question or an answer"
 MAX_NAMED = 20  # bad rows that one message names
 _MAX_LEVELS = 20
 T = TypeVar("T")
-_SEPARATOR_LINE = re.compile(r'("?)sep=(?P<separator>[,;\t])\1(?P=separator)* *(?:\r\n?|\n)', re.IGNORECASE)
+_SEPARATOR_LINE = re.compile(r'("?)sep=(?P<separator>[,;\t|])\1(?P=separator)* *(?:\r\n?|\n)', re.IGNORECASE)
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
