@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from fedpeft.backbones.mmbt import EncodedImages
 
 SETTING = "training.compile"
-LIMIT = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # torch 2.6
 VARIANTS = 64  # of a layer: trained or not, with a way back or not, the first token alone, sizes of batches
 # dropout draws what it draws without; no compiled code of an earlier process is read, whose files are pickles
 OPTIONS = {"fallback_random": True, "fx_graph_cache": False, "compile_threads": 1}
@@ -81,7 +80,9 @@ def compiled(backbone: Backbone) -> Iterator[None]:
     for layer, _ in layers:
         vars(layer)["forward"] = COMPILE(layer.forward)
     try:
-        with torch._dynamo.config.patch({LIMIT: VARIANTS}), functorch.patch(enable_autograd_cache=False):
+        config = torch._dynamo.config  # not before: its import takes seconds
+        limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # torch 2.6
+        with config.patch({limit: VARIANTS}), functorch.patch(enable_autograd_cache=False):
             yield
     finally:
         for layer, own in layers:
