@@ -93,14 +93,12 @@ class Scored(nn.Module):
         """Scores of the layers by one method, with what it needs, on the batch or its first few samples."""
         if method == "fd":
             settings["generator"] = torch.Generator().manual_seed(0)
-        if method == "synflow":
-            settings["model"] = self
         if method == "fedselect":
             settings["previous"] = {layer: [p.detach() + 1 for p in group] for layer, group in self.layers.items()}
         settings |= OUTPUTS.get(method, {})
         method = method.partition(",")[0]
         batch = {name: tensor[:samples] for name, tensor in self.batch.items()}
-        return score(self, self.layers, [batch], self.losses, method=method, **settings)
+        return score(self, self.layers, [batch], self.losses, method=method, model=self, **settings)  # as jobs do
 
 
 def full_size() -> nn.Module:

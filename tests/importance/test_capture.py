@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.importance import score
+from fedpeft.importance.jacobian import Tape
 
 
 class Sequential(nn.Module):
@@ -65,6 +66,43 @@ def test_a_later_layer_of_the_same_input_does_not_hide_rows_that_are_not_samples
             score(*arguments)
     else:
         torch.testing.assert_close(score(*arguments), score(*arguments, gradients="rows"), rtol=1e-4, atol=0)
+
+
+class Mixing(nn.Module):
+    """Three layers of the same shapes; between the first two, samples may depend on each other."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.mix = mix
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, h):
+        h = torch.tanh(self.layers[0](h[:, 0]))
+        h = torch.tanh(self.layers[1](h - h.mean(0) if self.mix else h))
+        return self.layers[2](h)
+
+
+def test_samples_that_mix_between_layers_of_the_same_shapes_are_refused():
+    for mix in (False, True):
+        model = Mixing(mix)
+        arguments = model_fn(model), linear_layers(model), [tokens()], loss
+        if mix:
+            with pytest.raises(FedpeftError, match="depends on other rows"):
+                score(*arguments)
+        else:
+            torch.testing.assert_close(score(*arguments), score(*arguments, gradients="rows"), rtol=1e-4, atol=0)
+
+
+def test_a_model_is_checked_once_for_what_it_does(monkeypatch):
+    checks, check, model = [], Tape.check_independence, Mixing(mix=False)
+    monkeypatch.setattr(Tape, "check_independence", lambda *given: (checks.append(given), check(*given)))
+    for batch in (tokens(), tokens(), tokens(samples=3)):
+        score(model_fn(model), linear_layers(model), [batch], loss, model=model)
+    assert len(checks) == 2
+    with pytest.raises(FedpeftError, match="depends on other rows"):
+        score(model_fn(model), linear_layers(model), [tokens()], lambda y, b: loss(y - y.mean(0), b), model=model)
 
 
 def test_batch_statistics_are_refused():

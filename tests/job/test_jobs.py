@@ -392,6 +392,18 @@ def test_a_job_without_data_is_refused():
         (["backbone.name=mmbt-small", "backbone.image_grid=4"], ""),
         (["data.split=image_disjoint"], "phantom is computed and split by data.train_size"),
         (["data.dataset=vqa_rad", "data.split=image_disjoint"], ""),
+        (["data.validation_fraction=0.3"], "data.validation_fraction changes nothing .*: leave it out, phantom is"),
+        (["data.sites={slake: {test_fraction: 0.3}}"], r"data\.sites\.slake\.test_fraction changes nothing in fedpia_"),
+        (["data.sites.slake.split=image_disjoint", "resume_from=latest"], ""),
+        (["data.sites={slake: {dataset: vqa_rad, split: image_disjoint}}"], ""),
+        (["data.sites={slake: {dataset: vqa_rad}}", "data.split=image_disjoint"], ""),
+        (["data.sites={slake: {train_size: 100}}"], ""),
+        (
+            ["backbone.sites={slake: {image_grid: 5}}"],
+            r"backbone\.sites\.slake\.image_grid changes .*: leave it out, back",
+        ),
+        (["backbone.sites={slake: {name: tiny-vilt, text_length: 5}}"], ""),
+        (["backbone.name=tiny-vit", "backbone.text_length=5"], "backbone tiny-vit reads no text"),
     ],
     ids=" ".join,
 )

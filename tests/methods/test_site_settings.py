@@ -101,3 +101,17 @@ def test_the_ratio_of_the_factors_is_that_of_all_settings_of_a_site():
     with pytest.raises(FedpeftError, match=r"products of slake count 0.5 times and those of the others 1 times"):
         lora_vpt({"lora": {"r": 8}}, settings=common)
     assert lora_vpt({"lora": {"r": 8, "lora_alpha": 8}}, settings=common)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("lora", {"start_std": 0.5}), ("lora_vpt", {"lora": {"r": 4, "init_lora_weights": False}})]
+)
+def test_first_values_of_one_site_are_refused_where_all_start_from_one_adapter(name, own):
+    method = MethodSettings(name=name, aggregation="svd", site_settings={"slake": own})
+    method.check_schedule(active=False, joins=())
+    with pytest.raises(
+        FedpeftError, match=r"method\.site_settings\.slake sets (start_std|init_lora_weights), how first"
+    ):
+        method.check_schedule(active=True, joins=())
+    stacked = MethodSettings(name=name, aggregation="stack", site_settings={"slake": own})
+    stacked.check_schedule(active=True, joins=())  # every round draws them anew

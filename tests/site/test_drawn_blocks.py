@@ -31,7 +31,7 @@ def test_the_drawn_block_and_the_prompts_of_all_blocks_are_sent(sections, tmp_pa
     assert set(drawn) == {0, 1}
 
 
-@pytest.mark.parametrize("override", ["schedule.solver=nsga2", "schedule.budget=2"])
+@pytest.mark.parametrize("override", ["schedule.solver=nsga2", "schedule.budget=2", "schedule.site_budgets={slake: 2}"])
 def test_a_job_cannot_set_what_the_method_sets(sections, override):
     with pytest.raises(FedpeftError, match=r"but attention of a drawn layer is trained by .*: leave that out"):
         sections("method.name=sba", override)

@@ -190,6 +190,23 @@ def test_the_margin_of_a_job_decides_how_many_layers_the_memory_holds(sections, 
     assert next(federate(learners)).assignment.layers == dict.fromkeys(SITES, layers)
 
 
+@pytest.mark.parametrize("name", ["full", "sba_vpt", "houlsby"])
+def test_the_budget_counts_what_a_scheduled_round_trains(sections, tmp_path, monkeypatch, name):
+    solver = () if name == "sba_vpt" else ("schedule.solver=exact",)  # that has a schedule of its own
+    chosen = sections(f"method.name={name}", "method.aggregation=fedavg", *solver)
+    learner, counted = Learner.from_sections(chosen, site="slake", folder=tmp_path), []
+
+    def beside_layers():
+        given = learner.trainable.parameters().items()
+        return {key for key, parameter in given if parameter.requires_grad and layer_of(key) is None}
+
+    monkeypatch.setattr("fedpeft.site.learner.measure_budget", lambda *_, **__: counted.append(beside_layers()) or 1)
+    monkeypatch.setattr(ScheduleSettings, "budget_of", lambda *_, **__: None)
+    assert learner.layer_budget() == 1
+    learner.trainable.train_only([1])
+    assert counted == [beside_layers()]
+
+
 @pytest.mark.parametrize("margin", [-0.1, 1, 1.5])
 def test_a_margin_that_is_no_share_is_refused(margin):
     with pytest.raises(FedpeftError, match=f"memory_margin is {margin}"):

@@ -174,6 +174,12 @@ class Pretrained:
     features_mib: float = 0
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    def unread(self, setting: str) -> str:
+        """Return why it does not read a setting of `backbone` that others read; empty: it does."""
+        if setting == "image_grid" and not self.image_encoder:
+            return "has no image encoder of its own"
+        return "reads no text" if setting == "text_length" and not self.reads_questions else ""
+
     def loaded(self, settings: BackboneSettings, *, half: bool = False, download: bool = True) -> Backbone:
         """Call `build` with the folder of the source, or of the default weights where a job names no source."""
         build: Any = imported(self.build) if isinstance(self.build, str) else self.build

@@ -73,6 +73,12 @@ class DataSet:
     allowed_by_default: bool = True
     as_sites: str = ""
 
+    def unread(self, setting: str) -> str:
+        """Return why it does not read a setting of `data` that others read; empty: it does."""
+        measured = ("split", "validation_fraction", "test_fraction")
+        sizes = "is computed and split by data.train_size and the other sizes"
+        return sizes if self.procedural and setting in measured else ""
+
     def folders_of(self, site: str | None) -> tuple[str, ...]:
         """Return the names of its folder under FEDPEFT_DATA at a site."""
         return tuple(name.format(site=site or ".") for name in self.folders)

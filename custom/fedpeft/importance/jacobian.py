@@ -22,9 +22,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction, once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -32,10 +33,17 @@ from torch.overrides import TorchFunctionMode
 from fedpeft.core.errors import FedpeftError
 
 Receive = Callable[[Tensor, int, Tensor], None]
+# hashes of the operations with which a model was found to keep its samples apart
+_INDEPENDENT: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
 
 
 def jacobian_rows(
-    outputs: Callable[[], Tensor], parameters: Sequence[Tensor], receive: Receive, *, gradients: str = "captured"
+    outputs: Callable[[], Tensor],
+    parameters: Sequence[Tensor],
+    receive: Receive,
+    *,
+    gradients: str = "captured",
+    model: nn.Module | None = None,
 ) -> tuple[int, int]:
     """Compute `d outputs[b, k] / d theta` for all b at once, one column k and one parameter at a time; return B and K.
 
@@ -43,16 +51,21 @@ def jacobian_rows(
     parameters in operations that are not in `CAPTURES` are differentiated row by row and added. Nothing is kept.
     `outputs` runs the model and returns (B, K). `receive(parameter, k, rows)` gets rows (B, *parameter.shape) of at
     least single precision once for each column at most; a parameter that a column does not depend on may be left out.
+    That samples do not depend on each other is checked with one more backward pass: once where the same `model` does
+    the same again.
     """
     if gradients == "rows":
         tape, values = None, outputs()
     else:
         tape, values = _recorded(outputs, parameters)
-    uncaptured = _reached(values, parameters)
+    uncaptured, nodes = _reached(values, parameters)
     if not uncaptured and not (tape and tape.uses):
         raise FedpeftError("no scored parameter influences the outputs: check that the layers are the model's own.")
     if tape is not None and tape.uses:
-        tape.check_independence(values[0].sum())
+        known = set() if model is None else _INDEPENDENT.setdefault(model, set())
+        if (operations := hash((*nodes, *tape.operations))) not in known:
+            tape.check_independence(values[0].sum())
+            known.add(operations)
     columns = values.shape[1]
     for column in range(columns):
         sums = _Sums(tape.uses if tape else (), uncaptured, lambda p, rows, k=column: receive(p, k, rows))
@@ -77,22 +90,23 @@ def _recorded(outputs: Callable[[], Tensor], parameters: Sequence[Tensor]) -> tu
             values = outputs()
         if tape.first_dimensions <= {len(values)}:
             return tape, values
-        tape.latest.clear()
         samples = len(values)
 
 
-def _reached(values: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return the parameters that autograd's graph still reaches: those of operations that are not captured."""
+def _reached(values: Tensor, parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
+    """Return the parameters that autograd's graph reaches, those of operations not captured, and its nodes' names."""
     scored, reached = {id(p) for p in parameters}, set()
+    names: list[str] = []
     visited, queue = set(), [values.grad_fn]
     while queue:
         node = queue.pop()
         if node is None or node in visited:
             continue
         visited.add(node)
+        names.append(node.name())
         reached.add(id(getattr(node, "variable", None)))
         queue.extend(following for following, _ in node.next_functions)
-    return [p for p in parameters if id(p) in reached & scored]
+    return [p for p in parameters if id(p) in reached & scored], names
 
 
 def _row_by_row(values: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -118,12 +132,14 @@ class _Sums:
         for parameter in [*uncaptured, *(source for use in uses for source in use.sources)]:
             self.missing[id(parameter)] = self.missing.get(id(parameter), 0) + 1
 
-    def take(self, use: Use, rows: Tensor) -> None:
-        """Take the rows of one captured use."""
-        if use.weight.is_leaf:
-            self.add(use.weight, rows)
-        else:
-            self.derived.append((use, rows))
+    def take(self, uses: Sequence[Use], x: Tensor, g: Tensor) -> None:
+        """Take the rows of one captured operation, from its input and the gradients of its output."""
+        for use in uses:
+            rows = use.rows(wide(x), wide(g))
+            if use.weight.is_leaf:
+                self.add(use.weight, rows)
+            else:
+                self.derived.append((use, rows))
 
     def add(self, parameter: Tensor, rows: Tensor) -> None:
         """Add the rows of a parameter from one of its uses."""
@@ -297,9 +313,9 @@ class Tape(TorchFunctionMode):
         self.samples = samples
         self.first_dimensions: set[int] = set()
         self.uses: list[Use] = []
-        self.latest: dict[tuple, Tensor] = {}  # the last output of each kind, input's and weights' shapes
+        self.operations: list[tuple] = []  # kind, input's and weights' shapes of what was captured
         self.anchor = torch.zeros((), requires_grad=True)  # what makes autograd visit every captured operation
-        self.take: Callable[[Use, Tensor], None] | None = None
+        self.take: Callable[[Sequence[Use], Tensor, Tensor], None] | None = None
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -327,28 +343,27 @@ class Tape(TorchFunctionMode):
         self.uses += uses
         self.first_dimensions.add(len(x))
         shapes = tuple(None if weight is None else tuple(weight.shape) for weight, _ in weights)
-        self.latest[(kind, tuple(x.shape), shapes)] = y
+        self.operations.append((kind, tuple(x.shape), shapes))
         return y
 
     def check_independence(self, output: Tensor) -> None:
         """Refuse a model whose samples depend on each other, or are not the first dimension of its layers' inputs.
 
-        Checks the last operation of each kind and shape of its input and weights, which is cheap and enough where
-        layers of the same shapes are alike, as transformers' are. Called once after the forward pass, with one number
-        of sample 0; it also frees the outputs that the tape holds for it.
+        Checks every captured operation with one number of sample 0.
         """
-        watched, self.latest = list(self.latest.values()), {}
-        for gradient in torch.autograd.grad(output, watched, retain_graph=True, allow_unused=True):
-            if gradient is not None and gradient[1:].nan_to_num().any():
-                raise FedpeftError(
-                    "the first sample's output depends on other rows of a layer's input than the first: put the model "
-                    "into eval mode and samples into the first dimension, or score with gradients='rows'."
-                )
+        others: list[Tensor] = []  # of each operation: whether a row that is not the first counts
+        self.take = lambda uses, x, g: others.append(g[1:].nan_to_num().any())
+        torch.autograd.grad(output, self.anchor, retain_graph=True, allow_unused=True)
+        self.take = None
+        if any(others):
+            raise FedpeftError(
+                "the first sample's output depends on other rows of a layer's input than the first: put the model "
+                "into eval mode and samples into the first dimension, or score with gradients='rows'."
+            )
 
     def _collect(self, uses: Sequence[Use], x: Tensor, g: Tensor) -> None:
         if self.take is not None:
-            for use in uses:
-                self.take(use, use.rows(wide(x), wide(g)))
+            self.take(uses, x, g)
 
     def sources(self, tensor: Tensor | None) -> tuple[Tensor, ...] | None:
         """Return the scored parameters that a tensor is computed from; None if it may depend on captured operations."""

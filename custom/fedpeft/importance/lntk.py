@@ -101,7 +101,7 @@ def leading_directions(task: ScoringTask, batch: Any, count: int) -> Tensor:
     def receive(parameter: Tensor, column: int, rows: Tensor) -> None:
         hashed[:, column] += hashes[id(parameter)](rows.flatten(1))
 
-    jacobian_rows(logits, last, receive, gradients=task.gradients)
+    jacobian_rows(logits, last, receive, gradients=task.gradients, model=task.model)
     kept = min(count, hashed.shape[1])
     # of one sample at a time, because C x C for all of them may not fit; a NaN is found in the kernel, by its layer
     return torch.stack([torch.linalg.eigh(rows @ rows.T)[1][:, -kept:] for rows in hashed.nan_to_num()])
@@ -164,6 +164,7 @@ def _kernels_of_one_pass(task: ScoringTask) -> list[Tensor]:
         task.parameters,
         receive,
         gradients=task.gradients,
+        model=task.model,
     )
     return kernels
 
@@ -181,6 +182,7 @@ def _kernels(task: ScoringTask, outputs: Sequence[Outputs], layers: Sequence[int
             parameters,
             lambda p, column, rows, first=first: held[id(p)].update({first + column: rows.flatten(1)}),
             gradients=task.gradients,
+            model=task.model,
         )
         sizes += [samples] * columns
     total = {key: gram(_stacked(parts, sizes)) for key, parts in held.items() if parts}

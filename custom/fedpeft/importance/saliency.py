@@ -103,7 +103,7 @@ def squared_gradients(task: ScoringTask, *, target: str) -> tuple[dict[int, Tens
         def outputs(batch: object = batch) -> Tensor:
             return task.logits(batch) if target == "logits" else task.losses(batch).unsqueeze(1)
 
-        samples, _ = jacobian_rows(outputs, task.parameters, receive, gradients=task.gradients)
+        samples, _ = jacobian_rows(outputs, task.parameters, receive, gradients=task.gradients, model=task.model)
         count += samples
     return total, count
 

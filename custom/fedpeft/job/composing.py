@@ -145,11 +145,18 @@ def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) 
 def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str) -> None:
     """Refuse settings that would change nothing: of a method, schedule or scheme that a job does not have."""
     from fedpeft.answering.training_settings import TrainingSettings
+    from fedpeft.job.federation import BY_SITE, unread_at
     from fedpeft.methods import METHODS
     from fedpeft.methods.settings import MethodSettings
 
     settings, sections_of = list(settings), {"method": MethodSettings, "training": TrainingSettings}
     for section, names in changed(settings).items():
+        of_sites = names.pop("sites", {}) if section in BY_SITE else {}
+        if sections["federation"].get("resume_from"):  # their settings must stay as they were
+            of_sites = {}
+        for site, name in ((site, name) for site, own in of_sites.items() for name in own):
+            if remedy := unread_at(section, name, [site], sections):
+                raise FedpeftError(f"{section}.sites.{site}.{name} changes nothing in {job}: {remedy}.")
         for name in names:
             needed = unread(sections_of[section], sections[section], name) if section in sections_of else None
             remedy = f"set {section}.{needed} as well" if needed else _unread(section, name, sections)
@@ -166,10 +173,8 @@ def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str
 
 def _unread(section: str, name: str, sections: Mapping[str, Any]) -> str:
     """Return what to do with a setting that method, schedule, backbones or data sets do not read; empty: they do."""
-    from fedpeft.backbones import BACKBONES, BackboneSettings
-    from fedpeft.data.registry import DATASETS
-    from fedpeft.data.settings import DataSettings
-    from fedpeft.job.federation import site_backbone, site_data
+    from fedpeft.backbones import BackboneSettings
+    from fedpeft.job.federation import BY_SITE, site_backbone, unread_at
     from fedpeft.methods import METHODS
     from fedpeft.methods.settings import MethodSettings
     from fedpeft.scheduling.settings import schedule_of
@@ -185,15 +190,7 @@ def _unread(section: str, name: str, sections: Mapping[str, Any]) -> str:
         own = (build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone") for site in sites)
         if not any(backbone.trains_connector for backbone in own):
             return f"leave it out, method {method.label!r} computes no gradients in the backbone"
-    if (section, name) == ("backbone", "image_grid"):
-        named = sorted({site_backbone(sections[section], site)["name"] for site in sites})
-        if not any(BACKBONES.get(one).image_encoder for one in named):
-            return f"leave it out, backbone {', '.join(named)} has no image encoder of its own"
-    if (section, name) == ("data", "split"):
-        named = sorted({site_data(sections[section], site).get("dataset", DataSettings.dataset) for site in sites})
-        if all(DATASETS.get(one).procedural for one in named):
-            return f"leave it out, {', '.join(named)} is computed and split by data.train_size and the other sizes"
-    return ""
+    return unread_at(section, name, sites, sections) if section in BY_SITE else ""
 
 
 def unused(settings: Iterable[str], method: str) -> list[str]:

@@ -27,6 +27,7 @@ LEAVE_OUT = f"or leave {SETTING} out"
 _ADDRESS = re.compile(r"\S*(?:://|@)\S*|host=\S+")
 _log = logging.getLogger(__name__)
 _VARIABLES = ("MLFLOW_", "WANDB_")
+BY_SITE = ("backbone", "data")  # sections with a part `sites`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +183,23 @@ def site_backbone(section: Mapping[str, Any] | None, site: str) -> dict[str, Any
     if section is None:
         raise FedpeftError("backbone is None: the job's configuration must name a backbone.", setting="backbone")
     return {"name": BackboneSettings.name, **_at_site("backbone", section, site)}
+
+
+def unread_at(section: str, name: str, sites: Sequence[str], sections: Mapping[str, Any]) -> str:
+    """Return what to do with a setting that no backbone or data set of these sites reads; empty: one does."""
+    from fedpeft.backbones import BACKBONES
+    from fedpeft.data.registry import DATASETS
+    from fedpeft.data.settings import DataSettings
+
+    reasons = {}
+    for site in sites:
+        if section == "backbone":
+            named = site_backbone(sections[section], site)["name"]
+            reasons[f"backbone {named}"] = BACKBONES.get(named).unread(name)
+        else:
+            named = site_data(sections[section], site).get("dataset", DataSettings.dataset)
+            reasons[named] = DATASETS.get(named).unread(name)
+    return f"leave it out, {' and '.join(map(' '.join, reasons.items()))}" if all(reasons.values()) else ""
 
 
 def sections_by_site(sections: Mapping[str, Any]) -> list[str]:

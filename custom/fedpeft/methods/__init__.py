@@ -14,7 +14,7 @@ register, names, get = METHODS.register, METHODS.names, METHODS.get
 FROZEN = {"leaves_matrices": True, "four_bits": True}  # the backbone's matrices stay as they are
 ADDED = FROZEN | {"unequal_backbones": True}  # its tensors are added, and fit any backbone of the family
 LORA_PART = ADDED | {"products": True, "factors": "fedpeft.methods.lora:of_part"}
-ONE_DRAWN_LAYER = {"solver": "drawn", "budget": 1, "budget_range": ()}
+ONE_DRAWN_LAYER = {"solver": "drawn", "budget": 1, "budget_range": (), "site_budgets": {}}
 VIT_PAPER = "Alkhunaizi et al. 2024, arXiv:2407.11573"
 
 

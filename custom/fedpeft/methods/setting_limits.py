@@ -85,6 +85,7 @@ BOTTLENECK: dict[str, Check] = {
 }
 PARALLEL: Limits = BOTTLENECK | {"scaling": number(-MAX_SCALE, MAX_SCALE)}
 COMPACTER: Limits = BOTTLENECK | {"blocks": whole(MAX_BLOCKS), "rank": whole(MAX_WIDTH), "rule_std": number(0, 1)}
+OF_FIRST_VALUES = frozenset({"start_std", "init_lora_weights"})  # read when an adapter is drawn, and never again
 LORA: Limits = {
     "r": whole(MAX_WIDTH),
     "lora_alpha": number(0, MAX_SCALE),

@@ -23,7 +23,7 @@ from fedpeft.methods.aggregations import (
     check_site_settings,
     chosen,
 )
-from fedpeft.methods.setting_limits import MAX_LAYERS
+from fedpeft.methods.setting_limits import MAX_LAYERS, OF_FIRST_VALUES
 
 PRIVATE, FEDERATED = "private", "federated"
 MAX_SERVER_RATE = 1000
@@ -286,6 +286,15 @@ class MethodSettings:
                 "layers all start from one adapter: leave it out, or set schedule.solver to 'all'.",
                 setting="method.site_settings",
             )
+        one_start = self.starts_from_one(scheduled=active) and not self.rule.stacks
+        for site, given in self.site_settings.items() if one_start else ():
+            named = {name for part in (given, *given.values()) if isinstance(part, Mapping) for name in part}
+            if drawn := sorted(named & OF_FIRST_VALUES):
+                raise FedpeftError(
+                    f"method.site_settings.{site} sets {drawn[0]}, how first values are drawn, and in this job all "
+                    f"sites start from one adapter: set it for all under method.settings, or leave it out.",
+                    setting="method.site_settings",
+                )
         if active and self.exchanges and self.matched_layers is not None:
             raise FedpeftError(
                 f"method.matched_layers is {self.matched_layers}, and schedule.solver chooses among layers that all "

@@ -328,7 +328,7 @@ class Learner:
         training, parameters = self.training, self.trainable.parameters()
         size = training.micro_batch or training.batch_size
         batch = self.batches.sample(size, derive(training.seed, "budget", self.site), size=size)[0]
-        self.trainable.train_only(None)
+        self.trainable.train_only(layers_of(parameters)[:1])  # with what trains beside any layer, and nothing else
         with computing.as_trained(self.backbone, training):
             model = self.answering.train()
             return measure_budget(model, parameters, batch, self.schedule, optimizer=training.optimizer)
