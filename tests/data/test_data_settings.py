@@ -106,6 +106,14 @@ def test_a_site_without_training_or_test_examples_is_refused(split):
     splits = {name: (_example("a"),) for name in ("train", "validation", "test")}
     with pytest.raises(DataError, match=f"'north' has an empty {split} split"):
         SiteData("north", **{**splits, split: ()}, source="")
+    with pytest.raises(DataError, match=f"'north' has an empty {split} split"):
+        SiteData("north", **{**splits, split: iter(())}, source="")
+
+
+def test_splits_may_be_lists_or_what_ends():
+    examples = [_example("a"), _example("b")]
+    site = SiteData("north", iter(examples), [], iter(examples), source="")
+    assert (site.train, site.validation, site.test) == (tuple(examples), (), tuple(examples))
 
 
 def test_images_can_be_left_out():

@@ -91,8 +91,9 @@ class SiteData:
     own_ids: bool = False
 
     def __post_init__(self) -> None:
-        for split in ("train", "test"):
-            if not getattr(self, split):
+        for split in ("train", "validation", "test"):
+            object.__setattr__(self, split, tuple(getattr(self, split)))  # a loader may give lists, or what ends
+            if split != "validation" and not getattr(self, split):
                 gone = "".join(f"; {count:,} left out: {why}" for why, count in self.left_out)
                 raise DataError(
                     f"Site {self.site!r} has an empty {split} split; check its data folder and fractions{gone}."
