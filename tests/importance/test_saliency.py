@@ -9,7 +9,7 @@ from nets import Batch, jacobian, layers_of, loss, model_fn, net, tokens
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.importance import score
-from fedpeft.importance.saliency import all_ones
+from fedpeft.importance.saliency import absolute, all_ones
 
 DATA = tokens(dtype=torch.float64)
 
@@ -104,13 +104,25 @@ def test_rgn_is_the_mean_ratio_of_norms_of_tensors_that_are_not_zero(case):
         found(case, "rgn")
 
 
+def test_the_absolute_network_has_buffers_that_are_not_saved_too():
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("frozen", torch.tensor([-1.0, 2.0]), persistent=False)  # as VeRA's matrices
+    module.register_buffer("mask", torch.tensor([0.0, -torch.inf]), persistent=False)
+    before = [tensor.clone() for tensor in (*module.parameters(), *module.buffers())]
+    with absolute(module):
+        assert module.weight.min() >= 0
+        assert module.frozen.tolist() == [1, 2]
+        assert module.mask.tolist() == [0, -torch.inf]
+    assert all(map(torch.equal, before, (*module.parameters(), *module.buffers())))
+
+
 def test_synflow_is_the_flow_of_the_absolute_network_on_ones(case):
     bits = {name: tensor.clone() for name, tensor in case.model.state_dict().items()}
-    absolute = net(torch.float64)
-    for p in absolute.parameters():
+    positive = net(torch.float64)
+    for p in positive.parameters():
         p.data.abs_()
-    absolute(torch.ones_like(DATA["tokens"])).sum().backward()
-    expected = stacked([flat([p * p.grad for p in group]).abs().mean() for group in layers_of(absolute).values()])
+    positive(torch.ones_like(DATA["tokens"])).sum().backward()
+    expected = stacked([flat([p * p.grad for p in group]).abs().mean() for group in layers_of(positive).values()])
     torch.testing.assert_close(found(case, "synflow", model=case.model), expected)
     for name, tensor in case.model.state_dict().items():
         assert torch.equal(tensor, bits[name])

@@ -271,6 +271,13 @@ def test_a_backbone_that_cannot_answer_so_is_refused_before_a_job_is_written(nam
     assert caught.value.setting == "training.answering"
 
 
+@pytest.mark.parametrize("setting", ["training.patience=2", "training.keep=best"])
+def test_rounds_are_compared_only_where_some_site_has_a_validation_split(setting):
+    with pytest.raises(FedpeftError, match=r"^data\.validation_size is 0 at every site, and training\.keep and"):
+        compose(CONFIGS, "fedpia_task1", [setting, "data.validation_size=0"])
+    compose(CONFIGS, "fedpia_task1", [setting, "data.validation_size=0", "data.sites.slake.validation_size=4"])
+
+
 def test_one_site_with_a_backbone_that_answers_otherwise_is_refused():
     other = "backbone.sites={slake: {name: tiny-albef-decoder}}"
     with pytest.raises(FedpeftError, match="'tiny-albef-decoder' answers by ranking alone: set"):

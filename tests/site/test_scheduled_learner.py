@@ -154,7 +154,7 @@ def test_every_score_schedules_every_round(sections, tmp_path, name, scoring):
 
 
 @pytest.mark.parametrize("score", ["snip", "rgn", "synflow"])
-def test_layers_count_alike_where_a_score_gives_all_0(sections, tmp_path, caplog, score):
+def test_layers_that_have_not_trained_get_their_turn_where_a_score_gives_them_0(sections, tmp_path, caplog, score):
     """LoRA's B is 0 before its first training, and its product with the gradient as well."""
     chosen = [f"schedule.score={score}", "method.name=lora", "method.aggregation=fedavg"]
     learner = Learner.from_sections(sections(*UPPER_LAYER, *chosen), site="slake", folder=tmp_path)
@@ -162,7 +162,10 @@ def test_layers_count_alike_where_a_score_gives_all_0(sections, tmp_path, caplog
     assert learner.score_layers(1, first) == [0.5, 0.5]
     assert f"{score} gives every layer 0 in this round" in caplog.text
     trained = learner.train_round(1, first, [0]).state
-    scores = learner.score_layers(2, {**first, **trained})
+    assert learner.score_layers(2, {**first, **trained}) == [0.5, 0.5]  # layer 1 is still 0, and not the last for it
+    assert f"{score} gives 0 to 1 of 2 layers, which have not trained yet" in caplog.text
+    both = trained | learner.train_round(2, {**first, **trained}, [1]).state
+    scores = learner.score_layers(3, {**first, **both})
     assert sum(scores) == pytest.approx(1)
     assert scores != [0.5, 0.5]
 

@@ -181,6 +181,11 @@ class TrainingSettings:
     device: str = "auto"
     seed: int = field(default=0, metadata=within(0, 2**63 - 1))
 
+    @property
+    def chooses_a_round(self) -> bool:
+        """Whether rounds are compared on the validation splits: which is kept, or when the job ends."""
+        return self.keep == BEST or bool(self.patience)
+
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.warmup > 1:

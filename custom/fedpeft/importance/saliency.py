@@ -252,8 +252,9 @@ def all_ones(batch: Any) -> Any:
 
 @contextmanager
 def absolute(model: nn.Module) -> Iterator[None]:
-    """Take every weight and buffer in absolute value in this block; afterwards restore the same bits."""
-    tensors = list({t.data_ptr(): t for t in model.state_dict().values() if t.is_floating_point()}.values())
+    """Take every weight and finite buffer in absolute value in this block; afterwards restore the same bits."""
+    every = (*model.parameters(), *(buffer for buffer in model.buffers() if buffer.isfinite().all()))
+    tensors = list({t.data_ptr(): t for t in every if t.is_floating_point()}.values())
     negative = [tensor.signbit() for tensor in tensors]
     with torch.no_grad():
         for tensor in tensors:

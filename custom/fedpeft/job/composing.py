@@ -214,7 +214,7 @@ def check_known(sections: Iterable[str]) -> None:
 
 def check(sections: Mapping[str, Any]) -> None:
     """Check every section as server and sites will."""
-    from fedpeft.job.settings import ServerJob, SiteJob
+    from fedpeft.job.settings import ServerJob, SiteJob, check_validated
     from fedpeft.job.strict_files import check_texts
 
     check_known(sections)
@@ -226,14 +226,17 @@ def check(sections: Mapping[str, Any]) -> None:
     sites = job.federation.sites
     holders = set(sites)
     owners: dict[tuple[str, str, int | str], tuple[str, str]] = {}
+    sizes: list[int | None] = []  # of validation splits
     for site in sites:
         own = SiteJob.from_sections(sections, site=site)
         holders |= {one.site for one in own.pooled}
+        sizes.append(own.data.validation_size)
         for part in own.pooled or (own.data,):
             holder = site, part.site or site
             for claim in _claims(part, holder[1]):
                 if (other := owners.setdefault(claim, holder)) != holder:
                     raise _twice(part, other, holder)
+    check_validated(job.training, sizes)
     by_site = {
         "method.site_settings": job.method.site_settings,
         "schedule.joins": job.schedule.joins,

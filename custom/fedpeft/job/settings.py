@@ -69,6 +69,16 @@ def check_schemes(method: MethodSettings, training: TrainingSettings, *, joins: 
         )
 
 
+def check_validated(training: TrainingSettings, sizes: Collection[int | None]) -> None:
+    """Refuse to compare rounds on validation splits where no site has one; the `sizes` are those that a job sets."""
+    if training.chooses_a_round and all(size == 0 for size in sizes):
+        raise FedpeftError(
+            "data.validation_size is 0 at every site, and training.keep and training.patience compare rounds on the "
+            "validation splits: leave it or them out.",
+            setting="data.validation_size",
+        )
+
+
 def _check_scaffold(method: MethodSettings, training: TrainingSettings, joins: Collection[str]) -> None:
     pia = cast(PIASettings, method.pia) if method.aligns else None
     reason = f"method.{method.unlearned_change}" if method.unlearned_change else ""

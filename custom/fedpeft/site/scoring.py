@@ -34,17 +34,26 @@ def score_layers(
     """Score each transformer layer that has trainable parameters, in the order of the layers.
 
     The model is in evaluation mode; parameters are by wire key. `changes` has, by layer, what `score_changes` returned
-    after its last training, for a score that looks at that; the seed is of random scores. Where a score gives every
-    layer 0, all score the same, and the site's log says so: a LoRA whose B is still 0 influences nothing.
+    after its last training, for a score that looks at that; the seed is of random scores. A LoRA whose B is still 0
+    influences nothing, and some scores give it 0: such a layer counts as much as the best one, so that it gets its
+    turn, and the site's log says so.
     """
     if compares_with_previous(settings):
         return scores_of_changes(changes, layers_of(parameters), settings.score)
-    values = torch.tensor(
-        _scores(answering, _by_layer(parameters), batches, settings, seed, normalize=False), dtype=torch.float64
-    )
+    layers = _by_layer(parameters)
+    values = torch.tensor(_scores(answering, layers, batches, settings, seed, normalize=False), dtype=torch.float64)
     if not values.any():
         _log.warning("%s gives every layer 0 in this round, so all layers count alike.", settings.score)
         return [1 / len(values)] * len(values)
+    unset = torch.tensor([not all(bool(tensor.any()) for tensor in group) for group in layers.values()])
+    if (unmoved := unset & (values == 0)).any():
+        _log.warning(
+            "%s gives 0 to %d of %d layers, which have not trained yet: they count as much as the best.",
+            settings.score,
+            int(unmoved.sum()),
+            len(values),
+        )
+        values[unmoved] = values.max()
     return normalized(values, settings.score).tolist()
 
 
