@@ -275,7 +275,7 @@ def test_a_test_image_that_training_has_too_is_a_warning_with_the_remedy(make_jo
 )
 def test_what_needs_a_validation_split_is_said_where_there_is_none(setting, sentence, make_job):
     assert "a validation split" not in text(data.check_data(open_context(make_job(setting), site="slake")))
-    none = make_job(setting, "data.validation_size=0")
+    none = make_job(setting, "data.sites.slake.validation_size=0")
     said = text(data.check_data(open_context(none, site="slake")))
     assert sentence in said
     assert "set data.validation_size, or" in said
