@@ -41,6 +41,7 @@ SLOW = ("lntk_squared", "lntk, logits")  # a backward pass for each class
 OUTPUTS = {  # the kernel of the outputs, exact and of a few combinations of logits for each sample
     "lntk, logits": {"target": "logits"},
     **{f"lntk, {count} directions": {"target": "logits", "directions": count} for count in (4, 8)},
+    "lntk, first call": {},  # checks that samples do not depend on each other
 }
 KNOWN = (*names(), *OUTPUTS)
 ROUND_LAYERS = 4
@@ -96,9 +97,10 @@ class Scored(nn.Module):
         if method == "fedselect":
             settings["previous"] = {layer: [p.detach() + 1 for p in group] for layer, group in self.layers.items()}
         settings |= OUTPUTS.get(method, {})
+        model = None if method == "lntk, first call" else self  # as jobs do
         method = method.partition(",")[0]
         batch = {name: tensor[:samples] for name, tensor in self.batch.items()}
-        return score(self, self.layers, [batch], self.losses, method=method, model=self, **settings)  # as jobs do
+        return score(self, self.layers, [batch], self.losses, method=method, model=model, **settings)
 
 
 def full_size() -> nn.Module:

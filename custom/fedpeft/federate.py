@@ -56,6 +56,7 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
     job = CommonSettings(first.method, first.training, first.schedule)
     check_drawn(*job, learners)  # in a notebook there is no job that was checked before
     check_attackers(job.method, job.schedule, learners)
+    job.method.check_first_values(scheduled=job.schedule.active)
     for learner in learners.values():
         site_state.clear(learner.folder)
     sites = _LocalSites(learners, salts)

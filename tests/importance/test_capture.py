@@ -98,11 +98,17 @@ def test_samples_that_mix_between_layers_of_the_same_shapes_are_refused():
 def test_a_model_is_checked_once_for_what_it_does(monkeypatch):
     checks, check, model = [], Tape.check_independence, Mixing(mix=False)
     monkeypatch.setattr(Tape, "check_independence", lambda *given: (checks.append(given), check(*given)))
+
+    def scored(batch, dim=None):
+        centered = lambda y, b: loss(y if dim is None else y - y.mean(dim, keepdim=True), b)  # noqa: E731
+        score(model_fn(model), linear_layers(model), [batch], centered, model=model)
+
     for batch in (tokens(), tokens(), tokens(samples=3)):
-        score(model_fn(model), linear_layers(model), [batch], loss, model=model)
-    assert len(checks) == 2
+        scored(batch)
+    assert len(checks) == 1
+    scored(tokens(), dim=1)
     with pytest.raises(FedpeftError, match="depends on other rows"):
-        score(model_fn(model), linear_layers(model), [tokens()], lambda y, b: loss(y - y.mean(0), b), model=model)
+        scored(tokens(), dim=0)
 
 
 def test_batch_statistics_are_refused():

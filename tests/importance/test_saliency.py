@@ -108,11 +108,13 @@ def test_the_absolute_network_has_buffers_that_are_not_saved_too():
     module = torch.nn.Linear(2, 2)
     module.register_buffer("frozen", torch.tensor([-1.0, 2.0]), persistent=False)  # as VeRA's matrices
     module.register_buffer("mask", torch.tensor([0.0, -torch.inf]), persistent=False)
+    module.register_buffer("finite_mask", torch.tensor([0.0, -1e9]), persistent=False)
     before = [tensor.clone() for tensor in (*module.parameters(), *module.buffers())]
     with absolute(module):
         assert module.weight.min() >= 0
         assert module.frozen.tolist() == [1, 2]
         assert module.mask.tolist() == [0, -torch.inf]
+        assert module.finite_mask.tolist() == [0, -1e9]
     assert all(map(torch.equal, before, (*module.parameters(), *module.buffers())))
 
 

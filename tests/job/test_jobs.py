@@ -273,9 +273,22 @@ def test_a_backbone_that_cannot_answer_so_is_refused_before_a_job_is_written(nam
 
 @pytest.mark.parametrize("setting", ["training.patience=2", "training.keep=best"])
 def test_rounds_are_compared_only_where_some_site_has_a_validation_split(setting):
-    with pytest.raises(FedpeftError, match=r"^data\.validation_size is 0 at every site, and training\.keep and"):
+    name, _, value = setting.partition("=")
+    with pytest.raises(
+        FedpeftError, match=rf"^{name} is '?{value}'?, which .* data\.validation_size is 0 at every site"
+    ):
         compose(CONFIGS, "fedpia_task1", [setting, "data.validation_size=0"])
     compose(CONFIGS, "fedpia_task1", [setting, "data.validation_size=0", "data.sites.slake.validation_size=4"])
+    compose(CONFIGS, "fedpia_task1", [setting, "data.validation_size=0", "resume_from=latest"])
+
+
+@pytest.mark.parametrize(("own", "of_all"), [(0, None), (4, 0)])
+def test_a_site_that_pools_others_has_their_validation_splits(own, of_all):
+    sizes = {"data.validation_size": of_all, "data.sites.slake.validation_size": own}
+    pooled = ["federation.sites=[center]", "data.sites={center: {pool: [slake]}, slake: {train_size: 8}}"]
+    pooled += [f"{name}={size}" for name, size in sizes.items() if size is not None]
+    with pytest.raises(FedpeftError, match="at every site") if own == 0 else nullcontext():
+        compose(CONFIGS, "fedpia_task1", [*pooled, "training.keep=best"])
 
 
 def test_one_site_with_a_backbone_that_answers_otherwise_is_refused():
@@ -405,6 +418,23 @@ def test_a_job_without_data_is_refused():
         (["data.sites={slake: {dataset: vqa_rad, split: image_disjoint}}"], ""),
         (["data.sites={slake: {dataset: vqa_rad}}", "data.split=image_disjoint"], ""),
         (["data.sites={slake: {train_size: 100}}"], ""),
+        (["data.unreadable=0.1"], "data.unreadable changes nothing .*: leave it out, phantom is computed and has no"),
+        (["data.alpha=0.1"], "data.alpha changes .*: leave it out, phantom does not read it without .*=dirichlet"),
+        (
+            [
+                "data.alpha=0.1",
+                "data.partition=dirichlet",
+                "data.parts=5",
+                "data.dataset=phantom_skin",
+                "federation.sites=[c-1]",
+            ],
+            "",
+        ),
+        (
+            [*SOLVED, "schedule.solver=exact", "schedule.memory_margin=0.2"],
+            "memory_margin changes .*: leave it out, the budget of every site",
+        ),
+        (["method.pia.share=0.5", "schedule.solver=exact", "schedule.memory_margin=0.2"], ""),
         (
             ["backbone.sites={slake: {image_grid: 5}}"],
             r"backbone\.sites\.slake\.image_grid changes .*: leave it out, back",

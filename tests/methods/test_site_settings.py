@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Settings that single sites have instead of the common ones, and which of them a federation cannot average."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedpeft import backbones, methods
@@ -108,10 +110,9 @@ def test_the_ratio_of_the_factors_is_that_of_all_settings_of_a_site():
 )
 def test_first_values_of_one_site_are_refused_where_all_start_from_one_adapter(name, own):
     method = MethodSettings(name=name, aggregation="svd", site_settings={"slake": own})
-    method.check_schedule(active=False, joins=())
-    with pytest.raises(
-        FedpeftError, match=r"method\.site_settings\.slake sets (start_std|init_lora_weights), how first"
-    ):
-        method.check_schedule(active=True, joins=())
-    stacked = MethodSettings(name=name, aggregation="stack", site_settings={"slake": own})
-    stacked.check_schedule(active=True, joins=())  # every round draws them anew
+    method.check_first_values(scheduled=False)
+    given = r"method\.site_settings\.slake sets (start_std=0\.5|init_lora_weights=False), how first"
+    with pytest.raises(FedpeftError, match=given):
+        method.check_first_values(scheduled=True)
+    replace(method, settings={name: own}).check_first_values(scheduled=True)  # those of all
+    replace(method, aggregation="stack").check_first_values(scheduled=True)  # every round draws them anew

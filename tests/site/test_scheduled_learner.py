@@ -170,6 +170,15 @@ def test_layers_that_have_not_trained_get_their_turn_where_a_score_gives_them_0(
     assert scores != [0.5, 0.5]
 
 
+def test_a_layer_without_sensitive_parameters_stays_last_although_it_has_not_trained(sections, tmp_path, caplog):
+    """For spt 0 is a low score and nothing else."""
+    chosen = ["schedule.score=spt", "schedule.score_settings={tau: 0.00001}", "method.name=lora"]
+    made = sections(*UPPER_LAYER, *chosen, "method.aggregation=fedavg")
+    learner = Learner.from_sections(made, site="slake", folder=tmp_path)
+    assert sorted(learner.score_layers(1, learner.first_state())) == [0, 1]
+    assert "have not trained yet" not in caplog.text
+
+
 def test_a_budget_of_nothing_trains_the_head_alone(sections, tmp_path):
     chosen = sections(*UPPER_LAYER, "method.aggregation=fedavg", "schedule.site_budgets={slake: 0}")
     learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}

@@ -106,14 +106,15 @@ def load_fed_isic2019(settings: DataSettings) -> SiteData:
 def _of_lesions(settings: DataSettings, own: SiteData, *, table: bool) -> list[str]:
     """Return a sentence each on lesions in several splits, and on images that are divided without their lesion."""
     placed = [(split, example) for split, examples in own.splits().items() for example in examples]
+    remedy = ": put the owners' table there"
     notes = across_splits(placed, groups_are="lesions") if settings.split == "published" else []
     if settings.split == "published" and settings.partition == NATURAL and not table:
-        notes.append(f"Which lesions are in more than one split is not known, because {METADATA} is missing.")
+        notes.append(f"Which lesions are in more than one split is not known, because {METADATA} is missing{remedy}.")
     alone = sum(not example.group for _, example in placed)
     if alone and (settings.split == "image_disjoint" or settings.partition != NATURAL):
         why = "have no lesion in the owners' table" if table else f"have no known lesion, because {METADATA} is missing"
-        remedy = "" if table else ": put the owners' table there"
-        notes.append(f"{alone:,} of {len(placed):,} images {why}, and are divided as different lesions{remedy}.")
+        hint = "" if table else remedy
+        notes.append(f"{alone:,} of {len(placed):,} images {why}, and are divided as different lesions{hint}.")
     return notes
 
 

@@ -75,9 +75,11 @@ class DataSet:
 
     def unread(self, setting: str) -> str:
         """Return why it does not read a setting of `data` that others read; empty: it does."""
-        measured = ("split", "validation_fraction", "test_fraction")
-        sizes = "is computed and split by data.train_size and the other sizes"
-        return sizes if self.procedural and setting in measured else ""
+        if not self.procedural or "train_size" not in self.takes:
+            return ""
+        if setting in ("split", "validation_fraction", "test_fraction"):
+            return "is computed and split by data.train_size and the other sizes"
+        return "is computed and has no image files" if setting == "unreadable" else ""
 
     def folders_of(self, site: str | None) -> tuple[str, ...]:
         """Return the names of its folder under FEDPEFT_DATA at a site."""

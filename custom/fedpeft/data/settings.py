@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import TITLES
-from fedpeft.core.settings import BY_SITE, MAX_BY, one_of
+from fedpeft.core.settings import BY_SITE, MAX_BY, READ_WITH, one_of
 from fedpeft.data.answers import normalize
 from fedpeft.data.registry import DATASETS, require_known
 
@@ -155,7 +155,7 @@ class DataSettings:
     label_skew: float = OWN_MIX
     partition: str = NATURAL
     parts: int = 1
-    alpha: float = 0.5
+    alpha: float = field(default=0.5, metadata={READ_WITH: ("partition", DIRICHLET)})
     samples: int | None = None
     train_share: float = 1.0
     metric: str = ""

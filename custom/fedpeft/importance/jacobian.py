@@ -93,20 +93,20 @@ def _recorded(outputs: Callable[[], Tensor], parameters: Sequence[Tensor]) -> tu
         samples = len(values)
 
 
-def _reached(values: Tensor, parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
-    """Return the parameters that autograd's graph reaches, those of operations not captured, and its nodes' names."""
+def _reached(values: Tensor, parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple]]:
+    """Return the parameters that autograd's graph reaches, of operations not captured, and what its nodes do."""
     scored, reached = {id(p) for p in parameters}, set()
-    names: list[str] = []
+    operations: list[tuple] = []
     visited, queue = set(), [values.grad_fn]
     while queue:
         node = queue.pop()
         if node is None or node in visited:
             continue
         visited.add(node)
-        names.append(node.name())
+        operations.append((node.name(), getattr(node, "_saved_dim", None)))
         reached.add(id(getattr(node, "variable", None)))
         queue.extend(following for following, _ in node.next_functions)
-    return [p for p in parameters if id(p) in reached & scored], names
+    return [p for p in parameters if id(p) in reached & scored], operations
 
 
 def _row_by_row(values: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -313,7 +313,7 @@ class Tape(TorchFunctionMode):
         self.samples = samples
         self.first_dimensions: set[int] = set()
         self.uses: list[Use] = []
-        self.operations: list[tuple] = []  # kind, input's and weights' shapes of what was captured
+        self.operations: list[tuple] = []  # what was captured: kind and shapes, without the samples and their tokens
         self.anchor = torch.zeros((), requires_grad=True)  # what makes autograd visit every captured operation
         self.take: Callable[[Sequence[Use], Tensor, Tensor], None] | None = None
 
@@ -343,7 +343,7 @@ class Tape(TorchFunctionMode):
         self.uses += uses
         self.first_dimensions.add(len(x))
         shapes = tuple(None if weight is None else tuple(weight.shape) for weight, _ in weights)
-        self.operations.append((kind, tuple(x.shape), shapes))
+        self.operations.append((kind, x.ndim, x.shape[-1], shapes))
         return y
 
     def check_independence(self, output: Tensor) -> None:

@@ -38,6 +38,20 @@ class LayerMean(LayerSum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SNIPSettings(LayerSum):
+    """Settings of `snip`, a product with the weights, which gives a LoRA 0 until its B has trained."""
+
+    zero_until_trained: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynFlowSettings(LayerMean):
+    """Settings of `synflow`, the same."""
+
+    zero_until_trained: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class FedSelectSettings(LayerMean):
     """Settings of `fedselect`, which a site can compute once it has trained."""
 
@@ -82,6 +96,7 @@ class RGNSettings:
         norms: mean over the layer's `tensors` of each one's own ratio, or one ratio for the whole `layer`.
     """
 
+    zero_until_trained: ClassVar[bool] = True
     norms: str = "tensors"
 
     def __post_init__(self) -> None:
@@ -176,7 +191,8 @@ def score(
         gradients: how per-sample gradients are computed: `captured` in one backward pass, or one backward pass for each
             of the `rows` of the Jacobian: slow, for any model, and what `captured` is tested against.
         generator: source of randomness; `fd` needs it.
-        model: the whole module, whose weights `synflow` takes in absolute value for one pass.
+        model: the whole module, whose weights `synflow` takes in absolute value for one pass. With it, that samples do
+            not depend on each other is checked once, and not in every call.
         previous: the parameters before the last training, grouped as `layers`; `fedselect` needs it.
         settings: the method's own, such as those of `LNTKSettings`.
 

@@ -18,10 +18,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.jacobian import jacobian_rows
-from fedpeft.importance.registry import FedSelectSettings, LayerMean, LayerSum, RGNSettings, SPTSettings
+from fedpeft.importance.registry import (
+    FedSelectSettings,
+    LayerSum,
+    RGNSettings,
+    SNIPSettings,
+    SPTSettings,
+    SynFlowSettings,
+)
 from fedpeft.importance.scoring_task import ScoringTask
 
 Values = Mapping[int, Tensor]  # id of a parameter -> a tensor of its shape
+MASKED = -1e4  # what an additive mask holds of a place that is not attended, or less
 
 
 def magnitude(task: ScoringTask, settings: LayerSum) -> Tensor:
@@ -49,7 +57,7 @@ def gradflow(task: ScoringTask, settings: LayerSum) -> Tensor:
     return over_layers(task, {key: g.square() for key, g in mean_gradients(task).items()}, settings.reduce)
 
 
-def snip(task: ScoringTask, settings: LayerSum) -> Tensor:
+def snip(task: ScoringTask, settings: SNIPSettings) -> Tensor:
     """Return `sum |theta g| / sum over all layers`, (L,) float64.
 
     Source: Lee et al. 2019, SNIP: Single-shot Network Pruning based on Connection Sensitivity.
@@ -218,7 +226,7 @@ def spt(task: ScoringTask, settings: SPTSettings) -> Tensor:
     return over_layers(task, dict(zip(map(id, task.parameters), parts, strict=True)), settings.reduce)
 
 
-def synflow(task: ScoringTask, settings: LayerMean) -> Tensor:
+def synflow(task: ScoringTask, settings: SynFlowSettings) -> Tensor:
     """Return `mean |theta dR/dtheta|`, R the outputs' sum with all weights in absolute value, of ones; (L,) float64.
 
     The first batch gives the inputs' shapes. The mean, because the flow is conserved from layer to layer, so that sums
@@ -252,9 +260,9 @@ def all_ones(batch: Any) -> Any:
 
 @contextmanager
 def absolute(model: nn.Module) -> Iterator[None]:
-    """Take every weight and finite buffer in absolute value in this block; afterwards restore the same bits."""
-    every = (*model.parameters(), *(buffer for buffer in model.buffers() if buffer.isfinite().all()))
-    tensors = list({t.data_ptr(): t for t in every if t.is_floating_point()}.values())
+    """Take weights and buffers in absolute value in this block, without masks; afterwards restore the same bits."""
+    every = (tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
+    tensors = list({t.data_ptr(): t for t in every if t.isfinite().all() and not (t <= MASKED).any()}.values())
     negative = [tensor.signbit() for tensor in tensors]
     with torch.no_grad():
         for tensor in tensors:

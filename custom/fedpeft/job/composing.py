@@ -230,13 +230,14 @@ def check(sections: Mapping[str, Any]) -> None:
     for site in sites:
         own = SiteJob.from_sections(sections, site=site)
         holders |= {one.site for one in own.pooled}
-        sizes.append(own.data.validation_size)
         for part in own.pooled or (own.data,):
+            sizes.append(part.validation_size)
             holder = site, part.site or site
             for claim in _claims(part, holder[1]):
                 if (other := owners.setdefault(claim, holder)) != holder:
                     raise _twice(part, other, holder)
-    check_validated(job.training, sizes)
+    if not job.federation.resume_from:  # whose settings must stay as they were
+        check_validated(job.training, sizes)
     by_site = {
         "method.site_settings": job.method.site_settings,
         "schedule.joins": job.schedule.joins,

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from fedpeft.backbones.registry import BackboneSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
-from fedpeft.core.settings import SECONDS, about, check_ranges, one_of, within
+from fedpeft.core.settings import SECONDS, about, check_ranges, one_of, unread, within
 
 NONE, SETTING = "none", "federation.tracking"
 LEAVE_OUT = f"or leave {SETTING} out"
@@ -197,8 +197,10 @@ def unread_at(section: str, name: str, sites: Sequence[str], sections: Mapping[s
             named = site_backbone(sections[section], site)["name"]
             reasons[f"backbone {named}"] = BACKBONES.get(named).unread(name)
         else:
-            named = site_data(sections[section], site).get("dataset", DataSettings.dataset)
-            reasons[named] = DATASETS.get(named).unread(name)
+            own = site_data(sections[section], site)
+            named = own.get("dataset", DataSettings.dataset)
+            needed = unread(DataSettings, own, name)
+            reasons[named] = f"does not read it without data.{needed}" if needed else DATASETS.get(named).unread(name)
     return f"leave it out, {' and '.join(map(' '.join, reasons.items()))}" if all(reasons.values()) else ""
 
 

@@ -72,9 +72,10 @@ def check_schemes(method: MethodSettings, training: TrainingSettings, *, joins: 
 def check_validated(training: TrainingSettings, sizes: Collection[int | None]) -> None:
     """Refuse to compare rounds on validation splits where no site has one; the `sizes` are those that a job sets."""
     if training.chooses_a_round and all(size == 0 for size in sizes):
+        name = "patience" if training.patience else "keep"
         raise FedpeftError(
-            "data.validation_size is 0 at every site, and training.keep and training.patience compare rounds on the "
-            "validation splits: leave it or them out.",
+            f"training.{name} is {getattr(training, name)!r}, which compares rounds on the validation splits, and "
+            f"data.validation_size is 0 at every site: leave one of the two out.",
             setting="data.validation_size",
         )
 
@@ -247,6 +248,7 @@ class ServerJob:
         check_drawn(method, training, schedule, federation.sites)
         if not federation.resume_from:  # whose settings must stay as they were
             check_attackers(method, schedule, federation.sites)
+            method.check_first_values(scheduled=schedule.active)
         check_layers(method, schedule)
         return cls(federation=federation, method=method, training=training, schedule=schedule)
 

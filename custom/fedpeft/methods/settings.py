@@ -286,21 +286,33 @@ class MethodSettings:
                 "layers all start from one adapter: leave it out, or set schedule.solver to 'all'.",
                 setting="method.site_settings",
             )
-        one_start = self.starts_from_one(scheduled=active) and not self.rule.stacks
-        for site, given in self.site_settings.items() if one_start else ():
-            named = {name for part in (given, *given.values()) if isinstance(part, Mapping) for name in part}
-            if drawn := sorted(named & OF_FIRST_VALUES):
-                raise FedpeftError(
-                    f"method.site_settings.{site} sets {drawn[0]}, how first values are drawn, and in this job all "
-                    f"sites start from one adapter: set it for all under method.settings, or leave it out.",
-                    setting="method.site_settings",
-                )
         if active and self.exchanges and self.matched_layers is not None:
             raise FedpeftError(
                 f"method.matched_layers is {self.matched_layers}, and schedule.solver chooses among layers that all "
                 f"sites have: leave one of them out.",
                 setting="method.matched_layers",
             )
+
+    def check_first_values(self, *, scheduled: bool) -> None:
+        """Refuse how one site's first values are drawn where all sites start from one adapter: they would be unread."""
+        if not self.starts_from_one(scheduled=scheduled) or self.rule.stacks:
+            return
+        common = self.settings.get(self.name, {})
+        for site, own in self.site_settings.items():
+            parts = [(own, common), *((part, common.get(name)) for name, part in own.items())]
+            given = {
+                name: value
+                for part, of_all in parts
+                if isinstance(part, Mapping)
+                for name, value in part.items()
+                if name in OF_FIRST_VALUES and value != (of_all or {}).get(name)
+            }
+            for name, value in sorted(given.items()):
+                raise FedpeftError(
+                    f"method.site_settings.{site} sets {name}={value!r:.40}, how first values are drawn, and in this "
+                    f"job all sites start from one adapter: set it for all under method.settings, or leave it out.",
+                    setting="method.site_settings",
+                )
 
     def check_settings(self) -> None:
         for name, settings in self.settings.items():

@@ -34,9 +34,9 @@ def score_layers(
     """Score each transformer layer that has trainable parameters, in the order of the layers.
 
     The model is in evaluation mode; parameters are by wire key. `changes` has, by layer, what `score_changes` returned
-    after its last training, for a score that looks at that; the seed is of random scores. A LoRA whose B is still 0
-    influences nothing, and some scores give it 0: such a layer counts as much as the best one, so that it gets its
-    turn, and the site's log says so.
+    after its last training, for a score that looks at that; the seed is of random scores. Where a score is declared
+    `zero_until_trained`, a LoRA whose B is still 0 counts as much as the best layer, so that it gets its turn, and the
+    site's log says so.
     """
     if compares_with_previous(settings):
         return scores_of_changes(changes, layers_of(parameters), settings.score)
@@ -46,7 +46,7 @@ def score_layers(
         _log.warning("%s gives every layer 0 in this round, so all layers count alike.", settings.score)
         return [1 / len(values)] * len(values)
     unset = torch.tensor([not all(bool(tensor.any()) for tensor in group) for group in layers.values()])
-    if (unmoved := unset & (values == 0)).any():
+    if _declares(settings, "zero_until_trained") and (unmoved := unset & (values == 0)).any():
         _log.warning(
             "%s gives 0 to %d of %d layers, which have not trained yet: they count as much as the best.",
             settings.score,
@@ -59,8 +59,11 @@ def score_layers(
 
 def compares_with_previous(settings: ScheduleSettings) -> bool:
     """Whether the score looks at what the site's last training changed."""
-    chosen = settings.scored and method_settings(settings.score, settings.score_settings)
-    return getattr(chosen, "needs_previous", False)
+    return settings.scored and _declares(settings, "needs_previous")
+
+
+def _declares(settings: ScheduleSettings, ability: str) -> bool:
+    return getattr(method_settings(settings.score, settings.score_settings), ability, False)
 
 
 def score_changes(
