@@ -161,7 +161,8 @@ def test_fed_isic_keeps_a_lesion_together_where_the_table_says_which_it_is(isic)
 def test_fed_isic_says_where_lesions_are_not_kept_apart(isic):
     published, divided = load("fed_isic2019", isic), load("fed_isic2019", isic, split="image_disjoint")
     assert published.notes == (
-        "Which lesions are in more than one split is not known, because ISIC_2019_Training_Metadata.csv is missing.",
+        "Which lesions are in more than one split is not known, because ISIC_2019_Training_Metadata.csv is missing: "
+        "put the owners' table there.",
     )
     assert divided.notes == (
         "47 of 47 images have no known lesion, because ISIC_2019_Training_Metadata.csv is missing, and are divided as "
