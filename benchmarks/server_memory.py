@@ -151,7 +151,9 @@ class CellController(controller.FederationController):
         self._given: dict[str, tuple[str, ClientTask]] = {}  # until the site's reply is there
         self._waiting: set[str] = set()
         workspace = SimpleNamespace(get_run_dir=lambda job: str(folder / "run"), get_root_dir=lambda: str(folder))
-        engine = SimpleNamespace(get_workspace=lambda: workspace, get_cell=lambda: cell)
+        engine = SimpleNamespace(
+            get_workspace=lambda: workspace, get_cell=lambda: cell, get_client_from_name=lambda site: None
+        )
         self.fl_ctx = FLContext()
         self.fl_ctx.set_prop(ReservedKey.ENGINE, engine, private=True)
         self.fl_ctx.set_prop(ReservedKey.RUN_NUM, "memory")

@@ -219,3 +219,11 @@ def test_bad_settings_are_refused(settings, sentence):
 def test_the_memory_of_an_unknown_device_must_be_given(case):
     with pytest.raises(FedpeftError, match="device meta is not known: set available_mib"):
         available_memory(torch.device("meta"))
+
+
+def test_main_memory_that_is_kept_for_something_else_is_not_free(case, monkeypatch):
+    arguments, model = case
+    monkeypatch.setattr("fedpeft.importance.memory_budget.available_memory", lambda _: 8 * 2**20)
+    chosen = {mib: MemorySettings(reserved_mib=mib) for mib in (0, 7, 9)}
+    counts = [layer_budget(*arguments, model=model, settings=one) for one in chosen.values()]
+    assert counts == [LAYERS, LAYERS, 0]

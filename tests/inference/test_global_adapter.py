@@ -264,6 +264,17 @@ def test_products_count_alike_where_their_ranks_may_differ(sections, tmp_path, a
         Predictor(kept, theirs)
 
 
+def test_an_adapter_that_is_cut_to_the_rank_of_a_site_is_said_to_be(sections, tmp_path):
+    ranks = ("method.settings.lora={r: 4, lora_alpha: 8}", "method.site_settings={slake: {r: 2, lora_alpha: 4}}")
+    run_of(sections("method.name=lora", "method.aggregation=svd", *ranks), tmp_path / "ws")
+    adapter = find_adapter("global", tmp_path / "ws")
+    said = {site: Predictor(find(tmp_path / "ws", site=site), adapter).remarks(()) for site in SITES}
+    (cut,) = (remark for remark in said["slake"] if "cut to its best" in remark)
+    assert "has rank 4 and this site's model 2" in cut
+    assert not any("cut to its best" in remark for remark in said["vqa-rad"])
+    assert not any("cut to its best" in r for r in Predictor(find(tmp_path / "ws", site="slake")).remarks(()))
+
+
 def test_products_count_alike_where_single_modules_have_their_own_factor(sections, tmp_path):
     lora = ("method.name=lora", "method.aggregation=svd")
     narrow = [*lora, "method.settings.lora={r: 2, lora_alpha: 4, alpha_pattern: {query: 8}}"]

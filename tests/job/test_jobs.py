@@ -27,6 +27,8 @@ CONFIGS = ROOT / "app_configs"
 JOBS = sorted(recipes(CONFIGS))
 HALF = "cases/many_epochs"  # of fedpia_task1's sites, without what needs one width
 SOLVED = ("schedule.budget=1", "method.pia.share=0.5")
+MOMENTUM = ("method.server_optimizer=momentum", "method.pia.client=false")
+RANKED = ("backbone.name=tiny-albef-decoder", "training.answering=ranking")
 HEAD = ("method.name=classifier", "method.aggregation=none")
 MMBT_TRAINED = ("backbone.name=mmbt-small", "backbone.projection=trained")
 MMBT_AT_ONE = ("backbone.sites={slake: {name: mmbt-small, projection: trained}}",)
@@ -326,7 +328,7 @@ USER_ERRORS = [
             ("training.ditto_lambda=1", "training.ditto_lambda", "training.personalization=ditto"),
             ("training.ala_rate=10", "training.ala_rate", "training.personalization=fedala"),
             ("training.moon_temperature=1", "training.moon_temperature", "training.moon_mu"),
-            ("method.server_tau=0.1", "method.server_tau", "method.server_optimizer"),
+            ("method.server_tau=0.1", "method.server_tau", "method.server_optimizer=adagrad or adam or yogi"),
         )
     ),
     ("federation.sites=[1, 2]", r"^federation.sites is \[1, 2\], it must be a list of texts: correct"),
@@ -435,6 +437,29 @@ def test_a_job_without_data_is_refused():
             "memory_margin changes .*: leave it out, the budget of every site",
         ),
         (["method.pia.share=0.5", "schedule.solver=exact", "schedule.memory_margin=0.2"], ""),
+        (["data.root=/nowhere"], "data.root changes nothing .*: leave it out, phantom is computed and has no files"),
+        ([*MOMENTUM, "method.server_decay=0.2"], "set method.server_optimizer=adam or yogi as well"),
+        ([*MOMENTUM, "method.server_decay=0.2", "resume_from=latest"], ""),
+        ([*MOMENTUM, "method.server_momentum=0.2"], ""),
+        (["training.candidates=3"], "training.answering='classification' ranks no answers"),
+        ([*RANKED, "training.candidates=3"], ""),
+        ([*RANKED, "training.head=mlp"], "training.head changes .*: leave it out, training.answering='ranking' has no"),
+        ([*RANKED, "training.head_learning_rate=0.5"], "training.answering='ranking' has no head"),
+        ([*HEAD, "training.learning_rate=0.5"], ""),
+        ([*HEAD, "training.head_learning_rate=0.5", "training.learning_rate=0.5"], "learning_rate changes .* no gradi"),
+        (["training.optimizer=sgd", "training.optimizer_state=reset"], "set training.optimizer=adamw as well"),
+        (["method.aggregation=fedavg", "method.pia.gamma=5"], "method.pia.gamma changes .*='fedavg' aligns nothing"),
+        (["method.aggregation=fedavg", "method.pia.weighting=uniform"], ""),
+        (["method.pia.gamma=5"], ""),
+        (["method.pia.passes=5"], "set method.pia.reference=fixed_point as well"),
+        (["method.pia={server: false, gamma: 5}"], "set method.pia.server=true as well"),
+        (["method.pia.client=false", "method.pia.share=0.7"], "set method.pia.client=true as well"),
+        (["method.pia={integration: weight_space, upload: local}"], "set method.pia.integration=two_branches as well"),
+        (["method.pia.solver=sinkhorn", "method.pia.regularization=0.1"], ""),
+        (["method.robust.attackers=2"], "set method.robust.average=trimmed_mean or krum or multi_krum as well"),
+        (["method.aggregation=none", "method.robust.average=median"], "leave it out, the sites exchange nothing"),
+        (["method.aggregation=none", "method.matched_layers=40"], "leave it out, the sites exchange nothing"),
+        ([*SOLVED, "schedule.solver=exact", "schedule.budget_range=[1, 2]"], r"set schedule.budget_range=\[\] as well"),
         (
             ["backbone.sites={slake: {image_grid: 5}}"],
             r"backbone\.sites\.slake\.image_grid changes .*: leave it out, back",

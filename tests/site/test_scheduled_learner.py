@@ -2,19 +2,23 @@
 """Scheduled layers with everything a site can train: the others keep their bits, everywhere."""
 
 import json
+from itertools import accumulate
 
 import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from fedpeft import importance
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import belongs, layer_of
 from fedpeft.core.states import digest
 from fedpeft.federate import federate
+from fedpeft.importance import MemorySettings, layer_memory
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.site import site_state
+from fedpeft.site import computing, site_state
 from fedpeft.site.learner import Learner
+from fedpeft.site.scoring import _by_layer, _losses
 
 SITES = ("slake", "vqa-rad")
 UPPER_LAYER = ["schedule.solver=own", "schedule.score=last_k", "schedule.budget=1", "schedule.score_samples=4"]
@@ -217,6 +221,29 @@ def test_the_budget_counts_what_a_scheduled_round_trains(sections, tmp_path, mon
     assert learner.layer_budget() == 1
     learner.trainable.train_only([1])
     assert counted == [beside_layers()]
+
+
+@pytest.mark.parametrize("batch_size", [2, 32])
+def test_the_budget_holds_what_checkpointing_computes_again(sections, tmp_path, batch_size):
+    """Beside what torch's profiler counts of a step: the largest sum of allocations less what was freed."""
+    chosen = sections("schedule.solver=exact", "method.aggregation=fedavg", "training.checkpointing=true")
+    chosen["training"]["batch_size"] = batch_size
+    learner = Learner.from_sections(chosen, site="slake", folder=tmp_path)
+    layers, batch = _by_layer(learner.trainable.parameters()), learner.batches.sample(batch_size, 0, size=batch_size)[0]
+    losses, settings = _losses(learner.answering), MemorySettings(optimizer_tensors=0)
+    with computing.as_trained(learner.backbone, learner.training):
+        model = learner.answering.train()
+        inputs = batch.inputs, lambda logits, _: losses(logits, batch)
+        step, added = layer_memory(model, layers, *inputs, model=model, settings=settings)
+        learner.trainable.train_only(None)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            losses(model(batch.inputs), batch).mean().backward()
+    events = sorted(
+        (event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"),
+        key=lambda event: event.start_ns(),
+    )
+    peak = max(accumulate(event.nbytes() for event in events))
+    assert float(step + added.sum()) == pytest.approx(peak, rel=0.1)
 
 
 @pytest.mark.parametrize("margin", [-0.1, 1, 1.5])

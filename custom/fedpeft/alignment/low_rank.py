@@ -257,6 +257,13 @@ def fitted(state: State, like: State) -> State:
     return fitting
 
 
+def lower_ranks(state: State, like: State) -> list[tuple[int, int]]:
+    """Return the ranks of an adapter and of another, wherever `fitted` cuts."""
+    firsts = [names[FACTORS[0]] for names in by_place(like).values() if set(FACTORS) <= names.keys()]
+    ranks = [(len(state[name]), len(like[name])) for name in firsts if name in state]
+    return [(rank, wanted) for rank, wanted in ranks if rank > wanted]
+
+
 def _refactored(states: Sequence[State], shares: Shares, pair: Pair, previous: State) -> dict[str, Tensor]:
     """Return the factors of a pair, of the largest rank of the sites and of the global adapter so far.
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import at_least, between, one_of
+from fedpeft.core.settings import READ_WITH, at_least, between, one_of
 
 VALIDATION, AGREEMENT, PLACES = "validation", "agreement", "places"
 FIXED_OUTPUTS = "fixed"
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the global adapter, among which `validation` chooses
 MIN_BY_AGREEMENT = 0.3  # share of the global adapter, however far the sites disagree
 FEDAVG, LARGEST, FIXED_POINT = "fedavg", "largest", "fixed_point"
-WEIGHT_SPACE = "weight_space"
+TWO_BRANCHES, WEIGHT_SPACE = "two_branches", "weight_space"
 MAX_PASSES = 100  # what a job may ask of a server
 
 
@@ -37,11 +37,11 @@ class IntegrationForm:
 
 
 INTEGRATIONS = {
-    "two_branches": IntegrationForm("two branches", second_branch=True),
+    TWO_BRANCHES: IntegrationForm("two branches", second_branch=True),
     WEIGHT_SPACE: IntegrationForm("weight space"),
     "frozen_half": IntegrationForm("frozen half", half_frozen=True),
 }
-FORMER_INTEGRATIONS = {"frozen_global": "two_branches", "merge": WEIGHT_SPACE}
+FORMER_INTEGRATIONS = {"frozen_global": TWO_BRANCHES, "merge": WEIGHT_SPACE}
 CHOICES = {
     "reference": (FEDAVG, LARGEST, FIXED_POINT),
     "weighting": ("samples", "uniform"),
@@ -53,6 +53,9 @@ CHOICES = {
     "upload": ("integrated", "local"),
     "aligned_at": ("server", "site"),
 }
+
+OF_SERVER = {READ_WITH: {"server": (True,), "aligned_at": ("server",)}}  # it knows the distances between sites
+OF_CLIENT = {READ_WITH: {"client": (True,)}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,22 +123,22 @@ class PIASettings:
 
     server: bool = True
     client: bool = True
-    reference: str = FEDAVG
-    passes: int = 20
-    margin: float = 0.0
-    gamma: float = 0.1
-    normalize: bool = True
+    reference: str = field(default=FEDAVG, metadata=OF_SERVER)
+    passes: int = field(default=20, metadata={READ_WITH: {"reference": (FIXED_POINT,)}})
+    margin: float = field(default=0.0, metadata={READ_WITH: {"server": (True,)}})
+    gamma: float = field(default=0.1, metadata=OF_SERVER)
+    normalize: bool = field(default=True, metadata=OF_SERVER)
     weighting: str = "samples"
     output_axis: str = FIXED_OUTPUTS
     mass: str = "preserved"
     solver: str = "exact"
-    regularization: float = 0.05
-    support: str = "samples"
-    integration: str = "two_branches"
-    share: float | str | tuple[float, ...] = 0.5
-    accept: bool | str = False
+    regularization: float = field(default=0.05, metadata={READ_WITH: {"solver": ("sinkhorn",)}})
+    support: str = field(default="samples", metadata=OF_CLIENT)
+    integration: str = field(default=TWO_BRANCHES, metadata=OF_CLIENT)
+    share: float | str | tuple[float, ...] = field(default=0.5, metadata=OF_CLIENT)
+    accept: bool | str = field(default=False, metadata=OF_CLIENT)
     aligned_at: str = "server"
-    upload: str = "integrated"
+    upload: str = field(default="integrated", metadata={READ_WITH: {"client": (True,), "integration": (TWO_BRANCHES,)}})
 
     def __post_init__(self) -> None:
         if isinstance(self.share, list):
@@ -146,17 +149,17 @@ class PIASettings:
         one_of("integration", self.integration, INTEGRATIONS)
         self._check_share()
         self._check_accept()
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("share", "accept"):
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name in ("share", "accept"):
                 continue
-            if field.name in CHOICES:
-                one_of(field.name, value, CHOICES[field.name])
-            elif isinstance(field.default, bool):
+            if one.name in CHOICES:
+                one_of(one.name, value, CHOICES[one.name])
+            elif isinstance(one.default, bool):
                 if not isinstance(value, bool):
-                    raise FedpeftError(f"{field.name} is {value!r}, allowed are True and False.")
+                    raise FedpeftError(f"{one.name} is {value!r}, allowed are True and False.")
             elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-                raise FedpeftError(f"{field.name} is {value!r}, it must be a finite number of at least 0.")
+                raise FedpeftError(f"{one.name} is {value!r}, it must be a finite number of at least 0.")
         if self.regularization == 0:
             raise FedpeftError(
                 "regularization is 0, it must be above 0; for transport without entropy: solver='exact'."
@@ -336,7 +339,7 @@ class RobustSettings:
     """
 
     average: str = MEAN
-    attackers: int = 1
+    attackers: int = field(default=1, metadata={READ_WITH: {"average": COUNTING}})
     max_share: float = 0.5
     update_factor: float = 10.0
 

@@ -27,7 +27,7 @@ MAX_SECONDS = 10_000_000  # of any wait that a job sets
 MAX_ROUNDS = 10_000  # what a report reads; names of checkpoints have five digits
 BY_SITE = types.MappingProxyType({"by_site": True})  # metadata of a field that names single sites
 OWNER = "settings_of"  # in the metadata of a field: the field whose value these are settings of
-READ_WITH = "read_with"  # as well: another field and its value with which this one is read, None: any but the default
+READ_WITH = "read_with"  # by other fields, the values with which this one is read; None: any but the default
 BOUNDS, MAX_BY, MIN_BY = "bounds", "max_by", "min_by"  # as well: what `within` declares
 WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", Path: "a text"}
 
@@ -183,13 +183,12 @@ def without_former(
 def unread(cls: type[DataclassInstance], values: Mapping[str, Any], name: str) -> str | None:
     """Return what a section must set besides for one of its settings to be read; None: it is."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    other, needed = fields[name].metadata.get(READ_WITH, ("", None)) if name in fields else ("", None)
-    if not other:
-        return None
-    value, default = values.get(other, fields[other].default), fields[other].default
-    if value != default if needed is None else value == needed:
-        return None
-    return other if needed is None else f"{other}={needed}"
+    read_with = fields[name].metadata.get(READ_WITH, {}) if name in fields else {}
+    for other, needed in read_with.items():
+        value, default = values.get(other, fields[other].default), fields[other].default
+        if value == default if needed is None else value not in needed:
+            return other if needed is None else f"{other}={' or '.join(str(one).lower() for one in needed)}"
+    return None
 
 
 def no_settings(owner: str, values: Mapping[str, Any] | None) -> None:

@@ -79,7 +79,7 @@ class DataSet:
             return ""
         if setting in ("split", "validation_fraction", "test_fraction"):
             return "is computed and split by data.train_size and the other sizes"
-        return "is computed and has no image files" if setting == "unreadable" else ""
+        return "is computed and has no files" if setting in ("root", "unreadable") else ""
 
     def folders_of(self, site: str | None) -> tuple[str, ...]:
         """Return the names of its folder under FEDPEFT_DATA at a site."""

@@ -155,7 +155,7 @@ class DataSettings:
     label_skew: float = OWN_MIX
     partition: str = NATURAL
     parts: int = 1
-    alpha: float = field(default=0.5, metadata={READ_WITH: ("partition", DIRICHLET)})
+    alpha: float = field(default=0.5, metadata={READ_WITH: {"partition": (DIRICHLET,)}})
     samples: int | None = None
     train_share: float = 1.0
     metric: str = ""

@@ -6,7 +6,8 @@
 
 A layer's memory is measured as the increase when the layer is trained as well: its weights, gradients and
 optimizer state, and the activations that backpropagation has to keep. On CUDA from the allocator's peak over a step;
-elsewhere from the tensors that autograd saves during a forward pass.
+elsewhere from the tensors that autograd saves during a forward pass, or, where layers are computed again on the way
+back (checkpointing), from the bytes of all tensors that are alive at once.
 
 Which layers train already matters: in a frozen backbone, the first layer pays for the whole way back to it, and every
 later one only for itself. With `choice="any"` (default) every layer is measured beside the first, and they are charged
@@ -20,11 +21,14 @@ Source: Saha et al., F3OCUS (CVPR 2025), supplement, Algorithm 46.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.registry import MemorySettings
@@ -66,7 +70,8 @@ def layer_budget(
     settings, layers = settings or MemorySettings(), checked_layers(layers)
     fixed, costs = layer_memory(model_fn, layers, batch, loss, model=model, settings=settings)
     if settings.available_mib is None:
-        available = available_memory(next(iter(layers.values()))[0].device)
+        device = next(iter(layers.values()))[0].device
+        available = available_memory(device) - (0 if device.type == "cuda" else settings.reserved_mib * MIB)
     else:
         available = settings.available_mib * MIB
     return count_layers(costs.tolist(), available * (1 - settings.margin) - fixed)
@@ -114,7 +119,8 @@ def layer_memory(
     groups = [list(group) for group in checked_layers(layers).values()]
     everything = [parameter for group in groups for parameter in group]
     flags = [parameter.requires_grad for parameter in everything]
-    measure = _cuda_peak if everything[0].is_cuda else _saved_bytes
+    recomputes = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    measure = _cuda_peak if everything[0].is_cuda else _allocated_peak if recomputes else _saved_bytes
     inside = {id(parameter) for parameter in everything}
     head = [p for p in model.parameters() if p.requires_grad and id(p) not in inside]
 
@@ -195,6 +201,41 @@ def _cuda_peak(step: Callable[[], Tensor], model: nn.Module) -> int:
         torch.cuda.synchronize(device)
         peak = torch.cuda.max_memory_allocated(device) - before
     return peak
+
+
+class _Allocated(TorchDispatchMode):
+    """While active, counts the bytes of new tensors that are alive at once, `peak`."""
+
+    def __init__(self, resident: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.alive = self.peak = 0
+        self._known = weakref.WeakSet(tensor.untyped_storage() for tensor in resident)
+
+    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tree_map_only(Tensor, self._count, result)
+        return result
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage not in self._known:
+            self._known.add(storage)
+            self.alive += storage.nbytes()
+            self.peak = max(self.peak, self.alive)
+            weakref.finalize(storage, self._free, storage.nbytes())
+
+    def _free(self, size: int) -> None:
+        self.alive -= size
+
+
+def _allocated_peak(step: Callable[[], Tensor], model: nn.Module) -> int:
+    """Return the bytes that a forward and backward pass needs at once, with gradients and what is computed again."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with _Allocated((*model.parameters(), *model.buffers())) as allocated:
+        value = step()
+        if trained and value.requires_grad:
+            torch.autograd.grad(value, trained, allow_unused=True)
+    return allocated.peak
 
 
 def _saved_bytes(step: Callable[[], Tensor], model: nn.Module) -> int:

@@ -128,12 +128,14 @@ class MemorySettings:
         optimizer_tensors: numbers that the optimizer keeps per trained number: 2 for Adam, 1 for momentum, 0 for SGD.
         choice: the count that fits for any layers (`any`), or only for the last ones (`last`).
         available_mib: free memory in MiB, instead of asking the device.
+        reserved_mib: main memory in MiB that will be used for something else; does not count on CUDA.
     """
 
     margin: float = 0.1
     optimizer_tensors: int = 2
     choice: str = "any"
     available_mib: float | None = None
+    reserved_mib: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin < 1:
@@ -142,6 +144,7 @@ class MemorySettings:
         one_of("choice", self.choice, ("any", "last"))
         if self.available_mib is not None:
             at_least("available_mib", self.available_mib, 0)
+        at_least("reserved_mib", self.reserved_mib, 0)
 
 
 Score = Callable[..., "Tensor"]  # (task[, settings]) -> (L,); the annotation of settings names their dataclass

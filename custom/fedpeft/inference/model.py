@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedpeft.alignment.factors import fresh_factors, is_factor
-from fedpeft.alignment.low_rank import fitted
+from fedpeft.alignment.low_rank import fitted, lower_ranks
 from fedpeft.answering.answering import Batch, Batches, Scored
 from fedpeft.backbones import BACKBONES, BackboneSettings, skeleton
 from fedpeft.core.errors import FedpeftError
@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     from fedpeft.methods.slot_tuning import SlotTuning
 
 GLOBAL, CONFIG, ADAPTER = "global", "adapter_config.json", "adapter"
+CUT = (
+    "The adapter in {} has rank {} and this site's model {}: it is cut to its best approximation, with which a round "
+    "of this site would begin. The figures are not those of the whole adapter."
+)
 ALONE = (
     "neither {1} nor {2}/ lies beside {0}: whether its settings are this model's was not checked, only keys and shapes."
 )
@@ -273,8 +277,17 @@ class Predictor:
         for problem in problems.values():
             raise problem
         cut = cut_questions((example.question for example in examples), self.model.backbone)
-        alone = self._adapter and not _file_beside(self._adapter).is_file()
-        return (*cut, *([ALONE.format(self._adapter, HISTORY, ADAPTER)] if alone else []))
+        if not self._adapter:
+            return tuple(cut)
+        alone = not _file_beside(self._adapter).is_file()
+        ranks = (
+            [] if self.model.products else lower_ranks(_read(self.model, self._adapter), self.model.trainable.state())
+        )
+        return (
+            *cut,
+            *([ALONE.format(self._adapter, HISTORY, ADAPTER)] if alone else []),
+            *([CUT.format(self._adapter, *max(ranks))] if ranks else []),
+        )
 
     def measure(self, unseen: int) -> Measure:
         """Return an empty measure of the site's metric, with the thresholds of the run."""

@@ -146,20 +146,23 @@ def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str
     """Refuse settings that would change nothing: of a method, schedule or scheme that a job does not have."""
     from fedpeft.answering.training_settings import TrainingSettings
     from fedpeft.job.federation import BY_SITE, unread_at
+    from fedpeft.job.settings import unread_in
     from fedpeft.methods import METHODS
-    from fedpeft.methods.settings import MethodSettings
+    from fedpeft.methods.settings import NESTED, MethodSettings
 
     settings, sections_of = list(settings), {"method": MethodSettings, "training": TrainingSettings}
     for section, names in changed(settings).items():
         of_sites = names.pop("sites", {}) if section in BY_SITE else {}
-        if sections["federation"].get("resume_from"):  # their settings must stay as they were
-            of_sites = {}
+        of_section = sections_of.get(section)
+        if sections["federation"].get("resume_from"):  # its settings must stay as they were
+            of_sites, of_section = {}, None
         for site, name in ((site, name) for site, own in of_sites.items() for name in own):
             if remedy := unread_at(section, name, [site], sections):
                 raise FedpeftError(f"{section}.sites.{site}.{name} changes nothing in {job}: {remedy}.")
-        for name in names:
-            needed = unread(sections_of[section], sections[section], name) if section in sections_of else None
-            remedy = f"set {section}.{needed} as well" if needed else _unread(section, name, sections)
+        nested = [f"{part}.{name}" for part in NESTED for name in names.pop(part, {})] if section == "method" else []
+        for name in (*names, *nested):
+            needed = unread(of_section, sections[section], name) if of_section else None
+            remedy = f"set {section}.{needed} as well" if needed else unread_in(section, name, sections)
             if remedy:
                 raise FedpeftError(f"{section}.{name} changes nothing in {job}: {remedy}.")
     method = sections["method"].get("name", MethodSettings.name)
@@ -169,28 +172,6 @@ def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str
         else:
             remedy = f"set method.name={name} as well, or change those of {method}"
         raise FedpeftError(f"method.settings.{name} changes nothing in {job}, whose method is {method}: {remedy}.")
-
-
-def _unread(section: str, name: str, sections: Mapping[str, Any]) -> str:
-    """Return what to do with a setting that method, schedule, backbones or data sets do not read; empty: they do."""
-    from fedpeft.backbones import BackboneSettings
-    from fedpeft.job.federation import BY_SITE, site_backbone, unread_at
-    from fedpeft.methods import METHODS
-    from fedpeft.methods.settings import MethodSettings
-    from fedpeft.scheduling.settings import schedule_of
-
-    method = METHODS.get(sections["method"].get("name", MethodSettings.name))
-    sites, resumed = sections["federation"]["sites"], sections["federation"].get("resume_from")
-    if section == "schedule":
-        schedule = schedule_of(sections[section], method)
-        return "" if resumed and schedule.active else schedule.unread(name)
-    if resumed:  # its settings must stay as they were
-        return ""
-    if (section, name) == ("training", "checkpointing") and not method.exchanges:
-        own = (build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone") for site in sites)
-        if not any(backbone.trains_connector for backbone in own):
-            return f"leave it out, method {method.label!r} computes no gradients in the backbone"
-    return unread_at(section, name, sites, sections) if section in BY_SITE else ""
 
 
 def unused(settings: Iterable[str], method: str) -> list[str]:

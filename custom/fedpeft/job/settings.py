@@ -13,11 +13,13 @@ from fedpeft import answering
 from fedpeft.alignment.settings import COUNTING, MEAN, PIASettings, RobustSettings
 from fedpeft.answering.training_settings import NONE, PERSONALIZATIONS, TrainingSettings
 from fedpeft.backbones import BackboneSettings
+from fedpeft.backbones.backbone import LIKELIHOODS
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build, by_site
 from fedpeft.data import DataSettings
 from fedpeft.data.answer_space import shared_answers
 from fedpeft.job.federation import (
+    BY_SITE,
     FederationSettings,
     check_connector,
     check_joins,
@@ -25,6 +27,7 @@ from fedpeft.job.federation import (
     several_backbones,
     site_backbone,
     site_data,
+    unread_at,
 )
 from fedpeft.job.site_policy import MIN_MEMBERS, SitePolicy, check_plugins
 from fedpeft.methods.settings import MethodSettings, check_backbones
@@ -251,6 +254,34 @@ class ServerJob:
             method.check_first_values(scheduled=schedule.active)
         check_layers(method, schedule)
         return cls(federation=federation, method=method, training=training, schedule=schedule)
+
+
+def unread_in(section: str, name: str, sections: Mapping[str, Any]) -> str:
+    """Return what to do with a setting that method, schedule, backbones or data sets do not read; empty: they do."""
+    method = build(MethodSettings, sections["method"], section="method")
+    sites, resumed = sections["federation"]["sites"], sections["federation"].get("resume_from")
+    if section == "schedule":
+        schedule = schedule_of(sections[section], method.method)
+        return "" if resumed and schedule.active else schedule.unread(name)
+    if resumed:  # its settings must stay as they were
+        return ""
+    if section == "method":
+        return method.unread(name)
+    if section == "training":
+        given = sections[section]
+        way = answering.get(named := given.get("answering", TrainingSettings.answering))
+        if name in ("head", "head_learning_rate") and not way.head:
+            return f"leave it out, training.answering={named!r} has no head"
+        if name == "candidates" and way.reads != LIKELIHOODS:
+            return f"leave it out, training.answering={named!r} ranks no answers"
+        rate = name == "learning_rate" and given.get("head_learning_rate") is not None
+        if (rate or name == "checkpointing") and not method.method.exchanges:
+            own = (
+                build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone") for site in sites
+            )
+            if not any(backbone.trains_connector for backbone in own):
+                return f"leave it out, method {method.method.label!r} computes no gradients in the backbone"
+    return unread_at(section, name, sites, sections) if section in BY_SITE else ""
 
 
 def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federation: FederationSettings) -> None:

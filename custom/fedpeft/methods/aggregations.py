@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import one_of
+from fedpeft.core.settings import READ_WITH, one_of
 from fedpeft.methods.method import METHODS, TuningMethod
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SITE_SETTINGS = "site_settings"
 
 
+_STEP = ("server_learning_rate", "server_momentum")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer:
     """How the change of the global adapter over a round becomes a step."""
@@ -25,6 +28,7 @@ class ServerOptimizer:
     label: str = ""  # as tables print it; empty: the aggregated adapter is the global one as it is
     home: str = ""  # the server's function, "package.module:object" (`fedpeft.server.optimizers`)
     learning_rate: float = 1.0  # where a job names none
+    reads: tuple[str, ...] = _STEP  # settings of `method`
 
     @property
     def steps(self) -> bool:
@@ -33,12 +37,23 @@ class ServerOptimizer:
 
 _HOME = "fedpeft.server.optimizers"
 SERVER_OPTIMIZERS: dict[str, ServerOptimizer] = {
-    "none": ServerOptimizer(),
+    "none": ServerOptimizer(reads=()),
     "momentum": ServerOptimizer(label="server momentum", home=f"{_HOME}:momentum"),
-    "adagrad": ServerOptimizer(label="server Adagrad", home=f"{_HOME}:adagrad", learning_rate=0.01),
-    "adam": ServerOptimizer(label="server Adam", home=f"{_HOME}:adam", learning_rate=0.01),
-    "yogi": ServerOptimizer(label="server Yogi", home=f"{_HOME}:yogi", learning_rate=0.01),
+    "adagrad": ServerOptimizer(
+        label="server Adagrad", home=f"{_HOME}:adagrad", learning_rate=0.01, reads=(*_STEP, "server_tau")
+    ),
+    "adam": ServerOptimizer(
+        label="server Adam", home=f"{_HOME}:adam", learning_rate=0.01, reads=(*_STEP, "server_decay", "server_tau")
+    ),
+    "yogi": ServerOptimizer(
+        label="server Yogi", home=f"{_HOME}:yogi", learning_rate=0.01, reads=(*_STEP, "server_decay", "server_tau")
+    ),
 }
+
+
+def read_by_server(setting: str) -> dict[str, Any]:
+    """Return the metadata of a setting that only some server optimizers read."""
+    return {READ_WITH: {"server_optimizer": tuple(name for name, o in SERVER_OPTIMIZERS.items() if setting in o.reads)}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from fedpeft import methods
 from fedpeft.alignment.settings import FEDAVG, WEIGHT_SPACE, PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import MATCHED_LAYERS
-from fedpeft.core.settings import BY_SITE, READ_WITH, about, check_ranges, nested, one_of, suggestion, within
+from fedpeft.core.settings import BY_SITE, about, check_ranges, nested, one_of, suggestion, unread, within
 from fedpeft.methods.aggregations import (
     AGGREGATIONS,
     DEFAULTS,
@@ -22,12 +22,13 @@ from fedpeft.methods.aggregations import (
     check_factors,
     check_site_settings,
     chosen,
+    read_by_server,
 )
 from fedpeft.methods.setting_limits import MAX_LAYERS, OF_FIRST_VALUES
 
 PRIVATE, FEDERATED = "private", "federated"
 MAX_SERVER_RATE = 1000
-OF_SERVER = {READ_WITH: ("server_optimizer", None)}
+NESTED = ("pia", "robust")  # settings that are sections themselves
 PROBE_SAMPLES = within(1, 1_000_000, max_by="max_probe_samples", min_by="min_probe_samples")
 
 
@@ -83,11 +84,11 @@ class MethodSettings:
     secure_sum: bool = False
     server_optimizer: str = "none"
     server_learning_rate: float | None = field(
-        default=None, metadata={**within(0, MAX_SERVER_RATE, exclusive=True), **OF_SERVER}
+        default=None, metadata={**within(0, MAX_SERVER_RATE, exclusive=True), **read_by_server("server_learning_rate")}
     )
-    server_momentum: float = field(default=0.9, metadata={**within(0, 1), **OF_SERVER})
-    server_decay: float = field(default=0.99, metadata={**within(0, 1), **OF_SERVER})
-    server_tau: float = field(default=1e-3, metadata={**within(0, exclusive=True), **OF_SERVER})
+    server_momentum: float = field(default=0.9, metadata={**within(0, 1), **read_by_server("server_momentum")})
+    server_decay: float = field(default=0.99, metadata={**within(0, 1), **read_by_server("server_decay")})
+    server_tau: float = field(default=1e-3, metadata={**within(0, exclusive=True), **read_by_server("server_tau")})
 
     def __post_init__(self) -> None:
         one_of("name", self.name, methods.names())
@@ -313,6 +314,16 @@ class MethodSettings:
                     f"job all sites start from one adapter: set it for all under method.settings, or leave it out.",
                     setting="method.site_settings",
                 )
+
+    def unread(self, name: str) -> str:
+        """Return what to do with a setting such as `pia.gamma` that changes nothing; empty: it acts."""
+        part, _, name = name.rpartition(".")
+        if not self.exchanges and (part or name == "matched_layers"):
+            return "leave it out, the sites exchange nothing"
+        if part == "pia" and not self.aligns and name != "weighting":
+            return f"leave it out, method.aggregation={self.aggregation!r} aligns nothing"
+        needed = unread(type(of_part := getattr(self, part)), vars(of_part), name) if part else None
+        return f"set method.{part}.{needed} as well" if needed else ""
 
     def check_settings(self) -> None:
         for name, settings in self.settings.items():

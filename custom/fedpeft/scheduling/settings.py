@@ -182,6 +182,8 @@ class ScheduleSettings:
             return f"leave it out, schedule.solver={self.solver!r} scores no layers"
         if name in OF_FRONT and (self.solver == OWN or not self.scored):
             return f"leave it out, schedule.solver={self.solver!r} has no front to choose from"
+        if name == "budget" and self.budget_range:
+            return "set schedule.budget_range=[] as well"
         if name == "memory_margin" and (self.budget or self.budget_range):
             return "leave it out, the budget of every site is set and none is measured"
         return ""

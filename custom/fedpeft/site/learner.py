@@ -331,7 +331,7 @@ class Learner:
         self.trainable.train_only(layers_of(parameters)[:1])  # with what trains beside any layer, and nothing else
         with computing.as_trained(self.backbone, training):
             model = self.answering.train()
-            return measure_budget(model, parameters, batch, self.schedule, optimizer=training.optimizer)
+            return measure_budget(model, parameters, batch, self.schedule, training)
 
     def finished(self, last: int) -> int:
         """The last round, up to `last`, of which the site has a state; 0: none."""

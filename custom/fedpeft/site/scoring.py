@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedpeft.answering.answering import Answering, Batch
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.keys import layer_of, layers_of
 from fedpeft.core.states import State
 from fedpeft.importance import layer_budget, method_settings, score
@@ -105,15 +106,19 @@ def measure_budget(
     parameters: Mapping[str, nn.Parameter],
     batch: Batch,
     schedule: ScheduleSettings,
-    *,
-    optimizer: str,
+    training: TrainingSettings,
 ) -> int:
     """How many transformer layers fit into the device's memory, less the schedule's margin.
+
+    In main memory, what the site will keep of features and images is not free either.
 
     Source: F3OCUS, supplement, Algorithm 46.
     """
     losses = _losses(answering)
-    memory = MemorySettings(margin=schedule.memory_margin, optimizer_tensors=KEPT_TENSORS[optimizer])
+    kept = training.features_mib + training.kept_images_mib
+    memory = MemorySettings(
+        margin=schedule.memory_margin, optimizer_tensors=KEPT_TENSORS[training.optimizer], reserved_mib=kept
+    )
     return layer_budget(
         lambda rows: answering(rows.inputs), _by_layer(parameters), batch, losses, model=answering, settings=memory
     )
