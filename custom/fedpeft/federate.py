@@ -11,7 +11,7 @@ import torch
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import copied
-from fedpeft.job.settings import CommonSettings, check_attackers, check_drawn
+from fedpeft.job.settings import CommonSettings, check_attackers, check_drawn, check_scores
 from fedpeft.protocol.secure_sum import without_masks
 from fedpeft.protocol.types import SCORE, Introduction, Order, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.server import first_adapter
@@ -57,6 +57,7 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
     check_drawn(*job, learners)  # in a notebook there is no job that was checked before
     check_attackers(job.method, job.schedule, learners)
     job.method.check_first_values(scheduled=job.schedule.active)
+    check_scores(job.method, job.schedule)
     for learner in learners.values():
         site_state.clear(learner.folder)
     sites = _LocalSites(learners, salts)

@@ -273,6 +273,23 @@ def test_a_backbone_that_cannot_answer_so_is_refused_before_a_job_is_written(nam
     assert caught.value.setting == "training.answering"
 
 
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        (["schedule.score=snip"], True),
+        (["schedule.score=rgn"], True),
+        (["schedule.score=rgn", "schedule.score_settings={norms: layer}"], False),
+        (["schedule.score=snip", "schedule.scoring=with_reply"], False),
+        (["schedule.score=snip", "method.aggregation=svd"], False),
+        (["schedule.score=lntk"], False),
+    ],
+)
+def test_scores_that_are_0_in_every_round_are_refused(changes, refused):
+    stacked = ["method.name=lora", "method.aggregation=stack", "schedule.solver=own", "schedule.budget=1"]
+    with pytest.raises(FedpeftError, match="is 0 until a LoRA has trained") if refused else nullcontext():
+        compose(CONFIGS, "fedpia_task1", [*stacked, *changes])
+
+
 @pytest.mark.parametrize("setting", ["training.patience=2", "training.keep=best"])
 def test_rounds_are_compared_only_where_some_site_has_a_validation_split(setting):
     name, _, value = setting.partition("=")

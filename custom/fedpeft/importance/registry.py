@@ -96,11 +96,15 @@ class RGNSettings:
         norms: mean over the layer's `tensors` of each one's own ratio, or one ratio for the whole `layer`.
     """
 
-    zero_until_trained: ClassVar[bool] = True
     norms: str = "tensors"
 
     def __post_init__(self) -> None:
         one_of("norms", self.norms, ("tensors", "layer"))
+
+    @property
+    def zero_until_trained(self) -> bool:
+        """Whether it gives a LoRA 0 until its B has trained."""
+        return self.norms == "tensors"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,6 +186,17 @@ def check_attackers(method: MethodSettings, schedule: ScheduleSettings, sites: C
         )
 
 
+def check_scores(method: MethodSettings, schedule: ScheduleSettings) -> None:
+    """Refuse a score that would be 0 in every round: of factors that each round makes anew."""
+    if method.rule.stacks and schedule.scored and schedule.scoring == FRESH and schedule.declares("zero_until_trained"):
+        raise FedpeftError(
+            f"schedule.score={schedule.score!r} is 0 until a LoRA has trained, and with method.aggregation="
+            f"{method.aggregation!r} every round begins with new ones: use another score, schedule.scoring="
+            f"'with_reply', or method.aggregation='svd'.",
+            setting="schedule.score",
+        )
+
+
 def check_layers(method: MethodSettings, schedule: ScheduleSettings) -> None:
     """Refuse scheduled layers without a global adapter from which all sites start."""
     if not schedule.active:
@@ -252,6 +263,7 @@ class ServerJob:
         if not federation.resume_from:  # whose settings must stay as they were
             check_attackers(method, schedule, federation.sites)
             method.check_first_values(scheduled=schedule.active)
+            check_scores(method, schedule)
         check_layers(method, schedule)
         return cls(federation=federation, method=method, training=training, schedule=schedule)
 

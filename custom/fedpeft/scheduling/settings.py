@@ -193,6 +193,10 @@ class ScheduleSettings:
         """Whether sites score their layers."""
         return self.active and (self.solver == OWN or scheduling.weighs_scores(self.solver))
 
+    def declares(self, ability: str) -> bool:
+        """Whether the score's settings declare something, such as `needs_previous`."""
+        return getattr(importance.method_settings(self.score, self.score_settings), ability, False)
+
     def budget_of(self, site: str, *, seed: int) -> int | None:
         """Return the number of layers that a site may train; None if its memory decides."""
         if site in self.site_budgets:

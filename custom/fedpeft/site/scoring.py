@@ -14,7 +14,7 @@ from fedpeft.answering.answering import Answering, Batch
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.keys import layer_of, layers_of
 from fedpeft.core.states import State
-from fedpeft.importance import layer_budget, method_settings, score
+from fedpeft.importance import layer_budget, score
 from fedpeft.importance.registry import MemorySettings, normalized
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site.loop import KEPT_TENSORS
@@ -47,7 +47,7 @@ def score_layers(
         _log.warning("%s gives every layer 0 in this round, so all layers count alike.", settings.score)
         return [1 / len(values)] * len(values)
     unset = torch.tensor([not all(bool(tensor.any()) for tensor in group) for group in layers.values()])
-    if _declares(settings, "zero_until_trained") and (unmoved := unset & (values == 0)).any():
+    if settings.declares("zero_until_trained") and (unmoved := unset & (values == 0)).any():
         _log.warning(
             "%s gives 0 to %d of %d layers, which have not trained yet: they count as much as the best.",
             settings.score,
@@ -60,11 +60,7 @@ def score_layers(
 
 def compares_with_previous(settings: ScheduleSettings) -> bool:
     """Whether the score looks at what the site's last training changed."""
-    return settings.scored and _declares(settings, "needs_previous")
-
-
-def _declares(settings: ScheduleSettings, ability: str) -> bool:
-    return getattr(method_settings(settings.score, settings.score_settings), ability, False)
+    return settings.scored and settings.declares("needs_previous")
 
 
 def score_changes(
