@@ -556,6 +556,20 @@ def test_settings_of_a_method_that_no_row_has_are_refused():
         plan(CONFIGS, "fedpia_task1", [own, *rows], (0,), [])
 
 
+SWEEPS = ("method.pia.gamma=0,1", "training.optimizer=adamw,sgd")
+
+
+def test_a_sweep_is_read_by_some_row_and_need_not_be_by_all():
+    gammas, optimizers = (
+        axis_of(t, option="--sweep") for t in ("method.pia.gamma=0,1", "training.optimizer=adamw,sgd")
+    )
+    assert len(plan(CONFIGS, "fedpia_task1", variants(["local", "fedavg", "fedpia"]), (0,), [], gammas)) == 6
+    with pytest.raises(FedpeftError, match=r"method\.pia\.gamma changes nothing in row 'local'"):
+        plan(CONFIGS, "fedpia_task1", variants(["local", "fedavg"]), (0,), [], gammas)
+    own = Variant(name="x", method="fedavg", settings=("training.optimizer_state=reset",))
+    assert len(plan(CONFIGS, "fedpia_task1", [own], (0,), [], optimizers)) == 2
+
+
 @pytest.mark.parametrize("setting", ["training.moon_temperature=0.3", "training.ditto_lambda=1", "schedule.budget=3"])
 def test_a_setting_that_changes_nothing_in_any_row_is_refused(setting):
     with pytest.raises(FedpeftError, match=f"{setting.partition('=')[0]} changes nothing in row 'local'"):

@@ -27,7 +27,9 @@ CONFIGS = ROOT / "app_configs"
 JOBS = sorted(recipes(CONFIGS))
 HALF = "cases/many_epochs"  # of fedpia_task1's sites, without what needs one width
 SOLVED = ("schedule.budget=1", "method.pia.share=0.5")
+POOLED = ("federation.sites=[center]", "data.sites={center: {pool: [slake]}, slake: {dataset: slake}}")
 MOMENTUM = ("method.server_optimizer=momentum", "method.pia.client=false")
+BLIP2 = ("backbone.name=blip2", "backbone.source=x")
 RANKED = ("backbone.name=tiny-albef-decoder", "training.answering=ranking")
 HEAD = ("method.name=classifier", "method.aggregation=none")
 MMBT_TRAINED = ("backbone.name=mmbt-small", "backbone.projection=trained")
@@ -454,6 +456,11 @@ def test_a_job_without_data_is_refused():
             "memory_margin changes .*: leave it out, the budget of every site",
         ),
         (["method.pia.share=0.5", "schedule.solver=exact", "schedule.memory_margin=0.2"], ""),
+        ([*POOLED, "data.root=/data", "data.unreadable=0.05"], ""),
+        ([*POOLED, "data.sites.center.unreadable=0.05"], ""),
+        ([*BLIP2, "training.answering=generation", "training.head=mlp"], ""),
+        ([HEAD[0], "method.head=federated", "training.head_learning_rate=0.5", "training.learning_rate=0.5"], ""),
+        (["method.pia.client=false", "method.pia.accept=false"], ""),
         (["data.root=/nowhere"], "data.root changes nothing .*: leave it out, phantom is computed and has no files"),
         ([*MOMENTUM, "method.server_decay=0.2"], "set method.server_optimizer=adam or yogi as well"),
         ([*MOMENTUM, "method.server_decay=0.2", "resume_from=latest"], ""),

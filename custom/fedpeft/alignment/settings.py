@@ -175,7 +175,7 @@ class PIASettings:
                 f"margin is {self.margin!r}, it must be below 1; to move no neuron: solver='identity'.",
                 setting="margin",
             )
-        if self.reference == FIXED_POINT:
+        if self.aligns_on_server and self.reference == FIXED_POINT:
             self._check_fixed_point()
 
     def _check_fixed_point(self) -> None:

@@ -150,9 +150,7 @@ def plan(
     runs = []
     for seed, method, point in itertools.product(seeds, methods, points(axes).values()):
         own = [*(f"{name}={seed}" for name in SEEDS), *overrides]
-        row = f"row {method.name!r}"
-        sections = point.sections(partial(_composed, configs, task, method, own), job=row)
-        check_used(method.settings, sections, job=row)
+        sections = point.sections(partial(_composed, configs, task, method, own))
         if (tracker := sections["federation"].get("tracking", NONE)) != NONE:
             raise FedpeftError(
                 f"{SETTING} is {tracker!r}, and a comparison runs without FLARE's server, which sends figures: "
@@ -187,6 +185,10 @@ def plan(
                 f"add {name} to the methods."
             )
     check_read(overrides, runs)
+    for method in methods:
+        check_read(method.settings, [run for run in runs if run.method == method.name])
+    for point in points(axes).values():
+        check_read(point.overrides, [run for run in runs if run.point == point.label])
     return runs
 
 
@@ -196,7 +198,7 @@ def _form(sections: Mapping[str, Any]) -> str:
 
 
 def check_read(settings: Sequence[str], runs: Sequence[Run]) -> None:
-    """Refuse settings of all runs, `section.name=value`, that none of them reads."""
+    """Refuse settings of these runs, `section.name=value`, that none of them reads."""
     for text in settings:
         unread = [error for run in runs if (error := _unread(text, run))]
         if len(unread) == len(runs):

@@ -58,10 +58,14 @@ class Point:
         """The settings as a table names them, without their sections."""
         return ", ".join(f"{name.rpartition('.')[2]}={shown(value)}" for name, value in self.values)
 
-    def sections(self, compose: Callable[[Sequence[str]], dict[str, Any]], *, job: str) -> dict[str, Any]:
-        """Return the checked sections of a job with these values, which `compose` sets as `section.name=value`."""
+    def sections(self, compose: Callable[[Sequence[str]], dict[str, Any]], *, job: str = "") -> dict[str, Any]:
+        """Return the checked sections of a job with these values, which `compose` sets as `section.name=value`.
+
+        Where a `job` is named, it must read all of them.
+        """
         sections = compose(self.overrides)
-        check_used(self.overrides, sections, job=job)
+        if job:
+            check_used(self.overrides, sections, job=job)
         for name, value in self.values:
             if _is_count(name, value):
                 sections = _with_sites(sections, value)

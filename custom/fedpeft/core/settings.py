@@ -181,9 +181,11 @@ def without_former(
 
 
 def unread(cls: type[DataclassInstance], values: Mapping[str, Any], name: str) -> str | None:
-    """Return what a section must set besides for one of its settings to be read; None: it is."""
+    """Return what a section must set besides for one of its settings to be read; None: it is, or it has its default."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    read_with = fields[name].metadata.get(READ_WITH, {}) if name in fields else {}
+    if name not in fields or values.get(name) == fields[name].default:
+        return None
+    read_with = fields[name].metadata.get(READ_WITH, {})
     for other, needed in read_with.items():
         value, default = values.get(other, fields[other].default), fields[other].default
         if value == default if needed is None else value not in needed:

@@ -74,8 +74,8 @@ class DataSet:
     as_sites: str = ""
 
     def unread(self, setting: str) -> str:
-        """Return why it does not read a setting of `data` that others read; empty: it does."""
-        if not self.procedural or "train_size" not in self.takes:
+        """Return why a data set of the package does not read a setting of `data` that others read; empty: it does."""
+        if not self.procedural:
             return ""
         if setting in ("split", "validation_fraction", "test_fraction"):
             return "is computed and split by data.train_size and the other sizes"

@@ -280,9 +280,9 @@ class Predictor:
         if not self._adapter:
             return tuple(cut)
         alone = not _file_beside(self._adapter).is_file()
-        ranks = (
-            [] if self.model.products else lower_ranks(_read(self.model, self._adapter), self.model.trainable.state())
-        )
+        method = CommonSettings.from_sections(self.record.sections).method
+        unequal = method.rule.unequal_ranks and not self.model.products
+        ranks = lower_ranks(_read(self.model, self._adapter), self.model.trainable.state()) if unequal else []
         return (
             *cut,
             *([ALONE.format(self._adapter, HISTORY, ADAPTER)] if alone else []),

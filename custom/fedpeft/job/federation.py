@@ -192,6 +192,8 @@ def unread_at(section: str, name: str, sites: Sequence[str], sections: Mapping[s
     from fedpeft.data.settings import DataSettings
 
     reasons = {}
+    if section == "data":  # a site that pools others reads theirs
+        sites = [one for site in sites for one in site_data(sections[section], site).get("pool") or (site,)]
     for site in sites:
         if section == "backbone":
             named = site_backbone(sections[section], site)["name"]
@@ -200,7 +202,8 @@ def unread_at(section: str, name: str, sites: Sequence[str], sections: Mapping[s
             own = site_data(sections[section], site)
             named = own.get("dataset", DataSettings.dataset)
             needed = unread(DataSettings, own, name)
-            reasons[named] = f"does not read it without data.{needed}" if needed else DATASETS.get(named).unread(name)
+            reason = DATASETS.get(named).unread(name) if named in DATASETS.own_names() else ""
+            reasons[named] = f"does not read it without data.{needed}" if needed else reason
     return f"leave it out, {' and '.join(map(' '.join, reasons.items()))}" if all(reasons.values()) else ""
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 from fedpeft import answering
 from fedpeft.alignment.settings import COUNTING, MEAN, PIASettings, RobustSettings
 from fedpeft.answering.training_settings import NONE, PERSONALIZATIONS, TrainingSettings
-from fedpeft.backbones import BackboneSettings
-from fedpeft.backbones.backbone import LIKELIHOODS
+from fedpeft.backbones import BACKBONES, BackboneSettings
+from fedpeft.backbones.backbone import FEATURES, LIKELIHOODS
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build, by_site
 from fedpeft.data import DataSettings
@@ -282,11 +282,14 @@ def unread_in(section: str, name: str, sections: Mapping[str, Any]) -> str:
     if section == "training":
         given = sections[section]
         way = answering.get(named := given.get("answering", TrainingSettings.answering))
-        if name in ("head", "head_learning_rate") and not way.head:
+        named_by = {site_backbone(sections["backbone"], site)["name"] for site in sites}
+        labelled = any(FEATURES in BACKBONES.get(one).makes for one in named_by)  # labels have a head in any case
+        if name in ("head", "head_learning_rate") and not (way.head or labelled):
             return f"leave it out, training.answering={named!r} has no head"
         if name == "candidates" and way.reads != LIKELIHOODS:
             return f"leave it out, training.answering={named!r} ranks no answers"
         rate = name == "learning_rate" and given.get("head_learning_rate") is not None
+        rate = rate and not method.federates_head  # of which the check of updates reads both rates
         if (rate or name == "checkpointing") and not method.method.exchanges:
             own = (
                 build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone") for site in sites

@@ -318,11 +318,14 @@ class MethodSettings:
     def unread(self, name: str) -> str:
         """Return what to do with a setting such as `pia.gamma` that changes nothing; empty: it acts."""
         part, _, name = name.rpartition(".")
+        of_part = getattr(self, part) if part else self
+        if part and getattr(of_part, name) == getattr(type(of_part)(), name):  # as if it were left out
+            return ""
         if not self.exchanges and (part or name == "matched_layers"):
             return "leave it out, the sites exchange nothing"
         if part == "pia" and not self.aligns and name != "weighting":
             return f"leave it out, method.aggregation={self.aggregation!r} aligns nothing"
-        needed = unread(type(of_part := getattr(self, part)), vars(of_part), name) if part else None
+        needed = unread(type(of_part), vars(of_part), name) if part else None
         return f"set method.{part}.{needed} as well" if needed else ""
 
     def check_settings(self) -> None:

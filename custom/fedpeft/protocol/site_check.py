@@ -130,7 +130,7 @@ def _of_training(policy: SitePolicy, job: SiteJob) -> Refusals:
         yield "training.images_mib", f"is left out, with which {kept}"
     if job.training.answering not in policy.answering:
         yield "training.answering", f"is {job.training.answering!r:.60}, answering has {_all(policy.answering)}"
-    measured = method.aligns and (method.pia.accept or method.pia.share == VALIDATION)
+    measured = method.aligns and method.pia.client and (method.pia.accept or method.pia.share == VALIDATION)
     if measured and (policy.sum_with or not policy.metrics):
         yield "method.pia", "has the site choose by losses (share, accept), which show in what it sends; metrics is off"
     for why in refused_settings(method.settings_of(job.site), method.method.limits):
@@ -257,7 +257,7 @@ def _check_counts(policy: SitePolicy, job: SiteJob, loaded: SiteData) -> None:
     }
     if job.schedule.scored:
         counts["min_score_samples"] = _scored_samples(job, loaded)
-    if job.method.aligns and job.method.pia.share == VALIDATION:
+    if job.method.aligns and job.method.pia.client and job.method.pia.share == VALIDATION:
         counts["min_validation_samples"] = len(loaded.validation)
     for name, count in counts.items():
         if count < getattr(policy, name):

@@ -106,7 +106,7 @@ def measure_budget(
 ) -> int:
     """How many transformer layers fit into the device's memory, less the schedule's margin.
 
-    In main memory, what the site will keep of features and images is not free either.
+    In main memory, what the site may keep of features and images is not free either.
 
     Source: F3OCUS, supplement, Algorithm 46.
     """
