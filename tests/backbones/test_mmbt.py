@@ -9,7 +9,20 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
-from small_models import bert, clip, dinov2, distilbert, mobilenet, resnet, roberta, saved, timm_folder, vit
+from small_models import (
+    bert,
+    bert_base,
+    clip,
+    dinov2,
+    dinov2_base,
+    distilbert,
+    mobilenet,
+    resnet,
+    roberta,
+    saved,
+    timm_folder,
+    vit,
+)
 from torch.nn import functional as F
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -270,6 +283,17 @@ def test_without_weights_inputs_are_prepared_and_a_skeleton_has_the_layers(folde
     assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
     assert {name for name, _ in empty.model.named_parameters()} == {name for name, _ in whole.model.named_parameters()}
     assert (empty.num_layers, empty.family) == (2, "bert")
+
+
+@pytest.mark.slow
+def test_a_medical_pair_has_the_sizes_of_its_configuration(folders):
+    """The text encoder of BiomedBERT's kind and size beside the image encoder of RAD-DINO's."""
+    backbone = load(folders, bert_base, dinov2_base, image_grid=4).eval()
+    batch = backbone.collate(pictures(1), QUESTIONS[:1])
+    assert batch["pixel_values"].shape == (1, 3, 518, 518)
+    assert features(backbone, pictures(1), QUESTIONS[:1]).shape == (1, 3 * 768)
+    assert (backbone.num_layers, backbone.family) == (12, "bert")
+    assert skeleton("mmbt", folders(bert_base)).num_layers == 12
 
 
 @pytest.mark.parametrize(

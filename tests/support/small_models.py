@@ -202,6 +202,20 @@ def dinov2(folder: Path) -> Path:
     return saved(hf.Dinov2Model(config), folder)
 
 
+def bert_base(folder: Path) -> Path:
+    """BERT of the size of BiomedBERT, with random weights and a short vocabulary."""
+    tokenizer(classifying=True).save_pretrained(folder)
+    hf.BertModel(hf.BertConfig(), add_pooling_layer=False).save_pretrained(folder)
+    return folder
+
+
+def dinov2_base(folder: Path) -> Path:
+    """DINOv2 of the size of RAD-DINO, with random weights."""
+    ViTImageProcessorPil(size={"height": 518, "width": 518}).save_pretrained(folder)
+    hf.Dinov2Model(hf.Dinov2Config(image_size=518, patch_size=14)).save_pretrained(folder)
+    return folder
+
+
 def saved(model: hf.PreTrainedModel, folder: Path) -> Path:
     """Write a model with seeded weights."""
     generator = torch.Generator().manual_seed(0)

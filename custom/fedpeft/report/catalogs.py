@@ -25,7 +25,8 @@ OWN_WORDS = "Read the owners' own terms before you use their data."
 NAME, NUMBER, RANGE, INDENT = 20, 13, 24, 4  # widths of the list of methods, which fits into 80 columns
 NOTE = (
     "Parameters with the settings that a composed job has with this backbone unless it sets others: the methods' "
-    "defaults, or what the backbone declares. Without the head, which every method trains at its site."
+    "defaults, or what the backbone declares. Without the head, which every method trains at its site, and "
+    "without the matrix of backbone.projection=trained."
 )
 
 
