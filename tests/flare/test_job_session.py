@@ -125,6 +125,14 @@ def test_an_ended_job_says_where_the_rest_is(state, connect):
         assert "nvflare job download an-id" in session.progress().reason
 
 
+@pytest.fixture
+def waited(monkeypatch):
+    """Seconds that were waited, which no test has to wait."""
+    seconds = []
+    monkeypatch.setattr(job_session.time, "sleep", seconds.append)
+    return seconds
+
+
 @pytest.mark.parametrize(
     ("error", "reported"),
     [
@@ -135,14 +143,19 @@ def test_an_ended_job_says_where_the_rest_is(state, connect):
         (RuntimeError("odd"), "could not answer"),
     ],
 )
-def test_errors_of_the_server_are_refused_with_the_remedy(error, reported, connect):
-    with connect(Server(*[error] * job_session.ATTEMPTS)) as session, pytest.raises(FedpeftError, match=reported):
+def test_errors_of_the_server_are_refused_with_the_remedy(error, reported, connect, waited):
+    with (
+        connect(Server(*[error] * (len(job_session.PAUSES) + 1))) as session,
+        pytest.raises(FedpeftError, match=reported),
+    ):
         session.progress()
 
 
-def test_a_request_is_repeated_where_the_server_is_busy_once(connect):
-    with connect(Server(NoConnection("busy"), "RUNNING")) as session:
+@pytest.mark.parametrize("times", [1, len(job_session.PAUSES)])
+def test_a_request_is_repeated_later_and_later_where_the_server_is_busy(connect, waited, times):
+    with connect(Server(*[NoConnection("busy")] * times, "RUNNING")) as session:
         assert session.progress().round == 2
+    assert tuple(waited) == job_session.PAUSES[:times]
 
 
 def test_a_server_that_does_not_answer_is_reported(kit, monkeypatch):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -28,7 +29,7 @@ from fedpeft.flare.job_store import GROUP
 from fedpeft.report.status import COMPLETED, FAILED, Progress
 
 SECONDS = 10.0
-ATTEMPTS = 3  # of a question: a busy server may take longer once, and the session still holds
+PAUSES = (1, 2, 4, 8)  # seconds before a question is asked again: a server may be busy, and the session still holds
 FINISHED = "FINISHED:"
 ENDING, STARTING_OR_ENDING = "ending", "starting or ending"
 
@@ -119,9 +120,9 @@ class JobSession:
 
 def _repeated(function: Any, *arguments: Any) -> Any:
     """Ask again where the server did not answer in time."""
-    for _ in range(ATTEMPTS - 1):
+    for pause in PAUSES:
         try:
             return function(*arguments)
         except NoConnection:
-            continue
+            time.sleep(pause)
     return function(*arguments)
