@@ -76,7 +76,12 @@ def main() -> None:
     if "FEDPEFT_DATA" not in os.environ:
         parser.error("FEDPEFT_DATA is not set: name the folder that has vqa_rad, nih_cxr14_64px and fed_isic2019.")
     data, generator = Path(os.environ["FEDPEFT_DATA"]), random.Random(given.seed)
+    if missing := [name for name in (VQA_RAD, NIH, ISIC) if not (data / name).is_dir()]:
+        parser.error(f"FEDPEFT_DATA={data} has no folder {missing[0]}: name the folder that has all three data sets.")
     more = given.folder.with_name(f"{given.folder.name}-new")
+    for there in (given.folder, more):
+        if there.exists():
+            parser.error(f"{there} exists: remove it, or name another folder.")
     more.mkdir(parents=True)
     for name in given.classes:
         images = sorted(path for path in CLASSES[name](data) if path.is_file())

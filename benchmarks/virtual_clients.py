@@ -16,7 +16,10 @@ with random weights.
 Flower's simulation has actors of Ray that train with the same code on the same data; each keeps one model, as the pool
 does. It has an environment of its own, because Flower and FLARE ask for different versions of protobuf:
 
-    python -m venv ~/flower && ~/flower/bin/pip install "flwr[simulation]" -e .
+    python -m venv ~/flower && ~/flower/bin/pip install uv
+    ~/flower/bin/uv pip install --python ~/flower/bin/python "flwr[simulation]" torch==2.13.0 transformers==5.23.0 -e .
+
+pip alone searches for versions that fit for more than ten minutes; torch and transformers are those of constraints.txt.
 
 pfl-research (Granqvist et al. 2024, arXiv:2404.06430) is not run. It publishes the pool's way: each process has one
 model, and users take turns; it adds up their updates in the process, and keeps no state of a user between rounds.

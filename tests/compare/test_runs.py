@@ -560,9 +560,7 @@ SWEEPS = ("method.pia.gamma=0,1", "training.optimizer=adamw,sgd")
 
 
 def test_a_sweep_is_read_by_some_row_and_need_not_be_by_all():
-    gammas, optimizers = (
-        axis_of(t, option="--sweep") for t in ("method.pia.gamma=0,1", "training.optimizer=adamw,sgd")
-    )
+    gammas, optimizers = (axis_of(text, option="--sweep") for text in SWEEPS)
     assert len(plan(CONFIGS, "fedpia_task1", variants(["local", "fedavg", "fedpia"]), (0,), [], gammas)) == 6
     with pytest.raises(FedpeftError, match=r"method\.pia\.gamma changes nothing in row 'local'"):
         plan(CONFIGS, "fedpia_task1", variants(["local", "fedavg"]), (0,), [], gammas)
