@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import generator
 
-from fedpeft.alignment import cost_matrix, transport_plan
-from fedpeft.alignment.transport import compare, match, permutation_of
+from fedpeft.alignment import cost_matrix, transport, transport_plan
+from fedpeft.alignment.transport import compare, compare_each, match, permutation_of
 from fedpeft.core.errors import FedpeftError
 
 SIZES = [(1, 1), (8, 8), (48, 48), (5, 9), (9, 5), (12, 24), (48, 32)]
@@ -65,6 +65,54 @@ def test_marginals_are_the_masses(solver, size, weighted):
         assert float((plan * cost_matrix(x, y)).sum()) == pytest.approx(optimum(cost_matrix(x, y), alpha, beta))
 
 
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    n=st.integers(1, 12),
+    f=st.integers(1, 6),
+    apart=st.sampled_from([0.0, 1e-7, 1e-4, 0.1, 0.5, 2.0]),
+    offset=st.sampled_from([0.0, 1.0, 1e4]),
+    scale=st.sampled_from([1e-25, 1e-18, 1.0, 1e18, 1e25]),
+    ties=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_nearest_neurons_give_what_the_search_over_all_plans_gives(n, f, apart, offset, scale, ties, seed):
+    rng = generator(seed)
+    y = torch.randn(n, f, generator=rng)
+    y = (y.round() if ties else y) + offset
+    clients = [y[torch.randperm(n, generator=rng)] + apart * torch.randn(n, f, generator=rng) for _ in range(3)]
+    clients, y = [client * scale for client in clients], y.double() * scale
+    for client, found in zip(clients, compare_each(clients, y), strict=True):
+        cost = torch.cdist(client.double(), y, compute_mode="donot_use_mm_for_euclid_dist")
+        stands, best = cost.diagonal().mean(), optimum(cost / scale, uniform(n), uniform(n)) * scale
+        assert found.before == pytest.approx(float(stands), rel=1e-6, abs=1e-9 * scale)
+        assert found.after == pytest.approx(best, rel=1e-6, abs=1e-9 * scale)
+        assert found.matching.distance(cost) == pytest.approx(best, rel=1e-9, abs=1e-12 * scale)
+
+
+def test_nearest_neurons_need_no_search_where_sites_drifted_from_one_start(monkeypatch):
+    def search(*_, **__):
+        raise AssertionError("searched")
+
+    rng = generator(4)
+    start = torch.randn(48, 96, generator=rng)
+    clients = [start + 0.1 * torch.randn(48, 96, generator=rng) for _ in range(3)]
+    mean = torch.stack(clients).double().mean(dim=0)
+    monkeypatch.setattr(transport, "match", search)
+    for found in compare_each([client[:32] for client in clients], mean[:32]):
+        assert torch.equal(found.matching.order, torch.arange(32))
+    with pytest.raises(AssertionError, match="searched"):
+        compare(start.roll(1, dims=1), mean)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("side", [0, 1])
+def test_neurons_that_are_not_finite_have_no_nearest(side, value):
+    sides = [torch.eye(4), torch.eye(4)]
+    sides[side][1, 2] = value
+    with pytest.raises(FedpeftError, match="the supports hold NaN or infinity"):
+        compare(*sides)
+
+
 def test_sinkhorn_approaches_the_exact_cost_from_above():
     rng = generator(2)
     x, y = torch.randn(16, 8, generator=rng), torch.randn(16, 8, generator=rng)
@@ -105,7 +153,7 @@ def test_neurons_on_a_line_are_sorted_also_with_known_distances(bias):
     x, y = torch.randn(32, 1, generator=rng), torch.randn(32, 1, generator=rng)
     if bias is not None:
         x, y = (torch.cat([side, torch.full((32, 1), bias)], dim=1) for side in (x, y))
-    matching, _ = compare(x, y, cost_matrix(x, y))
+    matching = compare(x, y).matching
     assert torch.equal(x[matching.order, 0].argsort(), y[:, 0].argsort())
 
 

@@ -149,7 +149,7 @@ def orders_between(received: State, aligned: State) -> dict[str, Tensor]:
         moved, fixed = (neurons.hidden_support(neurons.gather(state, names)) for state in (aligned, received))
         if moved.shape != fixed.shape:
             continue
-        order = compare(moved, fixed)[0].order
+        order = compare(moved, fixed).matching.order
         if not torch.equal(order.cpu(), torch.arange(len(order))):
             orders[place] = order.cpu()
     return orders

@@ -28,7 +28,7 @@ from fedpeft.alignment.common_order import align_jointly
 from fedpeft.alignment.neurons import KINDS, Bottleneck, Neurons, Tensors, check_round, check_tensors, neurons_of
 from fedpeft.alignment.permutation import Aligned, Figures, align_adapter, report_of
 from fedpeft.alignment.settings import FEDAVG, LARGEST, PIASettings, RobustSettings
-from fedpeft.alignment.transport import cost_matrices
+from fedpeft.alignment.transport import compare_each
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
 from fedpeft.core.settings import suggestion
@@ -312,11 +312,9 @@ def _in_one_order(
     if rest:
         supports = [place.neurons.hidden_support(tensors) for tensors in rest.values()]
         goal = place.neurons.hidden_support(guide)
-        for owner, support, cost in zip(rest, supports, cost_matrices(supports, goal), strict=True):
-            known = (support, goal, cost)
-            alone[owner] = align_adapter(
-                rest[owner], guide, place.neurons, settings, margin=settings.margin, compared=known
-            )
+        compared = compare_each(supports, goal, solver=settings.solver, regularization=settings.regularization)
+        for (owner, tensors), hidden in zip(rest.items(), compared, strict=True):
+            alone[owner] = align_adapter(tensors, guide, place.neurons, settings, margin=settings.margin, hidden=hidden)
     return {owner: together.get(owner) or alone[owner] for owner in place.clients}
 
 

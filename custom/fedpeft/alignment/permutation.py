@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedpeft.alignment.neurons import Neurons, Tensors
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.alignment.transport import Matching, compare, unmoved
+from fedpeft.alignment.transport import Comparison, Matching, compare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def align_adapter(
     *,
     activations: tuple[Tensor, Tensor] | None = None,
     margin: float = 0.0,
-    compared: tuple[Tensor, Tensor, Tensor] | None = None,
+    hidden: Comparison | None = None,
 ) -> Aligned:
     """Put the neurons of one adapter in the order of another's.
 
@@ -59,20 +59,20 @@ def align_adapter(
         activations: of the hidden neurons on the same m samples, client's (m, r) and reference's (m, r'), to compare
             neurons by; default: incoming weights.
         margin: for equal widths, neurons move only where this lowers their mean distance by more than this share.
-        compared: the supports of the hidden neurons of both, (r, f) and (r', f), and their distances (r, r'), where
-            they are known already.
+        hidden: the comparison of the hidden neurons of both, where it is known already.
 
     Source: Saha et al., FedPIA, equation for W~; `mass` is ours.
     """
     aligned = dict(client)
     changed = [*neurons.incoming, *neurons.outgoing]
-    solver, entropy = settings.solver, settings.regularization
-    compared = compared or _supports(client, reference, neurons, settings, activations, outputs=False)
-    matching, cost = compare(*compared, solver=solver, regularization=entropy)
-    if held := _is_held(matching, cost, margin):
-        matching = unmoved(cost)
+    chosen = {"solver": settings.solver, "regularization": settings.regularization}
+    if hidden is None:
+        hidden = compare(*_supports(client, reference, neurons, settings, activations, outputs=False), **chosen)
+    hidden = hidden.hold(margin)
+    matching = hidden.matching
+    moved = None if hidden.before is None else _moved(matching)
     if matching.order is not None:
-        aligned = reordered(client, neurons, matching.order)
+        aligned = reordered(client, neurons, matching.order) if moved else aligned
     else:
         plan = matching.plan
         reading = plan / plan.sum(dim=0)
@@ -82,19 +82,16 @@ def align_adapter(
     if settings.output_axis == "matched":
         now = aligned if activations is None else client
         mine, theirs = _supports(now, reference, neurons, settings, activations, outputs=True)
-        outputs, distances = compare(mine, theirs, solver=solver, regularization=entropy)
-        if _is_held(outputs, distances, margin):
-            outputs = unmoved(distances)
+        outputs = compare(mine, theirs, **chosen).hold(margin).matching
         _carry(aligned, neurons.outputs, neurons, outputs.order, outputs.plan / outputs.plan.sum(dim=0))
         changed += neurons.outputs
-    same_width = cost.shape[0] == cost.shape[1]
     return Aligned(
         tensors={name: tensor for name, tensor in aligned.items() if name not in neurons.shared},
         changed=tuple(name for name in client if name in changed),
-        before=float(cost.diagonal().mean()) if same_width else None,
-        after=matching.distance(cost),
-        moved=_moved(matching) if same_width else None,
-        held=held,
+        before=hidden.before,
+        after=hidden.after,
+        moved=moved,
+        held=hidden.held,
     )
 
 
@@ -104,15 +101,6 @@ def reordered(tensors: Tensors, neurons: Neurons, order: Tensor) -> dict[str, Te
     for axes in (neurons.incoming, neurons.outgoing):
         _carry(moved, axes, neurons, order)
     return moved
-
-
-def _is_held(matching: Matching, cost: Tensor, margin: float) -> bool:
-    """Return whether a matching that moves neurons is not better than moving none by the margin."""
-    if not margin or cost.shape[0] != cost.shape[1]:
-        return False
-    stays = unmoved(cost)
-    moves = matching.order is None or not torch.equal(matching.order, stays.order)
-    return moves and matching.distance(cost) >= (1 - margin) * stays.distance(cost)
 
 
 def _supports(

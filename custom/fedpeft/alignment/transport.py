@@ -26,6 +26,7 @@ CANCELLED = 1e-5  # of the distance from the mean: closer neurons are compared c
 MIN_COST = 1e-6  # of the largest one: where most costs are smaller, POT's tolerance is not
 MAX_PARTS = 2048  # of equal mass, which an assignment matches in seconds
 TINY = 1e-200  # squared lengths below lose digits
+UNDERFLOW = 1e-30  # above what float32 loses of squares that it cannot hold
 TOGETHER = 2**21  # numbers of several clients' supports that are compared in one matrix product: 16 MiB
 
 
@@ -52,11 +53,6 @@ class Matching:
     def distance(self, cost: Tensor) -> float:
         """Return <C, P>, the mean distance between matching neurons, of their distances (n, m)."""
         return float((self.split * cost).sum() if self.order is None else cost.gather(0, self.order[None]).mean())
-
-
-def unmoved(cost: Tensor) -> Matching:
-    """Return the matching of neuron i to i, for a cost of n by n neurons."""
-    return Matching(order=torch.arange(len(cost), device=cost.device))
 
 
 def transport_plan(
@@ -105,7 +101,7 @@ def transport_plan(
             f"neuron, with the same features."
         )
     if client_mass is None and reference_mass is None:
-        matching, _ = compare(client, reference, solver=solver, regularization=regularization)
+        matching = compare(client, reference, solver=solver, regularization=regularization).matching
     else:
         cost = cost_matrix(client, reference)
         matching = match(cost, client_mass, reference_mass, solver=solver, regularization=regularization)
@@ -153,27 +149,95 @@ def cost_matrices(clients: Sequence[Tensor], reference: Tensor) -> Iterator[Tens
         yield from cost_matrix(torch.cat(list(group)), reference).split([len(client) for client in group])
 
 
-def compare(
-    client: Tensor,
-    reference: Tensor,
-    cost: Tensor | None = None,
-    *,
-    solver: str = "exact",
-    regularization: float = 0.05,
-) -> tuple[Matching, Tensor]:
-    """Return which neurons match, of uniform masses, and their distances (n, m), computed unless they are given; the
-    rest as in `transport_plan`.
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Which neurons of two sides match, and how far they are apart."""
 
-    On a line many plans are equally cheap. The one that sorts both sides gives copies in any order the same order.
+    matching: Matching
+    before: float | None  # mean distance of neurons of equal index; None for unequal widths
+    after: float  # <C, P>, mean distance of matching neurons
+    held: bool = False  # whether no neuron moves because `margin` asks for a larger gain
+
+    def hold(self, margin: float) -> Comparison:
+        """Return the comparison in which no neuron moves, if moving lowers the distance by no more than this share."""
+        if not margin or self.before is None or self.after < (1 - margin) * self.before:
+            return self
+        plan = self.matching.plan
+        stays = torch.arange(len(plan), device=plan.device)
+        if self.matching.order is not None and torch.equal(self.matching.order, stays):
+            return self
+        return Comparison(matching=Matching(order=stays), before=self.before, after=self.before, held=True)
+
+
+def compare(client: Tensor, reference: Tensor, *, solver: str = "exact", regularization: float = 0.05) -> Comparison:
+    """Compare neurons of uniform masses; arguments and errors as in `transport_plan`."""
+    return next(compare_each([client], reference, solver=solver, regularization=regularization))
+
+
+def compare_each(
+    clients: Sequence[Tensor], reference: Tensor, *, solver: str = "exact", regularization: float = 0.05
+) -> Iterator[Comparison]:
+    """Yield `compare` of each client (n_k, f) and one reference (m, f).
+
+    Where each neuron of a client has a nearest one of its own, no distances of all pairs are needed. From the first
+    client on where that is not so, several clients share a matrix product.
     """
-    if cost is None:
-        cost = cost_matrix(client, reference)
-    if solver == "exact" and client.shape == reference.shape:
-        line = _only_coordinate(client, reference)
-        if line is not None:
+    proven = 0
+    if solver == "exact":
+        nearest = _Nearest(reference)
+        for client in clients:
+            order = nearest.order(client)
+            if order is None:
+                break
+            proven += 1
+            yield nearest.comparison(client, order)
+    rest = clients[proven:]
+    for client, cost in zip(rest, cost_matrices(rest, reference), strict=True):
+        line = _only_coordinate(client, reference) if solver == "exact" and client.shape == reference.shape else None
+        if line is None:
+            matching = match(cost, solver=solver, regularization=regularization)
+        else:
             _check_finite(cost)
-            return _sorted(client[:, line], reference[:, line]), cost
-    return match(cost, solver=solver, regularization=regularization), cost
+            matching = _sorted(client[:, line], reference[:, line])
+        before = float(cost.diagonal().mean()) if len(client) == len(reference) else None
+        yield Comparison(matching=matching, before=before, after=matching.distance(cost))
+
+
+class _Nearest:
+    """Orders by nearest neurons, which are the cheapest plan where no two neurons have the same nearest one.
+
+    They come from one product in float32, whose error is at most (f + 4) u (||y||^2 + 2 ||x|| ||y||) with u = 2^-24.
+    Where the next nearest neuron is not farther by more than that at both, nothing is proven.
+    """
+
+    def __init__(self, reference: Tensor) -> None:
+        self.reference = reference
+        self.y = reference.float()
+        self.y_squared = self.y.square().sum(dim=1)
+        self.longest = float(self.y_squared.max()) ** 0.5
+        self.error = 4 * (reference.shape[1] + 4) * 2.0**-24
+
+    def order(self, client: Tensor) -> Tensor | None:
+        """Return the client neuron at each reference neuron (m); None where nearest neurons do not prove it."""
+        if client.shape != self.reference.shape or torch.get_float32_matmul_precision() != "highest":
+            return None
+        x = client.float()
+        nearness = torch.addmm(self.y_squared, x, self.y.T, alpha=-2).cpu().numpy()  # squared distance, less ||x||^2
+        lengths = torch.linalg.vector_norm(x, dim=1).cpu().numpy()
+        image = nearness.argmin(axis=1)
+        margin = self.error * self.longest * (self.longest + 2 * lengths) + UNDERFLOW
+        near = nearness <= (nearness[np.arange(len(image)), image] + margin)[:, None]
+        if np.count_nonzero(near) != len(image) or not near.any(axis=0).all():  # NaN is near to none
+            return None
+        return _inverse(image).to(client.device)
+
+    def comparison(self, client: Tensor, order: Tensor) -> Comparison:
+        """Return the comparison by this order, with distances in float64."""
+        y = self.reference.double()
+        before = after = float(torch.linalg.vector_norm(client - y, dim=1).mean())
+        if not torch.equal(order, torch.arange(len(order), device=order.device)):
+            after = float(torch.linalg.vector_norm(client.index_select(0, order) - y, dim=1).mean())
+        return Comparison(matching=Matching(order=order), before=before, after=after)
 
 
 def _only_coordinate(client: Tensor, reference: Tensor) -> int | None:
@@ -205,7 +269,7 @@ def match(
             raise FedpeftError(
                 f"solver='identity' cannot map {n} neurons to {m}, nor other than uniform masses: use 'exact'."
             )
-        return unmoved(cost)
+        return Matching(order=torch.arange(n, device=cost.device))
     if solver == "exact" and permutes:
         return Matching(order=_inverse(linear_sum_assignment(cost.cpu().numpy())[1]).to(cost.device))
     scaled = cost.cpu() / (_scale(cost) or 1.0)  # POT's tolerances are absolute
