@@ -250,7 +250,9 @@ def _align(
         pair = neurons.gather(moving, names), neurons.gather(fixed, names)
         pair_supports = supports(place, pair, neurons) if supports else None
         moved = align_adapter(*pair, neurons, settings, activations=pair_supports, margin=margin)
-        aligned |= {names[name]: moved.tensors[name].to(moving[names[name]].dtype) for name in moved.changed}
+        for name in moved.changed:
+            if moved.tensors[name] is not pair[0][name]:
+                aligned[names[name]] = moved.tensors[name].to(moving[names[name]].dtype)
         figures[place] = Figures(before=moved.before, after=moved.after, moved=moved.moved)
     return aligned, figures
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,9 +66,9 @@ def align_adapter(
     """
     aligned = dict(client)
     changed = [*neurons.incoming, *neurons.outgoing]
-    chosen = {"solver": settings.solver, "regularization": settings.regularization}
+    compare_sides = partial(compare, solver=settings.solver, regularization=settings.regularization)
     if hidden is None:
-        hidden = compare(*_supports(client, reference, neurons, settings, activations, outputs=False), **chosen)
+        hidden = compare_sides(*_supports(client, reference, neurons, settings, activations, outputs=False))
     hidden = hidden.hold(margin)
     matching = hidden.matching
     moved = None if hidden.before is None else _moved(matching)
@@ -82,7 +83,7 @@ def align_adapter(
     if settings.output_axis == "matched":
         now = aligned if activations is None else client
         mine, theirs = _supports(now, reference, neurons, settings, activations, outputs=True)
-        outputs = compare(mine, theirs, **chosen).hold(margin).matching
+        outputs = compare_sides(mine, theirs).hold(margin).matching
         _carry(aligned, neurons.outputs, neurons, outputs.order, outputs.plan / outputs.plan.sum(dim=0))
         changed += neurons.outputs
     return Aligned(
