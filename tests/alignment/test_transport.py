@@ -104,11 +104,12 @@ def test_nearest_neurons_need_no_search_where_sites_drifted_from_one_start(monke
         compare(start.roll(1, dims=1), mean)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("side", [0, 1])
-def test_neurons_that_are_not_finite_have_no_nearest(side, value):
-    sides = [torch.eye(4), torch.eye(4)]
-    sides[side][1, 2] = value
+@each("value", [float("nan"), float("inf"), -float("inf")])
+@each("side", [0, 1])
+@each("n", [1, 4])
+def test_neurons_that_are_not_finite_have_no_nearest(n, side, value):
+    sides = [torch.eye(4)[:n], torch.eye(4)[:n]]
+    sides[side][n - 1, 0] = value
     with pytest.raises(FedpeftError, match="the supports hold NaN or infinity"):
         compare(*sides)
 

@@ -227,7 +227,7 @@ class _Nearest:
         image = nearness.argmin(axis=1)
         margin = self.error * self.longest * (self.longest + 2 * lengths) + UNDERFLOW
         near = nearness <= (nearness[np.arange(len(image)), image] + margin)[:, None]
-        if np.count_nonzero(near) != len(image) or not near.any(axis=0).all():  # NaN is near to none
+        if np.count_nonzero(near) != len(image) or not near.any(axis=0).all() or not np.isfinite(margin).all():
             return None
         return _inverse(image).to(client.device)
 
