@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site of a consortium without its own file does nothing; only the simulator does without one."""
+"""A site of a consortium without its site policy does nothing; only the simulator does without one."""
 
 import json
 
@@ -117,7 +117,7 @@ def test_what_the_site_keeps_back_does_not_leave():
         allowed(head, SitePolicy())
     assert allowed(head, SitePolicy(head=True)) is head
     connector = reply(state={"connector.projection": torch.ones(1)})
-    with pytest.raises(ValueError, match="connector is off in this site's file"):
+    with pytest.raises(ValueError, match="connector is off in this site's policy"):
         allowed(connector, SitePolicy(head=True))
     assert allowed(connector, SitePolicy(connector=True)) is connector
 

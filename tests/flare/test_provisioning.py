@@ -131,7 +131,7 @@ def test_the_project_may_clip_and_noise_every_reply(tmp_path):
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_every_site_has_its_own_file_with_safe_defaults(kits, name):
+def test_every_site_has_a_site_policy_with_safe_defaults(kits, name):
     assert read_policy(kits / name / "local" / "fedpeft.json") == SitePolicy()
     assert set(read(kits, name, "fedpeft.json")) == {field.name for field in fields(SitePolicy)}
 

@@ -384,7 +384,7 @@ def test_every_limit_of_a_number_is_one_of_the_sites_file():
     assert {name for name in maxima if not name.startswith("max_")} == set()
 
 
-LIMITS = {  # of a site's file, by the setting that it bounds
+LIMITS = {  # of the site policy, by the setting that it bounds
     "training.rounds": "max_rounds",
     "training.local_epochs": "max_local_epochs",
     "training.first_epochs": "max_local_epochs",

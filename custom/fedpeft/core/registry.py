@@ -8,7 +8,7 @@ A plugin is a Python package that declares entry points; the groups are listed i
 
 Every process that looks up a name finds the plugins, the training process included. A job can name a plugin that is
 installed at a site; it cannot bring one. The processes of a site in a consortium know no other plugins than those that
-the site's own file lists (`only_plugins`), so that no loop over all names imports another one.
+the site policy lists (`only_plugins`), so that no loop over all names imports another one.
 """
 
 from __future__ import annotations

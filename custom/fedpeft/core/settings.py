@@ -110,7 +110,7 @@ def within(
 ) -> Mapping[str, Any]:
     """Return the metadata of a field that holds a number, for `check_ranges`; the range is that of `between`.
 
-    `max_by` and `min_by` name the settings of a site's own file that bound it at that site.
+    `max_by` and `min_by` name the settings of the site policy that bound it at that site.
     """
     return {BOUNDS: (minimum, maximum, exclusive), MAX_BY: max_by, MIN_BY: min_by}
 

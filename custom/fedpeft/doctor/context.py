@@ -132,12 +132,12 @@ class Context:
 
     @property
     def policy_file(self) -> Path | None:
-        """The site's own file in its kit; None without a site's kit."""
+        """The site policy in its kit, `local/fedpeft.json`; None without a site's kit."""
         return self.kit.folder / "local" / FILE if self.kit and self.kit.role == SITE else None
 
     @cached_property
     def policy(self) -> SitePolicy | None:
-        """The content of that file; None in the simulator, where the job's settings apply."""
+        """The content of the site policy; None in the simulator, where the job's settings apply."""
         return read_policy(self.policy_file) if self.policy_file else None
 
     @property

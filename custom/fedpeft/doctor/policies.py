@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Checks of a start-up kit: admission of jobs, the list of classes, the site's file, the filters.
+"""Checks of a start-up kit: admission of jobs, the list of classes, the site policy, the filters.
 
 Nothing of a job, or of the folder of the start, may be read before this participant has checked it. Misconfigured
 filters block every reply, from the handshake on; without filters every reply leaves unchecked.
@@ -147,7 +147,7 @@ def _admits(entry: str, name: str) -> bool:
 
 
 def check_site_file(context: Context) -> Iterator[Finding]:
-    """Check the file in a site's kit, and every setting of the job that it does not allow; nothing in the simulator."""
+    """Check the site policy in a kit, and every setting of the job that it does not allow; nothing in the simulator."""
     if context.policy_file is None:
         return
     policy = context.policy
@@ -162,7 +162,7 @@ def check_site_file(context: Context) -> Iterator[Finding]:
         for setting, why in refused:
             yield failed(f"{setting} {why}: change the job, or {context.policy_file}.")
         if not refused:
-            yield passed("this file allows all settings of the job.")
+            yield passed("the site policy allows all settings of the job.")
 
 
 FILTERS = {

@@ -218,7 +218,7 @@ class SiteExecutor(Executor):
 
     def _opened(self, fl_ctx: FLContext) -> SitePolicy | None:
         """Read the site's policy, keep to its plugins, and start building the learner with it."""
-        policy = _own_file(fl_ctx)
+        policy = _read_site_policy(fl_ctx)
         limit_messages(Limit(int((policy.max_message_mb if policy else MAX_MB) * MB), LARGER))
         self._supervisor.open(fl_ctx.get_identity_name(), run_folder(fl_ctx), policy=policy)
         return policy
@@ -229,7 +229,7 @@ class SiteExecutor(Executor):
         self.log_error(fl_ctx, line, fire_event=False)
 
 
-def _own_file(fl_ctx: FLContext) -> SitePolicy | None:
+def _read_site_policy(fl_ctx: FLContext) -> SitePolicy | None:
     """The site's policy; from now on this process imports no plugin that it does not list, and none without it."""
     try:
         policy = policy_of(fl_ctx)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's own files: `privacy.json`, with one scope for every job, and `fedpeft.json`; none in the simulator.
+"""A site's `privacy.json`, with one scope for every job, and its site policy, `fedpeft.json`; none in the simulator.
 
     python -m fedpeft.flare.policy > local/privacy.json
     python -m fedpeft.flare.policy clip=1 noise=2 > local/privacy.json
@@ -92,7 +92,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 SIMULATED = (
-    "the simulator uses the job's values; in a consortium the site's own file local/fedpeft.json decides about data, "
+    "the simulator uses the job's values; in a consortium the site policy (local/fedpeft.json) decides about data, "
     "backbones and limits"
 )
 
@@ -109,7 +109,7 @@ def simulated(fl_ctx: FLContext) -> bool:
 
 
 def policy_of(fl_ctx: FLContext) -> SitePolicy | None:
-    """Return the site's own file; None in the simulator."""
+    """Return the site policy; None in the simulator."""
     if simulated(fl_ctx):
         return None
     return read_policy(Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()) / FILE)

@@ -46,7 +46,7 @@ AUTHORIZATION = {
 
 
 class PolicyBuilder(Builder):
-    """Writes the policies of server and sites: jobs, classes, rights, filters, each site's own file, and storage.
+    """Writes the policies of server and sites: jobs, classes, rights, filters, each site policy, and storage.
 
     It comes after FLARE's StaticFileBuilder and rewrites its files `*.default` in place: a participant that needs
     another policy adds a file without `.default`, and FLARE reads that one instead. (POC mode makes the server's

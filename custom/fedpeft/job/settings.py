@@ -395,7 +395,7 @@ class SiteJob:
     def from_sections(cls, sections: Mapping[str, Any], *, site: str, policy: SitePolicy | None = None) -> SiteJob:
         """Build and check the settings from a job's sections.
 
-        The policy is the site's own file: no plugin is imported that it does not list; None in the simulator.
+        `policy` is the site policy: no plugin is imported that it does not list; None in the simulator.
         """
         if policy:
             check_plugins(policy, sections)

@@ -120,22 +120,22 @@ def _name(name: Any) -> str:
 SETTING_MARK = "{setting}"
 CODES = {
     "setting-refused": "it cannot use the job's value of {setting}: correct the job; the site's log has the details.",
-    "setting-not-allowed": "its own file does not allow what the job sets in {setting}: change the job, or agree with "
-    "the site on another local/fedpeft.json.",
+    "setting-not-allowed": "its site policy does not allow what the job sets in {setting}: change the job, or agree "
+    "with the site on another local/fedpeft.json.",
     "job-refused": "it cannot do what the job asks; the site's log has the details.",
     "message-refused": "it cannot read the server's message: install the same fedpeft version everywhere.",
-    "message-too-large": "the server's message is larger than its own file allows (max_message_mb).",
+    "message-too-large": "the server's message is larger than its site policy allows (max_message_mb).",
     "site-file-missing": "it has no local/fedpeft.json, which every site needs: `fedpeft doctor` at the site says how "
     "to write it.",
     "site-file-unusable": "its own local/fedpeft.json cannot be used: `fedpeft doctor` at the site says why.",
     "data-unusable": "its data cannot be used; the site's log has the details.",
-    "data-too-few": "it holds less data than its own file requires of a job that it takes part in.",
+    "data-too-few": "it holds less data than its site policy requires of a job that it takes part in.",
     "plugin-unusable": "a plugin that the job names cannot be used there; the site's log has the details.",
     "backbone-unusable": "it cannot load the backbone: `fedpeft doctor` at the site says why.",
     "state-unusable": "what it kept of earlier rounds cannot be used; the site's log has the details.",
     "state-of-another-job": "what it kept under this name belongs to another job: submit the job without resume_from.",
     "state-in-use": "another job still uses what it kept under this name: abort that job, or wait for its end.",
-    "state-full": "it keeps as much of earlier jobs as its own file allows (kept_gib): the site has to make room.",
+    "state-full": "it keeps as much of earlier jobs as its site policy allows (kept_gib): the site has to make room.",
     "disk-full": "its disk is full: the site has to make room there; a job that ended goes on with resume_from=latest.",
     "disk-unwritable": "it cannot write to its own disk; the site's log names the file.",
     "order-refused": "the server asked it for something that the job's own settings do not provide for.",

@@ -136,13 +136,13 @@ ALLOWED = {HEAD: ("head", "a classifier's head"), CONNECTOR: ("connector", "a ba
 
 
 def to_allow(reply: Reply) -> list[tuple[str, str]]:
-    """Return, of what a reply has or announces, what a site's own file must allow: the setting there, and in words."""
+    """Return, of what a reply has or announces, what the site policy must allow: the setting there, and in words."""
     keys = [str(key) for key in (*getattr(reply, "state", {}), *getattr(reply, "schema", {}))]
     return [allowed for prefix, allowed in ALLOWED.items() if any(key.startswith(prefix) for key in keys)]
 
 
 def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
-    """Remove what the site's own file withholds from a reply."""
+    """Remove what the site policy withholds from a reply."""
     if policy is None:
         return reply
     if isinstance(reply, TrainReply) and (policy.sum_with or not policy.metrics):
@@ -151,7 +151,7 @@ def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
         reply = dataclasses.replace(reply, baseline=None)
     for setting, what in to_allow(reply):
         if not getattr(policy, setting):
-            raise FedpeftError(f"the reply has {what}, and {setting} is off in this site's file.", code=BLOCKED)
+            raise FedpeftError(f"the reply has {what}, and {setting} is off in this site's policy.", code=BLOCKED)
     return reply
 
 

@@ -195,7 +195,7 @@ class SumRound:
     round: int  # counted from 1
     site: str
     kit: Kit | None = None  # signs its keys; None in the simulator
-    # the sites of the sum, from the site's own file; None in the simulator: all that offer a key
+    # the sites of the sum, from the site policy; None in the simulator: all that offer a key
     members: Sequence[str] | None = None
 
     def offer(self, folder: Path, start: bytes = b"") -> SignedKey:
@@ -249,7 +249,7 @@ class SumRound:
         if self.members is not None and set(offered) != set(self.members):
             missing, extra = sorted(set(self.members) - set(offered)), sorted(set(offered) - set(self.members))
             raise SecureSumError(
-                f"the server wants a sum without {missing} and with {extra}, compared with the site's own file: "
+                f"the server wants a sum without {missing} and with {extra}, compared with the site policy: "
                 f"another group of sites would reveal differences between sums."
             )
         if self.site not in offered or len(offered) < MIN_MEMBERS:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Check a job against a site's own file, and replace the job's values by the site's.
+"""Check a job against the site policy, and replace the job's values by the site's.
 
 Settings are checked before anything is loaded, the amount of data before anything is trained.
 """
@@ -42,7 +42,7 @@ Refusals = Iterator[tuple[str, str]]
 
 
 def refusals(policy: SitePolicy, job: SiteJob) -> Refusals:
-    """Yield every setting of a job that a site's file does not allow, with the reason for the site's own log."""
+    """Yield every setting of a job that the site policy does not allow, with the reason for the site's own log."""
     for rule in RULES:
         yield from rule(policy, job)
 
@@ -80,8 +80,8 @@ def _of_cuts_and_answers(policy: SitePolicy, job: SiteJob) -> Refusals:
         has = f"another list of {len(listed)}" if listed else "none"
         yield (
             "data.answers",
-            f"names {len(chosen.answers)} answers, and answers of this site's file has {has} for {chosen.dataset!r}: a "
-            f"list that only the job knows would ask which answers this site has, so name the same ones there",
+            f"names {len(chosen.answers)} answers, and answers of this site's policy has {has} for {chosen.dataset!r}: "
+            f"a list that only the job knows would ask which answers this site has, so name the same ones there",
         )
     for name in OWN:
         value, own = getattr(chosen, name), getattr(policy, name)
@@ -104,7 +104,7 @@ def _of_backbone(policy: SitePolicy, job: SiteJob) -> Refusals:
 
 
 def _of_amounts(policy: SitePolicy, job: SiteJob) -> Refusals:
-    """Hold each number against the limits of the file that its field declares (`fedpeft.core.settings.within`)."""
+    """Compare each number with the limits of the site policy that its field names (`fedpeft.core.settings.within`)."""
     for section in SECTIONS:
         settings = getattr(job, section)
         for field in fields(settings):
@@ -216,7 +216,7 @@ def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
 
 
 def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> None:
-    """Refuse a job that trains more parameters than the file allows."""
+    """Refuse a job that trains more parameters than the site policy allows."""
     if count > policy.max_trained_parameters:
         setting = "method.settings" if method.settings_of("") else "method.name"
         raise FedpeftError(

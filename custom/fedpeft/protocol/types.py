@@ -63,9 +63,9 @@ class Introduction(_Message):
     Args:
         version: the site's fedpeft version.
         schema: shape of every tensor the site will send, by wire key.
-        classes: size of the site's label space; the labels themselves stay at the site. With `sum_with` of its own file
-            it is rounded as `samples`, unless the head is federated.
-        samples: number of samples in each split (`train`, `validation`, `test`); with `sum_with` of the site's own file
+        classes: size of the site's label space; the labels themselves stay at the site. With `sum_with` of its site
+            policy it is rounded as `samples`, unless the head is federated.
+        samples: number of samples in each split (`train`, `validation`, `test`); with `sum_with` of the site policy
             rounded to two digits, and to tens at least.
         dataset: registered name of the data set.
         procedural: whether that data set is computed and not measured on people.

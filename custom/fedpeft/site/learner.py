@@ -75,7 +75,7 @@ class Learner:
         dataset: registered name of the data set.
         folder: the site's state folder.
         schedule: how layers are scored and how many the site may train; None: all of them, unscored.
-        policy: the site's own file; None in the simulator and in a notebook, where the job's settings apply.
+        policy: the site policy; None in the simulator and in a notebook, where the job's settings apply.
         answers: what the heads of all sites tell apart, where they are federated; None: the site's own answers.
         sections: of the job that these settings are from, kept with the site's state; None: there is no job.
         window: through which the site's images are shown, kept there too (`fedpeft.data.settings`).

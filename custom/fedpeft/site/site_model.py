@@ -92,7 +92,7 @@ class SiteModel:
         labelled: whether its images have labels.
         metric: by which its data are measured; empty: nobody has looked at them yet.
         train: the training split, whose classes `training.class_weights` counts; empty: nothing is trained.
-        policy: the site's own file; None in the simulator and in a notebook.
+        policy: the site policy; None in the simulator and in a notebook.
         shared: models of the other sites of this process; None: this site has one of its own.
 
     Raises:

@@ -185,7 +185,7 @@ class SiteTasks:
     Args:
         sections: of the job, as deployed to this site.
         place: see `SitePlace`.
-        policy: the site's own file; None in the simulator.
+        policy: the site policy; None in the simulator.
         request: sends a request to the learner and returns its answer.
         lock: holds the lineages that this process uses.
         startup: folder of the site's certificate; None in the simulator.
