@@ -27,7 +27,7 @@ from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.core.errors import FedpeftError
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
-from fedpeft.protocol.release import enter
+from fedpeft.protocol.differential_privacy import enter
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 

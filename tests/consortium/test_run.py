@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from fedpeft.federate import federate
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.protocol.reply_policy import released_metrics
+from fedpeft.protocol.outgoing_reply import released_metrics
 from fedpeft.report.history_reader import verify
 from fedpeft.report.status import run_folder
 from fedpeft.site.learner import Learner

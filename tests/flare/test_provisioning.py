@@ -28,7 +28,7 @@ from fedpeft.flare.stale_jobs import StaleJobs
 from fedpeft.job.composing import compose
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import PrivacySettings, SitePolicy, read_policy
-from fedpeft.protocol.site_check import refusals
+from fedpeft.protocol.job_against_policy import refusals
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "provisioning" / "project.yml"

@@ -13,7 +13,7 @@ from fedpeft.core.settings import build
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol import secure_sum
-from fedpeft.protocol.release import BOOK
+from fedpeft.protocol.differential_privacy import BOOK
 from fedpeft.protocol.types import TrainOrder
 from fedpeft.site.sum_member import SumMember
 

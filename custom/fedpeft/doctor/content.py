@@ -28,7 +28,7 @@ from fedpeft.doctor.context import PASS, Context, DataFacts, Finding, failed, pa
 from fedpeft.job.federation import NONE, SETTING, several_backbones, usable
 from fedpeft.job.folder import check_shared
 from fedpeft.job.settings import SiteJob
-from fedpeft.protocol.site_check import load_data
+from fedpeft.protocol.job_against_policy import load_data
 from fedpeft.report.data_summary import Overlap
 
 CONFIG, WEIGHTS = "config.json", (weights.WEIGHTS, weights.INDEX)

@@ -22,7 +22,7 @@ from fedpeft.job.folder import job_folder
 from fedpeft.job.settings import CommonSettings, SiteJob
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.site_check import admitted
+from fedpeft.protocol.job_against_policy import admitted
 from fedpeft.report.history_reader import read
 from fedpeft.report.status import SIMULATED
 from fedpeft.report.wording import not_learning

@@ -24,7 +24,7 @@ from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 from fedpeft.job.admission import FILES
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import RECEIVED, ZERO, PrivacySettings, SitePolicy
-from fedpeft.protocol.site_check import refusals
+from fedpeft.protocol.job_against_policy import refusals
 
 PROBE = "fedpeft.flare.hardening.jobs"
 _APP_FILES = {name.rpartition("/")[2] for name in FILES}

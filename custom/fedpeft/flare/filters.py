@@ -31,16 +31,16 @@ from fedpeft.flare.folders import lineages_folder, run_folder
 from fedpeft.flare.messages import FIELDS, from_model, model_of, register_tensors, to_model
 from fedpeft.flare.policy import policy_of, simulated
 from fedpeft.protocol import PrivacySettings, epsilon
-from fedpeft.protocol.release import BOOK, release_reply
-from fedpeft.protocol.reply_policy import (
+from fedpeft.protocol.differential_privacy import BOOK, release_reply
+from fedpeft.protocol.outgoing_reply import (
     BLOCKED,
     FOLDER,
     AnnouncementStore,
-    allowed,
     check_known,
-    only,
-    permitted,
-    to_allow,
+    permissions_needed,
+    rebuilt,
+    refuse_others,
+    without_withheld,
 )
 from fedpeft.protocol.types import (
     TASKS,
@@ -133,9 +133,9 @@ class AdapterOnly(Filter):
         store = AnnouncementStore(run_folder(fl_ctx) / FOLDER)
         reply = _read(shareable, kind)
         announced = store.load()
-        sent = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=store.trained)
-        if to_allow(sent):
-            allowed(sent, policy_of(fl_ctx))
+        sent = rebuilt(reply, order, announced, site=fl_ctx.get_identity_name(), trained=store.trained)
+        if permissions_needed(sent):
+            without_withheld(sent, policy_of(fl_ctx))
         if isinstance(reply, Introduction):
             if settings and settings.noise:
                 epsilon([settings.noise], settings.delta)  # report a missing accountant before training
@@ -187,14 +187,14 @@ def _refuse(what: Filter, unknown: dict[str, Any], fl_ctx: FLContext) -> None:
 
 def _read(shareable: Shareable, kind: type[Reply]) -> Reply:
     """The message in a reply that FLARE is about to send, before it adds its own headers, if nothing else is in it."""
-    only("part", shareable, {ReservedHeaderKey.HEADERS, "DXO"})
-    only("header", shareable.get(ReservedHeaderKey.HEADERS) or {}, HEADERS)
+    refuse_others("part", shareable, {ReservedHeaderKey.HEADERS, "DXO"})
+    refuse_others("header", shareable.get(ReservedHeaderKey.HEADERS) or {}, HEADERS)
     content = shareable.get("DXO")
-    only("part of the content", content if isinstance(content, Mapping) else {}, {"kind", "data", "meta"})
+    refuse_others("part of the content", content if isinstance(content, Mapping) else {}, {"kind", "data", "meta"})
     if not isinstance(content, Mapping) or content.get("kind") != DataKind.WEIGHTS:
         got = content.get("kind") if isinstance(content, Mapping) else type(content).__name__
         raise FedpeftError(f"content of kind {got!r:.60}, only {DataKind.WEIGHTS!r} may leave.")
-    only("meta field", content.get("meta") or {}, {FIELDS})
+    refuse_others("meta field", content.get("meta") or {}, {FIELDS})
     check_known(kind, (content.get("meta") or {}).get(FIELDS) or {})
     return from_model(kind, FLModelUtils.from_shareable(shareable), sender="the executor")
 

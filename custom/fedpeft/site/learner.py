@@ -28,8 +28,8 @@ from fedpeft.data.schema import Example, SiteData
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.reply_policy import rounded_count
-from fedpeft.protocol.site_check import admitted, load_data
+from fedpeft.protocol.job_against_policy import admitted, load_data
+from fedpeft.protocol.outgoing_reply import rounded_count
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import client_round, computing, site_state
 from fedpeft.site.client_round import Half, half_trained

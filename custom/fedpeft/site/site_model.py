@@ -41,7 +41,7 @@ from fedpeft.job.settings import check_schemes
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Beside, connector_of, parameter_count, with_connector
-from fedpeft.protocol.site_check import check_parameters
+from fedpeft.protocol.job_against_policy import check_parameters
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import computing
 from fedpeft.site.kept_features import drops

@@ -35,8 +35,8 @@ from fedpeft.data.settings import DataSettings
 from fedpeft.job.settings import SECTIONS, SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.reply_policy import allowed, first_of_round, first_scores_of_round, released_metrics
-from fedpeft.protocol.site_check import admitted
+from fedpeft.protocol.job_against_policy import admitted
+from fedpeft.protocol.outgoing_reply import first_of_round, first_scores_of_round, released_metrics, without_withheld
 from fedpeft.protocol.types import (
     HELLO,
     METRICS,
@@ -213,7 +213,7 @@ class SiteTasks:
     def answer(self, task: str, order: Order) -> tuple[Reply, str]:
         """Carry out an order; return the reply, without what the site does not release, and a line for its log."""
         reply, line = WORK[task](order, self)
-        return allowed(reply, self.policy), line
+        return without_withheld(reply, self.policy), line
 
     def member(self) -> SumMember:
         """The site's part in the job's secure sums."""

@@ -131,7 +131,7 @@ class SumMember:
         if self.noised is None:
             return trained
         from fedpeft.protocol import release_adapter
-        from fedpeft.protocol.release import BOOK, enter
+        from fedpeft.protocol.differential_privacy import BOOK, enter
 
         settings = self.noised
         noised, _ = release_adapter(trained, received if settings.reference == RECEIVED else None, settings)

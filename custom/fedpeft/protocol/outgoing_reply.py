@@ -119,44 +119,44 @@ KNOWN: dict[type[Reply], set[str]] = {
 }
 
 
-def only(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
-    """Refuse names that are not allowed."""
+def refuse_others(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse all names but the allowed ones."""
     for name in sorted(map(str, set(names) - set(allowed))):
         raise FedpeftError(f"unexpected {what} {name!r:.120}.")
 
 
 def check_known(kind: type[Reply], names: Iterable[str]) -> None:
-    """Refuse fields of a reply that no rule of this file is about."""
-    only("field", names, KNOWN[kind] - {"state"})
+    """Refuse fields of a reply for which this file has no rule."""
+    refuse_others("field", names, KNOWN[kind] - {"state"})
     if unknown := {f.name for f in dataclasses.fields(kind)} - KNOWN[kind]:
         raise FedpeftError(f"the field {min(unknown)} of {kind.__name__}, which this filter has no rule for.")
 
 
-ALLOWED = {HEAD: ("head", "a classifier's head"), CONNECTOR: ("connector", "a backbone's connector")}
+PERMISSIONS = {HEAD: ("head", "a classifier's head"), CONNECTOR: ("connector", "a backbone's connector")}
 
 
-def to_allow(reply: Reply) -> list[tuple[str, str]]:
-    """Return, of what a reply has or announces, what the site policy must allow: the setting there, and in words."""
+def permissions_needed(reply: Reply) -> list[tuple[str, str]]:
+    """List the policy settings that must be on for this reply to leave, each with what it lets out in words."""
     keys = [str(key) for key in (*getattr(reply, "state", {}), *getattr(reply, "schema", {}))]
-    return [allowed for prefix, allowed in ALLOWED.items() if any(key.startswith(prefix) for key in keys)]
+    return [needed for prefix, needed in PERMISSIONS.items() if any(key.startswith(prefix) for key in keys)]
 
 
-def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
-    """Remove what the site policy withholds from a reply."""
+def without_withheld(reply: Reply, policy: SitePolicy | None) -> Reply:
+    """Return a reply without what the site policy withholds; refuse a head or connector that it keeps at the site."""
     if policy is None:
         return reply
     if isinstance(reply, TrainReply) and (policy.sum_with or not policy.metrics):
         reply = dataclasses.replace(reply, metrics=dict.fromkeys(METRICS))
     if isinstance(reply, Introduction):
         reply = dataclasses.replace(reply, baseline=None)
-    for setting, what in to_allow(reply):
+    for setting, what in permissions_needed(reply):
         if not getattr(policy, setting):
             raise FedpeftError(f"the reply has {what}, and {setting} is off in this site's policy.", code=BLOCKED)
     return reply
 
 
-def permitted(reply: Reply, order: Order, announced: Announced | None, *, site: str, trained: bool) -> Reply:
-    """The message to send, built anew from a reply's checked values."""
+def rebuilt(reply: Reply, order: Order, announced: Announced | None, *, site: str, trained: bool) -> Reply:
+    """Check a reply against its order and the announcement, and build the message to send from the checked values."""
     if reply.problem or reply.setting:
         return _problem(reply, order)
     if isinstance(reply, Introduction) and isinstance(order, Hello):
@@ -186,7 +186,7 @@ def _problem(reply: Reply, order: Order) -> Reply:
     for name, value in fields_of(reply).items():
         if value != expected[name]:
             raise FedpeftError(f"{name} of a reply with a problem: it must be empty.")
-    only("tensor", getattr(reply, "state", {}), ())
+    refuse_others("tensor", getattr(reply, "state", {}), ())
     return sent
 
 

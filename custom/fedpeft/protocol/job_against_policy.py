@@ -24,7 +24,7 @@ from fedpeft.data.schema import balancing
 from fedpeft.data.settings import NATURAL
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.setting_limits import refused_settings
-from fedpeft.protocol.reply_policy import rounded_count
+from fedpeft.protocol.outgoing_reply import rounded_count
 from fedpeft.scheduling.settings import ALL
 from fedpeft.scheduling.settings import OWN as OWN_LAYERS
 
