@@ -42,7 +42,7 @@ def default_scope(privacy: PrivacySettings | None = None) -> dict[str, Any]:
     return {"scopes": [scope], "default_scope": SCOPE}
 
 
-def with_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
+def add_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
     """Copy a job into a folder with the filters of a `privacy.json` in it; without that file return the job itself."""
     if not privacy.exists():
         return job
@@ -98,10 +98,10 @@ SIMULATED = (
 
 
 def simulated(fl_ctx: FLContext) -> bool:
-    """Whether FLARE's simulator runs this site.
+    """Return whether FLARE's simulator runs this site.
 
     Only the simulator's processes set FLARE's flag; it is private, so that no message can set it. A site with a
-    start-up kit is never one of the simulator, whatever the flag.
+    start-up kit is never simulated, whatever the flag.
     """
     if not fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False):
         return False

@@ -37,7 +37,7 @@ from fedpeft.core.workspace import (
     listed_classes,
     seed,
 )
-from fedpeft.flare.policy import with_site_filters
+from fedpeft.flare.policy import add_site_filters
 from fedpeft.job.admission import CONFIGURATIONS, admit_folder
 from fedpeft.job.folder import check_sites, job_folder
 from fedpeft.report.status import CUT_OFF, FAILED, SIMULATED
@@ -138,7 +138,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     with tempfile.TemporaryDirectory() as scratch:
         folder = job_folder(job, overrides, Path(scratch))
         admitted = admit_folder(folder, classes=listed_classes(workspace))
-        folder = with_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
+        folder = add_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
         sites = _sites(folder)
         if threads > len(sites):
             raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
