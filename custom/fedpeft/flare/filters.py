@@ -31,7 +31,7 @@ from fedpeft.flare.folders import lineages_folder, run_folder
 from fedpeft.flare.messages import FIELDS, from_model, model_of, register_tensors, to_model
 from fedpeft.flare.policy import policy_of, simulated
 from fedpeft.protocol import PrivacySettings, epsilon
-from fedpeft.protocol.differential_privacy import BOOK, release_reply
+from fedpeft.protocol.differential_privacy import LEDGER, release_reply
 from fedpeft.protocol.outgoing_reply import (
     BLOCKED,
     FOLDER,
@@ -152,7 +152,7 @@ class AdapterOnly(Filter):
             received or store.first_adapter(),
             settings,
             folder=store.folder,
-            book=lineages_folder(fl_ctx) / BOOK,
+            book=lineages_folder(fl_ctx) / LEDGER,
         )
         self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {release.summary}", fire_event=False)
         return release.reply

@@ -64,7 +64,5 @@ def outcome(folders: list[Path]) -> dict[str, Any]:
             progress = replace(progress, state=FAILED, reason="the job ended before it wrote its manifest.")
     except FedpeftError:
         progress = Progress(state=FAILED, reason="its manifest or history is damaged.")
-    shortened = replace(
-        progress, reason=progress.reason[:MAX_LENGTH], rejected=progress.rejected[:MAX_LISTED], ago=None
-    )
-    return asdict(replace(shortened, rejected=tuple(reason[:MAX_LENGTH] for reason in shortened.rejected)))
+    short = replace(progress, reason=progress.reason[:MAX_LENGTH], rejected=progress.rejected[:MAX_LISTED], ago=None)
+    return asdict(replace(short, rejected=tuple(reason[:MAX_LENGTH] for reason in short.rejected)))

@@ -131,11 +131,11 @@ class SumMember:
         if self.noised is None:
             return trained
         from fedpeft.protocol import release_adapter
-        from fedpeft.protocol.differential_privacy import BOOK, enter
+        from fedpeft.protocol.differential_privacy import LEDGER, add_releases
 
         settings = self.noised
         noised, _ = release_adapter(trained, received if settings.reference == RECEIVED else None, settings)
         if settings.noise:
             release = {"round": order.round, "what": "adapter", "noise": settings.noise, "bound": settings.clip}
-            enter(folder.parent / BOOK, order.lineage, [release], delta=settings.delta, limit=settings.limit)
+            add_releases(folder.parent / LEDGER, order.lineage, [release], delta=settings.delta, limit=settings.limit)
         return noised
