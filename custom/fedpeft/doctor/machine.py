@@ -30,7 +30,7 @@ from packaging.utils import canonicalize_name
 
 import fedpeft
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.processes import TEMPORARY, no_sockets, with_sockets
+from fedpeft.core.processes import TEMPORARY, no_sockets, socket_folder
 from fedpeft.core.workspace import ADMIN, SERVER, Kit
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 
@@ -170,7 +170,7 @@ def sockets(context: Context) -> Iterator[Finding]:
     training = context.job.sections.get("training") if context.job else None
     if context.kit is None:
         try:
-            with with_sockets() as other:
+            with socket_folder() as other:
                 yield passed(f"the path of {tempfile.gettempdir()} is too long for sockets, {other[TEMPORARY]} is not.")
         except FedpeftError as error:
             yield failed(str(error))

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.processes import without_current_folder
+from fedpeft.core.processes import hide_current_folder
 from fedpeft.doctor.context import Context, Finding, failed, open_context, passed, warned
 from fedpeft.doctor.footprint import Footprint
 
@@ -89,7 +89,7 @@ def sites_at_once(job: Path, threads: int, *, workspace: Path) -> tuple[int, str
     if not _driver():
         return threads, ""
     try:
-        with without_current_folder(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        with hide_current_folder(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             count, sentence = process.submit(_measured, job, threads, workspace).result()
     except BrokenProcessPool as error:
         raise FedpeftError(

@@ -23,7 +23,7 @@ from typing import Any
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_HISTORY, read_json, write_json
 from fedpeft.core.locks import SERVER, held, kept_folder, runs_folder
-from fedpeft.core.processes import family, python_environment, with_sockets
+from fedpeft.core.processes import family, python_environment, socket_folder
 from fedpeft.core.workspace import (
     DATA_VARIABLE,
     HISTORY,
@@ -264,7 +264,7 @@ def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path, loc
     ended_at = None
     with (
         _ended_by_signal(),
-        with_sockets() as temporary,
+        socket_folder() as temporary,
         family(holding=[lock], removing=[*temporary.values()]) as mark,
     ):
         process = subprocess.Popen(command, start_new_session=True, env=environment | temporary | mark)

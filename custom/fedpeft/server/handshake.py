@@ -18,7 +18,7 @@ import torch
 
 from fedpeft.alignment.neurons import Neurons, check_alike, neurons_of
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import CONNECTOR, HEAD, by_place, layer_of, layers_of, one_layer
+from fedpeft.core.keys import CONNECTOR, HEAD, group_by_place, layer_of, layers_of, one_layer
 from fedpeft.methods.setting_limits import MAX_WIDTH
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.fields import MB, MIN_TENSOR, Limit
@@ -78,7 +78,7 @@ def unlike_equals(schemas: Mapping[str, Schema], method: MethodSettings) -> dict
 def open_shapes(schema: Schema) -> dict[str, tuple[int | None, ...]]:
     """Return the shapes with None at the axes in which sites may differ, those of the hidden neurons."""
     shapes: dict[str, tuple[int | None, ...]] = {}
-    for names in by_place(schema).values():
+    for names in group_by_place(schema).values():
         kind = neurons_of(names)
         axes = {**kind.incoming, **kind.outgoing} if kind else {}
         for name, key in names.items():
@@ -90,7 +90,7 @@ def _check_widths(site: str, schema: Schema, method: MethodSettings) -> None:
     """Refuse an adapter whose tensors differ in the number of neurons, or of another width than its settings give."""
     shapes = {key: torch.empty(shape, device="meta") for key, shape in schema.items()}
     check_alike(shapes, f"site {site}", shapes, f"site {site}")
-    for names in by_place(schema).values():
+    for names in group_by_place(schema).values():
         if (kind := neurons_of(names)) is None:
             continue
         tensors = {name: shapes[key] for name, key in names.items()} | {key: shapes[key] for key in kind.shared}

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedpeft.alignment.factors import RANK_AXIS, factor_places
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import layers_of
-from fedpeft.core.states import State, Store, in_memory, of_keys
+from fedpeft.core.states import State, Store, in_memory, select_keys
 from fedpeft.job.settings import CommonSettings, ServerJob
 from fedpeft.protocol.reply_contract import check_score_reply, check_train_reply
 from fedpeft.protocol.types import (
@@ -341,7 +341,7 @@ class Rounds:
             scored=self._schedule.scored and self._schedule.scoring == "with_reply",
             part=part,
             sum_keys=self._sum_keys,
-            state={} if self.planner.begins(number, site) else of_keys(state, self._introductions[site].schema),
+            state={} if self.planner.begins(number, site) else select_keys(state, self._introductions[site].schema),
         )
 
     def _read_training(self, orders: Mapping[str, TrainOrder], reply: TrainReply, site: str) -> TrainReply:

@@ -23,7 +23,7 @@ from fedpeft.core.errors import LocalError
 from fedpeft.core.files import write_json
 from fedpeft.core.keys import layers_of
 from fedpeft.core.locks import FILE as LOCK
-from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, NO_BETTER, in_words, means_of, title_of
+from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, NO_BETTER, describe_means, means_of, title_of
 from fedpeft.core.text import RECENT, duration
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.methods.settings import MethodSettings
@@ -219,7 +219,7 @@ class RunRecorder:
         last = self._history["rounds"][-1]
         metrics = self._history.get("metrics", {})
         overall = means_of(metrics, {site: figures["overall"] for site, figures in last["sites"].items()})
-        reached = in_words(overall) or f"{title_of(metrics.values())} not measured"
+        reached = describe_means(overall) or f"{title_of(metrics.values())} not measured"
         assigned = last["schedule"].get("layers", {})
         layers = "; ".join(
             f"{site} trained layers {', '.join(map(str, chosen))}"

@@ -30,7 +30,7 @@ from fedpeft.answering.answering import Answering
 from fedpeft.answering.training_settings import BALANCED, TrainingSettings
 from fedpeft.backbones.matrices import matrices, seen_in_float32
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.keys import HEAD
+from fedpeft.core.keys import HEAD, only_head, without_head
 from fedpeft.core.seeds import derive
 from fedpeft.core.settings import about
 from fedpeft.core.states import State
@@ -279,16 +279,6 @@ def exchanged(own: SiteState) -> tuple[State, State]:
     if own.exchanged:
         return only_head(own.exchanged), without_head(own.exchanged)
     return own.head, own.private
-
-
-def without_head(state: State) -> State:
-    """Return what of a state belongs to the adapter."""
-    return {key: tensor for key, tensor in state.items() if not key.startswith(HEAD)}
-
-
-def only_head(state: State) -> State:
-    """Return the head of a state by its own names, empty if it has none."""
-    return {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}
 
 
 class RoundValues:
