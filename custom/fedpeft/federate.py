@@ -101,7 +101,7 @@ def _introductions(learners: Mapping[str, Learner]) -> dict[str, Introduction]:
     sender = ""
     if first_adapter.is_needed(first.method, first.schedule):
         announced = {site: (schemas[site], learner.start_digest()) for site, learner in learners.items()}
-        sender = first_adapter.sender(announced, first.method, joins=first.schedule.joins).site
+        sender = first_adapter.choose_sender(announced, first.method, joins=first.schedule.joins).site
     return {
         site: Introduction(
             version="",

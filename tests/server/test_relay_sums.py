@@ -41,7 +41,7 @@ class LocalRelays:
     def __init__(self, groups, lost=()):
         self.groups, self.lost, self.sums = groups, lost, {}
 
-    def behind(self, sites):
+    def relays_of(self, sites):
         of = {site: relay for relay, group in self.groups.items() for site in group}
         return {site: of.get(site, "") for site in sites}
 

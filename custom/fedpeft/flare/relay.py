@@ -124,7 +124,7 @@ class CellRelays:
     def __init__(self, cell: Cell, path: Callable[[str], str], abort_signal: Signal | None = None) -> None:
         self._cell, self._path, self._abort_signal = cell, path, abort_signal
 
-    def behind(self, sites: Iterable[str]) -> dict[str, str]:
+    def relays_of(self, sites: Iterable[str]) -> dict[str, str]:
         """Return, by site, its relay; empty: it is connected to the server."""
         return {site: FQCN.join(FQCN.split(self._path(site))[:-1]) for site in sites}
 

@@ -227,15 +227,15 @@ def _check_resume(job: Path, lineages: Path) -> None:
     if not (arguments.get("federation") or {}).get("resume_from"):
         return
     from fedpeft.job.settings import ServerJob
-    from fedpeft.server.checkpoint import lasting, to_resume
+    from fedpeft.server.checkpoint import lasting_settings, load_to_resume
 
     settings = ServerJob.from_sections(arguments)
-    to_resume(
+    load_to_resume(
         lineages,
         settings.federation.resume_from,
         job=arguments.get("job", ""),
         submitter="",
-        settings=lasting(settings.method, settings.training, settings.schedule),
+        settings=lasting_settings(settings.method, settings.training, settings.schedule),
     )
 
 
