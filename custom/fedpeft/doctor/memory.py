@@ -37,7 +37,7 @@ def check_memory(context: Context) -> Iterator[Finding]:
 
 
 def card(device: str) -> tuple[int, str]:
-    """Return the bytes of a GPU that are free when this measurement ends, and its name with its size."""
+    """Return the bytes of a GPU that will be free after this measurement, and its name with its size."""
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
@@ -72,7 +72,7 @@ def fits(what: str, needed: int, free: int, count: int, *, how: str) -> Finding:
 
 
 def available() -> int:
-    """Free main memory in bytes, within a container's limit."""
+    """Return the free main memory in bytes, within a container's limit."""
     free = psutil.virtual_memory().available
     try:
         limit = int((CONTAINER / "memory.max").read_text())
@@ -82,9 +82,9 @@ def available() -> int:
 
 
 def sites_at_once(job: Path, threads: int, *, workspace: Path) -> tuple[int, str]:
-    """Return how many sites may train at once, and what doctor says about the GPU; all and "" where none trains on one.
+    """Return how many sites may train at once, and doctor's sentence about the GPU; all and "" if none trains on one.
 
-    It is measured in a process of its own, which gives the GPU's memory back. Without NVIDIA's driver nothing is.
+    A process of its own measures it and gives the GPU's memory back; without NVIDIA's driver nothing is measured.
     """
     if not _driver():
         return threads, ""
@@ -103,7 +103,6 @@ def sites_at_once(job: Path, threads: int, *, workspace: Path) -> tuple[int, str
 
 def fitting(context: Context, threads: int) -> tuple[int, str]:
     """Return what `sites_at_once` returns, measured in this process; 0 if not even one site fits."""
-
     from fedpeft.site import computing
 
     if context.job is None:

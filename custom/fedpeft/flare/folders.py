@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The folders of a job at one participant, and who submitted it: only its submitter may use what a job leaves there.
 
-A run's folder belongs to one job id, and a job that resumes another one has a new id: what must outlive a job, the
-server's checkpoints, a site's own adapter and head, lies in a folder of its lineage. FLARE's simulator clears its
+A run's folder belongs to one job id, and a job that resumes another one has a new id. So the server's checkpoints and a
+site's own adapter and head, which must outlive a job, are in a folder of its lineage. FLARE's simulator clears its
 workspace before it loads a job, so a second run there can only be ended before it computes.
 """
 

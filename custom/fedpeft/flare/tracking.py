@@ -66,10 +66,10 @@ class Tracking:
     def update(self, rounds: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> None:
         """Give the new rounds of history.json to the receiver; a failure is logged once and costs nothing else."""
         try:
-            for one in rounds:
-                if one["round"] > self._last:
-                    self._give(one["round"], named(one, metrics))
-                    self._last = one["round"]
+            for finished in rounds:
+                if finished["round"] > self._last:
+                    self._give(finished["round"], named(finished, metrics))
+                    self._last = finished["round"]
             self._problem = ""
         except Exception as error:
             if not self._problem:

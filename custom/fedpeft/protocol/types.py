@@ -69,7 +69,7 @@ class Introduction(_Message):
             rounded to two digits, and to tens at least.
         dataset: registered name of the data set.
         procedural: whether that data set is computed and not measured on people.
-        metric: by which the site's model is measured: `accuracy`, `balanced_accuracy` or `macro_f1`.
+        metric: of the site's model: `accuracy`, `balanced_accuracy` or `macro_f1`.
         backbone: registered name of the backbone.
         tiny: whether that backbone is too small for figures of medical meaning.
         width: of that backbone's features.

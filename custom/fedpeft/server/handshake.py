@@ -149,8 +149,8 @@ def agree(
     know which backbone is right. Where sites may differ in widths, each must have the width of its own settings. Each
     introduction was checked on its own before; `version` is the server's.
     """
-    alone = {site: _own_problem(site, own, version=version, method=method) for site, own in introductions.items()}
-    problems = {site: problem for site, problem in alone.items() if problem}
+    found = {site: _own_problem(site, own, version=version, method=method) for site, own in introductions.items()}
+    problems = {site: problem for site, problem in found.items() if problem}
     able = {site: introduction for site, introduction in introductions.items() if site not in problems}
     if not able or not method.exchanges:
         return able, problems

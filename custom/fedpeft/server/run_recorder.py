@@ -125,8 +125,8 @@ class RunRecorder:
             kept = {name: before.history[name] for name in (*RUN_FIELDS, *SITE_FIELDS) if name in before.history}
             self._history |= kept | {"rounds": list(before.history["rounds"])}
             self._earlier = sum(one.get("seconds") or 0 for one in before.history["rounds"])
-            for one in before.history["rounds"]:
-                self._add_faults(one)
+            for finished in before.history["rounds"]:
+                self._add_faults(finished)
 
     def record_first_adapter(self, sender: Sender) -> None:
         """Record which site's first adapter all sites get, and which sites computed another one."""
@@ -311,11 +311,11 @@ class Board:
             if first and new:
                 logging.getLogger(__name__).info(ABSENT)
             return
-        for one in new:
-            for run, tag, value in scalars(one, metrics):
+        for finished in new:
+            for run, tag, value in scalars(finished, metrics):
                 if run not in self._writers:
                     self._writers[run] = SummaryWriter(str(self._folder / run))
-                self._writers[run].add_scalar(tag, value, one["round"])
+                self._writers[run].add_scalar(tag, value, finished["round"])
         for writer in self._writers.values():
             writer.flush()
 

@@ -315,8 +315,9 @@ def _refuse_too_many_streams(find: Callable, message: Message, cell: Any) -> RxT
         if task := never_begun.task:
             task.stop(StreamError("no first chunk of this stream has come"))
     with _lock:
-        running = [one for one in _open.pop(who, ()) if not one.has_ended()]
-        few = len(running) < MAX_OPEN and sum(is_same_process(one.origin, origin) for one in running) < MAX_OPEN_OF_ONE
+        running = [opened for opened in _open.pop(who, ()) if not opened.has_ended()]
+        same = sum(is_same_process(opened.origin, origin) for opened in running)
+        few = len(running) < MAX_OPEN and same < MAX_OPEN_OF_ONE
         if few:
             running.append(new)
         if running:
@@ -347,10 +348,10 @@ def _stop_sender_over_memory_limit(process: Callable, self: RxTask, message: Mes
         early = sum(max(len(chunk or b""), MIN_CHUNK) for _, chunk in self.out_seq_chunks.values())
     with _lock:
         running = _open.get(participant(self.origin), ())
-        for one in running:
-            if one.task is self:
-                one.early = early
-        unread = sum(one.unread for one in running if not one.has_ended())
+        for opened in running:
+            if opened.task is self:
+                opened.early = early
+        unread = sum(opened.unread for opened in running if not opened.has_ended())
     if unread > MAX_UNREAD:
         self.stop(StreamError(f"more than {MAX_UNREAD // MB} MB of this sender's streams are not read yet"))
     return begins  # type: ignore[no-any-return]
