@@ -157,14 +157,14 @@ def between(name: str, value: float, minimum: float, maximum: float, *, exclusiv
         raise FedpeftError(f"{name} is {value!r:.80}, it must be at most {maximum:,}.", setting=name)
 
 
-def by_site(settings: DataclassInstance) -> Iterator[str]:
+def single_site_settings(settings: DataclassInstance) -> Iterator[str]:
     """Yield the names of all settings of a section, and of sections in it, that are set and name single sites."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if field.metadata.get("by_site") and value:
             yield field.name
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            yield from (f"{field.name}.{name}" for name in by_site(value))
+            yield from (f"{field.name}.{name}" for name in single_site_settings(value))
 
 
 def drop_former_settings(

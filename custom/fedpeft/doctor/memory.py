@@ -45,14 +45,14 @@ def card(device: str) -> tuple[int, str]:
     return free, f"{torch.cuda.get_device_name(device)} with {total / GB:.0f} GB"
 
 
-def on_gpu(one: Footprint) -> int:
+def gpu_bytes(one: Footprint) -> int:
     """Return what a site needs of a GPU, in bytes: weights, a training step and CUDA's context."""
     return one.weights + one.step + CUDA_CONTEXT
 
 
 def gpu(one: Footprint, free: int, count: int, *, name: str) -> Finding:
     """Check GPU memory."""
-    return fits(f"memory of {name}", on_gpu(one), free, count, how=one.method)
+    return fits(f"memory of {name}", gpu_bytes(one), free, count, how=one.method)
 
 
 def main_memory(one: Footprint, free: int, count: int, *, on_gpu: bool) -> Finding:
@@ -113,7 +113,7 @@ def fitting(context: Context, threads: int) -> tuple[int, str]:
     one = context.footprint
     free, name = card(one.device)
     finding = gpu(one, free, threads, name=name)
-    return min(threads, free // on_gpu(one)), finding.sentence
+    return min(threads, free // gpu_bytes(one)), finding.sentence
 
 
 def _driver() -> bool:
