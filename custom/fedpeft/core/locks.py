@@ -81,7 +81,7 @@ def _owner(descriptor: int) -> dict[str, Any]:
 
 
 def may_be_used(folder: Path) -> bool:
-    """Return whether a process may hold the lock of a lineage: also if this one cannot find out."""
+    """Return whether a process may hold the lock of a lineage; True also if that cannot be found out."""
     try:
         descriptor = os.open(folder / FILE, os.O_RDWR)
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def may_be_used(folder: Path) -> bool:
 
 
 def is_known_to_be_held(file: Path) -> bool | None:
-    """Return whether a process holds a lock file, without taking it; None: no lock, or this machine cannot know."""
+    """Return whether a process holds a lock file; None: there is none, or this machine cannot know."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
