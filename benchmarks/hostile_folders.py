@@ -27,7 +27,7 @@ from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.core.errors import FedpeftError
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
-from fedpeft.protocol.release import enter
+from fedpeft.protocol.differential_privacy import add_releases
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
@@ -213,7 +213,7 @@ def ledger_rows() -> Iterator[Row]:
             file = Path(scratch) / "ledger"
             file.write_text(content)
             try:
-                spent = enter(file, "b", [{"noise": 2.0}], delta=1e-5, limit=0)
+                spent = add_releases(file, "b", [{"noise": 2.0}], delta=1e-5, limit=0)
                 yield name, f"epsilon is {spent}", "the count of what was released"
             except FedpeftError as error:
                 yield name, str(error).replace(scratch, "…"), "nothing: nothing leaves the site until it is mended"

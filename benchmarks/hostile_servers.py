@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A lead or a server that asks a site of a consortium for too much, against the real executor in this process.
 
-The site has a start-up kit and its own file with the defaults; no training process answers for it.
+The site has a start-up kit and its site policy with the defaults; no training process answers for it.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ ORDERS: dict[str, tuple[list[Any], str, Any]] = {  # what the site has done befo
 
 
 def settings_rows() -> Iterator[Row]:
-    """A job that asks for what its site's own file does not allow."""
+    """A job that asks for what the site policy does not allow."""
     for name, sections in SETTINGS.items():
         yield name, *_ask(HELLO, GREETING, sections=sections)
 
 
 def sum_rows() -> Iterator[Row]:
-    """A job that treats single sites differently, at a site whose own file lets nothing but a sum leave."""
+    """A job that treats single sites differently, at a site whose site policy lets nothing but a sum leave."""
     for name, sections in SINGLE.items():
         method = {"aggregation": "fedavg", "secure_sum": True, **sections.get("method", {})}
         own = {"sum_with": ["north", "south", "west"]}
@@ -167,7 +167,7 @@ def _printed(reply: Shareable) -> str:
 
 @contextmanager
 def _site(own: dict[str, Any]) -> Iterator[tuple[Path, FLContext]]:
-    """A site's folder with its own file and the state of another job, and what FLARE says there."""
+    """A site's folder with its site policy and the state of another job, and what FLARE says there."""
     root = Path(tempfile.mkdtemp())
     for folder in ("startup", "local", "run/fedpeft", f"fedpeft/{VICTIM}/round-00003"):
         (root / folder).mkdir(parents=True)

@@ -23,7 +23,7 @@ from measured import ROOT, machine, show
 from fedpeft.alignment import integrate
 from fedpeft.alignment.low_rank import integrate_products, stack_products
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.core.keys import by_place
+from fedpeft.core.keys import group_by_place
 from fedpeft.core.states import State
 from fedpeft.federate import federate
 from fedpeft.job.composing import compose
@@ -54,7 +54,7 @@ def product(down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def errors(states: Sequence[State], counts: Sequence[int]) -> dict[str, float]:
     """Relative error of each way that takes these ranks, in percent."""
     shares = [count / sum(counts) for count in counts]
-    places = by_place(states[0]).values()
+    places = group_by_place(states[0]).values()
     exact = [
         sum(w * product(state[names["A"]], state[names["B"]]) for w, state in zip(shares, states, strict=True))
         for names in places

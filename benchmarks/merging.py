@@ -37,7 +37,7 @@ from fedpeft.adapters import save_adapter
 from fedpeft.alignment.factors import FACTORS, FrozenProducts
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.compare.table import signed
-from fedpeft.core.keys import by_place
+from fedpeft.core.keys import group_by_place
 from fedpeft.core.states import State
 from fedpeft.data.phantom_scene import KINDS as FINDINGS
 from fedpeft.data.phantom_scene import Finding, Scene, draw_look, render
@@ -203,7 +203,7 @@ def load(learner: Learner, folder: Path) -> FrozenProducts | None:
     off = {key: torch.zeros_like(t) if key.endswith(".B") else t for key, t in learner.trainable.state().items()}
     learner.trainable.load(off)
     factors: State = {}
-    for place, names in by_place(state).items():
+    for place, names in group_by_place(state).items():
         down, up = (state[names[name]] for name in FACTORS)
         factors[f"{place}.A"], factors[f"{place}.B"] = (
             down,

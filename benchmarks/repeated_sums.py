@@ -22,8 +22,8 @@ from small_run import FAULTY_SITE, SITES, SMALL
 from fedpeft.federate import federate
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import PrivacySettings
-from fedpeft.protocol.release import release_adapter
-from fedpeft.protocol.site_check import load_data
+from fedpeft.protocol.differential_privacy import release_adapter
+from fedpeft.protocol.job_against_policy import load_data
 from fedpeft.site.learner import Learner
 
 REPEATS = (1, 4, 16)

@@ -21,7 +21,7 @@ from cases import CASES, MIXED, sections_of
 from measured import machine
 
 from fedpeft.alignment import PIASettings, align_global
-from fedpeft.core.keys import by_place
+from fedpeft.core.keys import group_by_place
 from fedpeft.core.states import State
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.site.learner import Learner
@@ -47,7 +47,7 @@ def changes(learner: Learner, own: State, aligned: State) -> list[float]:
     sums: dict[str, list[float]] = {layer.place: [0.0, 0.0] for layer in layers}
     pairs = {}
     for layer in layers:
-        keys = by_place(own)[layer.place]
+        keys = group_by_place(own)[layer.place]
         pairs[layer.place] = [
             layer.probe("default", {name: state[key] for name, key in keys.items()}, {}) for state in (own, aligned)
         ]

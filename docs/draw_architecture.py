@@ -38,7 +38,7 @@ ROUND = [  # who, what, where
     ("site", "align the global adapter, merge", "site/client_round"),
     ("site", "train and evaluate", "site/learner"),
     ("site", "keep the state", "site/site_state"),
-    ("site", "let out what may leave", "protocol/reply_policy"),
+    ("site", "let out what may leave", "protocol/outgoing_reply"),
     ("server", "check the reply", "protocol/reply_contract"),
     ("server", "align and integrate", "alignment/integration"),
     ("server", "keep and report", "server/checkpoint, run_recorder"),

@@ -180,7 +180,7 @@ def fork_server_name():
 
 @pytest.fixture(scope="session")
 def small_policy(tiny_source) -> dict:
-    """What a site's own file says where the small job may run: few samples, and that backbone."""
+    """What the site policy says where the small job may run: few samples, and that backbone."""
     least = dict.fromkeys(("min_train_samples", "min_train_images", "min_test_samples", "min_score_samples"), 4)
     return {**least, "sources": [tiny_source]}
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _carry_out(arguments) or UNREAD * any(one.is_unread for one in streams)
 
 
-UNREAD = 128 + signal.SIGPIPE  # whoever read the output has gone, as in `fedpeft tasks | head`
+UNREAD = 128 + signal.SIGPIPE  # the reader of the output has gone, as in `fedpeft tasks | head`
 
 
 def _carry_out(arguments: argparse.Namespace) -> int:
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add(
     commands: Any, name: str, run: Callable[[argparse.Namespace], None], help: str, *, writes: bool = True
 ) -> argparse.ArgumentParser:
-    """Add a command; one that writes no file ends where nobody reads on what it prints."""
+    """Add a command; one that writes no file ends once nobody reads its output."""
     parser = commands.add_parser(name, help=help)
     parser.set_defaults(command=run, writes=writes)
     return parser

@@ -12,7 +12,7 @@ import torch
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import copied
 from fedpeft.job.settings import CommonSettings, check_attackers, check_drawn, check_scores
-from fedpeft.protocol.secure_sum import without_masks
+from fedpeft.protocol.secure_sum import encode_unmasked
 from fedpeft.protocol.types import SCORE, Introduction, Order, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.server import first_adapter
 from fedpeft.server.aggregation import Aggregator, State
@@ -101,7 +101,7 @@ def _introductions(learners: Mapping[str, Learner]) -> dict[str, Introduction]:
     sender = ""
     if first_adapter.is_needed(first.method, first.schedule):
         announced = {site: (schemas[site], learner.start_digest()) for site, learner in learners.items()}
-        sender = first_adapter.sender(announced, first.method, joins=first.schedule.joins).site
+        sender = first_adapter.choose_sender(announced, first.method, joins=first.schedule.joins).site
     return {
         site: Introduction(
             version="",
@@ -152,7 +152,7 @@ class _LocalSites:
         scores = learner.score_trained(order.round) if order.scored else []
         sent = update.state
         if learner.method.secure_sum:
-            sent = without_masks(sent, update.samples, learner.method, sites=together)
+            sent = encode_unmasked(sent, update.samples, learner.method, sites=together)
         return TrainReply(
             round=order.round,
             samples=update.samples,

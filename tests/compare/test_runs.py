@@ -227,7 +227,7 @@ def recorded(folder, job, *overrides, method="", samples=9):
     }
     settings = build(MethodSettings, sections["method"], section="method")
     schedule = schedule_of(sections["schedule"], settings.method)
-    recorder.begin(
+    recorder.record_handshake(
         settings, build(TrainingSettings, sections["training"], section="training"), introductions, {}, schedule
     )
     figures = {"overall": 0.5, "open": None, "closed": None, "samples": samples // len(sites)}

@@ -12,7 +12,7 @@ import pytest
 from kits import ABSENT, LEAD, SITES, TRUE_ENVIRONMENT, connected, processes_below, session, start, wait_until
 
 from fedpeft import cli
-from fedpeft.core.processes import with_descendants
+from fedpeft.core.processes import process_tree
 from fedpeft.job.composing import write_job
 from fedpeft.report.history_reader import verify
 from fedpeft.report.status import run_folder
@@ -66,7 +66,7 @@ def test_a_site_whose_processes_are_killed_takes_part_again(federation, submitte
 def test_a_job_ends_though_a_site_stays_away(federation, submitted, tmp_path):
     job, lineage = submitted("federation.quorum=1", "federation.grace=1")
     loop = int((federation.kits / GONE / "daemon_pid.fl").read_text())
-    for process in with_descendants(loop):  # without a word to the server, as when the power fails
+    for process in process_tree(loop):  # without a word to the server, as when the power fails
         process.kill()
     for process in running(federation.kits / GONE, WORKER):  # one that has begun meanwhile
         process.kill()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from fedpeft.federate import federate
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.protocol.reply_policy import released_metrics
+from fedpeft.protocol.outgoing_reply import released_metrics
 from fedpeft.report.history_reader import verify
 from fedpeft.report.status import run_folder
 from fedpeft.site.learner import Learner
@@ -48,7 +48,7 @@ def test_the_loop_without_flare_gives_the_same_adapter(download, bare_loop):
     assert all(torch.equal(saved[key], last.state[key]) for key in saved)
 
 
-def test_and_the_same_figures_as_a_sites_own_file_lets_them_out(download, bare_loop, small_policy):
+def test_and_the_same_figures_as_the_site_policy_lets_them_out(download, bare_loop, small_policy):
     learners, last = bare_loop
     *_, history = json.loads((run_folder(download) / "history.json").read_text())["rounds"]
     for site, learner in learners.items():

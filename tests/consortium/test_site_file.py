@@ -14,7 +14,7 @@ from fedpeft.server.checkpoint import FACTS
 
 pytestmark = pytest.mark.consortium
 CHOSEN = f"federation.sites=[{', '.join(SITES)}]", "federation.hello_timeout=600"
-REFUSED = "site {} cannot take part: its own file does not allow what the job sets in {}:"
+REFUSED = "site {} cannot take part: its site policy does not allow what the job sets in {}:"
 
 
 def submitted(federation, folder, name, sections):
@@ -50,8 +50,8 @@ def test_what_only_a_site_decides_is_refused_by_name(federation, sections, tmp_p
 
 
 @contextmanager
-def own_file(federation, site, **changes):
-    """Change a site's own file for a while; a job reads it when it starts."""
+def changed_policy(federation, site, **changes):
+    """Change the site policy for a while; a job reads it when it starts."""
     file = federation.kits / site / "local" / "fedpeft.json"
     before = file.read_text()
     file.write_text(json.dumps({**json.loads(before), **changes}))
@@ -65,7 +65,10 @@ def test_what_goes_beyond_a_sites_limits_is_refused_by_name(federation, sections
     """Each site has a limit that the other has not."""
     secret = str(tmp_path / "secret")
     chosen = sections(*CHOSEN, f"backbone.source={secret}", "training.rounds=10000")
-    with own_file(federation, SITES[0], max_rounds=10_000), own_file(federation, SITES[1], sources=[secret]):
+    with (
+        changed_policy(federation, SITES[0], max_rounds=10_000),
+        changed_policy(federation, SITES[1], sources=[secret]),
+    ):
         job, run = submitted(federation, tmp_path, "asks", chosen)
     reason = json.loads((run / "manifest.json").read_text())["reason"]
     assert REFUSED.format(SITES[0], "backbone.source") in reason
@@ -73,10 +76,10 @@ def test_what_goes_beyond_a_sites_limits_is_refused_by_name(federation, sections
     assert secret not in printed(federation, job, run)
 
 
-def test_a_site_without_its_own_file_takes_part_in_nothing(federation, sections, tmp_path):
-    """The other site's file forbids what the job asks."""
+def test_a_site_without_a_site_policy_takes_part_in_nothing(federation, sections, tmp_path):
+    """The other site's policy forbids what the job asks."""
     chosen = sections(*CHOSEN, "schedule.solver=own", "schedule.budget=1", "schedule.score_samples=1")
-    with own_file(federation, SITES[0]) as file:
+    with changed_policy(federation, SITES[0]) as file:
         file.unlink()
         _, run = submitted(federation, tmp_path, "asks", chosen)
     reason = json.loads((run / "manifest.json").read_text())["reason"]

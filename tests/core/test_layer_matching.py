@@ -38,13 +38,13 @@ def test_a_deeper_backbone_is_refused_with_what_to_set():
 
 
 def test_a_state_comes_back_with_its_own_numbers():
-    numbers, state = LayerNumbers.of(3, 5), shapes(range(3)) | {"head.0.weight": [1]}
-    sent = numbers.to_send(state)
+    numbers, state = LayerNumbers.for_backbone(3, 5), shapes(range(3)) | {"head.0.weight": [1]}
+    sent = numbers.renumber_to_send(state)
     assert sent == shapes([0, 2, 4]) | {"head.0.weight": [1]}
     assert numbers.received(sent) == state
     with pytest.raises(FedpeftError, match="of a layer that this backbone lacks"):
         numbers.received(shapes([1]))
-    assert LayerNumbers.of(3, None).to_send(state) == state
+    assert LayerNumbers.for_backbone(3, None).renumber_to_send(state) == state
 
 
 @pytest.mark.parametrize("own", [1, 2, 3, 5])

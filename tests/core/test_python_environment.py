@@ -12,7 +12,7 @@ from warm_python import TRUE_PYTHON
 
 from fedpeft.core import processes as module
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.processes import SOCKET, no_sockets, python_environment, with_sockets
+from fedpeft.core.processes import SOCKET, no_sockets, python_environment, socket_folder
 
 NAMES = ("random", "types", "json", "statistics")
 NESTED = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-m', 'fedpeft.core.processes']).returncode)"
@@ -103,7 +103,7 @@ def temporary(tmp_path, monkeypatch):
 def test_a_socket_fits_where_the_path_has_room(temporary, length, fits):
     folder = temporary(length)
     assert (no_sockets() == "") == fits
-    with with_sockets() as other:
+    with socket_folder() as other:
         place = other.get("TMPDIR", str(folder))
         assert (place == str(folder)) == fits
         address = tempfile.mkdtemp(prefix="pymp-", dir=place) + SOCKET[SOCKET.rindex("/") :]
@@ -114,5 +114,5 @@ def test_a_socket_fits_where_the_path_has_room(temporary, length, fits):
 def test_where_no_short_folder_can_be_made_the_remedy_is_named(temporary, monkeypatch):
     temporary(140)
     monkeypatch.setattr(module, "SHORT_PLACES", ("/proc/none",))
-    with pytest.raises(FedpeftError, match="set TMPDIR to a folder of at most"), with_sockets():
+    with pytest.raises(FedpeftError, match="set TMPDIR to a folder of at most"), socket_folder():
         pass

@@ -73,7 +73,7 @@ def test_a_part_of_it_holds_the_files_of_the_whole(tmp_path):
         def __del__(self):
             Folder.closed = True
 
-    part = stored(tmp_path, STATE, Folder()).of_keys({"shared.rule"})
+    part = stored(tmp_path, STATE, Folder()).select_keys({"shared.rule"})
     gc.collect()
     assert not Folder.closed
     assert equal(part, {"shared.rule": STATE["shared.rule"]})

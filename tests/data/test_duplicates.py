@@ -64,7 +64,7 @@ def test_one_table_has_all_pairs_the_totals_and_how_many_test_images_training_kn
     ]
     assert list(overlap.remarks()) == [
         "1 of 3 test images are in a training or validation split as well, which flatters the figures: leave them out "
-        "there with data.exclude (at a hospital exclude in its own file).",
+        "there with data.exclude (at a hospital exclude in its site policy).",
         "data.sites.south.exclude: [i1]",
         "An image that is in two splits of north itself: set data.split=image_disjoint there.",
     ]

@@ -46,7 +46,7 @@ def test_on_the_cpu_nothing_is_measured_and_all_run(make_job):
 def test_simulate_runs_fewer_sites_and_says_why_or_refuses(make_job, monkeypatch, capsys, tmp_path):
     job = make_job()
     monkeypatch.setattr(memory, "sites_at_once", lambda job, threads, workspace: (1, "memory of H200: too little."))
-    assert simulate._that_fit(job, tmp_path, 2) == 1
+    assert simulate._sites_that_fit(job, tmp_path, 2) == 1
     assert capsys.readouterr().out == "at once  1 of 2 sites; memory of H200: too little.\n"
     monkeypatch.undo()
     monkeypatch.setattr(memory, "_driver", lambda: True)

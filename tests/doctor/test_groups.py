@@ -707,7 +707,7 @@ def test_a_servers_store_in_a_temporary_folder_is_warned_of(make_kit, monkeypatc
     assert "which is temporary" not in text(machine.check_disk(context))
 
 
-def test_a_sites_own_file_is_read_and_what_it_changes_is_said(make_kit):
+def test_the_site_policy_is_read_and_what_it_changes_is_said(make_kit):
     shown = text(policies.check_site_file(open_context(startup_kit=make_kit("site", policy={"max_rounds": 3}))))
     assert re.fullmatch("pass: .*fedpeft.json can be used; not default: max_rounds.", shown)
     assert not list(policies.check_site_file(open_context()))
@@ -746,7 +746,7 @@ def test_a_pattern_of_a_job_is_not_matched_by_the_doctor(make_kit, make_job, sma
 
 
 def test_a_job_that_asks_for_nothing_special_passes(make_kit, make_job):
-    assert "this file allows all settings" in text(
+    assert "the site policy allows all settings" in text(
         policies.check_site_file(open_context(make_job(), startup_kit=make_kit("site")))
     )
 

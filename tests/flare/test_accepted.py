@@ -49,7 +49,7 @@ def measured(value, questions):
 
 
 class Consortium:
-    """A site with a start-up kit and its own file; every job has a run folder and an executor of its own."""
+    """A site with a start-up kit and its site policy; every job has a run folder and an executor of its own."""
 
     def __init__(self, root):
         self.root, self.trained, self.executors, self.submitter = root, [], {}, "north"

@@ -242,7 +242,7 @@ import sys
 import nvflare.private.fed.app.simulator.simulator_worker, fedpeft.flare.executor
 assert not {heavy} & {{*sys.modules}}
 fedpeft.flare.executor._import_tensors()
-import fedpeft.site.site_tasks, fedpeft.site.sum_member, fedpeft.site.orders, fedpeft.protocol.site_check
+import fedpeft.site.site_tasks, fedpeft.site.sum_member, fedpeft.site.orders, fedpeft.protocol.job_against_policy
 assert {heavy} & {{*sys.modules}} <= {{'torch'}}, {heavy} & {{*sys.modules}}
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

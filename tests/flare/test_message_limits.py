@@ -182,7 +182,7 @@ def test_tensors_that_go_to_the_disk_are_fetched_for_a_few_messages_at_a_time(di
 
     def one(number):
         context, ref = {FOBSContextKey.CELL: Cell()}, {"fqcn": f"site-{number}.job", "ref_id": number}
-        message_limits._fetching_within_the_limit(fetch, None, context, ref)
+        message_limits._fetch_within_limit(fetch, None, context, ref)
 
     messages, at_once = 7, MAX_FETCHED if disk else 7
     threads = [threading.Thread(target=one, args=(number,)) for number in range(messages)]

@@ -16,7 +16,7 @@ from nvflare.fuel.utils.network_utils import get_open_ports
 from fedpeft.flare import admission_components, relay
 from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
 from fedpeft.flare.hardening import requests
-from fedpeft.flare.hardening.requests import STOPS, fits, guard_origins, guard_relay_requests, may_address
+from fedpeft.flare.hardening.requests import STOPS, accepts_origin, guard_origins, guard_relay_requests, may_address
 
 JOB = "0c5"
 CASES = [  # where it arrives, who sends it, what it says, whether it is taken
@@ -51,7 +51,7 @@ CASES = [  # where it arrives, who sends it, what it says, whether it is taken
 
 @pytest.mark.parametrize(("here", "peer", "origin", "taken"), CASES, ids=str)
 def test_an_origin_is_taken_of_whom_it_names_and_of_those_above(here, peer, origin, taken):
-    assert fits(origin, peer=peer, here=here) is taken
+    assert accepts_origin(origin, peer=peer, here=here) is taken
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site of a consortium without its own file does nothing; only the simulator does without one."""
+"""A site of a consortium without its site policy does nothing; only the simulator does without one."""
 
 import json
 
@@ -14,7 +14,7 @@ from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import from_model, to_model
 from fedpeft.flare.policy import policy_of, simulated
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.protocol.reply_policy import allowed
+from fedpeft.protocol.outgoing_reply import without_withheld
 from fedpeft.protocol.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
 
 SECRET = "/home/lead/patient-7"
@@ -109,22 +109,22 @@ def reply(**changes):
 
 def test_what_the_site_keeps_back_does_not_leave():
     sent = reply()
-    assert allowed(sent, None) is allowed(sent, SitePolicy()) is sent
-    assert allowed(reply(), SitePolicy()).metrics == dict.fromkeys(METRICS, 0.5)
-    assert allowed(reply(), SitePolicy(metrics=False)).metrics == dict.fromkeys(METRICS)
+    assert without_withheld(sent, None) is without_withheld(sent, SitePolicy()) is sent
+    assert without_withheld(reply(), SitePolicy()).metrics == dict.fromkeys(METRICS, 0.5)
+    assert without_withheld(reply(), SitePolicy(metrics=False)).metrics == dict.fromkeys(METRICS)
     head = reply(state={"head.0.weight": torch.ones(2)})
     with pytest.raises(ValueError, match="head is off"):
-        allowed(head, SitePolicy())
-    assert allowed(head, SitePolicy(head=True)) is head
+        without_withheld(head, SitePolicy())
+    assert without_withheld(head, SitePolicy(head=True)) is head
     connector = reply(state={"connector.projection": torch.ones(1)})
-    with pytest.raises(ValueError, match="connector is off in this site's file"):
-        allowed(connector, SitePolicy(head=True))
-    assert allowed(connector, SitePolicy(connector=True)) is connector
+    with pytest.raises(ValueError, match="connector is off in this site's policy"):
+        without_withheld(connector, SitePolicy(head=True))
+    assert without_withheld(connector, SitePolicy(connector=True)) is connector
 
 
 def test_a_member_of_a_sum_sends_no_accuracies_and_refuses_data_by_site(context, tmp_path):
     members = ["north", "south", "west"]
-    assert allowed(reply(), SitePolicy(sum_with=tuple(members))).metrics == dict.fromkeys(METRICS)
+    assert without_withheld(reply(), SitePolicy(sum_with=tuple(members))).metrics == dict.fromkeys(METRICS)
     site = context()
     (tmp_path / "local" / "fedpeft.json").write_text(json.dumps({"sum_with": members}))
     sections = {

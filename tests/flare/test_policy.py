@@ -11,7 +11,7 @@ from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.workspace import COMPONENTS, seed
 from fedpeft.flare.filters import AdapterOnly, RememberOrder
-from fedpeft.flare.policy import SCOPE, default_scope, main, with_site_filters
+from fedpeft.flare.policy import SCOPE, add_site_filters, default_scope, main
 from fedpeft.job.composing import write_job
 from fedpeft.protocol import PrivacySettings
 from fedpeft.run.simulate import simulate
@@ -71,9 +71,9 @@ def job(tmp_path, sections):
 
 def test_for_the_simulator_the_filters_go_into_the_job(job, tmp_path):
     file = tmp_path / "privacy.json"
-    assert with_site_filters(job, file, tmp_path / "out") == job
+    assert add_site_filters(job, file, tmp_path / "out") == job
     file.write_text(json.dumps(default_scope(PRIVACY)))
-    filtered = with_site_filters(job, file, tmp_path / "out")
+    filtered = add_site_filters(job, file, tmp_path / "out")
     assert filtered.name == job.name
     client = json.loads((filtered / "app/config/config_fed_client.json").read_text())
     for chain in ("task_data_filters", "task_result_filters"):

@@ -28,7 +28,7 @@ from fedpeft.flare.stale_jobs import StaleJobs
 from fedpeft.job.composing import compose
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import PrivacySettings, SitePolicy, read_policy
-from fedpeft.protocol.site_check import refusals
+from fedpeft.protocol.job_against_policy import refusals
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "provisioning" / "project.yml"
@@ -131,7 +131,7 @@ def test_the_project_may_clip_and_noise_every_reply(tmp_path):
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_every_site_has_its_own_file_with_safe_defaults(kits, name):
+def test_every_site_has_a_site_policy_with_safe_defaults(kits, name):
     assert read_policy(kits / name / "local" / "fedpeft.json") == SitePolicy()
     assert set(read(kits, name, "fedpeft.json")) == {field.name for field in fields(SitePolicy)}
 

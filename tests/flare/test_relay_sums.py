@@ -107,7 +107,7 @@ def relays(wire, origin=SERVER):
 
 def test_a_round_goes_through_the_relay(wire):
     server = relays(wire)
-    assert server.behind(["north", "far"]) == {"north": RELAY, "far": ""}
+    assert server.relays_of(["north", "far"]) == {"north": RELAY, "far": ""}
     server.ask(RELAY, order(), Measured)
     for number, cell in enumerate((NORTH, SOUTH)):
         state = fetch(wire.of(cell), RELAY, 1)

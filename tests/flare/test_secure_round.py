@@ -13,7 +13,7 @@ from fedpeft.core.settings import build
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol import secure_sum
-from fedpeft.protocol.release import BOOK
+from fedpeft.protocol.differential_privacy import LEDGER
 from fedpeft.protocol.types import TrainOrder
 from fedpeft.site.sum_member import SumMember
 
@@ -195,7 +195,7 @@ def test_a_site_clips_and_noises_what_it_masks_where_its_file_says_so(tmp_path):
     assert len(numbers.unique()) == len(numbers), "noise on each"
     assert abs(float(numbers.norm()) - 1) < 0.2
     for site in SITES:
-        (line,) = (tmp_path / site / BOOK).read_text().splitlines()
+        (line,) = (tmp_path / site / LEDGER).read_text().splitlines()
         assert {"job": JOB, "round": 1, "noise": 0.01, "bound": 1.0}.items() <= json.loads(line).items()
 
 

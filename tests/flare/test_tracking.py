@@ -163,10 +163,10 @@ def test_wandb_writes_metrics_and_nothing_of_the_machine(environment, tmp_path, 
 
 WRITER = """
 import os, sys
-from fedpeft.core.processes import end_with
+from fedpeft.core.processes import end_with_parent
 server = os.getpid()
 if not os.fork():
-    end_with(server)
+    end_with_parent(server)
 print("forked", flush=True)
 sys.stdin.read()
 """

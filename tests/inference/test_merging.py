@@ -21,7 +21,7 @@ import fedpeft
 from fedpeft import adapters
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import by_place
+from fedpeft.core.keys import group_by_place
 from fedpeft.data.images import open_image
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.inference import merge_check
@@ -315,7 +315,7 @@ def test_the_weights_are_shares_of_the_aligned_mean(tiny_source, tmp_path):
     folders = [folder_of(tiny_source, tmp_path / str(k), "houlsby", k) for k in (1, 2)]
     heavy = load_file(fedpeft.merge(folders, tmp_path / "m", weights=[1e6, 1]) / WEIGHTS)
     first = load_file(folders[0] / WEIGHTS)
-    for names in by_place(first).values():
+    for names in group_by_place(first).values():
         for key in names.values():
             assert torch.allclose(heavy[key].sort(dim=0).values, first[key].sort(dim=0).values, atol=1e-4)
 

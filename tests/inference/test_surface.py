@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import by_place
+from fedpeft.core.keys import group_by_place
 from fedpeft.federate import federate
 from fedpeft.inference.surface import ALIGNED, AS_THEY_COME, OF_ALL, flattened, plane_of, remarks, surface_of
 from fedpeft.site.learner import Learner
@@ -85,7 +85,7 @@ def test_the_losses_are_those_of_the_adapters_by_the_sites_own_learners(own):
 def test_alignment_changes_no_sites_loss_but_the_plane(own):
     surface = surface_of(own[0], grid=3, sites=("vqa-med-2019", "slake"))
     before, after = surface.panels[AS_THEY_COME], surface.panels[ALIGNED]
-    assert 0 < surface.moved <= surface.places == 2 * len(by_place(own[2]))
+    assert 0 < surface.moved <= surface.places == 2 * len(group_by_place(own[2]))
     assert list(before.at_points) == ["vqa-med-2019", "slake", OF_ALL]
     assert after.at_points == pytest.approx(before.at_points, rel=1e-4)
     assert not np.allclose(before.losses, after.losses)
@@ -98,7 +98,7 @@ def test_copies_of_the_global_adapter_in_other_orders_are_one_once_aligned(own, 
     for seed, site in enumerate(SITES[:2]):
         turned = {}
         generator = torch.Generator().manual_seed(seed)
-        for names in by_place(own[2]).values():
+        for names in group_by_place(own[2]).values():
             (width,) = {len(own[2][key]) for name, key in names.items() if name == "down.weight"}
             order = torch.randperm(width, generator=generator)
             for name, key in names.items():

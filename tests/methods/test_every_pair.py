@@ -24,7 +24,7 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.slots import SLOTS
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import by_place, is_key, layer_of
+from fedpeft.core.keys import group_by_place, is_key, layer_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 from fedpeft.methods.settings import MethodSettings
@@ -297,7 +297,7 @@ def check_that_neurons_can_change_places(name, backbone, trainable, way):
     layout = methods.get(name).neuron_layout()
     shared = {key: tensor for key, tensor in learned.items() if key.startswith("shared.")}
     moved = dict(shared)
-    for place, keys in by_place(learned).items():
+    for place, keys in group_by_place(learned).items():
         if layout.needs <= keys.keys():
             tensors = {part: learned[key] for part, key in keys.items()}
             moved |= {f"{place}.{part}": tensor for part, tensor in in_another_order(layout, tensors).items()}

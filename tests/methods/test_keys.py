@@ -8,7 +8,7 @@ import torch
 from fedpeft import methods
 from fedpeft.backbones.slots import SLOTS, locate, module_path, slot_templates
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import SlotKey, belongs, by_place, is_key, layer_numbers, layers_of, parse_key
+from fedpeft.core.keys import SlotKey, belongs, group_by_place, is_key, layer_numbers, layers_of, parse_key
 from fedpeft.methods.adapters import own_key, peft_key
 
 TEMPLATES = SLOTS["vilt"]
@@ -65,8 +65,8 @@ def test_what_is_read_off_keys():
     assert [belongs(key, [2]) for key in keys] == [True, False, True, False]
     assert [belongs(key, []) for key in keys] == [False] * 4
     assert all(belongs(key, None) for key in keys)
-    assert by_place(keys)["layer.2.output"] == {"up.bias": "layer.2.output.up.bias"}
-    assert by_place(keys)["shared.rule"] == {"shared.rule": "shared.rule"}
+    assert group_by_place(keys)["layer.2.output"] == {"up.bias": "layer.2.output.up.bias"}
+    assert group_by_place(keys)["shared.rule"] == {"shared.rule": "shared.rule"}
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter, np.array, torch.tensor], ids=lambda kind: kind.__name__)

@@ -176,10 +176,10 @@ def test_a_listed_plugin_is_known_and_only_as_its_kind(imported):
 
 def test_the_sites_job_process_keeps_to_the_file_and_without_one_to_nothing(imported, monkeypatch):
     monkeypatch.setattr(executor, "policy_of", lambda fl_ctx: SitePolicy(datasets=("research",)))
-    executor._own_file(SimpleNamespace())
+    executor._read_site_policy(SimpleNamespace())
     assert [kind for kind in REGISTRIES if "research" in kind.names()] == [DATASETS]
     monkeypatch.setattr(executor, "policy_of", lambda fl_ctx: None)
-    executor._own_file(SimpleNamespace())
+    executor._read_site_policy(SimpleNamespace())
     assert all("research" in kind.names() for kind in REGISTRIES), "the simulator has no list"
 
     def missing(fl_ctx):
@@ -187,7 +187,7 @@ def test_the_sites_job_process_keeps_to_the_file_and_without_one_to_nothing(impo
 
     monkeypatch.setattr(executor, "policy_of", missing)
     with pytest.raises(LocalError):
-        executor._own_file(SimpleNamespace())
+        executor._read_site_policy(SimpleNamespace())
     assert not any("research" in kind.names() for kind in REGISTRIES)
 
 

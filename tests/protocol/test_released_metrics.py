@@ -4,7 +4,7 @@
 import pytest
 
 from fedpeft.core.errors import LocalError
-from fedpeft.protocol.reply_policy import METRICS_FILE, first_of_round, first_scores_of_round, released_metrics
+from fedpeft.protocol.outgoing_reply import METRICS_FILE, first_of_round, first_scores_of_round, released_metrics
 
 MEASURED = {"overall": 0.61234, "open": 0.51234, "closed": 0.71234, "loss": 1.23456, "loss_first": 123.456}
 ROUNDED = {"overall": 0.61, "open": 0.51, "closed": 0.71, "loss": 1.23, "loss_first": 123.0}

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's own file: safe by default, checked when read, and what in it is wrong stays at the site."""
+"""The site policy: safe by default, checked when read, and what in it is wrong stays at the site."""
 
 import json
 import re

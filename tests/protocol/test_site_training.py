@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a site's own file changes in training: no step over a few samples, no more parameters than it allows."""
+"""What the site policy changes in training: no step over a few samples, no more parameters than it allows."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from fedpeft.site.learner import Learner
 
 @pytest.fixture
 def learner(sections, small_policy, tmp_path):
-    """Function: a learner of 18 samples; `own` replaces lines of the site's file, None: there is no file."""
+    """Function: a learner of 18 samples; `own` replaces lines of the site policy, None: there is no file."""
 
     def made(*overrides, own=None):
         policy = None if own is None else build(SitePolicy, {**small_policy, **own}, section="site")

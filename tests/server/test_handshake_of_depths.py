@@ -44,7 +44,7 @@ def test_sites_of_any_depth_take_part_with_what_they_announced():
     sites = {f"s{own}": introduction(own) for own in (2, 4, 3, 1)}
     able, problems = agreed(**sites)
     assert (able, problems) == (sites, {})
-    assert first_adapter.sender({site: (i.schema, "") for site, i in able.items()}, METHOD).site == "s4"
+    assert first_adapter.choose_sender({site: (i.schema, "") for site, i in able.items()}, METHOD).site == "s4"
 
 
 OTHERS = {
@@ -122,7 +122,7 @@ def test_a_kind_of_adapter_is_used_only_if_more_than_half_have_it(kinds, able):
 
 def test_somebody_must_have_all_layers():
     with pytest.raises(FedpeftError, match=r"has all 4 layers of method.matched_layers, .*: why b is away\.$"):
-        first_adapter.sender({"a": (schema([0, 3]), "")}, METHOD, problems={"b": "site b: why b is away."})
+        first_adapter.choose_sender({"a": (schema([0, 3]), "")}, METHOD, problems={"b": "site b: why b is away."})
 
 
 FOUR, TWO = schema(range(4)), schema([0, 3])
@@ -166,7 +166,7 @@ SENDERS = {  # what sites announce; whose adapter it is, which digest counts, an
 
 @pytest.mark.parametrize(("announced", "site", "digest", "differing"), SENDERS.values(), ids=SENDERS)
 def test_the_adapter_that_all_start_from_is_one_that_most_sites_announce(announced, site, digest, differing):
-    sender = first_adapter.sender(announced, METHOD, joins=["joins"])
+    sender = first_adapter.choose_sender(announced, METHOD, joins=["joins"])
     assert (sender.site, sender.digest, list(sender.differing)) == (site, digest, differing)
     assert all(f"site {other} starts from another adapter" in what for other, what in sender.differing.items())
 
@@ -174,7 +174,7 @@ def test_the_adapter_that_all_start_from_is_one_that_most_sites_announce(announc
 def test_where_every_site_starts_from_its_own_seed_no_digest_counts():
     method = MethodSettings(initialization="own")
     same = dict.fromkeys("abc", (FOUR, "x"))
-    assert first_adapter.sender(same, method) == first_adapter.Sender("a", "", {})
+    assert first_adapter.choose_sender(same, method) == first_adapter.Sender("a", "", {})
 
 
 HEAD = {"head.0.weight": torch.full((4, 8), 0.3), "head.0.bias": torch.zeros(4)}

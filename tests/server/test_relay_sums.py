@@ -11,7 +11,7 @@ import torch
 from fedpeft.core.errors import FedpeftError
 from fedpeft.job.settings import ServerJob
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.secure_sum import encode, masked, new_secret, public_key, without_masks
+from fedpeft.protocol.secure_sum import encode, encode_unmasked, masked, new_secret, public_key
 from fedpeft.protocol.types import METRICS, Introduction, SumOrder, TrainReply, Upload
 from fedpeft.server import relay_sums
 from fedpeft.server.aggregation import Aggregator, aggregate
@@ -41,7 +41,7 @@ class LocalRelays:
     def __init__(self, groups, lost=()):
         self.groups, self.lost, self.sums = groups, lost, {}
 
-    def behind(self, sites):
+    def relays_of(self, sites):
         of = {site: relay for relay, group in self.groups.items() for site in group}
         return {site: of.get(site, "") for site in sites}
 
@@ -81,7 +81,7 @@ def round_of(groups, method=FEDAVG, *, send=trained, refused=(), lost=(), mask=T
     places, problems = sums.begin(1, list(SITES), START)
     states = {site: send(site) for site in places}
     if method.secure_sum and mask:
-        states = {site: without_masks(state, SITES[site], method, sites=6) for site, state in states.items()}
+        states = {site: encode_unmasked(state, SITES[site], method, sites=6) for site, state in states.items()}
     for site, place in places.items():
         if place:
             relays.sums[place].take(site, Upload(round=1, state=states[site]))
@@ -105,7 +105,7 @@ def test_masks_cancel_across_relays_and_a_relay_sees_no_adapter():
     assert torch.equal(round_of(groups, SECURE, send=send, mask=False)[0], ALL_DIRECT)
     part = GroupSum(order(weights={"site-2": SITES["site-2"]}, together=6, masked=True))
     part.take("site-2", Upload(round=1, state=send("site-2")))
-    plain = without_masks(trained("site-2"), SITES["site-2"], SECURE, sites=6)
+    plain = encode_unmasked(trained("site-2"), SITES["site-2"], SECURE, sites=6)
     assert not torch.isclose(part.total(["site-2"]).state[KEY].double(), plain[KEY].double(), rtol=0.1).any()
 
 

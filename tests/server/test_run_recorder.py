@@ -53,7 +53,7 @@ def test_the_manifest_of_a_resumed_job_has_faults_and_seconds_of_the_rounds_befo
     first.add_round(1, {"north": reply(2)}, {"south": "site south sent NaN"}, {}, seconds=1000.0)
     before = SimpleNamespace(history=first.history, round=1)
     second = RunRecorder(tmp_path / "second", job="test")
-    second.lineage("one", before, {})
+    second.record_lineage("one", before, {})
     second.add_round(2, {"north": reply()}, {"south": "site south is away"}, {}, seconds=1.0)
     second.fail("enough")
     made = json.loads((tmp_path / "second" / "manifest.json").read_text())
@@ -72,7 +72,7 @@ def test_the_history_says_what_one_of_the_sites_announced(tmp_path, name, announ
     record = RunRecorder(tmp_path, job="test")
     neither = {"procedural": False, "tiny": False}
     sites = {"north": introduction("north", **neither), "south": introduction("south", **neither | {name: announced})}
-    record.begin(MethodSettings(), TrainingSettings(rounds=1), sites, problems={})
+    record.record_handshake(MethodSettings(), TrainingSettings(rounds=1), sites, problems={})
     history = json.loads((tmp_path / "history.json").read_text())
     assert history[name] is announced
     assert ("(procedural)" in history["source"]) == (announced and name == "procedural")
@@ -84,20 +84,22 @@ def test_a_resumed_job_keeps_what_its_history_says_of_a_site_that_is_away(tmp_pa
     of_south = {"metric": MACRO_F1, "tiny": True, "procedural": True, "dataset": "nih_cxr14"}
     sites = {"north": introduction("north", procedural=False), "south": introduction("south", **of_south)}
     first = RunRecorder(tmp_path / "first", job="test")
-    first.begin(*settings, sites, problems={})
+    first.record_handshake(*settings, sites, problems={})
     first.add_round(1, {"north": reply(), "south": reply()}, {}, {}, seconds=1.0)
     before = SimpleNamespace(history=first.history, round=1)
     second = RunRecorder(tmp_path / "second", job="test")
-    second.lineage("one", before, {})
-    second.begin(*settings, {"north": sites["north"]}, problems={"south": "is away"})
+    second.record_lineage("one", before, {})
+    second.record_handshake(*settings, {"north": sites["north"]}, problems={"south": "is away"})
     assert {name: second.history[name] for name in first.history} == first.history
     third = RunRecorder(tmp_path / "third", job="test")
-    third.lineage("one", before, {})
-    third.begin(*settings, sites | {"west": introduction("west")}, problems={})
+    third.record_lineage("one", before, {})
+    third.record_handshake(*settings, sites | {"west": introduction("west")}, problems={})
     real = RunRecorder(tmp_path / "real", job="test")
-    real.lineage("one", SimpleNamespace(history=first.history | {"tiny": False, "procedural": False}, round=1), {})
+    real.record_lineage(
+        "one", SimpleNamespace(history=first.history | {"tiny": False, "procedural": False}, round=1), {}
+    )
     east = introduction("east", tiny=True, procedural=True, dataset="phantom", backbone="tiny-vilt")
-    real.begin(*settings, {"north": sites["north"], "east": east}, problems={})
+    real.record_handshake(*settings, {"north": sites["north"], "east": east}, problems={})
     assert real.history["tiny"]
     assert real.history["procedural"]
     assert all(name in real.history["source"] for name in ("nih_cxr14", "phantom", "(procedural)", "tiny-vilt"))
@@ -107,7 +109,7 @@ def test_a_resumed_job_keeps_what_its_history_says_of_a_site_that_is_away(tmp_pa
 def test_the_line_of_a_round_has_a_mean_for_each_metric(tmp_path):
     record = RunRecorder(tmp_path, job="test")
     sites = {"north": introduction("north"), "south": introduction("south", metric=MACRO_F1)}
-    record.begin(MethodSettings(), TrainingSettings(rounds=2), sites, problems={})
+    record.record_handshake(MethodSettings(), TrainingSettings(rounds=2), sites, problems={})
     south = dataclasses.replace(reply(), metrics=reply().metrics | {"overall": 0.2})
     record.add_round(1, {"north": reply(), "south": south}, {}, {}, seconds=1.0)
     assert record.progress(1, 2).startswith("round 1 of 2: mean accuracy 50.0 %, macro-F1 20.0 %, ")
@@ -118,7 +120,7 @@ def test_the_line_of_a_round_has_a_mean_for_each_metric(tmp_path):
 
 def test_a_long_run_gets_its_report_and_is_read_by_every_command(tmp_path, capsys):
     record = RunRecorder(tmp_path, job="test")
-    record.begin(MethodSettings(), TrainingSettings(rounds=1), {"north": introduction("north")}, {})
+    record.record_handshake(MethodSettings(), TrainingSettings(rounds=1), {"north": introduction("north")}, {})
     record.add_round(1, {"north": reply()}, {}, {}, seconds=1.0)
     with (tmp_path / "history.json").open("a") as stream:
         stream.write(" " * MAX_BYTES)
@@ -141,7 +143,7 @@ def test_the_longest_run_that_a_job_may_ask_for_can_be_read():
 def begun(folder, **schedule):
     record = RunRecorder(folder, job="test")
     sites = {name: introduction(name) for name in ("north", "south")}
-    record.begin(MethodSettings(), TrainingSettings(rounds=1), sites, {}, ScheduleSettings(**schedule))
+    record.record_handshake(MethodSettings(), TrainingSettings(rounds=1), sites, {}, ScheduleSettings(**schedule))
     return record
 
 

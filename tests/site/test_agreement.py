@@ -11,7 +11,7 @@ from fedpeft.alignment.neurons import neurons_of
 from fedpeft.alignment.settings import MIN_BY_AGREEMENT as MIN
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import by_place
+from fedpeft.core.keys import group_by_place
 from fedpeft.core.settings import build
 from fedpeft.federate import federate
 from fedpeft.job.composing import check
@@ -134,9 +134,9 @@ def test_a_start_from_the_global_adapter_does_not_depend_on_the_order_that_a_sit
     first = next(iter(federate(there)))
     for site, learner in there.items():
         own = site_state.load_before(learner.folder, 2)
-        place = next(place for place, names in by_place(own.adapter).items() if neurons_of(names))
-        neurons = neurons_of(by_place(own.adapter)[place])
-        width = neurons.width(neurons.gather(own.adapter, by_place(own.adapter)[place]))
+        place = next(place for place, names in group_by_place(own.adapter).items() if neurons_of(names))
+        neurons = neurons_of(group_by_place(own.adapter)[place])
+        width = neurons.width(neurons.gather(own.adapter, group_by_place(own.adapter)[place]))
         order = torch.arange(width).roll(1)
         back = in_order_of(replace(own, orders={place: torch.argsort(order)}), first.state)
         assert any(not torch.equal(back.optimizer[key], own.optimizer[key]) for key in own.optimizer)

@@ -8,7 +8,7 @@ from fedpeft.alignment import PIASettings, settings
 from fedpeft.alignment.client_pia import align_global, start_merged, with_order
 from fedpeft.alignment.settings import FORMER_INTEGRATIONS, SHARES, _say_former_name
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import by_place
+from fedpeft.core.keys import group_by_place
 from fedpeft.core.settings import build
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
@@ -215,8 +215,8 @@ def test_which_plans_are_taken_does_not_depend_on_the_order_of_the_keys(two):
     ]
     assert equal(taken[0], taken[1])
     assert equal(taken[0], taken[2])
-    assert by_place(other) == by_place(reversed(list(other)))
-    assert [*by_place(other)] == [*by_place(reversed(list(other)))]
+    assert group_by_place(other) == group_by_place(reversed(list(other)))
+    assert [*group_by_place(other)] == [*group_by_place(reversed(list(other)))]
 
 
 def test_a_plan_that_raises_the_loss_is_not_taken(two):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from fedpeft.backbones import BACKBONES, BackboneSettings, Pretrained, build
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import CONNECTOR, by_place, layers_of, only_connector, without_connector
+from fedpeft.core.keys import CONNECTOR, group_by_place, layers_of, only_connector, without_connector
 from fedpeft.federate import federate
 from fedpeft.inference.examples import of_split
 from fedpeft.inference.export import export
@@ -305,6 +305,6 @@ def test_passes_that_it_changes_are_not_reused(job, tmp_path):
 
 def test_it_is_a_place_of_its_own_that_no_order_moves():
     state = {KEY: torch.ones(2, 3), "layer.0.output.down.weight": torch.ones(2, 2)}
-    assert by_place(state)[KEY] == {KEY: KEY}
+    assert group_by_place(state)[KEY] == {KEY: KEY}
     assert set(only_connector(state)) == {KEY}
     assert json.dumps(layers_of(state)) == "[0]"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedpeft import adapters
-from fedpeft.core.keys import by_place
+from fedpeft.core.keys import group_by_place
 from fedpeft.federate import federate
 from fedpeft.server.aggregation import aggregate
 from fedpeft.server.job_run import export_adapter
@@ -34,7 +34,7 @@ def test_a_round_starts_from_the_function_that_the_stack_has(sections, tmp_path)
     plain = copy.deepcopy(made["slake"].backbone)
     first = next(federate(made))
     batch = made["slake"].probe(1)[0]
-    places = by_place(first.state)
+    places = group_by_place(first.state)
     assert {first.state[names["A"]].shape[0] for names in places.values()} == {2 + 4}
     for path, module in plain.named_modules():
         if hasattr(module, "lora_A"):

@@ -10,7 +10,7 @@ from fedpeft.core.states import digest
 from fedpeft.federate import federate
 from fedpeft.job.settings import SiteJob
 from fedpeft.protocol import signed_keys
-from fedpeft.protocol.site_check import load_data
+from fedpeft.protocol.job_against_policy import load_data
 from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.slow

@@ -113,7 +113,7 @@ class Site:
 
     @property
     def problem(self):
-        """The reason in the site's own file."""
+        """The reason in the site policy."""
         import json
 
         return json.loads((self.folder / "fedpeft" / "problem.json").read_text())["problem"]

@@ -54,7 +54,7 @@ def _pem(certificate):
 
 
 def write_kit(folder, role, *, authority, port=8002, begins=-1, ends=365, scheme="http", local=None, policy=None):
-    """The kit of a server, a site or an administrator; `local` is its resources.json, `policy` its own file."""
+    """The kit of a server, a site or an administrator; `local` is its resources.json, `policy` its site policy."""
     (folder / "startup").mkdir(parents=True)
     (folder / "local").mkdir()
     service = {"service": {"target": f"localhost:{port}", "scheme": scheme}}

@@ -59,7 +59,7 @@ def project(
     policy: Mapping[str, Any] | None = None,
     relays: Mapping[str, Sequence[str]] | None = None,
 ) -> Path:
-    """The committed project.yml, but for port, storage, sites, what their own files allow, and relays."""
+    """The committed project.yml, but for port, storage, sites, what their site policies allow, and relays."""
     described = yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text())
     described["participants"] = [p for p in described["participants"] if p["type"] != "client" or p["name"] in sites]
     next(p for p in described["participants"] if p["type"] == "server")["fed_learn_port"] = port
@@ -91,7 +91,7 @@ def provision(
         folder: where the kits are made.
         port: of the server.
         sites: those that get a kit.
-        policy: what the sites' own files say.
+        policy: what the site policies say.
         patience: seconds that a finished job waits for the end of its part at a lost site, instead of half a minute.
         relays: by relay, the sites behind it.
     """

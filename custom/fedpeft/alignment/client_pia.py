@@ -26,7 +26,7 @@ from fedpeft.alignment.permutation import Figures, align_adapter, reordered, rep
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.alignment.transport import compare
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import by_place
+from fedpeft.core.keys import group_by_place
 from fedpeft.core.states import State, copied
 
 HALF = 0.5  # the paper's share of each
@@ -87,7 +87,7 @@ def align_global(
     check_tensors(own_state, owner)
     check_alike(own_state, owner, global_state, GLOBAL)
     supports = partial(_activations, activations, (GLOBAL, owner)) if settings.compares_activations else None
-    aligned, figures = _align(global_state, own_state, by_place(own_state), settings, supports)
+    aligned, figures = _align(global_state, own_state, group_by_place(own_state), settings, supports)
     return aligned, report_of({place: {site: figure} for place, figure in figures.items()})
 
 
@@ -122,7 +122,7 @@ def align_upload(
     check_tensors(trained, owner)
     check_tensors(received, GLOBAL)
     check_alike(trained, owner, received, GLOBAL)
-    for place, names in by_place(trained).items():
+    for place, names in group_by_place(trained).items():
         neurons = neurons_of(names)
         if neurons is None:
             continue
@@ -132,7 +132,7 @@ def align_upload(
                 f"{owner} has {width} neurons in {place}, the global adapter {expected}: aligned_at='site' needs one "
                 f"width everywhere, use aligned_at='server'."
             )
-    return _align(trained, received, by_place(trained), settings, margin=settings.margin)[0]
+    return _align(trained, received, group_by_place(trained), settings, margin=settings.margin)[0]
 
 
 def orders_between(received: State, aligned: State) -> dict[str, Tensor]:
@@ -142,7 +142,7 @@ def orders_between(received: State, aligned: State) -> dict[str, Tensor]:
     neurons stand in another order are there, and of one width.
     """
     orders = {}
-    for place, names in by_place(received).items():
+    for place, names in group_by_place(received).items():
         neurons = neurons_of(names)
         if neurons is None or all(torch.equal(received[key], aligned[key]) for key in names.values()):
             continue
@@ -158,7 +158,7 @@ def orders_between(received: State, aligned: State) -> dict[str, Tensor]:
 def with_order(state: State, orders: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors by key with the neurons of these places moved: neuron j is the given one's neuron order[j]."""
     result = dict(state)
-    places = by_place(state)
+    places = group_by_place(state)
     for place in orders.keys() & places.keys():
         names = places[place]
         if neurons := neurons_of(names):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import SHARED, by_place
+from fedpeft.core.keys import SHARED, group_by_place
 from fedpeft.core.seeds import derive
 from fedpeft.core.states import State, computable
 
@@ -40,7 +40,7 @@ def lora_pairs(keys: Iterable[str]) -> list[Pair]:
 
 def product_pairs(keys: Iterable[str]) -> list[Pair]:
     """Return the pairs of all kinds, in which places may share their first factor, `shared.basis`."""
-    places, pairs = by_place(keys), []
+    places, pairs = group_by_place(keys), []
     for down, up in PAIRS:
         pairs += [Pair(place, names[down], (names[up],)) for place, names in places.items() if {down, up} <= {*names}]
         ups = tuple(names[up] for names in places.values() if up in names and down not in names)
@@ -57,7 +57,7 @@ def is_factor(key: str) -> bool:
 def factor_places(state: State) -> dict[str, dict[str, str]]:
     """Return the places that have factors, with the keys of all their tensors; each must have both."""
     places = {}
-    for place, names in by_place(state).items():
+    for place, names in group_by_place(state).items():
         if has := set(FACTORS) & names.keys():
             if len(has) < len(FACTORS):
                 raise FedpeftError(f"{place} has only the factor {min(has)}: send both.")

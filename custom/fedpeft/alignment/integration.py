@@ -30,7 +30,7 @@ from fedpeft.alignment.permutation import Aligned, Figures, align_adapter, repor
 from fedpeft.alignment.settings import FEDAVG, LARGEST, PIASettings, RobustSettings
 from fedpeft.alignment.transport import compare_each
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import by_place
+from fedpeft.core.keys import group_by_place
 from fedpeft.core.settings import suggestion
 from fedpeft.core.states import State, Store, common_dtype, computable, in_memory
 
@@ -170,7 +170,7 @@ def integrate_round(round: Round) -> tuple[dict[str, Tensor], dict[str, dict[str
             f"average={robust.average!r}."
         )
     model = round.check()
-    grouped = [(place, names, neurons_of(names)) for place, names in by_place(model).items()]
+    grouped = [(place, names, neurons_of(names)) for place, names in group_by_place(model).items()]
     result: dict[str, Tensor] = {}
     figures: dict[str, dict[str, Figures]] = {}
     # Tensors without neurons come first: an adapter may need the mean of one, as Compacter needs that of the rule.

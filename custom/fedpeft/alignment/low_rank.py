@@ -33,8 +33,8 @@ from fedpeft.alignment.integration import NOT_ROBUST, Round, integrate_round
 from fedpeft.alignment.permutation import Figures, report_of
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import by_place
-from fedpeft.core.states import State, Store, common_dtype, computable, in_memory, of_keys
+from fedpeft.core.keys import group_by_place
+from fedpeft.core.states import State, Store, common_dtype, computable, in_memory, select_keys
 
 Shares = Callable[[Sequence[int]], list[float]]  # of some of the states: what each weighs among them, together 1
 ROUNDING = 1e-6  # of the largest singular value: what float32 factors leave uncertain
@@ -202,7 +202,7 @@ def _others(round: Round, model: State, factors: set[str]) -> dict[str, Tensor]:
         return {}
 
     def rest(state: State | None) -> State | None:
-        return of_keys(state, others) if state else None
+        return select_keys(state, others) if state else None
 
     plain = replace(round.settings, server=False, aligned_at="server")
     merged, _ = integrate_round(
@@ -243,7 +243,7 @@ def fitted(state: State, like: State) -> State:
     Further rows of A are those of `like`, a site's local adapter, with zeros in B.
     """
     fitting = dict(state)
-    for names in by_place(state).values():
+    for names in group_by_place(state).values():
         if not set(FACTORS) <= names.keys() or state[names["A"]].shape == like[names["A"]].shape:
             continue
         down, up, own = state[names["A"]], state[names["B"]], like[names["A"]]
@@ -259,7 +259,7 @@ def fitted(state: State, like: State) -> State:
 
 def lower_ranks(state: State, like: State) -> list[tuple[int, int]]:
     """Return the ranks of an adapter and of another, wherever `fitted` cuts."""
-    firsts = [names[FACTORS[0]] for names in by_place(like).values() if set(FACTORS) <= names.keys()]
+    firsts = [names[FACTORS[0]] for names in group_by_place(like).values() if set(FACTORS) <= names.keys()]
     ranks = [(len(state[name]), len(like[name])) for name in firsts if name in state]
     return [(rank, wanted) for rank, wanted in ranks if rank > wanted]
 

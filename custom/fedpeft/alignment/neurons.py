@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import by_place, is_key
+from fedpeft.core.keys import group_by_place, is_key
 from fedpeft.core.registry import Registry
 from fedpeft.core.states import State, computable
 
@@ -165,7 +165,7 @@ def materialize(state: State) -> State:
     """
     plain: dict[str, Tensor] = {}
     spent: set[str] = set()
-    for place, names in by_place(state).items():
+    for place, names in group_by_place(state).items():
         neurons = neurons_of(names)
         if neurons is None or not neurons.shared:
             plain |= {key: state[key] for key in names.values()}
@@ -289,8 +289,8 @@ def check_alike(state: State, owner: str, model: State, model_owner: str, *, com
     It may lack whole places (layers that were not trained), but no tensor of a place that it has. Where `model` is not
     `complete`, only common places are compared.
     """
-    expected = by_place(model)
-    for place, names in by_place(state).items():
+    expected = group_by_place(model)
+    for place, names in group_by_place(state).items():
         neurons = neurons_of(names)
         if neurons is not None:
             _check_width(state, place, names, neurons, owner)

@@ -56,7 +56,7 @@ def is_tiny(name: str) -> bool:
 def build(settings: BackboneSettings, *, half: bool = False, download: bool = True) -> Backbone:
     """Load a backbone with its pre-trained weights in float32.
 
-    With `half` the matrices of a large backbone are read in bfloat16, where it can do that. A site's own file decides
+    With `half` the matrices of a large backbone are read in bfloat16, where it can do that. The site policy decides
     whether a hub name's files may be fetched (`download`).
     """
     return BACKBONES.get(settings.name).loaded(settings, half=half, download=download)

@@ -141,7 +141,7 @@ class BackboneSettings:
         projection: of mmbt, from the image encoder's features to the width of words: `orthogonal`, drawn from a
             constant seed; `closed_form`, by which a class of the image encoder becomes the words of its name; or
             `trained`, which begins as the orthogonal one and is trained, sent and averaged beside whatever the method
-            trains. A site must allow that in its own file (`connector`).
+            trains. A site must allow that in its site policy (`connector`).
         text_length: longest question in tokens, the rest is cut; `fedpeft doctor` and the site's log say of how many.
         prompt: what a model reads in whose text the image stands as tokens, with `<image>` and `<question>` in it; from
             Python also with braces, which FLARE would read as variables in a job. None: for llava and blip2 that of

@@ -34,7 +34,7 @@ from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import digest, parse_json, read_text
 from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
-from fedpeft.core.processes import follow, without_current_folder
+from fedpeft.core.processes import follow, hide_current_folder
 from fedpeft.core.settings import build
 from fedpeft.data.folders import files_below
 from fedpeft.job.composing import PACKAGED, changed, check_used, unused
@@ -267,7 +267,7 @@ def run_missing(
     done = {(one.method, one.seed, one.settings) for one in earlier(folder, runs)}
     missing = [run for run in runs if run.key not in done]
     failed: dict[Key, str] = {}
-    with without_current_folder():  # the pool starts a process when it is made, and one with each of the first runs
+    with hide_current_folder():  # the pool starts a process when it is made, and one with each of the first runs
         pool = ProcessPoolExecutor(
             processes, mp_context=get_context("spawn"), initializer=follow, initargs=(os.getpid(),)
         )

@@ -26,7 +26,7 @@ class Console(console.Console):
         super().__init__(file=stream, stderr=stderr, emoji=False, **named)
 
     def on_broken_pipe(self) -> None:
-        """Do as the stream does that this console prints to; rich itself would end the process."""
+        """Handle a broken pipe as this console's stream does; rich itself would end the process."""
         with self._cleaned.while_read() if self._cleaned else contextlib.nullcontext():
             raise sys.exception() or BrokenPipeError()
 

@@ -10,7 +10,7 @@ class FedpeftError(ValueError):
     Args:
         sentence: for the user of this machine; it may hold values and paths, so it does not leave the machine.
         setting: dotted name of the wrong setting, e.g. `training.device`; empty if it is not about a setting.
-        code: what a site sends to the server in place of the sentence, one of `fedpeft.protocol.fields`; empty:
+        code: what a site sends to the server instead of the sentence, one of `fedpeft.protocol.fields`; empty:
             `default_code`, or the code of a wrong setting if one is named.
     """
 
@@ -22,15 +22,15 @@ class FedpeftError(ValueError):
 
     @property
     def code(self) -> str:
-        """What a site sends to the server in place of the sentence."""
+        """What a site sends to the server instead of the sentence."""
         if self._code or not self.setting:
             return self._code or self.default_code
         return "setting-refused"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, which torch says on a CPU in the words of a `RuntimeError`."""
-    # by its name, so that torch need not be imported for its own class
+    """Return whether memory ran out; on a CPU torch reports that in the text of a `RuntimeError`."""
+    # by the name of the class, so that torch need not be imported
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
 
@@ -54,10 +54,7 @@ class DataError(LocalError):
 
 
 class UnreadableImage(DataError):
-    """An image of which the model can be shown no pixels, or not those that were meant.
-
-    It has the image's path or place, why it cannot be shown, and what to do.
-    """
+    """An image that cannot be shown to the model, or not as it was meant: its path or place, why, and what to do."""
 
     def __init__(self, sentence: str = "", *, image: str = "", why: str = "", remedy: str = "") -> None:
         super().__init__(sentence)

@@ -4,8 +4,8 @@
 Each is written as a draft beside its final path, `.<name>.<process id>.draft`, and renamed when it is complete. Drafts
 of a dead process are removed by the next process that writes there.
 
-Reading a run's folder that was downloaded, or an export, never waits: opening a pipe waits for its other end, and a
-device such as /dev/zero never ends: only regular files are read.
+Only regular files are read, so that reading a downloaded run or an export never waits: opening a pipe waits for its
+other end, and a device such as /dev/zero never ends.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from safetensors import SafetensorError
 from fedpeft.core.errors import LocalError
 
 SET_ASIDE = "set-aside"
-DISK_FULL = "disk-full"  # what a site tells the server of it
-SECONDS_OF_DOUBT = 2.0  # file times and process times are not of one clock
+DISK_FULL = "disk-full"  # the code that a site reports to the server
+SECONDS_OF_DOUBT = 2.0  # file times and process times come from two clocks
 _OS_ERROR = re.compile(r"\(os error (\d{1,3})\)")
 _LEFTOVER = re.compile(r"\..+\.(\d{1,9})\.(?:draft|dropped)")
 _ROUND = re.compile(r"round-\d{5,9}")
@@ -44,7 +44,7 @@ def round_name(number: int) -> str:
 
 
 def rounds_in(folder: Path) -> list[Path]:
-    """Return the folders of rounds, the newest last, without what somebody has put beside them, such as a copy."""
+    """Return the folders of rounds, the newest last, without anything that was put beside them, such as a copy."""
     return sorted((path for path in folder.glob("round-*") if _ROUND.fullmatch(path.name)), key=number_of)
 
 
@@ -55,7 +55,7 @@ def number_of(path: Path) -> int:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a draft, a file or a folder, that replaces `path`; after an error the old one is unchanged."""
+    """Yield the path of a draft, file or folder, that replaces `path` at the end; an error leaves `path` unchanged."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,19 +74,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def unwritable(path: Path, error: Exception) -> LocalError:
-    """Return the error for a path that cannot be written, with what others may learn of it."""
+    """Return the error for a path that cannot be written; its code is what others may learn."""
     reason = getattr(error, "strerror", None) or error
     remedy = "make room on its disk" if is_full(error) else "let this user write there"
     return LocalError(f"{path} cannot be written ({reason}): {remedy}.", code=code_of(error))
 
 
 def code_of(error: Exception) -> str:
-    """Return what a site tells the server of a file that it cannot write."""
+    """Return the code that a site reports to the server for a file that it cannot write."""
     return DISK_FULL if is_full(error) else "disk-unwritable"
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error says that a disk, a quota or a limit of sizes is used up; safetensors has only a text."""
+    """Return whether an error says that a disk, quota or size limit is used up; safetensors has only a text for it."""
     number = getattr(error, "errno", None)
     if number is None and (match := _OS_ERROR.search(str(error))):
         number = int(match[1])
@@ -142,11 +142,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def follow_umask(file: Path) -> None:
-    """Give a file the mode of any new file beside it; safetensors leaves the files that it writes to their owner alone.
+    """Give a file the mode of any new file beside it; safetensors writes files that only their owner can read.
 
-    Only of what is to be handed over; what a site keeps stays as it is.
+    Only for files that are handed over, not for those that a site keeps.
     """
-    new = file.with_name(f".{file.name}.{os.getpid()}.draft")  # os.umask tells the mask only by changing it
+    new = file.with_name(f".{file.name}.{os.getpid()}.draft")  # os.umask reads the mask only by changing it
     try:
         new.touch()
         shutil.copymode(new, file)
@@ -155,7 +155,7 @@ def follow_umask(file: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what dead processes were writing in a folder."""
+    """Remove the drafts of dead processes in a folder."""
     for path in folder.glob(".*"):
         match = _LEFTOVER.fullmatch(path.name)
         if match and not _is_alive(int(match[1]), path):
@@ -163,7 +163,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _is_alive(pid: int, draft: Path) -> bool:
-    """Return whether the process that made the draft still runs; one that started later only has the same id."""
+    """Return whether the process that made a draft still runs; a process that started later only has the same id."""
     import psutil
 
     try:
@@ -185,7 +185,7 @@ def _remove(path: Path) -> None:
 
 
 MAX_BYTES = 128 * 2**20  # of JSON
-MAX_HISTORY = 2**30  # of the JSON that a run writes; that of 200 rounds, 100 sites and aligned adapters has 120 MB
+MAX_HISTORY = 2**30  # of the JSON that a run writes; 200 rounds of 100 sites with aligned adapters take 120 MB
 MAX_HASHED = 64 * 2**30  # of a file of tensors
 MAX_DEPTH = 32
 MAX_DIGITS = 19  # of a whole number: what fits into 64 bits
@@ -197,13 +197,13 @@ def opened(file: Path, *, max_bytes: int) -> Iterator[BufferedReader]:
     """Yield a regular file of at most `max_bytes` bytes, opened for reading."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(descriptor, "rb") as stream:
-        _check(os.fstat(descriptor), file, max_bytes)
+        _check_file(os.fstat(descriptor), file, max_bytes)
         yield stream
 
 
 def check_regular(file: Path, *, max_bytes: int = MAX_HASHED) -> Path:
     """Return the path of a regular file, for a library that opens it itself."""
-    _check(os.stat(file), file, max_bytes)
+    _check_file(os.stat(file), file, max_bytes)
     return file
 
 
@@ -222,7 +222,7 @@ def check_folder(folder: Path, *, deep: bool = True) -> None:
 
 
 def read_text(file: Path, *, max_bytes: int = MAX_BYTES) -> str:
-    """Read a text."""
+    """Read a UTF-8 text of bounded size."""
     with opened(file, max_bytes=max_bytes) as stream:
         content = stream.read(max_bytes + 1)  # it may have grown
     if len(content) > max_bytes:
@@ -231,9 +231,9 @@ def read_text(file: Path, *, max_bytes: int = MAX_BYTES) -> str:
 
 
 def read_json(file: Path, *, max_bytes: int = MAX_BYTES, by_hand: bool = False) -> Any:
-    """Read JSON of bounded size, depth and whole numbers; NaN and infinite numbers are left to who reads it.
+    """Read JSON of bounded size, depth and whole numbers; NaN and infinite numbers are left to the caller.
 
-    `by_hand`: people write it, and a name that stands twice is an error.
+    `by_hand`: people write this file, so a repeated name is an error.
     """
     return parse_json(read_text(file, max_bytes=max_bytes), by_hand=by_hand)
 
@@ -241,14 +241,14 @@ def read_json(file: Path, *, max_bytes: int = MAX_BYTES, by_hand: bool = False) 
 def parse_json(text: str, *, by_hand: bool = False) -> Any:
     """Decode JSON of bounded depth and whole numbers; see `read_json`."""
     try:
-        value = json.loads(text, parse_int=_whole, object_pairs_hook=_each_once if by_hand else None)
+        value = json.loads(text, parse_int=_whole_number, object_pairs_hook=_unique_names if by_hand else None)
     except RecursionError:
         raise _too_deep() from None
     _check_depth(value)
     return value
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
@@ -262,7 +262,7 @@ def digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _check(found: os.stat_result, file: Path, max_bytes: int) -> None:
+def _check_file(found: os.stat_result, file: Path, max_bytes: int) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder", str(file))
     if not stat.S_ISREG(found.st_mode):
@@ -293,7 +293,7 @@ def _check_depth(value: Any) -> None:
     raise _too_deep()
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     if len(text) > MAX_DIGITS:
         raise ValueError(f"the number {text[:20]}... has more than {MAX_DIGITS} digits")
     return int(text)

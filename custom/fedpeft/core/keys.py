@@ -6,17 +6,16 @@
     backbone.<parameter>         of the backbone itself, by its name in the model
     connector.<parameter>        of the backbone's connector, which trains beside the adapter in every round
     head.<parameter>             of the head, where it is federated
-    private.<key>                any of these, of a tensor that never leaves its site: no message has such a key
+    private.<key>                any of these, for a tensor that never leaves its site: no message has such a key
 
 A slot in one layer, `layer.<l>.<slot>`, is a place. Only the keys of the backbone depend on the names of its modules.
 
-Where backbones differ in depth, what travels has the layer numbers of the deepest. A site numbers its own L_s layers
-from 0. With L layers in the deepest backbone, its layer l is the layer
+Where backbones differ in depth, messages have the layer numbers of the deepest. A site numbers its own L_s layers from
+0. With L layers in the deepest backbone, the site's layer l has there the number
 
     l  ->  floor(l (L - 1) / (L_s - 1) + 1/2)
 
-of that one: the first is the first, the last is the last, and no two are the same because L_s <= L. A single layer is
-the last one.
+The first is the first, the last is the last, and no two are the same because L_s <= L. A single layer is the last one.
 """
 
 from __future__ import annotations
@@ -119,27 +118,36 @@ def layer_numbers(layers: Iterable[int] | None) -> list[int] | None:
 
 
 def belongs(key: str, layers: Sequence[int] | None) -> bool:
-    """Return whether a tensor is trained and sent with these layers: theirs, shared (Compacter's rule), or always."""
+    """Return whether a tensor is trained and sent with these layers: as theirs, shared by all, or always."""
     if layers is None or key.startswith((CONNECTOR, HEAD)):
         return True
     return layer_of(key) in layers or (bool(layers) and key.removeprefix(PRIVATE).startswith(SHARED))
 
 
 def only_connector(state: Mapping[str, T]) -> dict[str, T]:
-    """Return what of a state belongs to the backbone's connector."""
+    """Return the tensors of the backbone's connector."""
     return {key: value for key, value in state.items() if key.startswith(CONNECTOR)}
 
 
 def without_connector(state: Mapping[str, T]) -> dict[str, T]:
-    """Return what of a state belongs to the method, and to the head."""
+    """Return all tensors but those of the backbone's connector."""
     return {key: value for key, value in state.items() if not key.startswith(CONNECTOR)}
 
 
-def by_place(keys: Iterable[str]) -> dict[str, dict[str, str]]:
+def only_head(state: Mapping[str, T]) -> dict[str, T]:
+    """Return the head of a state by its own names, empty if it has none."""
+    return {key.removeprefix(HEAD): value for key, value in state.items() if key.startswith(HEAD)}
+
+
+def without_head(state: Mapping[str, T]) -> dict[str, T]:
+    """Return all tensors but those of a head."""
+    return {key: value for key, value in state.items() if not key.startswith(HEAD)}
+
+
+def group_by_place(keys: Iterable[str]) -> dict[str, dict[str, str]]:
     """Group keys: place -> tensor name -> key; a key without a slot forms a place of its own.
 
-    Places stand in the order of layers and slots, names in that of the alphabet: what is decided or added up one after
-    the other does not depend on how the tensors came.
+    Places are sorted by layer and slot, names by the alphabet, so that results do not depend on the order of tensors.
     """
     grouped: dict[tuple[int, str, str], dict[str, str]] = {}
     for key in sorted(keys):
@@ -152,7 +160,7 @@ def by_place(keys: Iterable[str]) -> dict[str, dict[str, str]]:
 
 T = TypeVar("T")
 MATCHED_LAYERS = "method.matched_layers"
-MAX_LISTED = 12  # numbers in an error
+MAX_LISTED = 12  # layer numbers in an error
 
 
 def matched_layers(own: int, deepest: int, *, owner: str = "this backbone") -> tuple[int, ...]:
@@ -169,7 +177,7 @@ def matched_layers(own: int, deepest: int, *, owner: str = "this backbone") -> t
 
 
 def all_layers(keys: Iterable[str], deepest: int) -> bool:
-    """Return whether tensors are those of a backbone as deep as the deepest."""
+    """Return whether tensors have all layers of the deepest backbone."""
     return layers_of(keys) == list(range(deepest))
 
 
@@ -212,28 +220,28 @@ class LayerNumbers:
     sent: Mapping[int, int] | None = None
 
     @classmethod
-    def of(cls, layers: int, deepest: int | None) -> LayerNumbers:
-        """Return those of a backbone."""
+    def for_backbone(cls, layers: int, deepest: int | None) -> LayerNumbers:
+        """Return the numbers of a backbone's layers."""
         return cls(None if deepest is None else dict(enumerate(matched_layers(layers, deepest))))
 
     @classmethod
-    def of_adapter(cls, shapes: Mapping[str, Sequence[int]], *, layers: int, deepest: int | None) -> LayerNumbers:
-        """Return those of a backbone with an adapter in it."""
-        numbers = cls.of(layers, deepest)
+    def for_adapter(cls, shapes: Mapping[str, Sequence[int]], *, layers: int, deepest: int | None) -> LayerNumbers:
+        """Return the numbers of a backbone's layers; refuse an adapter that cannot be matched."""
+        numbers = cls.for_backbone(layers, deepest)
         if deepest is not None:
-            one_layer(numbers.to_send(shapes), deepest, owner="this backbone")
+            one_layer(numbers.renumber_to_send(shapes), deepest, owner="this backbone")
         return numbers
 
-    def to_send(self, state: Mapping[str, T]) -> dict[str, T]:
-        """Return a state of the site with the numbers that travel."""
-        return _with_numbers(state, self.sent)
+    def renumber_to_send(self, state: Mapping[str, T]) -> dict[str, T]:
+        """Return a state of the site with the layer numbers of messages."""
+        return _renumber_layers(state, self.sent)
 
     def received(self, state: Mapping[str, T]) -> dict[str, T]:
-        """Return a received state with the site's own numbers."""
-        return _with_numbers(state, self.sent and {number: own for own, number in self.sent.items()})
+        """Return a received state with the site's own layer numbers."""
+        return _renumber_layers(state, self.sent and {number: own for own, number in self.sent.items()})
 
 
-def _with_numbers(state: Mapping[str, T], numbers: Mapping[int, int] | None) -> dict[str, T]:
+def _renumber_layers(state: Mapping[str, T], numbers: Mapping[int, int] | None) -> dict[str, T]:
     if numbers is None:
         return dict(state)
     return {renumbered(key, numbers): value for key, value in state.items()}

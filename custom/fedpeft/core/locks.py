@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A job's lineage and a simulator workspace: their folders, and a lock on each, released when its process ends.
+"""The folders and locks of a job's lineage and of a simulator workspace; a lock is released when its process ends.
 
-A lineage is what a job shares with those that resume it, at the server and at each site. The lock of a workspace
-lies beside it, in the folder of its earlier runs, because FLARE deletes what is inside.
+A job shares its lineage with the jobs that resume it, at the server and at each site. The lock of a workspace is beside
+it, in the folder of its earlier runs, because FLARE deletes what is inside.
 """
 
 from __future__ import annotations
@@ -39,14 +39,10 @@ class StateLock:
         if folder in self._held:
             return
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = _open(folder / FILE, mode=0o600)
             try:
                 _wait(descriptor, folder, patience)
-                os.ftruncate(descriptor, 0)
-                os.pwrite(
-                    descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "job": job}).encode(), 0
-                )
+                _sign(descriptor, job=job)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -64,8 +60,28 @@ class StateLock:
             os.close(self._held.popitem()[1])
 
 
-def is_in_use(folder: Path) -> bool:
-    """Whether a process holds the lock of a lineage's folder."""
+def _open(file: Path, *, mode: int) -> int:
+    """Open a lock file, which is created with its folder if it is missing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(file, os.O_RDWR | os.O_CREAT, mode)
+
+
+def _sign(descriptor: int, **facts: str) -> None:
+    """Write who has taken a lock into its file."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), **facts}).encode(), 0)
+
+
+def _owner(descriptor: int) -> dict[str, Any]:
+    """Return what the owner wrote into a lock file; empty: it ended in order, is still writing, or wrote no object."""
+    try:
+        return dict(json.loads(os.pread(descriptor, 1000, 0)))
+    except (ValueError, TypeError, RecursionError):
+        return {}
+
+
+def may_be_used(folder: Path) -> bool:
+    """Return whether a process may hold the lock of a lineage; True also if that cannot be found out."""
     try:
         descriptor = os.open(folder / FILE, os.O_RDWR)
     except FileNotFoundError:
@@ -81,8 +97,8 @@ def is_in_use(folder: Path) -> bool:
         os.close(descriptor)
 
 
-def is_held(file: Path) -> bool | None:
-    """Whether a process holds a lock file of this kind or of a workspace; None: none, or this machine cannot say."""
+def is_known_to_be_held(file: Path) -> bool | None:
+    """Return whether a process holds a lock file; None: there is none, or this machine cannot know."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -91,21 +107,13 @@ def is_held(file: Path) -> bool | None:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None if _host(descriptor) not in ("", socket.gethostname()) else False
+        return None if str(_owner(descriptor).get("host", "")) not in ("", socket.gethostname()) else False
     except BlockingIOError:
         return True
     except OSError:
         return None
     finally:
         os.close(descriptor)
-
-
-def _host(descriptor: int) -> str:
-    """Return the machine of whoever took the lock last; empty: its owner ended in order, or the lock is older."""
-    try:
-        return str(json.loads(os.pread(descriptor, 1000, 0)).get("host", ""))
-    except (ValueError, AttributeError, RecursionError):
-        return ""
 
 
 def _wait(descriptor: int, folder: Path, patience: float) -> None:
@@ -116,16 +124,16 @@ def _wait(descriptor: int, folder: Path, patience: float) -> None:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise LocalError(
-                    f"the state in {folder} is used by {_owner(descriptor)}: wait for the end of that job, or abort "
+                    f"the state in {folder} is used by {_job_of(descriptor)}: wait for the end of that job, or abort "
                     f"it.",
                     code=IN_USE,
                 ) from None
             time.sleep(POLL_SECONDS)
 
 
-def _owner(descriptor: int) -> str:
+def _job_of(descriptor: int) -> str:
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        owner = json.loads(os.pread(descriptor, 1000, 0))
+        owner = _owner(descriptor)
         return f"job {owner['job']!s:.80} in process {int(owner['pid'])}"
     return "another process"
 
@@ -146,7 +154,7 @@ def kept_folder(workspace: Path) -> Path:
 
 
 def kept_folders(run: Path) -> list[Path]:
-    """Return where a run's state may be: a workspace's, and for an earlier run that of the workspace it ran in."""
+    """Return where a run's state may be: beside its folder, and for an earlier run also beside its workspace."""
     runs = run.parent.name
     earlier = [run.parent.with_name(runs.removesuffix(RUNS))] if runs.endswith(RUNS) and runs != RUNS else []
     return [kept_folder(workspace) for workspace in (*earlier, run)]
@@ -159,7 +167,7 @@ def lock_file(workspace: Path) -> Path:
 
 @contextlib.contextmanager
 def held(workspace: Path) -> Iterator[int]:
-    """Lock the workspace in this block; yields the lock's file descriptor, for child processes that hold it as well."""
+    """Lock the workspace in this block; yield the lock's file descriptor, for child processes to hold it too."""
     descriptor = take(workspace)
     try:
         yield descriptor
@@ -172,17 +180,14 @@ def take(workspace: Path) -> int:
     """Lock the workspace until this process ends or the file descriptor is closed."""
     file = lock_file(workspace)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = _open(file, mode=0o644)
     except OSError as error:
         raise FedpeftError(
             f"the workspace {workspace} cannot be used ({error.strerror}: {file}): name another folder with -w."
         ) from error
     try:
         _wait_for_workspace(descriptor, workspace)
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+        _sign(descriptor, since=time.strftime("%Y-%m-%d %H:%M:%S"))
         return descriptor
     except OSError as error:
         os.close(descriptor)
@@ -234,9 +239,9 @@ def _wait_for_workspace(descriptor: int, workspace: Path) -> None:
 
 
 def _run_of(descriptor: int) -> dict[str, Any]:
-    """Return who holds the lock; empty while it is being written."""
+    """Return who holds the lock of a workspace; empty while it is being written."""
+    owner = _owner(descriptor)
     try:
-        owner = json.loads(os.pread(descriptor, 1000, 0))
         return {"pid": int(owner["pid"]), "host": str(owner["host"])[:80], "since": str(owner["since"])[:19]}
     except (ValueError, KeyError, TypeError):
         return {}
@@ -260,7 +265,7 @@ LINEAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 
 
 def lineage_folder(lineages: Path, lineage: str) -> Path:
-    """The folder of a lineage, whose name comes from another participant and must not leave the folder."""
+    """Return the folder of a lineage; its name comes from another participant and must not lead elsewhere."""
     if not LINEAGE.fullmatch(lineage):
         raise FedpeftError(
             f"the lineage {lineage!r:.60} is not a plain name: install the same fedpeft version everywhere."
@@ -271,20 +276,20 @@ def lineage_folder(lineages: Path, lineage: str) -> Path:
 def prune(lineages: Path, current: str) -> None:
     """Remove unused lineages that are older than a day.
 
-    The newest `KEPT` of the same job as `current` stay, and of all jobs, whose names their leads choose, the newest
-    `KEPT_IN_ALL`.
+    The newest `KEPT` of the same job as `current` stay, and the newest `KEPT_IN_ALL` of all jobs, because leads choose
+    the names of jobs.
     """
     job = _job(current)
     others = sorted((path for path in lineages.glob("*") if path.name != current), key=_made)
     own = [path for path in others if _job(path.name) == job]
     for old in dict.fromkeys([*own[: -(KEPT - 1)], *others[: -(KEPT_IN_ALL - 1)]]):
         with contextlib.suppress(FileNotFoundError):  # another job may remove it too
-            if time.time() - old.stat().st_mtime > SECONDS_IN_USE and not is_in_use(old):
+            if time.time() - old.stat().st_mtime > SECONDS_IN_USE and not may_be_used(old):
                 drop(old)
 
 
 def _made(lineage: Path) -> tuple[str, ...]:
-    """Return when a lineage was made, by its name, and its name; one without a time comes first."""
+    """Return the time in a lineage's name, and the name, for sorting; one without a time comes first."""
     _, *made = lineage.name.rsplit("-", 3)
     return *(made[:2] if len(made) == 3 else ("", "")), lineage.name
 

@@ -36,7 +36,7 @@ def means_of(metrics: Mapping[str, str], figures: Mapping[str, float | None]) ->
     return {metric: sum(known) / len(known) for metric, known in values.items()}
 
 
-def in_words(means: Mapping[str, float]) -> str:
+def describe_means(means: Mapping[str, float]) -> str:
     """Return the means of `means_of`, fractions, as in "accuracy 90.0 %, macro-F1 25.0 %"."""
     return ", ".join(f"{TITLES[metric]} {100 * mean:.1f} %" for metric, mean in means.items())
 

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a Python process that fedpeft starts finds around it, and how processes end with all they have started.
+"""The environment of Python processes that fedpeft starts, and how processes end with all that they have started.
 
     python -m fedpeft.core.processes PID…                   # ends processes and all their descendants
     python -m fedpeft.core.processes guard MARK FOLDER…     # ends a family, see below, and removes folders
 
-A module in the current folder that is called like one of Python's own, such as `random.py`, must not be imported in its
-place; and a socket's path has few letters, of which batch systems give a temporary folder too many.
+A module in the current folder with the name of one of Python's own, such as `random.py`, must not be imported instead
+of that; and the path of a socket must be short, while batch systems give temporary folders long ones.
 
 A family of processes ends, with all that they have started, when the process that started them ends. FLARE gives every
 site its own session, and the system gives a process whose parent was killed to another parent, so each member carries a
@@ -51,8 +51,8 @@ def python_environment(environment: Mapping[str, str] | None = None) -> dict[str
 
 
 @contextmanager
-def without_current_folder() -> Iterator[None]:
-    """Let every Python that is started within the block, as by a pool, import nothing from the current folder."""
+def hide_current_folder() -> Iterator[None]:
+    """Let every Python that is started in this block, as by a pool, import nothing from the current folder."""
     changed, before = python_environment(), {name: os.environ.get(name) for name in (SAFE_PATH, PATH)}
     os.environ.update({name: changed[name] for name in before if name in changed})
     try:
@@ -77,7 +77,7 @@ def no_sockets() -> str:
 
 
 @contextmanager
-def with_sockets() -> Iterator[dict[str, str]]:
+def socket_folder() -> Iterator[dict[str, str]]:
     """Yield the environment variable for processes that need sockets: a short folder, removed with the block.
 
     It is empty where the temporary folder can hold them.
@@ -102,7 +102,7 @@ SECONDS_TO_END = 10
 
 def end(pids: Iterable[int]) -> None:
     """End each process and its descendants, see `end_all`."""
-    end_all(member for pid in pids for member in with_descendants(pid))
+    end_all(member for pid in pids for member in process_tree(pid))
 
 
 def end_all(processes: Iterable[psutil.Process]) -> None:
@@ -116,19 +116,19 @@ def end_all(processes: Iterable[psutil.Process]) -> None:
             member.kill()
 
 
-def end_with(parent: int) -> None:
-    """End this process at once when its parent has ended; for a thread."""
+def end_with_parent(parent: int) -> None:
+    """Wait for the end of this process's parent, then end this process at once; for a thread."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 
 
 def follow(parent: int) -> None:
-    """Let this process end at once when its parent ends, even by kill -9; the initializer of a pool's processes."""
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    """Let this process end at once when its parent ends, even by kill -9; for the start of a pool's processes."""
+    threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
 
 
-def with_descendants(pid: int) -> list[psutil.Process]:
+def process_tree(pid: int) -> list[psutil.Process]:
     """Return a process and its descendants, itself first; empty if it has ended.
 
     FLARE gives every job and site its own session, so neither a process group nor a session holds them all.
@@ -148,8 +148,8 @@ ATTEMPTS = 5  # a member can start another one while it is being ended
 def family(*, holding: Sequence[int] = (), removing: Sequence[str] = ()) -> Iterator[dict[str, str]]:
     """Yield environment variables for processes that are ended with this block, or with this process.
 
-    File descriptors that it is `holding`, such as that of a lock, stay open until the last member has ended; then it is
-    `removing` folders.
+    The file descriptors in `holding`, such as a lock's, stay open until the last member has ended; then the folders in
+    `removing` are removed.
     """
     mark = secrets.token_hex(16)
     guard = subprocess.Popen(
@@ -187,7 +187,7 @@ def members(mark: str) -> list[psutil.Process]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """End the processes of these ids; or, as a guard, wait for the end of standard input and end the members then."""
+    """End the processes with these ids; or, as a guard, wait for the end of standard input, then end all members."""
     if arguments[:1] != [GUARD]:
         return end(map(int, arguments))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -7,8 +7,8 @@ A plugin is a Python package that declares entry points; the groups are listed i
     my_score = "my_package.my_score:my_score"
 
 Every process that looks up a name finds the plugins, the training process included. A job can name a plugin that is
-installed at a site; it cannot bring one. The processes of a site in a consortium know no other plugins than those that
-the site's own file lists (`only_plugins`), so that no loop over all names imports another one.
+installed at a site; it cannot bring one. The processes of a site in a consortium know only the plugins that the site
+policy lists (`only_plugins`), so that no loop over all names imports another one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _listed: Mapping[str, Collection[str]] | None = None  # by group of entry points
 
 
 def only_plugins(listed: Mapping[str, Collection[str]] | None) -> None:
-    """Have this process look up no other plugins than these from now on, and import none for this; None: all."""
+    """From now on let this process look up only these plugins, without importing them; None: all."""
     global _listed
     _listed = listed
 
@@ -68,7 +68,7 @@ class Registry(Generic[T]):
         self._own[name] = home
 
     def names(self) -> tuple[str, ...]:
-        """Return all names, the package's own first, in the order of their registration; of plugins those listed."""
+        """Return the package's own names, in the order of their registration, then those of listed plugins."""
         return (*self._own, *filter(self._is_listed, self._plugins))
 
     def own_names(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class Registry(Generic[T]):
         return tuple(self._own)
 
     def usable(self) -> Iterator[tuple[str, T]]:
-        """Yield each name with its object, without the plugins that cannot be imported; each is logged once."""
+        """Yield each name with its object; plugins that cannot be imported are left out and logged once."""
         for name in self.names():
             try:
                 usable = self.get(name)
@@ -86,7 +86,7 @@ class Registry(Generic[T]):
             yield name, usable
 
     def skip(self, name: str, error: Exception) -> None:
-        """Log once that a plugin is left out; what is wrong with the package's own is raised."""
+        """Log once that a plugin is left out; raise an error of the package's own."""
         if not self.is_plugin(name):
             raise error
         if name not in self._skipped:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Derive independent seeds from one: the same job gives the same bytes, in whatever order sites run."""
+"""Derive independent seeds from one, so that a job gives the same bytes in whatever order its sites run."""
 
 from __future__ import annotations
 

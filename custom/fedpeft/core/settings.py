@@ -26,9 +26,9 @@ JOB = "the job's configuration"
 MAX_SECONDS = 10_000_000  # of any wait that a job sets
 MAX_ROUNDS = 10_000  # what a report reads; names of checkpoints have five digits
 BY_SITE = types.MappingProxyType({"by_site": True})  # metadata of a field that names single sites
-OWNER = "settings_of"  # in the metadata of a field: the field whose value these are settings of
-READ_WITH = "read_with"  # by other fields, the values with which this one is read; None: any but the default
-BOUNDS, MAX_BY, MIN_BY = "bounds", "max_by", "min_by"  # as well: what `within` declares
+OWNER = "settings_of"  # metadata of a field: the field whose value these are settings of
+READ_WITH = "read_with"  # metadata: by other field, the values with which this one is read; None: any but the default
+BOUNDS, MAX_BY, MIN_BY = "bounds", "max_by", "min_by"  # metadata that `within` declares
 WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", Path: "a text"}
 
 
@@ -47,7 +47,7 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = hints_of(cls)
     try:
-        return cls(**{name: _as_declared(value, hints[name]) for name, value in values.items()})
+        return cls(**{name: _convert(value, hints[name]) for name, value in values.items()})
     except FedpeftError as error:
         if error.setting.startswith(f"{section}."):  # of a nested section, which names the whole path
             raise
@@ -57,7 +57,7 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
         raise FedpeftError(f"{section} has a number that is too large: correct {source}.", setting=section) from error
     except TypeError as error:
         missing = [n for n, f in fields.items() if n not in values and _required(f)]
-        if not missing:  # a value of a type that the class's own checks did not expect
+        if not missing:  # a value of a type that the class does not check
             raise FedpeftError(f"{section} has a wrong value ({error}): correct {source}.", setting=section) from error
         raise FedpeftError(
             f"{section} lacks {', '.join(missing)}: add it to {source}.", setting=f"{section}.{missing[0]}"
@@ -110,7 +110,7 @@ def within(
 ) -> Mapping[str, Any]:
     """Return the metadata of a field that holds a number, for `check_ranges`; the range is that of `between`.
 
-    `max_by` and `min_by` name the settings of a site's own file that bound it at that site.
+    `max_by` and `min_by` name the settings of the site policy that bound it at that site.
     """
     return {BOUNDS: (minimum, maximum, exclusive), MAX_BY: max_by, MIN_BY: min_by}
 
@@ -130,7 +130,7 @@ def check_ranges(settings: DataclassInstance) -> None:
 
 
 def one_of(name: str, value: Any, allowed: typing.Iterable[Any]) -> None:
-    """Refuse a value outside a closed set; the error names argument, value, what is allowed, and the closest of it."""
+    """Refuse a value outside a closed set; the error names argument, value, all allowed values and the closest."""
     allowed = tuple(allowed)
     if value not in allowed:
         close = difflib.get_close_matches(str(value), map(str, allowed), n=1)
@@ -139,7 +139,7 @@ def one_of(name: str, value: Any, allowed: typing.Iterable[Any]) -> None:
 
 
 def at_least(name: str, value: float, minimum: float, *, exclusive: bool = False) -> None:
-    """Refuse a number below `minimum` (or equal to it, if `exclusive`), NaN, infinity, and what is no number."""
+    """Refuse a number below `minimum` (or equal to it, if `exclusive`), NaN, infinity, and anything but a number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise FedpeftError(f"{name} is {value!r:.200}, it must be a number.", setting=name)
     if not (value > minimum if exclusive else value >= minimum):
@@ -151,26 +151,26 @@ def at_least(name: str, value: float, minimum: float, *, exclusive: bool = False
 
 
 def between(name: str, value: float, minimum: float, maximum: float, *, exclusive: bool = False) -> None:
-    """Refuse a number as `at_least` does, and one above `maximum`: a job must not set how long or much without end."""
+    """Refuse a number as `at_least` does, and one above `maximum`: a job must not set unlimited times or amounts."""
     at_least(name, value, minimum, exclusive=exclusive)
     if value > maximum:
         raise FedpeftError(f"{name} is {value!r:.80}, it must be at most {maximum:,}.", setting=name)
 
 
-def by_site(settings: DataclassInstance) -> Iterator[str]:
-    """Yield the names of the settings of a section that name single sites and are set, those of nested sections too."""
+def single_site_settings(settings: DataclassInstance) -> Iterator[str]:
+    """Yield the names of all settings of a section, and of sections in it, that are set and name single sites."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if field.metadata.get("by_site") and value:
             yield field.name
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            yield from (f"{field.name}.{name}" for name in by_site(value))
+            yield from (f"{field.name}.{name}" for name in single_site_settings(value))
 
 
-def without_former(
+def drop_former_settings(
     cls: type[DataclassInstance], values: Mapping[str, Any], chosen: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a section's values without settings of what `chosen` replaces, such as those of another score."""
+    """Return a section's values without settings that belong to a replaced value, such as another score."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     former = {
         name
@@ -181,7 +181,7 @@ def without_former(
 
 
 def unread(cls: type[DataclassInstance], values: Mapping[str, Any], name: str) -> str | None:
-    """Return what a section must set besides for one of its settings to be read; None: it is, or it has its default."""
+    """Return what a section must also set for one of its settings to be read; None: it is read, or is the default."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     if name not in fields or values.get(name) == fields[name].default:
         return None
@@ -214,19 +214,19 @@ def _required(field: dataclasses.Field) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _as_declared(value: Any, hint: Any) -> Any:
+def _convert(value: Any, hint: Any) -> Any:
     if isinstance(value, list) and _origin_is(hint, tuple):
         return tuple(value)
     return float(value) if hint is float else value
 
 
 def expected(hint: Any) -> str:
-    """Return in words what a setting of a declared type must be; None is left out, as no job may write it."""
-    words = (_in_words(part) for part in _alternatives(hint) if part is not types.NoneType)
+    """Describe what a setting of a declared type must be; None is left out, as no job may write it."""
+    words = (_describe(part) for part in _alternatives(hint) if part is not types.NoneType)
     return " or ".join(dict.fromkeys(words))
 
 
-def _in_words(hint: Any) -> str:
+def _describe(hint: Any) -> str:
     kind = typing.get_origin(hint) or hint
     items = [part for part in typing.get_args(hint) if part is not Ellipsis]
     if dataclasses.is_dataclass(kind) or (kind in (Mapping, dict) and items[-1:] in ([], [typing.Any])):
@@ -274,9 +274,9 @@ def _fits_one(value: Any, hint: Any) -> bool:
 
 
 def differing(stored: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """Return the names, as in `training.rounds`, of the settings that are not as they were stored, as JSON.
+    """Return the names, as in `training.rounds`, of the settings that differ from those stored as JSON.
 
-    What an earlier version did not know and so did not store had its default.
+    A setting that an earlier version did not know, and so did not store, had its default.
     """
     before, today, known = (_flat(json.loads(json.dumps(settings))) for settings in (stored, now, defaults))
     names = sorted(before.keys() | today.keys())
@@ -284,7 +284,7 @@ def differing(stored: Mapping[str, Any], now: Mapping[str, Any], defaults: Mappi
 
 
 def value_at(settings: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a name of `differing`; None: there is none."""
+    """Return the value of a setting by its name from `differing`; None: there is none."""
     return _flat(settings).get(name)
 
 

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A state: tensors by key (`fedpeft.core.keys`), of an adapter or of whatever else is trained and exchanged.
 
-A state on disk has only those tensors in memory that somebody holds. Its files are safetensors. A tensor that is read
-is a view of its file: the operating system loads its pages when they are computed with, and can take them back at any
-time.
+A state on disk has only those tensors in memory that are in use. Its files are safetensors. A tensor that is read is a
+view of its file: the operating system loads its pages when they are needed, and can drop them at any time.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def common_dtype(tensors: Iterable[Tensor]) -> torch.dtype | None:
     return common
 
 
-Store = Callable[[Mapping[str, Tensor]], State]  # returns the same tensors, where they are kept from then on
+Store = Callable[[Mapping[str, Tensor]], State]  # returns the same tensors as they are kept from then on
 
 
 def in_memory(state: Mapping[str, Tensor]) -> State:
@@ -46,9 +45,9 @@ def in_memory(state: Mapping[str, Tensor]) -> State:
     return dict(state)
 
 
-def of_keys(state: Mapping[str, Tensor], keys: Container[str]) -> State:
-    """Return the tensors of a state that have one of these keys; of one on disk none is read."""
-    if part := getattr(state, "of_keys", None):
+def select_keys(state: Mapping[str, Tensor], keys: Container[str]) -> State:
+    """Return the tensors of a state that have one of these keys; none is read from disk."""
+    if part := getattr(state, "select_keys", None):
         return part(keys)
     return {key: tensor for key, tensor in state.items() if key in keys}
 
@@ -66,7 +65,7 @@ def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 def digest(state: Mapping[str, Tensor], *, after: bytes = b"") -> str:
     """Return the SHA-256 of a state as 64 hexadecimal digits: of keys, dtypes, shapes and bytes, in the keys' order.
 
-    `after` is summed before it.
+    The bytes of `after` come first.
     """
     summed = hashlib.sha256(after)
     for key, tensor in sorted(state.items()):
@@ -80,14 +79,14 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 class Misfit(NamedTuple):
-    """The first thing in a state that is not as its schema says."""
+    """The first way in which a state differs from its schema."""
 
     # `form`: no dense tensor of plain numbers, or not floating-point where no dtype is expected
     what: Literal["keys", "form", "dtype", "shape", "finite", "size"]
     key: str = ""  # of the tensor; empty for `keys`
     missing: tuple[str, ...] = ()  # keys of the schema that the state lacks, in its order
     unknown: tuple[Any, ...] = ()  # keys that the schema lacks; they may be anything
-    value: float = 0.0  # the one furthest above the bound, with its sign
+    value: float = 0.0  # the number furthest beyond the bound, with its sign
 
 
 def first_misfit(
@@ -99,7 +98,7 @@ def first_misfit(
     max_side: int | None = None,  # any side up to it fits; None: shapes are exactly those of the schema
     bound: float | None = None,  # largest absolute value; None: values are not looked at
 ) -> Misfit | None:
-    """Compare a state, whose keys and values may be anything, with its schema; None: it is as it should be."""
+    """Compare a state, whose keys and values may be anything, with its schema; None: they agree."""
     missing = tuple(key for key in shapes if key not in state) if whole else ()
     unknown = tuple(key for key in state if key not in shapes)
     if missing or unknown:
@@ -124,7 +123,7 @@ def first_misfit(
 
 
 def _is_dense(tensor: Any) -> bool:
-    """Return whether it is a plain tensor with values in memory; nested ones are strided, but have no shape."""
+    """Return whether a value is a plain tensor with values in memory; nested ones are strided, but have no shape."""
     plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.is_nested
     return plain and not tensor.is_quantized and tensor.device.type != "meta"
 
@@ -139,9 +138,9 @@ MAX_SMALL = 2**16  # bytes of a tensor that is not worth a file
 
 
 def on_disk(state: Mapping[str, Tensor], folder: Path) -> State:
-    """Return the tensors as views of a file in a folder, which has no name any more: it is gone with the last of them.
+    """Return the tensors as views of a file in a folder, already without a name: it vanishes with the last view.
 
-    Small ones stay in memory.
+    Small tensors stay in memory.
     """
     large = {key: tensor.contiguous() for key, tensor in state.items() if tensor.nbytes > MAX_SMALL}
     if not large:
@@ -158,7 +157,7 @@ def on_disk(state: Mapping[str, Tensor], folder: Path) -> State:
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies: its file, and its name there."""
+    """Where a tensor is stored: its file, and its name there."""
 
     file: str | Path
     name: str
@@ -168,8 +167,8 @@ class StoredState(Mapping[str, Tensor]):
     """A state whose tensors are read from disk each time that they are used.
 
     Args:
-        places: by key, where its tensor lies.
-        holder: what keeps the files from being removed; this state holds it as long as it lives.
+        places: by key, where its tensor is stored.
+        holder: an object that keeps the files from being removed while this state exists.
 
     Example:
         >>> import tempfile, torch
@@ -197,6 +196,6 @@ class StoredState(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def of_keys(self, keys: Container[str]) -> StoredState:
-        """Return the part of it that has one of these keys."""
+    def select_keys(self, keys: Container[str]) -> StoredState:
+        """Return the part of this state with these keys."""
         return StoredState({key: place for key, place in self._places.items() if key in keys}, self._holder)

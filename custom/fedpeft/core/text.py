@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Texts on a terminal and in CSV files: those of others, durations, and how far a site that trains is.
+"""Texts on a terminal and in CSV files: those written by others, durations, and the progress of training.
 
-Names, answers and reasons of others must not move a terminal's cursor, hide or turn words.
+Names, answers and reasons written by others must not move a terminal's cursor, hide or turn words.
 
 `fedpeft` writes everything through `cleaned_output`, so that no command can forget it; tables are printed by
 `fedpeft.core.console`.
@@ -20,13 +20,13 @@ from typing import IO, Any
 
 MARK = "\N{REPLACEMENT CHARACTER}"
 MAX = 10_000  # characters of a line
-# letters and marks to Unicode, but nothing is seen of them
+# Unicode counts them as letters and marks, but they are invisible
 UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
 _ASCII = re.compile(r"[\n\x20-\x7e]*")
 
 
 def printable(text: str, *, max_length: int = MAX) -> str:
-    """Return a text in which a mark stands for each character that a terminal would obey, hide or turn around.
+    """Replace each character that a terminal would obey, hide or turn around by a mark.
 
     These are control characters, those that change the direction of writing, and those without width. Line breaks stay.
     """
@@ -44,29 +44,29 @@ def one_line(text: str, *, max_length: int = MAX) -> str:
 
 
 def shortened(text: str, *, max_start: int = 3000, max_end: int = 600) -> str:
-    """Return an error's text; of one that a stranger's file made too long, the start, and the end with its remedy."""
+    """Return an error's text; if a stranger's file made it too long, only its start, and its end with the remedy."""
     left_out = len(text) - max_start - max_end
     return text if left_out <= 0 else f"{text[:max_start]}... ({left_out:,} more characters) ...{text[-max_end:]}"
 
 
 class Unread(BrokenPipeError):
-    """Whoever read what this process prints has gone; another pipe that breaks is a fault."""
+    """The reader of this process's output has gone; any other broken pipe is a fault."""
 
 
 class CleanedStream:
-    """A text stream that writes what is printable.
+    """A text stream that writes only printable text.
 
-    Where whoever read it has gone, the rest goes nowhere if `goes_on`, for a command that writes files beside what it
-    prints; else that raises `Unread`.
+    Once its reader has gone, the rest is dropped if `goes_on`, for a command that also writes files; otherwise it
+    raises `Unread`.
     """
 
     def __init__(self, stream: IO[str], *, goes_on: bool = False) -> None:
         self.stream, self.goes_on, self.is_unread = stream, goes_on, False
 
     def write(self, text: str) -> int:
-        """Write a text; where the stream's encoding lacks a character its number stands."""
+        """Write a text; a character that the stream's encoding lacks is written as its number."""
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
-        # progress bars of libraries go back to the start of their line, at which each of their texts begins
+        # each text of a library's progress bar begins by going back to the start of the line
         back = "\r" * text.startswith("\r")
         cleaned = back + printable(text.removeprefix("\r"))
         with self.while_read():
@@ -80,7 +80,7 @@ class CleanedStream:
 
     @contextlib.contextmanager
     def while_read(self) -> Iterator[None]:
-        """Let the rest go nowhere where the reader has gone in this block."""
+        """Drop the rest of the output if its reader goes away in this block."""
         try:
             yield
         except BrokenPipeError as error:
@@ -101,9 +101,9 @@ class CleanedStream:
 
 @contextlib.contextmanager
 def cleaned_output(*, goes_on: bool = False) -> Iterator[tuple[CleanedStream, CleanedStream]]:
-    """In this block all that is printed or logged in this process is printable; yield both streams.
+    """Print and log only printable text in this block; yield both streams.
 
-    `goes_on` is of the output alone: no command ends because nobody reads its progress or its warnings.
+    `goes_on` applies only to the output: no command ends because nobody reads its progress or its warnings.
     """
     output: Any = CleanedStream(sys.stdout, goes_on=goes_on)
     errors: Any = CleanedStream(sys.stderr, goes_on=True)
@@ -115,11 +115,11 @@ def _is_seen(character: str) -> bool:
     return (character.isprintable() and character not in UNSEEN) or unicodedata.category(character) == "Zs"
 
 
-COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute
+COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # the beginnings of cells that a spreadsheet would compute
 
 
 def csv_cell(value: Any) -> Any:
-    """Return a value as it is, a text that a spreadsheet would compute with an apostrophe before it."""
+    """Put an apostrophe before a text that a spreadsheet would compute; return any other value as it is."""
     return f"'{value}" if isinstance(value, str) and value.startswith(COMPUTED) else value
 
 
@@ -136,7 +136,7 @@ def duration(seconds: float) -> str:
 
 
 class StepLines:
-    """Lines that say at which step the training of a round is, and how long it will go on.
+    """Lines that say at which step the training of a round is, and how long it will take.
 
     The first comes after ten seconds, each further one after twice as long as the one before, at most five minutes.
     """

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Folders of FLARE: the names of a run's files, a workspace's `local/` with the classes that a job may load, and kits.
+"""FLARE's folders: the names of a run's files, the list of classes in a workspace's `local/`, and start-up kits.
 
-A start-up kit is that of one participant, as `nvflare provision` or `nvflare poc prepare` writes it.
+A start-up kit belongs to one participant; `nvflare provision` or `nvflare poc prepare` writes it.
 """
 
 from __future__ import annotations
@@ -46,15 +46,11 @@ UNSECURED = "clear"
 def resources() -> dict[str, Any]:
     """Return an enforced allow-list that holds fedpeft's components only.
 
-    Each is named: FLARE calls whatever a listed name leads to, and a prefix would let a job call any function of the
-    package, the command line included. The list replaces FLARE's own, whose classes write files, open connections or
-    pass by a site's filters; it holds for jobs only.
+    Each is named in full: FLARE calls whatever a listed name leads to, and a prefix would let a job call any function
+    of the package, the command line included. The list replaces FLARE's own, whose classes write files, open
+    connections or bypass a site's filters; it applies only to jobs.
     """
-    return {
-        "format_version": 2,
-        KEY: list(COMPONENTS),
-        "class_list_enforcement_mode": "enforce",
-    }
+    return {"format_version": 2, KEY: list(COMPONENTS), "class_list_enforcement_mode": "enforce"}
 
 
 def listed_classes(workspace: Path) -> tuple[str, ...]:
@@ -98,8 +94,8 @@ def check_place(workspace: Path, job: Path) -> None:
     job = job.resolve()
     if job.is_relative_to(workspace) or workspace.is_relative_to(job):
         raise FedpeftError(
-            f"one of the job {job} and the workspace {workspace} lies in the other, and the simulator deletes what is "
-            f"in its workspace: name another folder with -w."
+            f"one of the job {job} and the workspace {workspace} is inside the other, and the simulator deletes what "
+            f"is in its workspace: name another folder with -w."
         )
     if not workspace.exists():
         return
@@ -113,16 +109,16 @@ def check_place(workspace: Path, job: Path) -> None:
 
 
 def _unexpected_entry(workspace: Path) -> str | None:
-    """Return the name of an entry of a folder that the simulator did not write, or None."""
+    """Return the name of an entry of a workspace that the simulator did not write, or None."""
     entries = sorted(entry for entry in workspace.iterdir() if entry.name not in ("local", "startup"))
     if kit := [name for name in KIT_FILES.values() if (workspace / "startup" / name).exists()]:
         return f"startup/{kit[0]}"
     if any((workspace / "local" / name).is_file() for name in (RESOURCES, PRIVACY)):
-        entries = [entry for entry in entries if entry.name != EXIT_CODE and not _of_participant(entry)]
+        entries = [entry for entry in entries if entry.name != EXIT_CODE and not _is_participants(entry)]
     return entries[0].name if entries else None
 
 
-def _of_participant(path: Path) -> bool:
+def _is_participants(path: Path) -> bool:
     """Return whether a folder is the simulator's, for its server or one of its sites."""
     if path.is_symlink() or not path.is_dir():
         return False
@@ -132,12 +128,12 @@ def _of_participant(path: Path) -> bool:
 def seed(workspace: Path) -> None:
     """Let a simulator workspace load fedpeft's classes; settings already in its `local/` are kept."""
     local = workspace / "local"
-    write_json(local / RESOURCES, _with_components(local / RESOURCES))
+    write_json(local / RESOURCES, _add_components(local / RESOURCES))
     if not (local / LOG_CONFIG).exists():
         write_json(local / LOG_CONFIG, log_config())
 
 
-def _with_components(file: Path) -> dict[str, Any]:
+def _add_components(file: Path) -> dict[str, Any]:
     required = resources()
     if not file.exists():
         return required

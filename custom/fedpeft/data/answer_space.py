@@ -7,7 +7,7 @@ from the head's shape, says nothing about a site, and no site has to reveal or c
 A training row with another answer is left out, and a test question with one counts as wrong; only the site's own log
 and `fedpeft doctor` there say how many. If such a row ended the job, whoever writes jobs could ask with one list after
 another which answers a site has; if it were only left out, a list could choose the few rows that a site trains on. So a
-site of a consortium takes part only with a list that its own file names (`answers`), and leaves the same rows out of
+site of a consortium takes part only with a list that its site policy names (`answers`), and leaves the same rows out of
 every job with that data set: neither a refusal nor a number of samples then depends on a list that somebody else wrote.
 """
 

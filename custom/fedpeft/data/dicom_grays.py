@@ -45,7 +45,7 @@ READ = (
 LINEAR, EXACT, SIGMOID = "LINEAR", "LINEAR_EXACT", "SIGMOID"
 MIN_WIDTH = {LINEAR: 1.0, EXACT: 0.0, SIGMOID: 0.0}  # PS3.3 C.11.2.1; a width of 0 is none
 NO_WINDOW = "has more than 8 bits per pixel and no window of its own"
-SET_WINDOW = "set data.window (a hospital in its own file)"
+SET_WINDOW = "set data.window (a hospital in its site policy)"
 SAVE_GRAYS = "save it with 8 bits, as its viewer shows it"
 
 Shown = Callable[[np.ndarray], np.ndarray]

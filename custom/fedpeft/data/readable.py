@@ -82,7 +82,7 @@ def refusal(site: str, problems: Iterable[UnreadableImage], *, of: int, share: f
     return DataError(
         f"Site {site!r}: {len(problems):,} of {of:,} images cannot be read, {allowed} ({named(problems)}). "
         f"What helps: {remedies}. Or exclude these images, or set unreadable to the share that may be skipped; "
-        f"a hospital sets it in its own file."
+        f"a hospital sets it in its site policy."
     )
 
 

@@ -54,7 +54,7 @@ class DataSet:
         folders: names of its folder under FEDPEFT_DATA; `{site}` stands for the name of the site.
         sites: names of the sites that it has by itself.
         whole: the name of a site that has all of these, if there is one.
-        allowed_by_default: a site's own file allows it unless its `datasets` leaves it out.
+        allowed_by_default: the site policy allows it unless its `datasets` leaves it out.
         as_sites: a sentence for whoever has a folder with several folders of it, on what these were taken for;
             `{inside}` stands for the names of the folders in them.
     """

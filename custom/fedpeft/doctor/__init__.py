@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Checks of what would keep a job from running on this machine, beyond `nvflare preflight-check`.
 
-A group of checks is a function `check(context) -> Iterator[Finding]` and one line below. All groups are run in this
-order, and each finding is printed as soon as it is made.
+A group of checks is a function `check(context) -> Iterator[Finding]` and one line `register(...)`. All groups run in
+that order, and each finding is printed as soon as it is made.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from fedpeft.doctor.context import PASS, Context, DataFacts, Finding, failed, pa
 from fedpeft.job.federation import NONE, SETTING, several_backbones, usable
 from fedpeft.job.folder import check_shared
 from fedpeft.job.settings import SiteJob
-from fedpeft.protocol.site_check import load_data
+from fedpeft.protocol.job_against_policy import load_data
 from fedpeft.report.data_summary import Overlap
 
 CONFIG, WEIGHTS = "config.json", (weights.WEIGHTS, weights.INDEX)
@@ -43,7 +43,7 @@ def check_backbone(context: Context) -> Iterator[Finding]:
     sections = context.job.sections
     of_sites = {site: context.at(site).backbone for site in context.sites}
     chosen = dict.fromkeys((settings.name, settings.source, settings.image_source) for settings in of_sites.values())
-    found = [finding for one in chosen for finding in _of_sources(*one, download=context.downloads)]
+    found = [finding for one in chosen for finding in _check_sources(*one, download=context.downloads)]
     yield from found
     method = context.at(context.sites[0]).method
     if method.exchanges and several_backbones(sections["backbone"]) and all(f.verdict == PASS for f in found):
@@ -67,14 +67,14 @@ def compared(backbones: Mapping[str, Backbone], deepest: int | None, *, all_here
     return passed(f"{listed}.")
 
 
-def _of_sources(name: str, source: str | None, image_source: str | None, *, download: bool) -> Iterator[Finding]:
+def _check_sources(name: str, source: str | None, image_source: str | None, *, download: bool) -> Iterator[Finding]:
     yield files(name, source, download=download)
     if BACKBONES.get(name).image_encoder:
         yield files(name, image_source, download=download, image=True)
 
 
 def files(name: str, named: str | None, *, download: bool, image: bool = False) -> Finding:
-    """Check the files of one backbone, or of its image encoder, in a folder or in the hub's cache."""
+    """Check the files of a backbone, or of its image encoder, in a folder or in the hub's cache."""
     pretrained = BACKBONES.get(name)
     source = named or (pretrained.default_image_source if image else pretrained.default_source)
     needed = FILES if pretrained.tokenizer and not image else FILES[:-1]
@@ -112,12 +112,12 @@ def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES, *, pickle: str
     return passed(f"{path}: {kind}, {size / 1e6:.0f} MB.")
 
 
-MAX_OPENED = 2000  # images of all sites together, and
-MAX_BYTES = 2**30  # of them, so that it takes about a minute at most; `fedpeft data` opens all
+MAX_OPENED = 2000  # images of all sites together; `fedpeft data` opens all
+MAX_BYTES = 2**30  # of these images, so that opening them takes a minute at most
 
 
 def check_data(context: Context) -> Iterator[Finding]:
-    """Count the samples of every site, decode its images, of many a part, and compare those of all sites."""
+    """Count the samples of every site, decode its images or a part of them, and compare the images of all sites."""
     folder = os.environ.get(DATA_VARIABLE, "")
     if context.kit and context.sites and folder and not Path(folder).is_absolute():
         yield warned(
@@ -133,7 +133,7 @@ def check_data(context: Context) -> Iterator[Finding]:
         try:
             job = context.admitted_at(site)
             loaded = load_data(context.policy, job)
-            opened = _open(loaded, decoded=job.data.unreadable > 0, sites=len(context.sites))
+            opened = _open_images(loaded, decoded=job.data.unreadable > 0, sites=len(context.sites))
             answers = vocabulary_of(loaded, job.answers)
         except FedpeftError as error:
             yield failed(f"site {site}: {error}")
@@ -142,7 +142,7 @@ def check_data(context: Context) -> Iterator[Finding]:
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
         if not loaded.validation:
-            yield from (finding(f"site {site}: {sentence}") for finding, sentence in _without_validation(job))
+            yield from (finding(f"site {site}: {sentence}") for finding, sentence in _validation_problems(job))
         whole += [loaded] * opened.startswith("all")
         serious = set(without_variety(loaded))
         for remark in (*unread_questions(loaded, job.backbone.name), *_cut_texts(loaded, job, context.downloads)):
@@ -154,8 +154,8 @@ def check_data(context: Context) -> Iterator[Finding]:
             yield warned(remark)
 
 
-def _without_validation(job: SiteJob) -> Iterator[tuple[Callable[[str], Finding], str]]:
-    """What a job cannot do at a site without a validation split, and how grave that is."""
+def _validation_problems(job: SiteJob) -> Iterator[tuple[Callable[[str], Finding], str]]:
+    """Yield what a job cannot do at a site without a validation split, each with its verdict."""
     setting = "data.validation_size" if DATASETS.get(job.data.dataset).procedural else "data.validation_fraction"
     pia = cast(PIASettings, job.method.pia)
     if job.method.aligns and pia.client and pia.share == VALIDATION:
@@ -180,14 +180,14 @@ def _answers(loaded: SiteData, vocabulary: AnswerVocabulary) -> str:
     return f"{len(vocabulary)} answers, {loaded.unseen(vocabulary)} test questions with none of them"
 
 
-def _open(loaded: SiteData, *, decoded: bool, sites: int = 1) -> str:
-    """Decode the images, of many some that are spread evenly over all splits."""
+def _open_images(loaded: SiteData, *, decoded: bool, sites: int = 1) -> str:
+    """Decode the images, or of many a part that is spread evenly over all splits."""
     images = images_of(loaded)
     if not images:
         return "all images drawn by program"
     if decoded:
         return f"all {len(images):,} images opened"
-    chosen = dict(list(images.items())[:: _step(list(images.values()), sites)])
+    chosen = dict(list(images.items())[:: _image_step(list(images.values()), sites)])
     if problems := unreadable(chosen):
         raise refusal(loaded.site, problems.values(), of=len(chosen))
     if len(chosen) == len(images):
@@ -195,7 +195,7 @@ def _open(loaded: SiteData, *, decoded: bool, sites: int = 1) -> str:
     return f"{len(chosen):,} of {len(images):,} images opened, `fedpeft data` opens the others"
 
 
-def _step(images: list[Any], sites: int) -> int:
+def _image_step(images: list[Any], sites: int) -> int:
     step = -(-len(images) * sites // MAX_OPENED)
     files = (getattr(image, "file", image) for image in images[::step])
     size = sum(file.stat().st_size for file in files if isinstance(file, Path))
@@ -203,7 +203,7 @@ def _step(images: list[Any], sites: int) -> int:
 
 
 def check_tracking(context: Context) -> Iterator[Finding]:
-    """Check `federation.tracking` with a server's kit, or where all sites are on this machine."""
+    """Check `federation.tracking` with a server's kit, or if all sites are on this machine."""
     here = context.kit.role == SERVER if context.kit else context.job and context.sites == context.job.sites
     if context.job is None or not here:
         return

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What doctor checks, a job, a participant's start-up kit, or only this machine; and what a check finds."""
+"""What doctor checks: a job, a participant's start-up kit, or only this machine; and the findings of a check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedpeft.job.folder import job_folder
 from fedpeft.job.settings import CommonSettings, SiteJob
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.site_check import admitted
+from fedpeft.protocol.job_against_policy import admitted
 from fedpeft.report.history_reader import read
 from fedpeft.report.status import SIMULATED
 from fedpeft.report.wording import not_learning
@@ -48,7 +48,7 @@ warned = partial(Finding, WARN)  # a job can run, but not as well or as safely a
 failed = partial(Finding, FAIL)  # a job cannot run
 
 
-MAX_RATE_RATIO = 10  # of the learning rate to the declared one, or the other way round
+MAX_RATE_RATIO = 10  # of the job's learning rate to the declared one, or the other way round
 
 
 def check_job(context: Context) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def check_job(context: Context) -> Iterator[Finding]:
 
 
 def _average(job: AdmittedJob, method: MethodSettings) -> Iterator[Finding]:
-    """Recommend a robust average where there are enough sites for it, and the job can have one."""
+    """Recommend a robust average if the job can have one and has enough sites for it."""
     able = method.exchanges and method.rule.averages and not method.secure_sum
     if len(job.sites) < MIN_REPLIES or not able or not method.robust.weighs:
         return
@@ -79,7 +79,7 @@ def _average(job: AdmittedJob, method: MethodSettings) -> Iterator[Finding]:
 
 
 def _rate(job: AdmittedJob, common: CommonSettings) -> Iterator[Finding]:
-    """Compare the learning rate with those that the backbones declare for adapters, which hold for AdamW."""
+    """Compare the learning rate with the backbones' declared ones for adapters, which are for AdamW."""
     method, training = common.method, common.training
     if training.optimizer != TrainingSettings.optimizer or not method.exchanges or method.method.sends_backbone:
         return
@@ -95,7 +95,7 @@ def _rate(job: AdmittedJob, common: CommonSettings) -> Iterator[Finding]:
 
 
 def _earlier(context: Context, training: TrainingSettings) -> Iterator[Finding]:
-    """Say which sites the last simulated run left below their constant answer, where rate and rounds are still its."""
+    """Warn of sites that the last simulated run left below their constant answer, if rate and rounds are unchanged."""
     folder = context.workspace / SIMULATED
     if context.kit or not (folder / MANIFEST).is_file():
         return
@@ -114,9 +114,9 @@ WORKSPACE = Path("simulator_workspace")
 
 
 class DataFacts(NamedTuple):
-    """How a site's data are answered and measured."""
+    """Whether a site's images have labels, and its metric."""
 
-    labelled: bool  # whether images have labels
+    labelled: bool
     metric: str
 
 
@@ -128,16 +128,16 @@ class Context:
     kit: Kit | None = None  # None: a simulator on this machine
     sites: tuple[str, ...] = ()  # those of the job that train here
     workspace: Path = WORKSPACE  # unused with a kit
-    data: dict[str, DataFacts] = field(default_factory=dict)  # of the sites whose data a check has loaded
+    data: dict[str, DataFacts] = field(default_factory=dict)  # by site, once a check has loaded its data
 
     @property
     def policy_file(self) -> Path | None:
-        """The site's own file in its kit; None without a site's kit."""
+        """The site policy in its kit, `local/fedpeft.json`; None without a site's kit."""
         return self.kit.folder / "local" / FILE if self.kit and self.kit.role == SITE else None
 
     @cached_property
     def policy(self) -> SitePolicy | None:
-        """The content of that file; None in the simulator, where the job's settings apply."""
+        """The content of the site policy; None in the simulator, where the job's settings apply."""
         return read_policy(self.policy_file) if self.policy_file else None
 
     @property
@@ -146,7 +146,7 @@ class Context:
         return self.policy is None or self.policy.download
 
     def at(self, site: str) -> SiteJob:
-        """Return the job as a site has it, before the site's own values replace the job's."""
+        """Return the job as a site receives it, before the site's own values replace the job's."""
         return SiteJob.from_sections(self.job.sections, site=site, policy=self.policy)
 
     def admitted_at(self, site: str) -> SiteJob:
@@ -155,7 +155,7 @@ class Context:
 
     @cached_property
     def footprint(self) -> Footprint:
-        """Memory and disk that one of the sites needs, the one with the deepest backbone; measured once."""
+        """Memory and disk that the site with the deepest backbone needs; measured once."""
         from fedpeft.doctor.footprint import footprint, largest
 
         return footprint(self.admitted_at(largest(self)), policy=self.policy, data=self.data)

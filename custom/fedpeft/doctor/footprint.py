@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Measure what one site of a job needs: memory for a training step, and disk for its state between rounds.
 
-On CUDA one step is run with the job's whole batch, and the allocator's peak is read. Without a GPU two steps are run,
-with one and with two examples; what backpropagation stores is read from autograd and extrapolated to the job's batch.
-Images are square and questions have the maximum length. The model is the one that the learner trains; where a schedule
-assigns layers, all of them train in the step that is measured, since a site may score all of them.
+On CUDA one step runs with the job's whole batch, and the allocator's peak is read. Without a GPU two steps run, with
+one and with two examples; what backpropagation stores is read from autograd and extrapolated to the job's batch. Images
+are square and questions have the maximum length. The model is the one that the learner trains; if a schedule assigns
+layers, all of them train in the measured step, since a site may score all of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fedpeft.site.metrics import check_metric
 from fedpeft.site.site_model import SiteModel
 from fedpeft.site.site_state import KEPT_ROUNDS
 
-# a site's own answers or labels are known only where its data are; heads are small beside the rest
+# a site's answers or labels are known only where its data are; heads are small compared with the rest
 STAND_INS = [f"answer {number}" for number in range(500)]
 BUFFERS = 1.25  # temporary buffers that autograd does not store; ViLT-B/32 with a batch of 16: up to a fifth
 
@@ -61,7 +61,7 @@ class Footprint:
 
 
 def largest(context: Context) -> str:
-    """Return the site with the most layers in its backbone, of several the first."""
+    """Return the first site with the most layers in its backbone."""
     if not several_backbones(context.job.sections["backbone"]):
         return context.sites[0]
     chosen = {site: context.at(site).backbone for site in context.sites}
@@ -75,9 +75,9 @@ def largest(context: Context) -> str:
 def footprint(
     job: SiteJob, *, policy: SitePolicy | None = None, data: Mapping[str, DataFacts] | None = None
 ) -> Footprint:
-    """Build the network of a site, which allows the job, and measure its footprint; no policy: in the simulator.
+    """Build the network of a site that allows the job, and measure its footprint; no policy: in the simulator.
 
-    `data` are those of the sites whose data were loaded: the network must answer and be measured as they need it.
+    `data` has the facts of loaded data by site: the network must answer and be measured as they need it.
     """
     training, method = job.training, job.method
     declared, data = DATASETS.get(job.data.dataset).metric, data or {}
@@ -93,7 +93,7 @@ def footprint(
         vocabulary=vocabulary,
         labelled=facts.labelled,
         metric=facts.metric,
-        train=(sample,),  # of which classes are weighed where the job asks for it
+        train=(sample,),  # for the weights of classes, if the job asks for them
         policy=policy,
     )
     _check_others(model, {site: other for site, other in data.items() if other != facts})
@@ -146,7 +146,7 @@ def footprint(
 
 
 def _check_others(model: SiteModel, data: Mapping[str, DataFacts]) -> None:
-    """Refuse sites whose data cannot be answered or measured as the job says; their heads are built on one backbone."""
+    """Refuse sites whose data cannot be answered or measured as the job says; all heads are built on one backbone."""
     answering = {model.answering.labelled: model.answering}
     for site, (labelled, metric) in data.items():
         with about("training.answering", where=f"site {site}"):
@@ -157,7 +157,7 @@ def _check_others(model: SiteModel, data: Mapping[str, DataFacts]) -> None:
 
 
 def _beside(body: Trainable, method: MethodSettings) -> int:
-    """Return the bytes of what a site keeps of a round beside what it trains, so that its model can be built again."""
+    """Return the bytes that a site keeps of a round, beside what it trains, to build its model again."""
     state = body.beside().state
     if method.aligns and method.pia.client and method.pia.form.second_branch:
         state = state | {f"{part} {key}": tensor for part in ("own", "frozen") for key, tensor in body.state().items()}

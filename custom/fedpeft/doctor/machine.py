@@ -30,7 +30,7 @@ from packaging.utils import canonicalize_name
 
 import fedpeft
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.processes import TEMPORARY, no_sockets, with_sockets
+from fedpeft.core.processes import TEMPORARY, no_sockets, socket_folder
 from fedpeft.core.workspace import ADMIN, SERVER, Kit
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 
@@ -68,19 +68,19 @@ def required(requirements: Iterable[str], installed: Mapping[str, str]) -> Findi
     parsed = [Requirement(text) for text in requirements]
     needed = [one for one in parsed if one.marker is None or one.marker.evaluate({"extra": ""})]
     wrong = []
-    for one in needed:
-        version = installed.get(canonicalize_name(one.name))
+    for library in needed:
+        version = installed.get(canonicalize_name(library.name))
         if version is None:
-            wrong.append(f"{one.name} is missing")
-        elif not one.specifier.contains(version, prereleases=True):
-            wrong.append(f"{one.name} is {version}, {one.specifier} is needed")
+            wrong.append(f"{library.name} is missing")
+        elif not library.specifier.contains(version, prereleases=True):
+            wrong.append(f"{library.name} is {version}, {library.specifier} is needed")
     if wrong:
         return failed(f"{'; '.join(wrong)}: pip install -c constraints.txt -e . in a clone.")
     return passed(f"all {len(needed)} required libraries are installed in accepted versions.")
 
 
 def tested(constraints: str, installed: Mapping[str, str]) -> Finding:
-    """Check for libraries whose version is not the tested one; local labels such as +cpu are ignored."""
+    """Warn of libraries in another version than the tested one; local labels such as +cpu are ignored."""
     lines = (line.partition("#")[0].strip() for line in constraints.splitlines())
     pinned = {canonicalize_name(one.name): one.specifier for one in map(Requirement, filter(None, lines))}
     present = {name: installed[name] for name in pinned if name in installed}
@@ -125,7 +125,7 @@ def validity(file: Path, now: datetime) -> Finding:
 
 
 def synchronized() -> Iterator[Finding]:
-    """Check what systemd reports; without systemd, as in a container with its host's clock, nothing."""
+    """Check the clock as systemd reports it; nothing without systemd, as in a container with its host's clock."""
     if (command := shutil.which("timedatectl")) is None:
         return
     arguments = [command, "show", "--property=NTPSynchronized", "--value"]
@@ -170,7 +170,7 @@ def sockets(context: Context) -> Iterator[Finding]:
     training = context.job.sections.get("training") if context.job else None
     if context.kit is None:
         try:
-            with with_sockets() as other:
+            with socket_folder() as other:
                 yield passed(f"the path of {tempfile.gettempdir()} is too long for sockets, {other[TEMPORARY]} is not.")
         except FedpeftError as error:
             yield failed(str(error))
@@ -192,7 +192,7 @@ def writable(folder: Path, needed: int) -> Finding:
 
 
 def stores(resources: Mapping[str, Any]) -> list[Path]:
-    """The folders in which a server's job manager stores jobs and results."""
+    """Return the folders in which a server's job manager stores jobs and results."""
     components = resources.get("components", [])
     managers = [c for c in components if isinstance(c, Mapping) and c.get("id") == "job_manager"]
     roots = [(manager.get("args") or {}).get("uri_root") for manager in managers]
@@ -200,7 +200,7 @@ def stores(resources: Mapping[str, Any]) -> list[Path]:
 
 
 def _state(context: Context) -> int:
-    """Bytes that the sites store here; 0 if that cannot be measured, which `memory` then reports."""
+    """Return the bytes that the sites store here; 0 if that cannot be measured, which `memory` then reports."""
     try:
         return context.footprint.state * len(context.sites) if context.sites else 0
     except FedpeftError:
@@ -255,9 +255,9 @@ def reachable(kit: Kit, *, seconds: float = SECONDS_TO_CONNECT) -> Iterator[Find
             with context.wrap_socket(plain, server_hostname=kit.host) as secured:
                 ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(secured.getpeercert()["notAfter"])), UTC)
                 if kit.scheme in HTTP:
-                    server_time = _time(secured, kit)
+                    server_time = _read_time(secured, kit)
                 else:
-                    _listen(secured)
+                    _wait_for_refusal(secured)
     except ssl.SSLCertVerificationError as error:
         yield failed(
             f"the server at {place} is not trusted ({error.verify_message}): compare kit and clock with the server's."
@@ -283,7 +283,7 @@ def skew(seconds: float) -> Finding:
     return warned(f"this clock is {abs(seconds):.0f} s {late} the server's: switch NTP on at both.")
 
 
-def _time(secured: ssl.SSLSocket, kit: Kit) -> datetime | None:
+def _read_time(secured: ssl.SSLSocket, kit: Kit) -> datetime | None:
     secured.sendall(f"HEAD / HTTP/1.1\r\nHost: {kit.host}\r\nConnection: close\r\n\r\n".encode())
     answer = http.client.HTTPResponse(secured, method="HEAD")
     try:
@@ -295,7 +295,7 @@ def _time(secured: ssl.SSLSocket, kit: Kit) -> datetime | None:
         return None
 
 
-def _listen(secured: ssl.SSLSocket) -> None:
+def _wait_for_refusal(secured: ssl.SSLSocket) -> None:
     """Wait for a refusal: with TLS 1.3 a server refuses a client's certificate only after the handshake."""
     secured.settimeout(SECONDS_TO_LISTEN)
     with contextlib.suppress(TimeoutError):

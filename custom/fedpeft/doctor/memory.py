@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.processes import without_current_folder
+from fedpeft.core.processes import hide_current_folder
 from fedpeft.doctor.context import Context, Finding, failed, open_context, passed, warned
 from fedpeft.doctor.footprint import Footprint
 
@@ -37,7 +37,7 @@ def check_memory(context: Context) -> Iterator[Finding]:
 
 
 def card(device: str) -> tuple[int, str]:
-    """Return the bytes of a GPU that are free when this measurement ends, and its name with its size."""
+    """Return the bytes of a GPU that will be free after this measurement, and its name with its size."""
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
@@ -45,14 +45,14 @@ def card(device: str) -> tuple[int, str]:
     return free, f"{torch.cuda.get_device_name(device)} with {total / GB:.0f} GB"
 
 
-def on_gpu(one: Footprint) -> int:
+def gpu_bytes(one: Footprint) -> int:
     """Return what a site needs of a GPU, in bytes: weights, a training step and CUDA's context."""
     return one.weights + one.step + CUDA_CONTEXT
 
 
 def gpu(one: Footprint, free: int, count: int, *, name: str) -> Finding:
     """Check GPU memory."""
-    return fits(f"memory of {name}", on_gpu(one), free, count, how=one.method)
+    return fits(f"memory of {name}", gpu_bytes(one), free, count, how=one.method)
 
 
 def main_memory(one: Footprint, free: int, count: int, *, on_gpu: bool) -> Finding:
@@ -72,7 +72,7 @@ def fits(what: str, needed: int, free: int, count: int, *, how: str) -> Finding:
 
 
 def available() -> int:
-    """Free main memory in bytes, within a container's limit."""
+    """Return the free main memory in bytes, within a container's limit."""
     free = psutil.virtual_memory().available
     try:
         limit = int((CONTAINER / "memory.max").read_text())
@@ -82,14 +82,14 @@ def available() -> int:
 
 
 def sites_at_once(job: Path, threads: int, *, workspace: Path) -> tuple[int, str]:
-    """Return how many sites may train at once, and what doctor says about the GPU; all and "" where none trains on one.
+    """Return how many sites may train at once, and doctor's sentence about the GPU; all and "" if none trains on one.
 
-    It is measured in a process of its own, which gives the GPU's memory back. Without NVIDIA's driver nothing is.
+    A process of its own measures it and gives the GPU's memory back; without NVIDIA's driver nothing is measured.
     """
     if not _driver():
         return threads, ""
     try:
-        with without_current_folder(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        with hide_current_folder(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             count, sentence = process.submit(_measured, job, threads, workspace).result()
     except BrokenProcessPool as error:
         raise FedpeftError(
@@ -103,7 +103,6 @@ def sites_at_once(job: Path, threads: int, *, workspace: Path) -> tuple[int, str
 
 def fitting(context: Context, threads: int) -> tuple[int, str]:
     """Return what `sites_at_once` returns, measured in this process; 0 if not even one site fits."""
-
     from fedpeft.site import computing
 
     if context.job is None:
@@ -114,7 +113,7 @@ def fitting(context: Context, threads: int) -> tuple[int, str]:
     one = context.footprint
     free, name = card(one.device)
     finding = gpu(one, free, threads, name=name)
-    return min(threads, free // on_gpu(one)), finding.sentence
+    return min(threads, free // gpu_bytes(one)), finding.sentence
 
 
 def _driver() -> bool:

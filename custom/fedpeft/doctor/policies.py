@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Checks of a start-up kit: admission of jobs, the list of classes, the site's file, the filters.
+"""Checks of a start-up kit: admission of jobs, the list of classes, the site policy, the filters.
 
-Nothing of a job, or of the folder of the start, may be read before this participant has checked it. Misconfigured
-filters block every reply, from the handshake on; without filters every reply leaves unchecked.
+This participant must check a job before anything of it is read, and read nothing from the folder of its start.
+Misconfigured filters block every reply, from the handshake on; without filters every reply leaves unchecked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 from fedpeft.job.admission import FILES
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import RECEIVED, ZERO, PrivacySettings, SitePolicy
-from fedpeft.protocol.site_check import refusals
+from fedpeft.protocol.job_against_policy import refusals
 
 PROBE = "fedpeft.flare.hardening.jobs"
 _APP_FILES = {name.rpartition("/")[2] for name in FILES}
@@ -43,7 +43,7 @@ def check_admission(context: Context) -> Iterator[Finding]:
 
 
 def scripts(kit: Kit) -> Iterator[Finding]:
-    """Find a script of a kit that was provisioned before its Pythons were kept from importing where it is called."""
+    """Find a script of an old kit whose Python processes still import from the folder in which it is called."""
     for file in sorted((kit.folder / "startup").glob("*.sh")):
         if f"export {SAFE_PATH}=1" not in file.read_text():
             yield warned(
@@ -147,7 +147,7 @@ def _admits(entry: str, name: str) -> bool:
 
 
 def check_site_file(context: Context) -> Iterator[Finding]:
-    """Check the file in a site's kit, and every setting of the job that it does not allow; nothing in the simulator."""
+    """Check the site policy in a kit, and every setting of the job that it does not allow; nothing in the simulator."""
     if context.policy_file is None:
         return
     policy = context.policy
@@ -157,12 +157,12 @@ def check_site_file(context: Context) -> Iterator[Finding]:
     for site in context.sites:
         refused = list(refusals(policy, context.at(site)))
         noise = policy.noise_of_sums
-        if noise and (finding := _clipped(context.at(site), noise, f"sum_noise of {context.policy_file}")):
+        if noise and (finding := _clipping_problem(context.at(site), noise, f"sum_noise of {context.policy_file}")):
             yield finding
         for setting, why in refused:
             yield failed(f"{setting} {why}: change the job, or {context.policy_file}.")
         if not refused:
-            yield passed("this file allows all settings of the job.")
+            yield passed("the site policy allows all settings of the job.")
 
 
 FILTERS = {
@@ -185,7 +185,7 @@ def check_privacy(context: Context) -> Iterator[Finding]:
 
 
 def policy(content: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob] = ()) -> Iterator[Finding]:
-    """Check the default scope's two filters, and the privacy settings of `AdapterOnly` with which jobs come here."""
+    """Check the default scope's two filters, and that the jobs can run with the privacy settings of `AdapterOnly`."""
     scopes = content.get("scopes")
     named = [scope for scope in scopes if isinstance(scope, Mapping)] if isinstance(scopes, list) else []
     scope = next((scope for scope in named if scope.get("name") == content.get("default_scope")), None)
@@ -201,7 +201,7 @@ def policy(content: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob] = ())
     elif missing:
         yield failed(f"{file} lacks {missing[0]}, without which every reply is blocked: {WRITE}")
     else:
-        yield _settings(filters["task_result_filters"].get("args") or {}, file, jobs)
+        yield _check_settings(filters["task_result_filters"].get("args") or {}, file, jobs)
 
 
 def _filter(chain: Any, path: str, direction: str) -> Mapping[str, Any] | None:
@@ -211,8 +211,8 @@ def _filter(chain: Any, path: str, direction: str) -> Mapping[str, Any] | None:
     )
 
 
-def _clipped(job: SiteJob, settings: PrivacySettings, place: Path | str) -> Finding | None:
-    """Return why a job does not go with these settings of clipping, which stand in `place`; None: it does."""
+def _clipping_problem(job: SiteJob, settings: PrivacySettings, place: Path | str) -> Finding | None:
+    """Return why a job cannot run with the clipping settings in `place`; None: it can."""
     if job.method.aligns and cast(PIASettings, job.method.pia).follows_agreement:
         return failed(
             f"method.pia.share='agreement' takes what this site trained off the mean, and {place} clips it, so "
@@ -231,7 +231,7 @@ def _clipped(job: SiteJob, settings: PrivacySettings, place: Path | str) -> Find
     return None
 
 
-def _settings(arguments: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob]) -> Finding:
+def _check_settings(arguments: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob]) -> Finding:
     chosen = arguments.get("privacy", OFF)
     if chosen == OFF:
         return passed("what leaves this site is checked, neither clipped nor noised.")
@@ -240,7 +240,7 @@ def _settings(arguments: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob])
     except FedpeftError as error:
         return failed(f"{file} is wrong, so that every reply is blocked: {error}")
     for job in jobs:
-        if finding := _clipped(job, settings, file):
+        if finding := _clipping_problem(job, settings, file):
             return finding
     if not settings.noise:
         return passed(f"what leaves this site is checked and clipped at {settings.clip}, not noised.")

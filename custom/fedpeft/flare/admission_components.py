@@ -28,12 +28,12 @@ from fedpeft.job.strict_files import AdmissionError
 
 logger = logging.getLogger(__name__)
 NOT_DEPLOYED = "the job could not be deployed; this site's log says why."
-# the first check of a job would import them, for seconds, and FLARE's client waits for an answer for five
+# imported at the start: the first check of a job would take seconds longer, and FLARE's client waits only five
 FIRST_CHECK = ("fedpeft.job.settings", "fedpeft.importance.lntk", "fedpeft.importance.saliency")
 
 
 def _keep_from_other_users() -> None:
-    """No other user of the machine reads what this process and those that it starts write, or connects to them."""
+    """Keep other users of the machine from this process and those that it starts: from their files and sockets."""
     os.umask(0o077)
     guard_connections()
 

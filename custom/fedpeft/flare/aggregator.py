@@ -50,5 +50,5 @@ class PIAAggregator(ModelAggregator):
         return FLModel(params_type=ParamsType.FULL, params=merged, meta={REPORT: report})
 
     def reset_stats(self) -> None:
-        """Remove the replies of the round; the global adapter is kept for layers that no site trains next."""
+        """Remove the replies of the round; keep the global adapter for layers that no site trains next."""
         self._received = {}

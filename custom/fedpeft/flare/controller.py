@@ -56,15 +56,14 @@ R = TypeVar("R", bound=Reply)
 
 
 class _EachOnce(list):
-    """What FLARE handed out of a task, each once.
+    """The client tasks that FLARE has handed out, each listed once.
 
-    A site that asks for its task again, because it was started anew, gets the same one. While tasks of other sites
-    stand FLARE lists that a second time, fails to drop it twice, and its monitor ends: no task and no timeout of the
-    job would end any more.
+    A restarted site that asks for its task again gets the same one. While other sites' tasks are open, FLARE would list
+    it a second time and fail to drop it twice; then its monitor ends, and no task or timeout of the job ends any more.
     """
 
     def append(self, one: ClientTask) -> None:
-        """Add what is not there yet."""
+        """Add a client task that is not listed yet."""
         if one not in self:
             super().append(one)
 
@@ -102,12 +101,12 @@ class FederationController(ModelController):
         self._aggregator_id = aggregator_id
         self._away_sites = AwaySites()
         self._tasks: dict[str, Task] = {}  # by site, of the request that is running
-        self._reply_bytes = 0  # of the largest adapter that a site announced
-        self._untrimmed = 0  # bytes that were stored since memory was given back
+        self._reply_bytes = 0  # of the largest announced adapter
+        self._untrimmed = 0  # bytes stored since memory was last given back
         self._large = False  # whether the replies of this task go to the disk
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Report the job's progress on request, and note which sites are away or return."""
+        """Report the job's progress on request, and note which sites leave or return."""
         super().handle_event(event_type, fl_ctx)
         report_progress(event_type, fl_ctx)
         self._away_sites.handle_event(event_type, fl_ctx)
@@ -131,7 +130,7 @@ class FederationController(ModelController):
     def run(self) -> None:
         """Run the whole job; an error is recorded in the manifest and reported to FLARE as a panic."""
         context = self.fl_ctx
-        _no_site_ends_the_job(context)
+        _keep_sites_from_ending_the_job(context)
         place = ServerPlace(
             run=run_folder(context),
             lineages=lineages_folder(context),
@@ -159,7 +158,7 @@ class FederationController(ModelController):
         self._reply_bytes = limit.size - SLACK
 
     def stored(self, state: Mapping[str, Tensor]) -> State:
-        """Return the tensors as the server keeps them: where replies go to the disk, on the disk."""
+        """Return the tensors as the server keeps them: on its disk where replies go there, else in memory."""
         if not self._is_large(len(self._federation.sites)):
             return in_memory(state)
         self._untrimmed += sum(tensor.nbytes for tensor in state.values())
@@ -168,7 +167,7 @@ class FederationController(ModelController):
         return on_disk(state, self._replies)
 
     def _trim(self) -> None:
-        """Give back what was freed: with many threads the allocator keeps it for each of them."""
+        """Give freed memory back to the system: the allocator would keep it for each of many threads."""
         self._untrimmed = 0
         try_malloc_trim()
 
@@ -176,7 +175,7 @@ class FederationController(ModelController):
         return self._reply_bytes * replies > messages.MAX_IN_MEMORY
 
     def relays(self) -> CellRelays:
-        """The relays that the job's sites stand behind."""
+        """Return the relays of the job's sites."""
         return CellRelays(self.fl_ctx.get_engine().get_cell(), self._cell_of, self.abort_signal)
 
     def _cell_of(self, site: str) -> str:
@@ -207,7 +206,7 @@ class FederationController(ModelController):
         return merged.params, merged.meta[REPORT]
 
     def keep(self, state: State) -> None:
-        """Let the persistor store the global adapter of a round, and the aggregator go on from it."""
+        """Let the persistor store the global adapter of a round, and the aggregator continue from it."""
         self._aggregator.start_from(state)
         self.save_model(FLModel(params=state))
 
@@ -229,7 +228,7 @@ class FederationController(ModelController):
     ) -> tuple[dict[str, R], dict[str, str]]:
         """Send each site its own order; wait for all replies, or for enough of them and the grace period.
 
-        No site that is away is waited for; where that leaves too few, it has the grace period to return.
+        Sites that are away are not waited for; where that leaves too few, they have the grace period to return.
         """
         self._large = task == TRAIN and self._is_large(len(orders))
         with messages.offloaded(self.fl_ctx, self._replies) if self._large else nullcontext():
@@ -263,7 +262,7 @@ class FederationController(ModelController):
         return {site: accepted[site] for site in orders if site in accepted}, problems
 
     def _wait(self, inbox: Inbox[Any], sites: Collection[str], needed: int) -> None:
-        """Wait for the replies to the tasks that stand; end those of sites that need not be waited for."""
+        """Wait for the replies to open tasks; end the tasks of sites that need not be waited for."""
         since = None
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(POLL_SECONDS)
@@ -290,7 +289,7 @@ class FederationController(ModelController):
                     self.cancel_task(self._tasks[site])
 
     def _away(self, site: str) -> str:
-        """Why no reply of a site is waited for; empty: it is."""
+        """Return why a site is not waited for; empty: it is."""
         if reason := self._away_sites.reason(site):
             return f"site {site} is away: FLARE's process of this job ended there {reason}; its own log says more."
         if self.get_client_disconnect_time(site):
@@ -298,12 +297,12 @@ class FederationController(ModelController):
         return ""
 
 
-def _no_site_ends_the_job(fl_ctx: FLContext) -> None:
-    """Clear the three return codes of a single site, and the rule for lost sites, for which FLARE would end the job."""
-    replace_function(WFCommServer, "_job_policy_violated", _quorum_decides)
+def _keep_sites_from_ending_the_job(fl_ctx: FLContext) -> None:
+    """Switch off the return codes and the rule for lost sites by which one site would end the job in FLARE."""
+    replace_function(WFCommServer, "_job_policy_violated", _ignore_policy)
     if runner := fl_ctx and fl_ctx.get_prop(FLContextKey.RUNNER):
         runner.ABORT_RETURN_CODES = ()
 
 
-def _quorum_decides(policy: Callable, communicator: WFCommServer) -> bool:
+def _ignore_policy(policy: Callable, communicator: WFCommServer) -> bool:
     return False

@@ -41,7 +41,7 @@ SECONDS_TO_ANSWER = 5.0
 
 
 class TaskCheck:
-    """A callable that returns True once the task is aborted here or canceled by the server; called repeatedly.
+    """Called repeatedly; returns True once the task is aborted here or canceled by the server.
 
     Without it a site whose training hangs or is too slow would miss every later round too.
     """
@@ -52,7 +52,7 @@ class TaskCheck:
         self._gone = False
 
     def __call__(self) -> bool:
-        """Check the signal at every call and the server every few seconds; if it does not answer, the task goes on."""
+        """Check the signal at every call and the server every few seconds; without an answer the task continues."""
         if time.monotonic() - self._last >= SECONDS_BETWEEN:
             self._gone = self._gone or self._server_gave_up()
             self._last = time.monotonic()
@@ -80,7 +80,7 @@ LARGER = "raise max_message_mb in local/fedpeft.json if the server's messages ar
 
 
 class SiteExecutor(Executor):
-    """Trains a site's adapters and head on its own data in a separate process, which may die; this one must not.
+    """Trains a site's adapters and head on its own data, in a separate process: that one may die, this one must not.
 
     Settings are checked when a task arrives, not in this constructor: FLARE's simulator hangs on a component that fails
     to construct. The full message of a problem is in the site's own log and `problem.json`; the server gets a code and
@@ -105,13 +105,8 @@ class SiteExecutor(Executor):
         schedule: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self._sections = {
-            "backbone": backbone,
-            "method": method,
-            "training": training,
-            "data": data,
-            "schedule": schedule,
-        }
+        self._sections = {"backbone": backbone, "method": method, "training": training}
+        self._sections |= {"data": data, "schedule": schedule}
         self._supervisor = WorkerSupervisor(self._sections, module=self.worker)
         self._lock = StateLock()
         self._order: Order | None = None  # of the task that is running
@@ -162,11 +157,8 @@ class SiteExecutor(Executor):
             self._order = from_model(TASKS[task_name].order, model)
             message, line = tasks.answer(task_name, self._order)
         except Aborted:
-            self.log_info(
-                fl_ctx,
-                f"{where}: {task_name} is aborted, its result is no longer needed",
-                fire_event=False,
-            )
+            line = f"{where}: {task_name} is aborted, its result is no longer needed"
+            self.log_info(fl_ctx, line, fire_event=False)
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
             log = partial(self._log, fl_ctx=fl_ctx)
@@ -179,7 +171,7 @@ class SiteExecutor(Executor):
         return FLModelUtils.to_shareable(to_model(message, round=model.current_round))
 
     def _fetch(self, fl_ctx: FLContext) -> None:
-        """Complete an order by the global adapter, which the relay that it names has, before the site's filters."""
+        """Before the site's filters, add the global adapter to an order that names a relay: the relay has it."""
         from fedpeft.flare.messages import from_model, model_of
         from fedpeft.flare.relay import fetch
         from fedpeft.protocol.types import TRAIN, TrainOrder
@@ -192,11 +184,11 @@ class SiteExecutor(Executor):
             if order.relay and not order.state:
                 cell = fl_ctx.get_engine().get_cell()
                 shareable["DXO"]["data"] = fetch(cell, order.relay, order.round, fl_ctx.get_run_abort_signal())
-        except Exception as error:  # the order stays without it, and is refused
+        except Exception as error:  # the order lacks the adapter, and is refused
             self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {error}", fire_event=False)
 
     def _hand_over(self, fl_ctx: FLContext) -> None:
-        """Send the adapter of a reply, as the site's filters leave it, to the relay that the order names."""
+        """After the site's filters, send the adapter of a reply to the relay that the order names."""
         from fedpeft.flare.messages import from_model, model_of
         from fedpeft.flare.relay import hand_over
         from fedpeft.protocol.types import TrainOrder, TrainReply, Upload
@@ -211,14 +203,14 @@ class SiteExecutor(Executor):
                 upload = Upload(round=reply.round, state=reply.state)
                 cell = fl_ctx.get_engine().get_cell()
                 hand_over(cell, order.relay, upload, fl_ctx.get_run_abort_signal())
-        except Exception as error:  # the server hears from the relay, or of none, why this site is not in the sum
+        except Exception as error:  # this site is not in the sum; the relay tells the server why, if it can
             self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {error}", fire_event=False)
         finally:
-            shareable["DXO"]["data"] = {}  # in no case the server's
+            shareable["DXO"]["data"] = {}  # the server must never get it
 
     def _opened(self, fl_ctx: FLContext) -> SitePolicy | None:
-        """Read the site's policy, keep to its plugins, and start building the learner with it."""
-        policy = _own_file(fl_ctx)
+        """Read the site policy, keep to its plugins and message limit, and start building the learner with it."""
+        policy = _read_site_policy(fl_ctx)
         limit_messages(Limit(int((policy.max_message_mb if policy else MAX_MB) * MB), LARGER))
         self._supervisor.open(fl_ctx.get_identity_name(), run_folder(fl_ctx), policy=policy)
         return policy
@@ -229,8 +221,8 @@ class SiteExecutor(Executor):
         self.log_error(fl_ctx, line, fire_event=False)
 
 
-def _own_file(fl_ctx: FLContext) -> SitePolicy | None:
-    """The site's policy; from now on this process imports no plugin that it does not list, and none without it."""
+def _read_site_policy(fl_ctx: FLContext) -> SitePolicy | None:
+    """Read the site policy; from now on this process imports only the plugins that it lists, and none without it."""
     try:
         policy = policy_of(fl_ctx)
     except Exception:

@@ -6,8 +6,8 @@
 
 Both work only in the site's own scope (and in the simulator, which has no scopes): a job cannot add them.
 
-Their constructors raise nothing, because a site whose filters cannot be built would end the whole job: an error is
-written to the site's log, and the server learns only that the reply was blocked.
+Their constructors raise nothing, because a site whose filters cannot be built would end the whole job. An error is
+written to the site's log; the server learns only that the reply was blocked.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from fedpeft.flare.folders import lineages_folder, run_folder
 from fedpeft.flare.messages import FIELDS, from_model, model_of, register_tensors, to_model
 from fedpeft.flare.policy import policy_of, simulated
 from fedpeft.protocol import PrivacySettings, epsilon
-from fedpeft.protocol.release import BOOK, release_reply
-from fedpeft.protocol.reply_policy import (
+from fedpeft.protocol.differential_privacy import LEDGER, release_reply
+from fedpeft.protocol.outgoing_reply import (
     BLOCKED,
     FOLDER,
     AnnouncementStore,
-    allowed,
     check_known,
-    only,
-    permitted,
-    to_allow,
+    permissions_needed,
+    rebuilt,
+    refuse_others,
+    without_withheld,
 )
 from fedpeft.protocol.types import (
     TASKS,
@@ -64,8 +64,8 @@ HEADERS = {ReservedHeaderKey.CONTENT_TYPE, AppConstants.START_ROUND, AppConstant
 class RememberOrder(Filter):
     """Stores the order of a task for `AdapterOnly`; a task data filter, direction `in`.
 
-    In round 0 it requests the site's initial adapter even if the server does not: its shapes and dtypes are those that
-    the site may send, and its first update is measured from it. `AdapterOnly` removes the adapter again.
+    In round 0 it requests the site's initial adapter even if the server does not: that has the shapes and dtypes which
+    the site may send, and the first update is measured from it. `AdapterOnly` removes the adapter again.
     """
 
     def __init__(self, **unknown: Any) -> None:
@@ -79,7 +79,7 @@ class RememberOrder(Filter):
         if task not in TASKS:
             return shareable
         try:
-            _refuse(self, self._unknown, fl_ctx)
+            _refuse_misuse(self, self._unknown, fl_ctx)
             store = AnnouncementStore(run_folder(fl_ctx) / FOLDER)
             model = model_of(shareable)
             message = from_model(TASKS[task].order, model)
@@ -100,7 +100,7 @@ class AdapterOnly(Filter):
 
     Args:
         privacy: `off`, or the values of `PrivacySettings` with which replies are clipped and noised. The site's
-            workspace then has the ledger of the releases of all its jobs.
+            workspace then has a ledger of the releases of all jobs.
     """
 
     def __init__(self, privacy: dict[str, Any] | str | None = OFF, **unknown: Any) -> None:
@@ -122,7 +122,7 @@ class AdapterOnly(Filter):
             return self._block(task, shareable, error, fl_ctx)
 
     def _checked(self, shareable: Shareable, kind: type[Reply], fl_ctx: FLContext) -> Reply:
-        _refuse(self, self._unknown, fl_ctx)
+        _refuse_misuse(self, self._unknown, fl_ctx)
         settings = self._settings()
         order = fl_ctx.get_prop(ORDER)
         if not isinstance(order, Order):
@@ -133,9 +133,9 @@ class AdapterOnly(Filter):
         store = AnnouncementStore(run_folder(fl_ctx) / FOLDER)
         reply = _read(shareable, kind)
         announced = store.load()
-        sent = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=store.trained)
-        if to_allow(sent):
-            allowed(sent, policy_of(fl_ctx))
+        sent = rebuilt(reply, order, announced, site=fl_ctx.get_identity_name(), trained=store.trained)
+        if permissions_needed(sent):
+            without_withheld(sent, policy_of(fl_ctx))
         if isinstance(reply, Introduction):
             if settings and settings.noise:
                 epsilon([settings.noise], settings.delta)  # report a missing accountant before training
@@ -144,7 +144,7 @@ class AdapterOnly(Filter):
             return sent
         if settings is None or reply.problem:
             return sent
-        # the executor has accepted the order before: this is written to disk
+        # the executor has accepted this order before, and written its adapter to disk
         received = apply_delta(store.folder, order.state, base=order.base, version=order.version)
         release = release_reply(
             sent,
@@ -152,7 +152,7 @@ class AdapterOnly(Filter):
             received or store.first_adapter(),
             settings,
             folder=store.folder,
-            book=lineages_folder(fl_ctx) / BOOK,
+            book=lineages_folder(fl_ctx) / LEDGER,
         )
         self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {release.summary}", fire_event=False)
         return release.reply
@@ -177,24 +177,25 @@ class AdapterOnly(Filter):
         return _shareable(empty_reply(TASKS[task].reply, round=round, problem=code))
 
 
-def _refuse(what: Filter, unknown: dict[str, Any], fl_ctx: FLContext) -> None:
-    name = type(what).__name__
-    if what.get_prop(FilterContextKey.SOURCE) != FilterSource.SITE and not simulated(fl_ctx):
+def _refuse_misuse(component: Filter, unknown: dict[str, Any], fl_ctx: FLContext) -> None:
+    """Refuse a filter that a job brought, or one with unknown arguments."""
+    name = type(component).__name__
+    if component.get_prop(FilterContextKey.SOURCE) != FilterSource.SITE and not simulated(fl_ctx):
         raise FedpeftError(f"{name} is in the job: only a site's own privacy.json may use it.")
     if unknown:
         raise FedpeftError(f"{name} has no argument {min(unknown)!r}: correct the site's privacy.json.")
 
 
 def _read(shareable: Shareable, kind: type[Reply]) -> Reply:
-    """The message in a reply that FLARE is about to send, before it adds its own headers, if nothing else is in it."""
-    only("part", shareable, {ReservedHeaderKey.HEADERS, "DXO"})
-    only("header", shareable.get(ReservedHeaderKey.HEADERS) or {}, HEADERS)
+    """Read the message in a reply that FLARE is about to send; refuse anything else in it."""
+    refuse_others("part", shareable, {ReservedHeaderKey.HEADERS, "DXO"})
+    refuse_others("header", shareable.get(ReservedHeaderKey.HEADERS) or {}, HEADERS)
     content = shareable.get("DXO")
-    only("part of the content", content if isinstance(content, Mapping) else {}, {"kind", "data", "meta"})
+    refuse_others("part of the content", content if isinstance(content, Mapping) else {}, {"kind", "data", "meta"})
     if not isinstance(content, Mapping) or content.get("kind") != DataKind.WEIGHTS:
         got = content.get("kind") if isinstance(content, Mapping) else type(content).__name__
         raise FedpeftError(f"content of kind {got!r:.60}, only {DataKind.WEIGHTS!r} may leave.")
-    only("meta field", content.get("meta") or {}, {FIELDS})
+    refuse_others("meta field", content.get("meta") or {}, {FIELDS})
     check_known(kind, (content.get("meta") or {}).get(FIELDS) or {})
     return from_model(kind, FLModelUtils.from_shareable(shareable), sender="the executor")
 

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The folders of a job at one participant, and who submitted it: what a job leaves behind is its submitter's alone.
+"""The folders of a job at one participant, and who submitted it: only its submitter may use what a job leaves there.
 
-A run's folder belongs to one job id, and a job that resumes another one has a new id: what must outlive a job, the
-server's checkpoints, a site's own adapter and head, lies in a folder of its lineage. FLARE's simulator clears its
+A run's folder belongs to one job id, and a job that resumes another one has a new id. So the server's checkpoints and a
+site's own adapter and head, which must outlive a job, are in a folder of its lineage. FLARE's simulator clears its
 workspace before it loads a job, so a second run there can only be ended before it computes.
 """
 
@@ -31,14 +31,14 @@ def run_folder(fl_ctx: FLContext) -> Path:
 
 
 def lineages_folder(fl_ctx: FLContext) -> Path:
-    """The parent folder of all lineages: `<participant's workspace>/fedpeft`, or `$FEDPEFT_STATE/<participant>`."""
+    """Return the parent folder of all lineages: `<workspace>/fedpeft`, or `$FEDPEFT_STATE/<participant>`."""
     if chosen := os.environ.get(STATE_VARIABLE):
         return Path(chosen).expanduser() / fl_ctx.get_identity_name()
     return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / NAME
 
 
 def is_simulated(fl_ctx: FLContext) -> bool:
-    """Whether FLARE's simulator runs this server; elsewhere every job has its own id."""
+    """Return whether FLARE's simulator runs this server; elsewhere every job has its own id."""
     return fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME
 
 
@@ -52,7 +52,7 @@ def take_workspace(fl_ctx: FLContext) -> None:
 
 
 def submitter_of(fl_ctx: FLContext) -> str:
-    """The name and organization that FLARE's server took from the submitter's certificate; empty in the simulator."""
+    """Return the submitter's name and organization, from the certificate by FLARE's server; empty in the simulator."""
     meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
     name, organization = (meta.get(key.value) or "" for key in (JobMetaKey.SUBMITTER_NAME, JobMetaKey.SUBMITTER_ORG))
     return f"{name} ({organization})" if name or organization else ""

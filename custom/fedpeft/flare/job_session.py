@@ -80,7 +80,7 @@ class JobSession:
         return Progress.from_json(values) if values else self._last
 
     def _ended(self, meta: Mapping[str, Any], job: str, state: str) -> Progress:
-        """Progress of an ended job: the manifest decides; FLARE's status is added if it differs."""
+        """Return the progress of an ended job: the manifest decides; FLARE's status is added if it differs."""
         more = f"`nvflare job download {self._job}`, then `fedpeft status` on its folder, says more."
         if isinstance(kept := meta.get(GROUP), Mapping):
             progress = replace(Progress.from_json(kept), job=job)
@@ -119,7 +119,7 @@ class JobSession:
 
 
 def _repeated(function: Any, *arguments: Any) -> Any:
-    """Ask again where the server did not answer in time."""
+    """Call a function, again after pauses where the server did not answer in time."""
     for pause in PAUSES:
         try:
             return function(*arguments)

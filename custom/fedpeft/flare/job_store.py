@@ -32,7 +32,7 @@ def report_progress(event_type: str, fl_ctx: FLContext) -> None:
 
 
 MAX_LENGTH = 2000  # characters of a reason in the job's metadata, which every list of jobs includes
-MAX = 20  # rejected replies in the metadata
+MAX_LISTED = 20  # rejected replies in the metadata
 
 
 class JobStore(SimpleJobDefManager):
@@ -56,7 +56,7 @@ class JobStore(SimpleJobDefManager):
 
 
 def outcome(folders: list[Path]) -> dict[str, Any]:
-    """The outcome in the manifest of one of these folders, as JSON; a job without one has failed."""
+    """Return the outcome in the manifest of one of these folders, as JSON; a job without a manifest has failed."""
     run = next((path for folder in folders if (path := folder / NAME).is_dir()), None)
     try:
         progress = read_progress(run) if run else Progress()
@@ -64,5 +64,5 @@ def outcome(folders: list[Path]) -> dict[str, Any]:
             progress = replace(progress, state=FAILED, reason="the job ended before it wrote its manifest.")
     except FedpeftError:
         progress = Progress(state=FAILED, reason="its manifest or history is damaged.")
-    shortened = replace(progress, reason=progress.reason[:MAX_LENGTH], rejected=progress.rejected[:MAX], ago=None)
-    return asdict(replace(shortened, rejected=tuple(reason[:MAX_LENGTH] for reason in shortened.rejected)))
+    short = replace(progress, reason=progress.reason[:MAX_LENGTH], rejected=progress.rejected[:MAX_LISTED], ago=None)
+    return asdict(replace(short, rejected=tuple(reason[:MAX_LENGTH] for reason in short.rejected)))

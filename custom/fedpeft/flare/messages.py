@@ -5,9 +5,9 @@ A message is an FLModel, tensors in `params`, all other fields as one object in 
 messages carry any dtype, as safetensors, without pickle, in a bounded size.
 
 Replies that are large together go to the server's disk as they arrive, by FLARE's own offload of streamed tensors.
-FLARE writes each tensor into a file of its own and removes a reply's files once nobody holds the reply. Its folder is a
-temporary one of FLARE's choice, which a crash leaves behind; here it lies beside the checkpoints, and the next process
-that writes there removes what a dead one left.
+FLARE writes each tensor into a file of its own and removes a reply's files once nobody holds the reply. A crash would
+leave FLARE's own temporary folder behind. Here the folder is beside the checkpoints, and the next process that writes
+there removes what a dead one left.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SETTING = "NVFLARE_NVFLARE_DECOMPOSERS"  # the environment variable for FLARE's 
 
 
 def register_tensors() -> None:
-    """Register the decomposer of torch tensors in this process, limit messages, and free what they needed."""
+    """Register the decomposer of torch tensors in this process, and limit its messages."""
     fobs.register(TensorDecomposer)
     limit_messages()
 
@@ -104,7 +104,7 @@ R = TypeVar("R")
 
 
 class Inbox(Generic[R]):
-    """Takes replies from FLARE's threads, of which only those count that `read` accepts; nothing raises."""
+    """Takes replies from FLARE's threads and keeps those that `read` accepts; nothing here raises."""
 
     def __init__(self, read: Callable[[FLModel, str], R]) -> None:
         self._read = read
@@ -119,7 +119,7 @@ class Inbox(Generic[R]):
             reply = self._read(model, site)
         except FedpeftError as error:
             self._note(self._refused, site, str(error))
-        except Exception as error:  # whatever a site sends may cost that site the round, and nobody else
+        except Exception as error:  # whatever a site sends may cost only that site the round
             self._note(self._refused, site, f"site {site} sent a reply that cannot be read ({type(error).__name__}).")
         else:
             self._note(self._accepted, site, reply)
@@ -134,25 +134,25 @@ class Inbox(Generic[R]):
 
     @property
     def accepted(self) -> dict[str, R]:
-        """Checked replies by site, so far."""
+        """The accepted replies so far, by site."""
         with self._lock:
             return dict(self._accepted)
 
     def silent(self, sites: Iterable[str]) -> list[str]:
-        """Those of the sites whose reply has been neither accepted nor refused so far."""
+        """Return the sites whose reply has been neither accepted nor refused so far."""
         with self._lock:
             return [site for site in sites if site not in self._accepted and site not in self._refused]
 
     @property
     def refused(self) -> dict[str, str]:
-        """Reasons by site, so far."""
+        """The reasons of refusal so far, by site."""
         with self._lock:
             return dict(self._refused)
 
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 MAX_KEPT = 2**18  # bytes; a larger buffer is a mapping of its own
-MAX_IN_MEMORY = 256 * MB  # of the replies of one task together, as they were announced
+MAX_IN_MEMORY = 256 * MB  # of all replies of one task together, as announced
 
 
 def give_freed_memory_back() -> None:
@@ -181,7 +181,7 @@ def offload(cells: Iterable[Any], folder: Path) -> None:
 
 
 def _cells(fl_ctx: FLContext) -> list[Any]:
-    """Return the cells that replies may reach: a job process has one, the simulator's server another for the job."""
+    """Return the cells that replies may reach: a job process has one, the simulator's server also one for the job."""
     engine = fl_ctx.get_engine()
     candidates = [engine.get_cell(), getattr(getattr(engine, "server", None), "job_cell", None)]
     return [cell for cell in candidates if cell]
@@ -199,7 +199,7 @@ def read_from_disk(tensors: Any) -> Any:
 
 @contextmanager
 def downloads_into(folder: Path) -> Iterator[None]:
-    """End downloads into a folder on leaving: late ones would go on writing while it is removed."""
+    """On leaving the block, end downloads into a folder: late ones would write while it is removed."""
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ class SafetensorsPersistor(LearnablePersistor):
     """Stores the global adapter in one safetensors file, replaced atomically; bf16 stays bf16."""
 
     def load(self, fl_ctx: FLContext) -> ModelLearnable:
-        """The saved adapter of this run, or an empty one before the first save."""
+        """Return the saved adapter of this run, or an empty one before the first save."""
         file = self.file(fl_ctx)
         return make_model_learnable(weights=load_file(file) if file.exists() else {}, meta_props={})
 
@@ -31,5 +31,5 @@ class SafetensorsPersistor(LearnablePersistor):
 
     @staticmethod
     def file(fl_ctx: FLContext) -> Path:
-        """Path of this run's adapter."""
+        """Return the path of this run's adapter."""
         return run_folder(fl_ctx) / GLOBAL_ADAPTER

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's own files: `privacy.json`, with one scope for every job, and `fedpeft.json`; none in the simulator.
+"""A site's `privacy.json`, with one scope for every job, and its site policy, `fedpeft.json`; none in the simulator.
 
     python -m fedpeft.flare.policy > local/privacy.json
     python -m fedpeft.flare.policy clip=1 noise=2 > local/privacy.json
@@ -42,7 +42,7 @@ def default_scope(privacy: PrivacySettings | None = None) -> dict[str, Any]:
     return {"scopes": [scope], "default_scope": SCOPE}
 
 
-def with_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
+def add_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
     """Copy a job into a folder with the filters of a `privacy.json` in it; without that file return the job itself."""
     if not privacy.exists():
         return job
@@ -92,16 +92,16 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 SIMULATED = (
-    "the simulator uses the job's values; in a consortium the site's own file local/fedpeft.json decides about data, "
+    "the simulator uses the job's values; in a consortium the site policy (local/fedpeft.json) decides about data, "
     "backbones and limits"
 )
 
 
 def simulated(fl_ctx: FLContext) -> bool:
-    """Whether FLARE's simulator runs this site.
+    """Return whether FLARE's simulator runs this site.
 
     Only the simulator's processes set FLARE's flag; it is private, so that no message can set it. A site with a
-    start-up kit is never one of the simulator, whatever the flag.
+    start-up kit is never simulated, whatever the flag.
     """
     if not fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False):
         return False
@@ -109,7 +109,7 @@ def simulated(fl_ctx: FLContext) -> bool:
 
 
 def policy_of(fl_ctx: FLContext) -> SitePolicy | None:
-    """Return the site's own file; None in the simulator."""
+    """Return the site policy; None in the simulator."""
     if simulated(fl_ctx):
         return None
     return read_policy(Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()) / FILE)

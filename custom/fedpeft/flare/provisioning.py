@@ -46,16 +46,16 @@ AUTHORIZATION = {
 
 
 class PolicyBuilder(Builder):
-    """Writes the policies of server and sites: jobs, classes, rights, filters, each site's own file, and storage.
+    """Writes the policies of server and sites: jobs, classes, rights, filters, each site policy, and storage.
 
     It comes after FLARE's StaticFileBuilder and rewrites its files `*.default` in place: a participant that needs
-    another policy adds a file without `.default`, and FLARE reads that one instead. (POC mode makes the server's
-    `resources.json` from `resources.json.default`, so it must be this file.)
+    another policy adds a file without `.default`, which FLARE reads instead. (POC mode makes the server's
+    `resources.json` from `resources.json.default`.)
 
     Args:
         storage: absolute path of the server's folder for jobs and their results; FLARE's default is shared by
             all servers of a machine and lost at a restart.
-        max_jobs: jobs that run at the same time; with relays at most as many as these keep the sums of.
+        max_jobs: jobs that run at the same time; with relays no more than a relay keeps sums of.
         privacy: every site's `PrivacySettings`; None: replies are checked, but neither clipped nor noised.
         site_policy: values of `SitePolicy` that replace its defaults in the file of every site.
         site_policies: by site, values that replace those.
@@ -99,7 +99,7 @@ class PolicyBuilder(Builder):
             if participant in sites:
                 _keep_logs_at_the_site(settings)
                 write_json(local / FILE, asdict(self._policy_of(participant.name)))
-                _component(settings, "process_launcher")["path"] = LAUNCHER
+                _component_of(settings, "process_launcher")["path"] = LAUNCHER
             else:
                 self._limit_the_server(settings, sites=len(sites))
             settings["components"].append(GUARDS["site" if participant in sites else "server"])
@@ -114,7 +114,7 @@ class PolicyBuilder(Builder):
             script.write_text(script.read_text().replace(relay_module.FLARES, relay_module.__name__))
         for participant in (project.get_server(), *project.get_relays(), *sites, *project.get_admins()):
             for script in sorted(Path(ctx.get_kit_dir(participant)).glob("*.sh")):
-                script.write_text(_importing_nothing_here(script.read_text()))
+                script.write_text(_keep_imports_out_of_current_folder(script.read_text()))
 
     def _policy_of(self, site: str) -> SitePolicy:
         values = {**self._site_policy, **self._site_policies.get(site, {})}
@@ -123,18 +123,18 @@ class PolicyBuilder(Builder):
     def _limit_the_server(self, settings: dict[str, Any], *, sites: int) -> None:
         settings["servers"][0]["max_num_clients"] = max(MIN_CLIENTS, 2 * sites)  # some may join later
         settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self._storage / "snapshots")
-        _component(settings, "job_manager")["args"]["uri_root"] = str(self._storage / "jobs")
-        _component(settings, "job_scheduler")["args"]["max_jobs"] = self._max_jobs
-        _component(settings, "job_manager")["path"] = JOB_STORE
+        _component_of(settings, "job_manager")["args"]["uri_root"] = str(self._storage / "jobs")
+        _component_of(settings, "job_scheduler")["args"]["max_jobs"] = self._max_jobs
+        _component_of(settings, "job_manager")["path"] = JOB_STORE
         # it writes what a site streams to a file whose name the site chooses, and no site of a consortium streams logs
         settings["components"] = [c for c in settings["components"] if c["id"] != "log_receiver"]
         settings["components"] += SERVER_COMPONENTS
 
 
 def secure_relays(project: Project) -> None:
-    """Set how relays listen and connect, and how their sites do: HTTPS with certificates on both sides.
+    """Let relays and their sites connect by HTTPS with certificates on both sides.
 
-    FLARE's default is a relay that listens without TLS, over another protocol than its sites speak.
+    By default FLARE's relay listens without TLS, over another protocol than its sites use.
     """
     server, relays = project.get_server().name, {relay.name: relay for relay in project.get_relays()}
     for relay in relays.values():
@@ -143,8 +143,8 @@ def secure_relays(project: Project) -> None:
             raise FedpeftError(
                 f"relay {relay.name} has listening_host {host!r:.80}: give it default_host, host_names and port."
             )
-        relay.set_prop(PropKey.LISTENING_HOST, _mutual(host, relay.name, scheme=SCHEME))
-        relay.set_prop(PropKey.CONNECT_TO, _mutual(_parent(relay) or {PropKey.NAME: server}, relay.name))
+        relay.set_prop(PropKey.LISTENING_HOST, _require_certificates(host, relay.name, scheme=SCHEME))
+        relay.set_prop(PropKey.CONNECT_TO, _require_certificates(_parent(relay) or {PropKey.NAME: server}, relay.name))
         if relay.get_connect_to().name != server:
             raise FedpeftError(f"relay {relay.name} connects to {relay.get_connect_to().name!r}, not to the server.")
     for site in project.get_clients():
@@ -156,7 +156,7 @@ def secure_relays(project: Project) -> None:
         if parent and parent.get(PropKey.NAME, server) not in (server, *relays):
             raise FedpeftError(f"{site.name} connects to {parent[PropKey.NAME]!r}, which is no relay of this project.")
         if parent and parent.get(PropKey.NAME) in relays:
-            site.set_prop(PropKey.CONNECT_TO, _mutual(parent, site.name))
+            site.set_prop(PropKey.CONNECT_TO, _require_certificates(parent, site.name))
 
 
 def _parent(participant: Participant) -> dict[str, Any] | None:
@@ -165,8 +165,8 @@ def _parent(participant: Participant) -> dict[str, Any] | None:
     return parent if isinstance(parent, dict) else None
 
 
-def _mutual(connection: dict[str, Any], name: str, **settings: str) -> dict[str, Any]:
-    """Return the settings of a connection with certificates on both sides, where they say nothing else."""
+def _require_certificates(connection: dict[str, Any], name: str, **settings: str) -> dict[str, Any]:
+    """Return a connection's settings with certificates on both sides; refuse settings that contradict that."""
     required = {PropKey.CONN_SECURITY: ConnSecurity.MTLS, **settings}
     for key, value in required.items():
         if connection.get(key, value) != value:
@@ -174,10 +174,10 @@ def _mutual(connection: dict[str, Any], name: str, **settings: str) -> dict[str,
     return {**connection, **required}
 
 
-def _importing_nothing_here(script: str) -> str:
-    """Return a start-up script whose Pythons import nothing from the folder in which it is called.
+def _keep_imports_out_of_current_folder(script: str) -> str:
+    """Return a start-up script whose Python processes import nothing from the current folder.
 
-    FLARE's own puts a colon at the end of PYTHONPATH where that is not set, which stands for this folder too.
+    FLARE's own script would end PYTHONPATH with a colon where that is not set, which means the current folder too.
     """
     begin, rest = script.split("\n", 1)
     return f"{begin}\nexport {SAFE_PATH}=1\n" + rest.replace(":$PYTHONPATH", "${PYTHONPATH:+:$PYTHONPATH}")
@@ -189,5 +189,5 @@ def _keep_logs_at_the_site(settings: dict[str, Any]) -> None:
     settings["components"] = [c for c in settings["components"] if c["id"] != "site_log_streamer"]
 
 
-def _component(settings: dict[str, Any], name: str) -> dict[str, Any]:
+def _component_of(settings: dict[str, Any], name: str) -> dict[str, Any]:
     return next(c for c in settings["components"] if c["id"] == name)

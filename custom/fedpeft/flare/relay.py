@@ -4,12 +4,12 @@
 A relay's start-up kit starts this module where FLARE's own would start `nvflare.private.fed.app.relay.relay`. FLARE's
 relay loads no component, so there is no other place for guards.
 
-FLARE's relay forwards messages and runs no part of a job. A message between two sites goes through the server, also
-where both stand behind one relay (`nvflare.fuel.sec.authn`), so a sum at a site would save the server nothing. A relay
-is on the way of its sites' messages, and one that is addressed to it ends there. So the relay's own process adds up.
+FLARE's relay forwards messages and runs no part of a job. A message between two sites goes through the server even if
+both are behind one relay (`nvflare.fuel.sec.authn`), so a sum at a site would save the server nothing. All messages of
+a relay's sites pass through it, and a message addressed to it ends there. So the relay's own process adds up.
 
 A relay takes orders of a job from that job's process at the server, and adapters from the processes of the job at sites
-behind it; `fedpeft.flare.hardening.requests` holds that an origin is what it says.
+behind it; `fedpeft.flare.hardening.requests` makes sure that origins are not forged.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ FLARES = "nvflare.private.fed.app.relay.relay"
 CHANNEL = "fedpeft_sums"
 OPEN, FETCH, TAKE, MEASURE, ADD_UP = "open", "fetch", "take", "measure", "add_up"
 REACH = "reach"
-MAX_JOBS = 8  # whose sums a relay keeps; of more the oldest is dropped
+MAX_JOBS = 8  # whose sums a relay keeps; for another one the oldest is dropped
 SECONDS = 600.0  # for one message and its answer
-POLL = 20.0  # seconds after which a relay without an answer must show that it is there
+POLL = 20.0  # seconds without an answer after which a relay must show that it is there
 FIELDS, STATE, PROBLEM = "fields", "state", "problem"
 LARGER = "a relay reads no larger message."
 _log = logging.getLogger("fedpeft.flare.relay")  # in a relay this module is __main__
@@ -77,12 +77,12 @@ def unpacked(kind: type[AnyMessage], content: Any, *, sender: str) -> AnyMessage
 
 
 def relay_of(cell: str) -> str:
-    """Return the relay that a site's process of a job stands behind, by the name of its cell; empty: none."""
+    """Return the relay of a site's process of a job, from the name of the process's cell; empty: none."""
     return FQCN.join(FQCN.split(cell)[:-2])
 
 
 def _request(cell: Cell, relay: str, topic: str, message: Any, abort_signal: Signal | None) -> Any:
-    deadline, code = time.monotonic() + SECONDS, _reached(cell, relay)
+    deadline, code = time.monotonic() + SECONDS, _reach(cell, relay)
     if code == ReturnCode.OK:
         answer = cell.send_request(
             channel=CHANNEL,
@@ -91,7 +91,7 @@ def _request(cell: Cell, relay: str, topic: str, message: Any, abort_signal: Sig
             request=new_cell_message({}, packed(message)),
             timeout=POLL,
             abort_signal=abort_signal,
-            progress_wait_cb=lambda: time.monotonic() < deadline and _reached(cell, relay) == ReturnCode.OK,
+            progress_wait_cb=lambda: time.monotonic() < deadline and _reach(cell, relay) == ReturnCode.OK,
         )
         code = answer.get_header(MessageHeaderKey.RETURN_CODE)
     if code != ReturnCode.OK:
@@ -102,10 +102,10 @@ def _request(cell: Cell, relay: str, topic: str, message: Any, abort_signal: Sig
     return answer.payload
 
 
-def _reached(cell: Cell, relay: str) -> str:
-    """Return FLARE's return code of a bare request, which fails at once where no connection leads to the relay.
+def _reach(cell: Cell, relay: str) -> str:
+    """Return FLARE's return code of an empty request, which fails at once where no connection leads to the relay.
 
-    FLARE sends a message with tensors in pieces, and hears of none that a cell on the way cannot pass on.
+    FLARE sends a message with tensors in pieces, and does not notice if a cell on the way cannot pass one on.
     """
     request = new_cell_message({}, None)
     answer = cell.core_cell.send_request(channel=CHANNEL, topic=REACH, target=relay, request=request, timeout=POLL)
@@ -124,7 +124,7 @@ class CellRelays:
     def __init__(self, cell: Cell, path: Callable[[str], str], abort_signal: Signal | None = None) -> None:
         self._cell, self._path, self._abort_signal = cell, path, abort_signal
 
-    def behind(self, sites: Iterable[str]) -> dict[str, str]:
+    def relays_of(self, sites: Iterable[str]) -> dict[str, str]:
         """Return, by site, its relay; empty: it is connected to the server."""
         return {site: FQCN.join(FQCN.split(self._path(site))[:-1]) for site in sites}
 
@@ -139,7 +139,7 @@ def fetch(cell: Cell, relay: str, round: int, abort_signal: Signal | None = None
     """Return the global adapter of a round, which the site's relay has.
 
     Raises:
-        FedpeftError: the site does not stand behind this relay, or it has none.
+        FedpeftError: the site is not behind this relay, or the relay has no adapter.
     """
     _check_own(cell, relay)
     answer = _request(cell, relay, FETCH, SumQuery(round=round), abort_signal)
@@ -158,18 +158,18 @@ def hand_over(cell: Cell, relay: str, upload: Upload, abort_signal: Signal | Non
     """Send a site's adapter to its relay.
 
     Raises:
-        FedpeftError: the site does not stand behind this relay, or it does not take the adapter.
+        FedpeftError: the site is not behind this relay, or the relay does not take the adapter.
     """
     _check_own(cell, relay)
     unpacked(Measured, _request(cell, relay, TAKE, upload, abort_signal), sender=f"relay {relay}")
 
 
 class SumDesk:
-    """Answers at a relay what servers' and sites' processes of jobs send for sums.
+    """Answers, at a relay, the requests of jobs' processes at the server and at sites for sums.
 
     Args:
         cell: of the relay, started.
-        folder: for adapters that are large together, on the relay's disk.
+        folder: on the relay's disk, for adapters that are large together.
     """
 
     def __init__(self, cell: Cell, folder: Path) -> None:
@@ -179,13 +179,13 @@ class SumDesk:
         limit_messages(Limit(MAX_MB * MB, LARGER))
         answers = {OPEN: self._open, FETCH: self._fetch, TAKE: self._take, MEASURE: self._measure, ADD_UP: self._add_up}
         for topic, answer in answers.items():
-            cell.register_request_cb(channel=CHANNEL, topic=topic, cb=_answering(answer))
+            cell.register_request_cb(channel=CHANNEL, topic=topic, cb=_callback_for(answer))
         cell.register_request_cb(channel=CHANNEL, topic=REACH, cb=lambda request: make_reply(ReturnCode.OK))
 
     def _open(self, origin: list[str], content: Any) -> Measured:
         job = self._job_of_server(origin)
         order = unpacked(SumOrder, content, sender="the server")
-        one = GroupSum(order)
+        opened = GroupSum(order)
         size = sum(tensor.nbytes for tensor in order.state.values()) * (2 if order.masked else 1)
         if size * len(order.weights) > MAX_IN_MEMORY:
             offload([self._cell], self._folder)
@@ -193,7 +193,7 @@ class SumDesk:
             self._sums.pop(job, None)
             while len(self._sums) >= MAX_JOBS:
                 del self._sums[next(iter(self._sums))]
-            self._sums[job] = one
+            self._sums[job] = opened
         return Measured(round=order.round)
 
     def _fetch(self, origin: list[str], content: Any) -> Upload:
@@ -214,9 +214,9 @@ class SumDesk:
         return Measured(round=upload.round)
 
     def _measure(self, origin: list[str], content: Any) -> Measured:
-        one = self._sum(self._job_of_server(origin))
+        group = self._sum(self._job_of_server(origin))
         unpacked(SumQuery, content, sender="the server")
-        return one.measured()
+        return group.measured()
 
     def _add_up(self, origin: list[str], content: Any) -> PartialSum:
         job = self._job_of_server(origin)
@@ -241,7 +241,7 @@ class SumDesk:
             return self._sums[job]
 
 
-def _answering(answer: Callable[[list[str], Any], Any]) -> Callable[[Message], Message]:
+def _callback_for(answer: Callable[[list[str], Any], Any]) -> Callable[[Message], Message]:
     def callback(request: Message) -> Message:
         try:
             origin = FQCN.split(str(request.get_header(MessageHeaderKey.ORIGIN)))
@@ -257,7 +257,7 @@ def _answering(answer: Callable[[list[str], Any], Any]) -> Callable[[Message], M
 
 def main() -> int:
     """Install the guards and run FLARE's relay until the server stops it."""
-    from nvflare.private.fed.app.relay import relay as flares_relay  # which a server does not need
+    from nvflare.private.fed.app.relay import relay as flares_relay  # a server does not need it
 
     os.umask(0o077)
     guard_connections()
@@ -267,11 +267,11 @@ def main() -> int:
     register_tensors()
     arguments = flares_relay.parse_arguments()
     with temporary_folder(Path(arguments.workspace), "adapters") as folder:
-        replace_function(flares_relay, "set_add_auth_headers_filters", partial(_then_adding_up, folder))
+        replace_function(flares_relay, "set_add_auth_headers_filters", partial(_authenticate_then_add_up, folder))
         return MainProcessMonitor.run(main_func=flares_relay.main, run_dir=arguments.workspace, args=arguments)  # type: ignore[no-any-return]
 
 
-def _then_adding_up(folder: Path, authenticate: Callable, cell: Cell, *arguments: Any, **named: Any) -> None:
+def _authenticate_then_add_up(folder: Path, authenticate: Callable, cell: Cell, *arguments: Any, **named: Any) -> None:
     """Answer requests for partial sums once the relay is known to the server."""
     authenticate(cell, *arguments, **named)
     SumDesk(cell, folder)

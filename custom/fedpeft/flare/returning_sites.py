@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Let a site that was disconnected rejoin the running job, and do not let a lost site delay a round or the job's end.
+"""Let a site that was disconnected rejoin the running job, and keep a lost site from delaying a round or the job's end.
 
 A site whose client process is killed reconnects within seconds with a new token, which neither the job's list of
 participants nor the job's process knows, and FLARE does not restart its part of the job. Here the server starts it
@@ -31,27 +31,27 @@ SECONDS = 10.0
 
 
 class AwaySites:
-    """In the job's process on the server: which of its sites are away, by what the server says."""
+    """In the job's process on the server: notes which sites are away, as the server reports it."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Take the server's messages from the start of the run on."""
+        """At the start of the run, register for the server's messages."""
         if event_type == EventType.START_RUN:
             engine = fl_ctx.get_engine()
-            engine.register_app_command(AWAY, self._note)
-            engine.register_app_command(RETURNED, self._renew)
+            engine.register_app_command(AWAY, self._note_absence)
+            engine.register_app_command(RETURNED, self._note_return)
 
     def reason(self, site: str) -> str:
-        """Why a site is away; empty: it is not."""
+        """Return why a site is away; empty: it is not."""
         return self._reasons.get(site, "")
 
-    def _note(self, topic: str, data: dict[str, str], fl_ctx: FLContext) -> dict:
+    def _note_absence(self, topic: str, data: dict[str, str], fl_ctx: FLContext) -> dict:
         self._reasons[data["site"]] = data["reason"]
         return {}
 
-    def _renew(self, topic: str, data: dict[str, str], fl_ctx: FLContext) -> dict:
+    def _note_return(self, topic: str, data: dict[str, str], fl_ctx: FLContext) -> dict:
         self._reasons.pop(data["site"], None)
         fl_ctx.get_engine().sync_clients_from_main_process()
         return {}
@@ -99,7 +99,7 @@ class ReturningSites(FLComponent):
                 self._unreported[ended["job"], ended["site"]] = ended["reason"]
             self._report(engine)
         elif event_type == EventType.CLIENT_HEARTBEAT_RECEIVED:
-            self._look(engine)  # before FLARE notices that the job is missing at the site
+            self._find_returned_sites(engine)  # before FLARE notices that the job is missing at the site
             self._report(engine)
 
     def _report(self, engine) -> None:
@@ -112,10 +112,9 @@ class ReturningSites(FLComponent):
     def _report_part(self, engine, part: tuple[str, str], reason: str) -> None:
         job, site = part
         try:
-            # a job's process that is still starting does not answer yet: it hears of it at a later heartbeat
-            delivered = (
-                _answers(engine, job, AWAY, {"site": site, "reason": reason}) if job in engine.run_processes else True
-            )
+            # a job's process that is still starting does not answer yet: it is told at a later heartbeat
+            news = {"site": site, "reason": reason}
+            delivered = job not in engine.run_processes or _is_acknowledged(engine, job, AWAY, news)
             with self._lock:
                 if delivered:
                     self._unreported.pop(part, None)
@@ -123,7 +122,7 @@ class ReturningSites(FLComponent):
             with self._lock:
                 self._busy.discard(part)
 
-    def _look(self, engine) -> None:
+    def _find_returned_sites(self, engine) -> None:
         with self._lock:
             known = [(job, site, token) for job, tokens in self._tokens.items() for site, token in tokens.items()]
         for job, site, token in known:
@@ -139,9 +138,9 @@ class ReturningSites(FLComponent):
                 self._left[job, site] = left - 1
                 self._unreported.pop((job, site), None)
                 self._busy.add((job, site))
-            threading.Thread(target=self._take_back, args=(engine, job, client), daemon=True).start()
+            threading.Thread(target=self._let_rejoin, args=(engine, job, client), daemon=True).start()
 
-    def _take_back(self, engine, job: str, client: Client) -> None:
+    def _let_rejoin(self, engine, job: str, client: Client) -> None:
         with engine.new_context() as fl_ctx:
             try:
                 start_again(engine, job, client, fl_ctx)
@@ -165,7 +164,7 @@ def start_again(engine, job_id: str, client: Client, fl_ctx: FLContext) -> None:
         raise FedpeftError("the job has ended.")
     others = {t: c for t, c in process[RunProcessKey.PARTICIPANTS].items() if c.name != client.name}
     process[RunProcessKey.PARTICIPANTS] = {**others, client.token: client}
-    if not _answers(engine, job_id, RETURNED, {"site": client.name}):
+    if not _is_acknowledged(engine, job_id, RETURNED, {"site": client.name}):
         raise FedpeftError("the job's process on the server does not know of sites that return.")
     needs = get_resource_manager_spec({**job.meta, JobMetaKey.RESOURCE_SPEC.value: job.resource_spec}, client.name)
     enough, token = engine.check_client_resources(job, {client.name: needs}, fl_ctx).get(client.name, (False, ""))
@@ -178,6 +177,6 @@ def start_again(engine, job_id: str, client: Client, fl_ctx: FLContext) -> None:
         raise FedpeftError("the site could not start its part; its own log says why.")
 
 
-def _answers(engine, job_id: str, topic: str, data: dict[str, str]) -> bool:
+def _is_acknowledged(engine, job_id: str, topic: str, data: dict[str, str]) -> bool:
     answer = engine.send_app_command(job_id, topic, data, SECONDS)
     return answer is not None and answer.get_return_code() == ReturnCode.OK

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Finish jobs that a killed server left running, when it starts again, and remove the replies that it left on its disk.
+"""When a killed server starts again, finish the jobs that it left running and remove the replies on its disk.
 
 FLARE stores the status and never checks it again: such a job could be neither aborted nor deleted.
 """
@@ -22,7 +22,7 @@ from fedpeft.flare.folders import lineages_folder
 
 
 class StaleJobs(FLComponent):
-    """A component of the server itself; waits `patience` seconds for the end of another server with these jobs."""
+    """A component of the server itself; waits `patience` seconds for another server with these jobs to end."""
 
     def __init__(self, patience: float = 30.0) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class StaleJobs(FLComponent):
             try:
                 if folder.is_dir():
                     store.save_workspace(job.job_id, [str(folder)], fl_ctx)
-            except Exception:  # an error such as a full disk must not leave the job running
+            except Exception:  # not even a full disk may leave the job running
                 self.log_exception(fl_ctx, f"what job {job.job_id} left in {folder} could not be stored")
             store.set_status(job.job_id, RunStatus.FINISHED_ABNORMAL, fl_ctx)
             self.log_warning(

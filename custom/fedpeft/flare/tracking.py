@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Give every finished round to a receiver of FLARE's: the figures of history.json, nothing else, from the server only.
 
-FLARE's own way, an `AnalyticsSender` at each site, would open a second channel out of the sites. The receivers are also
-not run as components: they would log an error and go on without metrics where a run should not begin. MLflow's is here;
-the server's environment says where it sends.
+FLARE's own way, an `AnalyticsSender` at each site, would open a second channel out of the sites. Nor are the receivers
+run as components: where a run should not begin, they would log an error and continue without metrics. MLflow's receiver
+is here; the server's environment says where it sends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def start_tracking(name: str, job: str, folder: Path, fl_ctx: FLContext) -> Trac
 
 
 class Tracking:
-    """Gives each round to the receiver once, a resumed run's earlier ones too; what it does not take is given again."""
+    """Gives each round to the receiver once, a resumed run's earlier ones too; a round that fails is given again."""
 
     def __init__(self, tracker: Tracker, job: str, folder: Path, fl_ctx: FLContext) -> None:
         self._tracker, self._folder = tracker, folder
@@ -58,18 +58,18 @@ class Tracking:
             self._receiver = tracker.receiver(job, folder)
             self._receiver.initialize(self._context)
             self._raise_if_failed()
-        except Exception as error:  # of as many kinds as the services have
+        except Exception as error:  # each service has its own kinds
             with suppress(Exception):
                 self._receiver.finalize(self._context)  # W&B's process would not end by itself
             raise unusable(tracker.title, error, f"correct the server's environment, {LEAVE_OUT}") from error
 
     def update(self, rounds: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> None:
-        """Give the rounds that are new, of history.json; a failure is logged once and costs nothing else."""
+        """Give the new rounds of history.json to the receiver; a failure is logged once and costs nothing else."""
         try:
-            for one in rounds:
-                if one["round"] > self._last:
-                    self._give(one["round"], named(one, metrics))
-                    self._last = one["round"]
+            for finished in rounds:
+                if finished["round"] > self._last:
+                    self._give(finished["round"], named(finished, metrics))
+                    self._last = finished["round"]
             self._problem = ""
         except Exception as error:
             if not self._problem:
@@ -130,8 +130,7 @@ def _message(number: int, values: dict[str, float]) -> Shareable:
 
 
 def _context(job: str, fl_ctx: FLContext) -> FLContext:
-    """A context without the type of the process: in that of a server a receiver begins one run for each connected
-    client, and takes nothing from the server itself."""
+    """Return a context without the type of the process: with a server's, a receiver begins one run for each client."""
     made = FLContext()
     made.set_prop(ReservedKey.ENGINE, fl_ctx.get_engine())
     made.set_prop(ReservedKey.IDENTITY_NAME, SERVER)
@@ -141,8 +140,8 @@ def _context(job: str, fl_ctx: FLContext) -> FLContext:
 
 
 URI, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
-# MLflow prints its address, with a password that is in it, reports its use to its makers, and repeats a request to a
-# server that is away for four minutes
+# by default MLflow prints its address with any password in it, reports its use to its makers, and repeats requests to
+# an absent server for four minutes
 DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BoundReceiver(WandBReceiver):
-    """FLARE's receiver, whose process ends with the server's, however that ends.
+    """FLARE's receiver, with a process that ends with the server's, however that ends.
 
     FLARE's own waits forever after a `kill -9` of the server, with a copy of the server's connections.
     """
@@ -87,7 +87,7 @@ def _receiver(job: str, folder: Path) -> AnalyticsReceiver:
 
 
 def _failed(receiver: Any) -> str:
-    """FLARE's receiver writes in a process of its own, and goes offline by itself."""
+    """Return why the run failed; empty: it did not. FLARE's receiver has its own process, and may go offline."""
     if receiver.mode != _mode():
         return "it refused the key, or could not be reached"
     if any(process.exitcode for process in receiver.processes.values()):

@@ -26,7 +26,7 @@ from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import Window, window_of
 from fedpeft.inference.kept_model import KeptModel
 from fedpeft.job.settings import SiteJob
-from fedpeft.protocol.site_check import admitted, load_data
+from fedpeft.protocol.job_against_policy import admitted, load_data
 from fedpeft.site.site_state import ModelRecord, examples_digest
 
 AS_TRAINED = "save it with 8 bits, shown as the images of training were: the model was trained without data.window"

@@ -36,7 +36,7 @@ class KeptModel:
     folder: Path
     state: SiteState
     record: ModelRecord
-    policy: SitePolicy | None = None  # the site's own file; None in the simulator, and of an exported folder
+    policy: SitePolicy | None = None  # the site policy; None in the simulator, and of an exported folder
     exported: bool = False  # it comes from an exported folder, which may be a stranger's
 
     @property
@@ -228,6 +228,6 @@ def _loaded(folder: Path) -> SiteState:
 
 
 def _policy(named: Path, lineage: Path) -> SitePolicy | None:
-    """Return the site's own file, in the workspace that was named or in which its state lies; None: a simulated run."""
+    """Return the site policy, in the workspace that was named or in which its state lies; None: a simulated run."""
     files = (folder / "local" / FILE for folder in (named, lineage.parent.parent))
     return next((read_policy(file) for file in files if file.is_file()), None)

@@ -24,7 +24,7 @@ from fedpeft.alignment.low_rank import merge_products
 from fedpeft.alignment.settings import FIXED_POINT, PIASettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_folder, follow_umask, replacing
-from fedpeft.core.keys import SHARED, by_place, parse_key, place_of
+from fedpeft.core.keys import SHARED, group_by_place, parse_key, place_of
 from fedpeft.core.states import State
 from fedpeft.inference.exported import BESIDE
 from fedpeft.inference.same_function import alike, difference, last_part, of_export
@@ -289,7 +289,7 @@ def _place(path: str) -> str:
 def _scaled(state: State, paths: Mapping[str, str], config: PeftConfig, tuning: SlotTuning) -> State:
     """Return a state in which products count as they stand; see `SlotTuning.scale`."""
     scaled = dict(state)
-    for place, names in by_place(state).items():
+    for place, names in group_by_place(state).items():
         if {"A", "B"} <= names.keys() and place in paths:
             width = state[names["A"]].shape[0]
             scaled[names["B"]] = state[names["B"]] * tuning.scale(config, paths[place], max(width, 1))

@@ -26,9 +26,9 @@ from fedpeft.answering.answering import Batch, Batches, Scored
 from fedpeft.backbones import BACKBONES, BackboneSettings, skeleton
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_HISTORY, check_regular, read_json
-from fedpeft.core.keys import LayerNumbers
+from fedpeft.core.keys import LayerNumbers, only_head, without_head
 from fedpeft.core.settings import build
-from fedpeft.core.states import State, first_misfit, of_keys
+from fedpeft.core.states import State, first_misfit, select_keys
 from fedpeft.core.workspace import GLOBAL_ADAPTER, HISTORY
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.readable import misfits
@@ -44,7 +44,7 @@ from fedpeft.methods.trainable import parameter_count
 from fedpeft.report.status import PLACES, SIMULATED
 from fedpeft.site import computing
 from fedpeft.site.metrics import THRESHOLD, Measure, new_measure
-from fedpeft.site.site_model import SiteModel, exchanged, only_head, without_head
+from fedpeft.site.site_model import SiteModel, exchanged
 from fedpeft.site.site_state import ModelRecord
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, kept
     own = model.trainable.state()
     chosen = without_head(received)
     if method.matched_layers is not None:  # the deepest backbone has layers that this one lacks
-        numbers = LayerNumbers.of(model.backbone.num_layers, method.matched_layers)
-        chosen = numbers.received(of_keys(chosen, numbers.to_send(own)))
+        numbers = LayerNumbers.for_backbone(model.backbone.num_layers, method.matched_layers)
+        chosen = numbers.received(select_keys(chosen, numbers.renumber_to_send(own)))
     try:
         _check(chosen, own, whole=not method.rule.unequal_ranks)
         if model.products:

@@ -29,7 +29,7 @@ from fedpeft.alignment.client_pia import align_upload
 from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import replacing
-from fedpeft.core.keys import by_place
+from fedpeft.core.keys import group_by_place, without_head
 from fedpeft.core.seeds import derive
 from fedpeft.core.states import State, first_misfit
 from fedpeft.core.workspace import GLOBAL_ADAPTER, MANIFEST
@@ -46,7 +46,7 @@ from fedpeft.report.wording import caution
 from fedpeft.site import computing
 from fedpeft.site.client_round import moved_places
 from fedpeft.site.loop import mean_loss
-from fedpeft.site.site_model import exchanged, without_head
+from fedpeft.site.site_model import exchanged
 
 OF_ALL = "global adapter"  # no site has a blank in its name
 AS_THEY_COME, ALIGNED = "as they come", "aligned"
@@ -119,7 +119,7 @@ def surface_of(
             continue
         plane = plane_of(received, adapters)
         panels[form] = _panel(plane, {**adapters, OF_ALL: received}, measure, grid, form, console)
-    return Surface(panels=panels, kept=kept, moved=moved, places=len(chosen) * len(by_place(received)))
+    return Surface(panels=panels, kept=kept, moved=moved, places=len(chosen) * len(group_by_place(received)))
 
 
 def plane_of(origin: State, adapters: Mapping[str, State]) -> Plane:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_text
-from fedpeft.core.settings import SECONDS, build, check_ranges, suggestion, unread, within, without_former
+from fedpeft.core.settings import SECONDS, build, check_ranges, drop_former_settings, suggestion, unread, within
 from fedpeft.job.yaml_values import MAX_LEVELS, TASKS, parse, parse_argument
 
 if TYPE_CHECKING:
@@ -388,13 +388,13 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_former(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sections without settings of what `over` replaces (`fedpeft.core.settings.without_former`)."""
+    """Return sections without settings of what `over` replaces (`fedpeft.core.settings.drop_former_settings`)."""
     from fedpeft.scheduling.settings import ScheduleSettings
 
     before, chosen = base.get("schedule"), over.get("schedule")
     if not isinstance(before, Mapping) or not isinstance(chosen, Mapping):
         return dict(base)
-    return {**base, "schedule": without_former(ScheduleSettings, before, chosen)}
+    return {**base, "schedule": drop_former_settings(ScheduleSettings, before, chosen)}
 
 
 def _put(base: Mapping[str, Any], over: Mapping[str, Any], *, empties: bool = True) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fedpeft.answering.training_settings import NONE, PERSONALIZATIONS, Training
 from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.backbones.backbone import FEATURES, LIKELIHOODS
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import build, by_site
+from fedpeft.core.settings import build, single_site_settings
 from fedpeft.data import DataSettings
 from fedpeft.data.answer_space import shared_answers
 from fedpeft.job.federation import (
@@ -395,7 +395,7 @@ class SiteJob:
     def from_sections(cls, sections: Mapping[str, Any], *, site: str, policy: SitePolicy | None = None) -> SiteJob:
         """Build and check the settings from a job's sections.
 
-        The policy is the site's own file: no plugin is imported that it does not list; None in the simulator.
+        `policy` is the site policy: no plugin is imported that it does not list; None in the simulator.
         """
         if policy:
             check_plugins(policy, sections)
@@ -416,7 +416,7 @@ class SiteJob:
         own.check_parts(sections["data"], sections["data"].get("sites", {}))
         parts: dict[str, Any] = {"backbone": backbone, "method": method, "training": training, "data": own}
         parts |= {"schedule": schedule}
-        single = (f"{section}.{name}" for section, settings in parts.items() for name in by_site(settings))
+        single = (f"{section}.{name}" for section, settings in parts.items() for name in single_site_settings(settings))
         pooled = ({**site_data(sections["data"], name), "pool": []} for name in own.pool)  # as each would load its own
         return cls(
             site=site,

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's own file, `local/fedpeft.json`: what only the site decides, and the limits that it sets for jobs.
+"""The site policy, `local/fedpeft.json`: what only the site decides, and the limits that it sets for jobs.
 
 python -m fedpeft.job.site_policy > local/fedpeft.json     # the defaults
 
@@ -47,8 +47,8 @@ class PrivacySettings:
         limit: the largest epsilon of all releases together; a reply that would exceed it does not leave. 0: none.
         reference: `received` (what is clipped is the difference to the global adapter that the server sent) or `zero`
             (the adapter itself is clipped).
-        metrics: `withhold` (losses and accuracies become "not measured") or `pass` (they leave as the site's own
-            file lets them, and the guarantee does not cover them).
+        metrics: `withhold` (losses and accuracies become "not measured") or `pass` (they leave as the site
+            policy lets them, and the guarantee does not cover them).
     """
 
     clip: float = field(metadata=within(0, exclusive=True))
@@ -286,7 +286,7 @@ FORMER_PREFIXES = {"most_": "max_", "least_": "min_"}  # of the limits, in files
 
 
 def build_policy(values: Any, *, section: str, source: str) -> SitePolicy:
-    """Build a policy from the values of a site's file, in which limits may have their former names."""
+    """Build a policy from the values of a site policy, in which limits may have their former names."""
     if isinstance(values, Mapping):
         renamed = {_name_of_today(name): value for name, value in values.items()}
         twice = next((name for name in values if _name_of_today(name) != name and _name_of_today(name) in values), None)
@@ -307,7 +307,7 @@ def _name_of_today(name: Any) -> Any:
 
 
 def read_policy(file: Path) -> SitePolicy:
-    """Read a site's own file."""
+    """Read the site policy."""
     try:
         values = read_json(file, by_hand=True)
     except FileNotFoundError as error:
@@ -332,7 +332,7 @@ def main() -> int:
 
 
 def keep_to(policy: SitePolicy | None) -> None:
-    """Have this process look up no other plugins than those of a site's own file."""
+    """Have this process look up no other plugins than those of the site policy."""
     only_plugins(None if policy is None else {kind.group: allowed for _, kind, allowed in _listed(policy)})
 
 

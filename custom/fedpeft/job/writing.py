@@ -50,7 +50,7 @@ TRAINING = {"rounds": 10, "local_epochs": 1, "batch_size": 16, "weight_decay": 0
 BACKBONE, PRETRAINED = "backbones", "mmbt_small"  # with weights of the extra `pretrained`
 HEADER = """\
 # Written by `fedpeft new` for the data in {folder!r}.
-# At a hospital its own file says where its data lie (roots in local/fedpeft.json): leave root out there.
+# At a hospital its site policy says where its data lie (roots in local/fedpeft.json): leave root out there.
 """
 # by section the settings that a folder of data is read with; None: all
 LOOKED: dict[str, tuple[str, ...] | None] = {"data": None, "backbone": None, "training": ("answering",)}

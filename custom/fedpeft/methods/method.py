@@ -42,7 +42,7 @@ class Exchange:
 
     Args:
         exchanges: whether anything besides the head is trained and exchanged.
-        sends_backbone: whether it exchanges the whole backbone, which a site's own file has to allow by name.
+        sends_backbone: whether it exchanges the whole backbone, which the site policy has to allow by name.
         products: whether its tensors are pairs of factors (`fedpeft.alignment.factors`) whose products can be averaged
             and factored again (`aggregation: svd`).
         factors: if these, or those of a part, are LoRA's A and B, beside frozen matrices to which products can be added

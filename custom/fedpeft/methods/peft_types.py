@@ -26,7 +26,7 @@ TESTED_PEFT = ("0.21.2",)
 def register_all(peft: ModuleType) -> None:
     """Register every method with its own PEFT tuner, plugins' too; called once, as soon as PEFT has been imported.
 
-    At a site of a consortium a plugin that its own file lists is registered when it is used, and no other one ever.
+    At a site of a consortium a plugin that its site policy lists is registered when it is used, and no other one ever.
     """
     check_version(peft.__version__)
     for name, method in METHODS.usable():

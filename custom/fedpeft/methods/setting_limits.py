@@ -2,7 +2,7 @@
 """Bounds on the settings of a method that a job may set at a site: a method declares them as its `limits`.
 
 No text of a job is used as a pattern: one can take hours to match. How many parameters all of it makes is limited by
-`max_trained_parameters` of the site's file. What a step computes beside them is bounded by the
+`max_trained_parameters` of the site policy. What a step computes beside them is bounded by the
 size of the adapted matrices (FourierFT, OFT and HRA compute matrices of that size), not by a setting of the file.
 """
 

@@ -54,7 +54,7 @@ class MethodSettings:
             updates.
         probe_samples: m, the random training samples whose activations align the global adapter at a site.
         head: `private` (it never leaves its site) or `federated` (it is sent and averaged with the adapter). All sites
-            then have the same answers, see `data.answers`, and each must allow it in its own file.
+            then have the same answers, see `data.answers`, and each must allow it in its site policy.
         matched_layers: layers of the deepest backbone, where sites have backbones of one family and of different depth
             (`backbone.sites`): a layer is averaged with those at the same relative depth. None: all sites have the same
             layers.

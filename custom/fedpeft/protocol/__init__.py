@@ -8,12 +8,12 @@ from fedpeft.core.registry import lazily, lazy_names
 # importing torch takes seconds, and a site's executor needs only the codes: a name is imported on first use
 _HOME = {
     "PrivacySettings": "fedpeft.job.site_policy",
-    "clipped_scores": "release",
-    "clipped_update": "release",
-    "epsilon": "release",
-    "gaussian": "release",
-    "release_adapter": "release",
-    "release_scores": "release",
+    "clipped_scores": "differential_privacy",
+    "clipped_update": "differential_privacy",
+    "epsilon": "differential_privacy",
+    "gaussian": "differential_privacy",
+    "release_adapter": "differential_privacy",
+    "release_scores": "differential_privacy",
 }
 
 __all__ = list(_HOME)

@@ -3,9 +3,9 @@
 
 Another participant wrote these values: nothing here may raise anything but the refusal, whatever they are.
 
-What a site may report of a problem: a code of this list and the name of a setting, never a value or free text. The
-site sends the code, the server prints the sentence. The details (values, paths, exception) stay in the site's own log,
-in its `problem.json`, and in what `fedpeft doctor` prints there. This file imports nothing that takes long.
+Of a problem a site reports only a code from `CODES` and the name of a setting, never a value or free text. The site
+sends the code, the server prints the sentence. The details (values, paths, exception) stay in the site's own log, in
+its `problem.json`, and in what `fedpeft doctor` prints there. This file imports nothing that takes long.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedpeft.job.strict_files import setting_names
 
 MB = 10**6
 MAX_MB = 1024  # of a job's message: the weights of ViLT-B, masked for a secure sum, have 900 MB
-MIN_TENSOR = 4096  # bytes that a tensor counts at least: on a disk its file takes as many
+MIN_TENSOR = 4096  # bytes that a tensor counts at least: its file on a disk takes this many
 MAX_ATTEMPTS = 2  # a site begins a round again where its training process was lost
 
 
@@ -38,12 +38,12 @@ class Limit:
 
 @dataclass(frozen=True)
 class Unread:
-    """Placeholder of a tensor that was not fetched; `reason` goes on after who sent it."""
+    """Placeholder of a tensor that was not fetched; in a message `reason` follows the sender's name."""
 
     reason: str
 
 
-REFUSED = "message-refused"  # what a site tells the server of it
+REFUSED = "message-refused"  # the code that a site reports to the server
 MAX_TEXT_LENGTH = 300
 MAX_ENTRIES = 20_000
 MAX_WHOLE_NUMBER = 2**53
@@ -71,7 +71,7 @@ def check_fields(values: Any, hints: Mapping[str, Any], *, message: str, sender:
 
 
 def find_misfit(value: Any, hint: Any, path: str) -> tuple[str, Any] | None:
-    """The first value that is not of its declared type or excessively large, with its path; None: all is as declared.
+    """Return the first value of another type than declared, or too large, with its path; None: all is as declared.
 
     An instance of a subclass is not of the type.
     """
@@ -98,7 +98,7 @@ def find_misfit(value: Any, hint: Any, path: str) -> tuple[str, Any] | None:
 
 
 def shown(value: Any) -> str:
-    """A value as an error may print it: short, on one line, without looking deep into it."""
+    """Return a value as an error may print it: short, on one line, without looking deep into it."""
     if type(value) is str:
         return repr(value[:60])
     if value is None or type(value) in (bool, float) or (type(value) is int and abs(value) <= MAX_WHOLE_NUMBER):
@@ -107,7 +107,7 @@ def shown(value: Any) -> str:
 
 
 def some(names: Collection[Any], max_names: int = 3) -> str:
-    """The first few names of a collection, as an error may print them."""
+    """Return the first few names of a collection, as an error may print them."""
     plain = sorted(_name(name) for name in names)
     return ", ".join(plain[:max_names]) + (f" and {len(plain) - max_names} more" if len(plain) > max_names else "")
 
@@ -120,22 +120,22 @@ def _name(name: Any) -> str:
 SETTING_MARK = "{setting}"
 CODES = {
     "setting-refused": "it cannot use the job's value of {setting}: correct the job; the site's log has the details.",
-    "setting-not-allowed": "its own file does not allow what the job sets in {setting}: change the job, or agree with "
-    "the site on another local/fedpeft.json.",
+    "setting-not-allowed": "its site policy does not allow what the job sets in {setting}: change the job, or agree "
+    "with the site on another local/fedpeft.json.",
     "job-refused": "it cannot do what the job asks; the site's log has the details.",
     "message-refused": "it cannot read the server's message: install the same fedpeft version everywhere.",
-    "message-too-large": "the server's message is larger than its own file allows (max_message_mb).",
+    "message-too-large": "the server's message is larger than its site policy allows (max_message_mb).",
     "site-file-missing": "it has no local/fedpeft.json, which every site needs: `fedpeft doctor` at the site says how "
     "to write it.",
     "site-file-unusable": "its own local/fedpeft.json cannot be used: `fedpeft doctor` at the site says why.",
     "data-unusable": "its data cannot be used; the site's log has the details.",
-    "data-too-few": "it holds less data than its own file requires of a job that it takes part in.",
+    "data-too-few": "it holds less data than its site policy requires of a job that it takes part in.",
     "plugin-unusable": "a plugin that the job names cannot be used there; the site's log has the details.",
     "backbone-unusable": "it cannot load the backbone: `fedpeft doctor` at the site says why.",
     "state-unusable": "what it kept of earlier rounds cannot be used; the site's log has the details.",
     "state-of-another-job": "what it kept under this name belongs to another job: submit the job without resume_from.",
     "state-in-use": "another job still uses what it kept under this name: abort that job, or wait for its end.",
-    "state-full": "it keeps as much of earlier jobs as its own file allows (kept_gib): the site has to make room.",
+    "state-full": "it keeps as much of earlier jobs as its site policy allows (kept_gib): the site has to make room.",
     "disk-full": "its disk is full: the site has to make room there; a job that ended goes on with resume_from=latest.",
     "disk-unwritable": "it cannot write to its own disk; the site's log names the file.",
     "order-refused": "the server asked it for something that the job's own settings do not provide for.",
@@ -151,13 +151,13 @@ CODES = {
 
 
 def is_known(code: object, setting: object) -> bool:
-    """Whether the code is one of `CODES` and the setting is declared or empty."""
+    """Return whether the code is one of `CODES` and the setting is declared or empty."""
     declared = isinstance(setting, str) and (not setting or setting in setting_names())
     return declared and isinstance(code, str) and code in CODES
 
 
 def sentence(code: object, setting: object = "") -> str:
-    """The sentence that the server prints for a site's problem; an unknown code or setting is not repeated."""
+    """Return the sentence that the server prints for a site's problem; it never repeats an unknown code or setting."""
     if not is_known(code, setting):
         return "it sent an unknown problem code: install the same fedpeft version everywhere."
     return CODES[str(code)].replace(SETTING_MARK, str(setting) or "a setting")

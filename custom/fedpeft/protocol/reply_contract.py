@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a reply must be: the one place that says of a site's message whether it is usable, or why not.
+"""What a reply must be: the one place that decides whether a site's message is usable, and says why not.
 
-The server checks every reply here as it arrives; a site's own filter holds what it sends to the same checks.
+The server checks every reply here as it arrives; a site's own filter makes the same checks before it is sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedpeft.protocol.fields import MAX_ATTEMPTS, MAX_WHOLE_NUMBER, sentence, sh
 from fedpeft.protocol.types import FRACTIONS, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
 
 DTYPES = ("float32", "bfloat16", "float16")
-MAX_WEIGHT = 1e6  # no weight of a network comes near; what does would reach the others through the mean
+MAX_WEIGHT = 1e6  # no weight of a network comes near it; larger values would reach the others through the mean
 MAX_FIGURE = 1e9  # seconds and losses
 MAX_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
 MAX_AXES = 8
@@ -40,7 +40,7 @@ MODULE_PATH = re.compile(r"([A-Za-z_0-9]{1,60}\.){0,12}\{layer\}(\.[A-Za-z_0-9]{
 def check_introduction(
     introduction: Introduction, *, site: str, initial: bool, max_samples: int, budget: int | None = None
 ) -> None:
-    """Accept the reply to `hello` only of a site that can take part, with what it was to send.
+    """Accept the reply to `hello` only from a site that can take part and sent what it was asked for.
 
     `budget` is the number of layers that the job gives the site; None: the site measures it, or trains all.
     """
@@ -109,7 +109,7 @@ def _is_tensors_name(key: str) -> bool:
 
 
 def _check_flags(introduction: Introduction, site: str) -> None:
-    """Accept what a site says of a data set or backbone only if it is so; of a plugin it is believed."""
+    """Refuse wrong statements about a data set or backbone; about a plugin the site is believed."""
     dataset, backbone = introduction.dataset, introduction.backbone
     flags: dict[str, tuple[str, bool]] = {}
     if not DATASETS.is_plugin(dataset):
@@ -122,7 +122,7 @@ def _check_flags(introduction: Introduction, site: str) -> None:
 
 
 def _is_family(name: str) -> bool:
-    """Return whether a name is of the table of slots, or a kind of model that transformers has."""
+    """Return whether a name is in the table of slots, or a kind of model in transformers."""
     if name in SLOTS:
         return True
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -167,10 +167,10 @@ def check_train_reply(
     samples: int,
     at_relay: bool = False,
 ) -> None:
-    """Accept a reply to `train` only if it is what the site announced, of the layers that it was to train, and finite.
+    """Accept a reply to `train` only if it is as announced, of the layers that were ordered, and finite.
 
-    Any other must not reach the global adapter. Where no adapters travel in this job, the schema is empty;
-    where the adapter is `at_relay`, the relay has checked it.
+    Any other must not reach the global adapter. The schema is empty in a job without exchanged adapters; an adapter
+    that is `at_relay` has been checked there.
     """
     if reply.problem:
         attempts = f" in {MAX_ATTEMPTS} attempts" if reply.attempts == MAX_ATTEMPTS else ""
@@ -193,7 +193,7 @@ def check_train_reply(
 
 
 def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype: str, masked: bool = False) -> None:
-    """Exactly the announced keys and shapes, dense, of the announced dtype, finite and no larger than a weight is.
+    """Refuse tensors unless keys, shapes and dtype are as announced, dense, finite and at most `MAX_WEIGHT`.
 
     Masked ones are int64, every value as likely as any other.
     """
@@ -235,7 +235,7 @@ def check_scores(scores: Sequence[float], count: int, site: str) -> None:
 
 
 def _check_sum_key(offered: Mapping[str, list[str]], site: str, *, needed: bool = False) -> None:
-    """Refuse a malformed key as its own site's: with it all other sites would refuse the round."""
+    """Refuse a malformed key here, so that it costs only its own site the round and not all others."""
     if offered or needed:
         signed_keys.read(offered, site=site)
 
@@ -264,5 +264,5 @@ def _check_metrics(metrics: Mapping[str, float | None], site: str) -> None:
 
 
 def _refused(site: str, what: str, remedy: str = RESTART) -> FedpeftError:
-    """Return the error of a message that is not used: who sent it, what is wrong, and what to do."""
+    """Return the error for an unusable message: who sent it, what is wrong, and what to do."""
     return FedpeftError(f"site {site} {what}: {remedy}.")

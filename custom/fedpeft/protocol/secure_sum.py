@@ -47,7 +47,7 @@ from fedpeft.core.files import replacing
 from fedpeft.core.states import State, Store, digest, in_memory
 from fedpeft.job.site_policy import MIN_MEMBERS
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.signed_keys import Kit, Offer, SignedKey, private, signed, verified
+from fedpeft.protocol.signed_keys import Kit, Offer, SignedKey, open_privately, signed, verified
 
 FRACTION_BITS = 32
 Numbers = dict[str, np.ndarray]
@@ -129,17 +129,17 @@ def public_key(secret: bytes) -> bytes:
 def context_of(
     *, job: str, settings: str, round: int, keys: Mapping[str, bytes], shapes: Mapping[str, list[int]], received: str
 ) -> bytes:
-    """Digest of what all sites of a sum must agree on; with different digests their masks do not cancel.
+    """Return a digest of what all sites of a sum must agree on; with different digests their masks do not cancel.
 
     Args:
         job: the job's lineage.
-        settings: digest of the job as deployed, of `fedpeft.job.settings.digest_of`: a server could have all sites but
-            one train with a learning rate of zero, and read the update of that one from the sum.
+        settings: digest of the job as deployed (`fedpeft.job.settings.digest_of`): else a server could let all sites
+            but one train with a learning rate of zero, and read the update of that one from the sum.
         round: counted from 1.
         keys: public key of every site of the sum, by name.
         shapes: of the tensors to be summed, by wire key.
-        received: digest of the global adapter that the round starts from: with different ones a server could cancel
-            all updates but one, and read that one from the sum.
+        received: digest of the global adapter that the round starts from: with different adapters a server could
+            cancel all updates but one, and read that one from the sum.
     """
     facts = {
         "job": job,
@@ -189,22 +189,22 @@ KEY_FILE = "secure_sum.json"
 
 @dataclass(frozen=True, kw_only=True)
 class SumRound:
-    """One round of a job's secure sum, as one of its members has it."""
+    """One round of a job's secure sum, at one of its members."""
 
     job: str  # the job's lineage
     round: int  # counted from 1
     site: str
     kit: Kit | None = None  # signs its keys; None in the simulator
-    # the sites of the sum, from the site's own file; None in the simulator: all that offer a key
+    # the sites of the sum, from the site policy; None in the simulator: all that offer a key
     members: Sequence[str] | None = None
 
     def offer(self, folder: Path, start: bytes = b"") -> SignedKey:
         """Create a key pair for one upload; the private key stays in `folder` and replaces any earlier one.
 
-        `start` is what the training starts from, see `fedpeft.protocol.signed_keys`.
+        `start` says what the training starts from (`fedpeft.protocol.signed_keys`).
         """
         secret = new_secret()
-        with replacing(folder / KEY_FILE) as draft, open(draft, "w", opener=private) as file:
+        with replacing(folder / KEY_FILE) as draft, open(draft, "w", opener=open_privately) as file:
             json.dump({"job": self.job, "round": self.round, "secret": secret.hex()}, file)
         return signed(Offer(public_key(secret), start), self.kit, job=self.job, round=self.round, site=self.site)
 
@@ -225,10 +225,10 @@ class SumRound:
         offered: Mapping[str, SignedKey],
         received: State,
     ) -> dict[str, torch.Tensor]:
-        """Mask a site's adapter: int64 tensors that reveal nothing without those of all others; else nothing leaves.
+        """Mask a site's adapter as int64 tensors, which reveal nothing without those of all others.
 
-        `settings` is the digest of the job as deployed to this site, `offered` the key of every member as the server
-        passed it on, `received` the global adapter that the round started from.
+        `settings` is the digest of the job as deployed to this site, `offered` the key of every member as passed on by
+        the server, `received` the global adapter that the round started from.
         """
         keys = {name: offer.public for name, offer in self.verified(offered).items()}
         secret = self._take(folder / KEY_FILE)
@@ -249,7 +249,7 @@ class SumRound:
         if self.members is not None and set(offered) != set(self.members):
             missing, extra = sorted(set(self.members) - set(offered)), sorted(set(offered) - set(self.members))
             raise SecureSumError(
-                f"the server wants a sum without {missing} and with {extra}, compared with the site's own file: "
+                f"the server wants a sum without {missing} and with {extra}, compared with the site policy: "
                 f"another group of sites would reveal differences between sums."
             )
         if self.site not in offered or len(offered) < MIN_MEMBERS:
@@ -282,7 +282,7 @@ def mean(
     *,
     store: Store = in_memory,
 ) -> State:
-    """The weighted mean of the members' adapters, from their masked uploads, one tensor after the other."""
+    """Return the weighted mean of the members' adapters from their masked uploads, one tensor after the other."""
     result: State = {}
     for key in uploads[0]:
         total = wrapped_sum([{key: upload[key]} for upload in uploads])
@@ -291,11 +291,11 @@ def mean(
 
 
 def weight_of(samples: int, method: MethodSettings) -> int:
-    """The integer weight of a site: its training samples, or 1 for a plain mean."""
+    """Return the integer weight of a site: its training samples, or 1 for a plain mean."""
     return 1 if method.pia.weighting == "uniform" else samples
 
 
-def without_masks(state: State, samples: int, method: MethodSettings, *, sites: int) -> State:
+def encode_unmasked(state: State, samples: int, method: MethodSettings, *, sites: int) -> State:
     """Encode an adapter as a site would, without masks: for a federation in one process, with the same result."""
     return {key: to_wire(numbers) for key, numbers in encode(state, weight_of(samples, method), sites).items()}
 
@@ -307,7 +307,7 @@ def secure_mean(
     previous: State,
     store: Store = in_memory,
 ) -> State:
-    """The new global adapter from masked uploads and sample counts by site, in the dtypes of `previous`."""
+    """Return the new global adapter from masked uploads and sample counts by site, in the dtypes of `previous`."""
     uploads, counts = zip(*(replies[site] for site in sorted(replies)), strict=True)
     dtypes = {key: tensor.dtype for key, tensor in previous.items()}
     return mean(uploads, [weight_of(count, method) for count in counts], dtypes, store=store)

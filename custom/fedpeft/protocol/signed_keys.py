@@ -4,16 +4,16 @@
 The server could replace a key by its own, but it cannot forge a signature over job, round, site and key by the
 certificate that the consortium's authority issued to that site. Only the holder of the authority's private key can.
 
-Randomness of a site's training that the server does not know, for jobs whose adapters leave in a secure sum only. If
-the server knew it, a second job would give every other site the same bits, and the difference of the two sums would be
-what changed at one site: its data, or what a setting does to them.
+Where adapters leave only in a secure sum, a site trains with randomness that the server does not know. If the server
+knew it, a second job would give every other site the same bits, and the difference of the two sums would be what
+changed at one site: its data, or what a setting does to them.
 
     secret       32 random bytes for a site and a lineage, on the site's disk
     start        HMAC(secret, what the site's training depends on there), public, signed with the key for a round
     salt         HMAC(secret, lineage, round, start of every member, the global adapter): goes into every seed
 
-A resumed job thus repeats a round to the bit, but only if every member begins it with what it had. Where one of them
-has other data, another file or no state, all members draw anew, so that no sums cancel.
+A resumed job thus repeats a round to the bit, but only if every member begins it as before. Where one of them has other
+data, another policy or no state, all members draw anew, so that no sums cancel.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SignedKey = dict[str, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """A site's private key and certificate, and the authority that it trusts: from `startup/` of its kit."""
+    """A site's private key and certificate, and the authority that it trusts, from `startup/` of its kit."""
 
     key: rsa.RSAPrivateKey
     certificate: x509.Certificate
@@ -156,7 +156,7 @@ def secret_of(folder: Path) -> bytes:
     """Return the secret in a lineage's state folder, for the site's user alone; it is drawn if there is none yet."""
     file = folder / SEED_FILE
     if not file.exists():
-        with replacing(file) as draft, open(draft, "wb", opener=private) as written:
+        with replacing(file) as draft, open(draft, "wb", opener=open_privately) as written:
             written.write(os.urandom(BYTES))
     try:
         secret = file.read_bytes()
@@ -168,18 +168,18 @@ def secret_of(folder: Path) -> bytes:
 
 
 def start_of(secret: bytes, facts: Mapping[str, Any]) -> bytes:
-    """Return a digest of what a site's training depends on, which tells nobody without the secret what that is."""
+    """Return a digest of what a site's training depends on; without the secret it reveals nothing."""
     return _keyed(secret, "start", facts)
 
 
 def salt_of(secret: bytes, *, job: str, round: int, starts: Mapping[str, bytes], received: str) -> str:
-    """Return what goes into every seed of a site's training in a round: each member's start and the global adapter."""
+    """Return the salt of a site's seeds in a round, from all members' starts and the global adapter."""
     named = {site: start.hex() for site, start in starts.items()}
     return _keyed(secret, "salt", {"job": job, "round": round, "starts": named, "received": received}).hex()
 
 
-def private(path: str, flags: int) -> int:
-    """Open a file that its user alone may read, as `opener` of `open`."""
+def open_privately(path: str, flags: int) -> int:
+    """Open a file that only its user may read; an `opener` for `open`."""
     return os.open(path, flags, 0o600)
 
 

@@ -42,10 +42,10 @@ class Hello(_Message):
     Args:
         version: the server's fedpeft version.
         initial: whether the site sends the adapter that it starts from.
-        lineage: name of this job and of those that resume it; a site's state lies under it.
+        lineage: name of this job and of those that resume it; a site keeps its state under it.
         finished: rounds that are finished already, in a job that is resumed.
         session: name of this job among those of its lineage.
-        sessions: the jobs before it that made these rounds, and the last round of each that counts, in their order.
+        sessions: the earlier jobs that made these rounds, in their order, with the last round of each that counts.
     """
 
     version: str
@@ -63,13 +63,13 @@ class Introduction(_Message):
     Args:
         version: the site's fedpeft version.
         schema: shape of every tensor the site will send, by wire key.
-        classes: size of the site's label space; the labels themselves stay at the site. With `sum_with` of its own file
-            it is rounded as `samples`, unless the head is federated.
-        samples: number of samples in each split (`train`, `validation`, `test`); with `sum_with` of the site's own file
+        classes: size of the site's label space; the labels themselves stay at the site. With `sum_with` of its site
+            policy it is rounded as `samples`, unless the head is federated.
+        samples: number of samples in each split (`train`, `validation`, `test`); with `sum_with` of the site policy
             rounded to two digits, and to tens at least.
         dataset: registered name of the data set.
         procedural: whether that data set is computed and not measured on people.
-        metric: by which the site's model is measured: `accuracy`, `balanced_accuracy` or `macro_f1`.
+        metric: of the site's model: `accuracy`, `balanced_accuracy` or `macro_f1`.
         backbone: registered name of the backbone.
         tiny: whether that backbone is too small for figures of medical meaning.
         width: of that backbone's features.
@@ -77,7 +77,7 @@ class Introduction(_Message):
         slots: slot -> module path with `{layer}` of the adapter, for a kind whose modules that table does not have.
         dtype: of every tensor that the site will send, as torch names it.
         budget: how many transformer layers the site can train in a round.
-        finished: the last round, up to the one that the server named, of which the site has its own state.
+        finished: the last round, up to the one that the server named, for which the site has its own state.
         baseline: what the best constant answer reaches on the test split; only in the simulator, because it tells how
             often an answer occurs.
         start_digest: SHA-256 of the adapter that the site starts from (`fedpeft.core.states.digest`), where all sites
@@ -120,7 +120,7 @@ class ScoreOrder(_Message):
     Args:
         lineage: as in Hello.
         round: the round that the scores are for.
-        base: the version of the global adapter that the site has on disk and `state` completes; 0: `state` is whole.
+        base: the version of the global adapter on the site's disk, which `state` completes; 0: `state` is whole.
         version: the version that results; 0: it need not be kept.
         state: the tensors that changed since `base`.
     """
@@ -162,11 +162,11 @@ class TrainOrder(_Message):
         base, version: as in ScoreOrder.
         layers: the transformer layers to train and send; None: all.
         scored: send scores of the trained model along, for the next round.
-        part: of the site in the mean that the global adapter is, where it needs that (`share: agreement`). From it the
-            site can tell how many samples all sites have together. 0: none.
+        part: the site's part in the mean that the global adapter is, where the site needs it (`share: agreement`).
+            From it the site can tell how many samples all sites have together. 0: none.
         sum_keys: the public key of every member of the round's secure sum; empty: send the adapter itself.
-        relay: the one that has the global adapter, and adds up the trained ones of its sites; empty: the server.
-        state: the tensors that changed since `base`; empty with base 0: go on from your own, or fetch it at the relay.
+        relay: has the global adapter, and adds up the trained ones of its sites; empty: the server does.
+        state: the tensors that changed since `base`; empty with base 0: start from your own, or fetch it at the relay.
     """
 
     carries_state: ClassVar[bool] = True
@@ -241,7 +241,7 @@ class SumOrder(_Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Upload(_Message):
-    """Site to relay: the trained adapter of a round, as `TrainReply` would have it. Relay to site: the global one."""
+    """Site to relay: the trained adapter of a round, as in `TrainReply`. Relay to site: the global adapter."""
 
     carries_state: ClassVar[bool] = True
     round: int
@@ -302,16 +302,16 @@ TASKS = {HELLO: Task(Hello, Introduction), SCORE: Task(ScoreOrder, ScoreReply), 
 
 
 def fields_of(message: _Message) -> dict[str, Any]:
-    """All of a message but its tensors."""
+    """Return all fields of a message but its tensors."""
     return {field.name: getattr(message, field.name) for field in dataclasses.fields(message) if field.name != "state"}
 
 
 def message_from(kind: type[M], values: Any, tensors: Any, *, sender: str) -> M:
-    """Read a message."""
+    """Build a message from its received fields and tensors; refuse anything that its kind does not declare."""
     check_fields(values, _declared(kind), message=kind.__name__, sender=sender)  # type: ignore[arg-type]  # a class can be hashed
     tensors = {} if tensors is None else tensors
     if not isinstance(tensors, Mapping):
-        raise FedpeftError(f"{sender} sent {shown(tensors)} in place of tensors by name.", code=REFUSED)
+        raise FedpeftError(f"{sender} sent {shown(tensors)} instead of tensors by name.", code=REFUSED)
     held = () if isinstance(tensors, StoredState) else tensors.values()
     if unread := next((value for value in held if isinstance(value, Unread)), None):
         raise FedpeftError(f"{sender} sent {unread.reason}", code=TOO_LARGE)
@@ -325,7 +325,7 @@ def message_from(kind: type[M], values: Any, tensors: Any, *, sender: str) -> M:
 
 @functools.cache  # the types are written as strings, which take longer to read than a message
 def _declared(kind: type[_Message]) -> dict[str, Any]:
-    """The type of every field but the tensors."""
+    """Return the type of every field but the tensors."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.name != "state"}
 

@@ -229,7 +229,7 @@ class Overlap:
             return
         yield (
             f"{len(self.known):,} of {self.tested:,} test images are in a training or validation split as well, which "
-            f"flatters the figures: leave them out there with data.exclude (at a hospital exclude in its own file)."
+            f"flatters the figures: leave them out there with data.exclude (at a hospital exclude in its site policy)."
         )
         for site, names in self._to_exclude().items():
             more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""

@@ -24,7 +24,7 @@ from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_HISTORY, read_json
 from fedpeft.core.locks import lock_file
-from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, in_words, means_of, title_of
+from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, describe_means, means_of, title_of
 from fedpeft.core.text import RECENT, duration
 from fedpeft.core.workspace import HISTORY, MANIFEST, OF_SIMULATOR
 from fedpeft.report.history import (
@@ -88,7 +88,7 @@ class Progress:
         """The means of the last round in words; empty: there are none."""
         if self.means or self.mean is None:
             known = {metric: mean for metric, mean in self.means.items() if metric in TITLES and mean is not None}
-            return in_words(known)
+            return describe_means(known)
         return f"{self.measured_by} {100 * self.mean:.1f} %"  # of an older server
 
     @property
@@ -156,8 +156,8 @@ def _is_written(folder: Path) -> bool | None:
     """Return whether the process that writes a run lives; None: this machine cannot say."""
     folder = folder.resolve()
     if folder.parts[-len(SIMULATED.parts) :] == SIMULATED.parts:
-        return locks.is_held(lock_file(folder.parents[len(SIMULATED.parts) - 1]))
-    return locks.is_held(folder / locks.FILE)
+        return locks.is_known_to_be_held(lock_file(folder.parents[len(SIMULATED.parts) - 1]))
+    return locks.is_known_to_be_held(folder / locks.FILE)
 
 
 def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: float | None, where: str) -> Progress:

@@ -2,8 +2,8 @@
 """Run a job without FLARE's processes: a few training processes, in which many sites take turns.
 
 FLARE's simulator starts a process for each site in every round. Here each process has one frozen backbone and one set
-of adapters, and takes one site's order after the other; what a site keeps is on its disk, as everywhere. Server, sites
-and workspace are those of the simulator, and so are the bytes of the results.
+of adapters, and carries out one site's order after the other; a site keeps its state on its disk, as elsewhere. Server,
+sites and workspace are those of the simulator, and so are the bytes of the results.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from fedpeft.site.supervisor import LOG, WorkerSupervisor
 
 FILTERS = ("task_data_filters", "task_result_filters")
 JOB_ID = OF_SIMULATOR.parts[0]
-MAX_SITES_SHOWN = 20  # whose lines are printed; of more, the server's lines alone
+MAX_SITES_SHOWN = 20  # whose lines are printed; with more sites, only the server's lines
 _log = logging.getLogger(__name__)
 
 
@@ -66,7 +66,7 @@ def run_pool(
         site_sections: those that every site receives.
         sites: names.
         workspace: as of the simulator; it holds no other run.
-        state: folder of what server and sites keep from run to run.
+        state: folder for the state that server and sites keep from run to run.
         processes: sites that compute at the same time.
 
     Raises:
@@ -75,14 +75,14 @@ def run_pool(
     run = workspace / "server" / OF_SIMULATOR
     run.mkdir(parents=True, exist_ok=True)
     place = ServerPlace(run=run, lineages=state / SERVER, job_id=JOB_ID)
-    with _logged(workspace / "server" / "log.txt"), _workers(site_sections, processes) as workers:
+    with _log_to(workspace / "server" / "log.txt"), _workers(site_sections, processes) as workers:
         host = PoolHost(site_sections, workers, workspace=workspace, state=state, run=run, shown=len(sites))
         JobRun(name, server, place, host).run()
 
 
 @contextmanager
 def _workers(sections: Mapping[str, Any], processes: int) -> Iterator[list[WorkerSupervisor]]:
-    """Training processes that share the memory of one import; they end with this block, or with this process."""
+    """Yield training processes that share the memory of one import; they end with this block, or with this process."""
     server = fork_server.start()
     workers = [WorkerSupervisor(sections) for _ in range(processes)]
     try:
@@ -96,16 +96,16 @@ def _workers(sections: Mapping[str, Any], processes: int) -> Iterator[list[Worke
 
 
 @contextmanager
-def _logged(file: Path) -> Iterator[None]:
-    """Write the run's lines to a file, and to the terminal with the time alone."""
+def _log_to(file: Path) -> Iterator[None]:
+    """Write the run's lines to a file, and to the terminal with only the time before them."""
     handler = logging.FileHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s - %(levelname)s - %(message)s"))
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     shown.addFilter(lambda record: getattr(record, "shown", True))
     level, propagate = _log.level, _log.propagate
-    for one in (handler, shown):
-        _log.addHandler(one)
+    for output in (handler, shown):
+        _log.addHandler(output)
     _log.setLevel(logging.INFO)
     _log.propagate = False
     try:
@@ -113,9 +113,9 @@ def _logged(file: Path) -> Iterator[None]:
     finally:
         _log.setLevel(level)
         _log.propagate = propagate
-        for one in (handler, shown):
-            _log.removeHandler(one)
-            one.close()
+        for output in (handler, shown):
+            _log.removeHandler(output)
+            output.close()
 
 
 class PoolHost:
@@ -169,7 +169,7 @@ class PoolHost:
         """Do nothing: replies come from this program's own processes."""
 
     def relays(self) -> NoRelays:
-        """There are none on one machine."""
+        """Return no relays: there are none on one machine."""
         return NoRelays()
 
     def stored(self, state: Mapping[str, Tensor]) -> State:
@@ -225,15 +225,15 @@ class PoolHost:
         with ThreadPoolExecutor(len(self._workers)) as threads:
             try:
                 running = [threads.submit(work, number) for number in range(len(self._workers))]
-                for one in running:
-                    one.result()
-            except BaseException:  # also of Ctrl-C, while other sites still compute
+                for thread in running:
+                    thread.result()
+            except BaseException:  # also Ctrl-C, while other sites still compute
                 stopped.set()
                 raise
         return {site: accepted[site] for site in orders if site in accepted}, refused
 
     def _next(self, number: int, waiting: list[str]) -> str | None:
-        """Take the next site for a process: one whose data it has, one that nobody has, or that of another one."""
+        """Take the next site for a process: one whose data it has, else one that no process has, else any other."""
         with self._lock:
             if not waiting:
                 return None
@@ -257,8 +257,8 @@ class PoolHost:
                 {**header, "site": site, "log": str(run / LOG)},
                 state,
                 aborted=lambda: stopped.is_set() or time.monotonic() > deadline,
-                report=lambda failure: self._failed(site, f"{failure.detail}; trying again in a new process", failure),
-                progress=lambda line: self._line(site, f"round {round}: {line}"),
+                report=lambda failure: self._report(site, f"{failure.detail}; trying again in a new process", failure),
+                progress=lambda line: self._log_line(site, f"round {round}: {line}"),
             )
 
         try:
@@ -266,16 +266,16 @@ class PoolHost:
             reply, line = tasks.answer(task, order)
         except Aborted:
             raise
-        except Exception as error:  # as at a site: it costs that site the round, and nobody else
-            return problem_reply(task, round, error, place, partial(self._failed, site))
+        except Exception as error:  # as at a site: it costs only that site the round
+            return problem_reply(task, round, error, place, partial(self._report, site))
         if line:
-            self._line(site, line)
+            self._log_line(site, line)
         return reply
 
-    def _line(self, site: str, line: str) -> None:
+    def _log_line(self, site: str, line: str) -> None:
         _log.info("site %s: %s", site, one_line(line), extra={"shown": self._shown})
 
-    def _failed(self, site: str, text: str, failure: Failure) -> None:
+    def _report(self, site: str, text: str, failure: Failure) -> None:
         _log.error("site %s: %s", site, one_line(text))
         if failure.traceback:
             _log.error("%s", failure.traceback, extra={"shown": False})

@@ -4,8 +4,8 @@
     recipe = FedPIARecipe("fedpia_task1", ["training.rounds=2"])
     run = recipe.execute(SimEnv(clients=recipe.sites, workspace_root="runs"))
 
-The job is the folder that `fedpeft jobs` writes for the same settings, plain JSON. What FLARE's recipes can add to a
-job, files, filters or components, is refused: jobs carry no code, and a site decides about its own filters.
+The job is the folder that `fedpeft jobs` writes for the same settings, plain JSON. Files, filters and components, which
+FLARE's recipes can add to a job, are refused: jobs carry no code, and a site decides about its own filters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class JsonJob(FedJob):
 
     Args:
         name: of the job, as in `jobs.yml`; its folder has an underscore for a slash.
-        sections: what it is composed of.
+        sections: of its configuration.
     """
 
     def __init__(self, name: str, sections: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class JsonJob(FedJob):
         super().__init__(name.replace("/", "_"), min_clients=sections["federation"].get("quorum") or len(self.sites))
 
     def to(self, obj: Any, target: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse what would be added to the job.
+        """Refuse to add anything to the job.
 
         Raises:
             FedpeftError: always.
@@ -63,7 +63,7 @@ class JsonJob(FedJob):
         self.to(obj, "clients")
 
     def export_job(self, job_root: str) -> None:
-        """Write the job's folder below `job_root`; one that is there is replaced."""
+        """Write the job's folder below `job_root`; an earlier one is replaced."""
         folder = Path(job_root) / self.name
         if folder.exists() and not (folder / "meta.json").is_file():
             raise FedpeftError(f"{folder} is there and is no job: name another folder, or remove it.")
@@ -99,7 +99,7 @@ class JsonJob(FedJob):
 
 
 class _JobRecipe(Recipe):
-    """A job of `app_configs/jobs.yml`: as it is where it has the recipe's method, otherwise with it.
+    """A job of `app_configs/jobs.yml`: unchanged if it has the recipe's method, else changed to that method.
 
     Args:
         job: a task of `fedpeft tasks`, or any job of `app_configs/jobs.yml`; empty: the recipe's default one.
@@ -137,7 +137,7 @@ class _JobRecipe(Recipe):
 
 
 class FedPIARecipe(_JobRecipe):
-    """Adapters that are permuted into alignment before they are integrated (Saha et al. 2024)."""
+    """Adapters are permuted into alignment before they are integrated (Saha et al. 2024)."""
 
     default_job, method = "fedpia_task1", "fedpia_agreement"
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Run a job in FLARE's simulator and report correctly how it ended.
 
-The simulator's exit code is 0 even if a site dies, and it may hang forever; what counts is the manifest that the server
+The simulator's exit code is 0 even if a site dies, and it may hang forever; only the manifest counts, which the server
 writes last. It also deletes a workspace when the next run starts, so earlier runs are moved out before.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_HISTORY, read_json, write_json
 from fedpeft.core.locks import SERVER, held, kept_folder, runs_folder
-from fedpeft.core.processes import family, python_environment, with_sockets
+from fedpeft.core.processes import family, python_environment, socket_folder
 from fedpeft.core.workspace import (
     DATA_VARIABLE,
     HISTORY,
@@ -37,7 +37,7 @@ from fedpeft.core.workspace import (
     listed_classes,
     seed,
 )
-from fedpeft.flare.policy import with_site_filters
+from fedpeft.flare.policy import add_site_filters
 from fedpeft.job.admission import CONFIGURATIONS, admit_folder
 from fedpeft.job.folder import check_sites, job_folder
 from fedpeft.report.status import CUT_OFF, FAILED, SIMULATED
@@ -58,10 +58,10 @@ def set_aside(workspace: Path) -> Path | None:
     if not written:
         return None
     when = time.strftime("%Y%m%d-%H%M%S", time.localtime(max(file.stat().st_mtime for file in written)))
-    folder = _unused(runs_folder(workspace) / f"{when}-{_job(written[0])}")
+    folder = _unused(runs_folder(workspace) / f"{when}-{_job_of(written[0])}")
     try:
         if MANIFEST not in [file.name for file in written]:
-            write_json(workspace / SIMULATED / MANIFEST, _cut_off(written[0]))
+            write_json(workspace / SIMULATED / MANIFEST, _manifest_of_cut_off_run(written[0]))
         folder.mkdir(parents=True)
         for entry in sorted(workspace.iterdir(), key=lambda path: path.name == SIMULATED.parts[0]):  # the results last
             if entry.name not in STAYS:
@@ -74,9 +74,9 @@ def set_aside(workspace: Path) -> Path | None:
     return folder
 
 
-def _cut_off(history: Path) -> dict[str, Any]:
+def _manifest_of_cut_off_run(history: Path) -> dict[str, Any]:
     """Return a manifest for a run that ended without writing one."""
-    record = _content(history)
+    record = _read_object(history)
     rounds = record.get("rounds")
     return {
         "job": record.get("job", ""),
@@ -87,16 +87,9 @@ def _cut_off(history: Path) -> dict[str, Any]:
     }
 
 
-def _job(file: Path) -> str:
-    name = str(_content(file).get("job", "")).lower()
+def _job_of(file: Path) -> str:
+    name = str(_read_object(file).get("job", "")).lower()
     return re.sub(r"[^a-z0-9_]+", "-", name).strip("-")[:60] or "job"
-
-
-def _content(file: Path) -> dict[str, Any]:
-    try:
-        return dict(read_json(file))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def _unused(folder: Path) -> Path:
@@ -111,7 +104,7 @@ SECONDS_TO_END = 60
 FLARE, POOL = "flare", "pool"
 MANY_SITES = 20
 INSTEAD = "--engine pool lets them take turns in a few processes, with the same results."
-ROOM = 10**7  # bytes below which a disk counts as full
+ROOM = 10**7  # with fewer free bytes a disk counts as full
 
 
 def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[str] = (), engine: str = FLARE) -> Path:
@@ -120,9 +113,8 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     Args:
         job: a FLARE job folder, or the name of a job of `app_configs/`, here or in the package.
         workspace: the simulator's folder; an earlier run in it is moved to `<workspace>_runs/`.
-        threads: sites that run at the same time; fewer run where they train on a GPU that has no room for so many.
-        overrides: settings as `section.name=value`; the job is then composed again from
-            `app_configs/`.
+        threads: sites that run at the same time; fewer if they train on a GPU without room for this many.
+        overrides: settings as `section.name=value`; the job is then composed again from `app_configs/`.
         engine: `flare`, the simulator; or `pool`, where the sites take turns in as many processes as `threads` and
             share one backbone in each. Both give the same bytes.
 
@@ -138,7 +130,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     with tempfile.TemporaryDirectory() as scratch:
         folder = job_folder(job, overrides, Path(scratch))
         admitted = admit_folder(folder, classes=listed_classes(workspace))
-        folder = with_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
+        folder = add_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
         sites = _sites(folder)
         if threads > len(sites):
             raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
@@ -151,9 +143,9 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
                 f"slow     FLARE starts a process for each of {len(sites)} sites in every round; {INSTEAD}", flush=True
             )
         if threads > 1:
-            threads = _that_fit(folder, workspace, threads)
+            threads = _sites_that_fit(folder, workspace, threads)
         with held(workspace) as lock:
-            _check_resume(folder, _state(workspace) / SERVER)
+            _check_resume(folder, _kept(workspace) / SERVER)
             seed(workspace)
             if earlier := set_aside(workspace):
                 print(f"earlier  {earlier}", flush=True)
@@ -179,18 +171,18 @@ def _run_pool(
 ) -> None:
     """Run a job in a pool of processes; its manifest says how it ended.
 
-    The file of the sites lies beside it, where FLARE leaves it: a comparison reads the backbone there.
+    The sites' configuration is put where FLARE leaves it: a comparison reads the backbone there.
     """
     from fedpeft.run.pool import run_pool
 
     name, server, of_sites = job
-    for participant in {"server", *sites}.difference(STAYS):  # what a run left that ended before its first round
+    for participant in {"server", *sites}.difference(STAYS):  # leftovers of a run that ended before its first round
         shutil.rmtree(workspace / participant, ignore_errors=True)
     beside = workspace / SIMULATED.parent / "app_server" / CONFIGURATIONS["client"]
     beside.parent.mkdir(parents=True, exist_ok=True)
     beside.write_bytes((folder / "app" / CONFIGURATIONS["client"]).read_bytes())
     with contextlib.suppress(FedpeftError), _ended_by_signal():
-        run_pool(name, server, of_sites, sites=sites, workspace=workspace, state=_state(workspace), processes=processes)
+        run_pool(name, server, of_sites, sites=sites, workspace=workspace, state=_kept(workspace), processes=processes)
 
 
 @contextlib.contextmanager
@@ -203,8 +195,8 @@ def _ended_by_signal() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _that_fit(job: Path, workspace: Path, threads: int) -> int:
-    """Return how many sites may run at once, by the memory of the GPU that they train on, if they do."""
+def _sites_that_fit(job: Path, workspace: Path, threads: int) -> int:
+    """Return how many sites may run at once, as far as they train on a GPU and its memory limits that."""
     from fedpeft.doctor.memory import sites_at_once
 
     count, sentence = sites_at_once(job, threads, workspace=workspace)
@@ -227,15 +219,15 @@ def _check_resume(job: Path, lineages: Path) -> None:
     if not (arguments.get("federation") or {}).get("resume_from"):
         return
     from fedpeft.job.settings import ServerJob
-    from fedpeft.server.checkpoint import lasting, to_resume
+    from fedpeft.server.checkpoint import lasting_settings, load_to_resume
 
     settings = ServerJob.from_sections(arguments)
-    to_resume(
+    load_to_resume(
         lineages,
         settings.federation.resume_from,
         job=arguments.get("job", ""),
         submitter="",
-        settings=lasting(settings.method, settings.training, settings.schedule),
+        settings=lasting_settings(settings.method, settings.training, settings.schedule),
     )
 
 
@@ -249,7 +241,7 @@ def _controller_arguments(file: Path) -> Mapping[str, Any]:
         ) from error
 
 
-def _state(workspace: Path) -> Path:
+def _kept(workspace: Path) -> Path:
     """Return the folder for state that outlives a run; FLARE deletes the workspace."""
     return Path(os.environ.get(STATE_VARIABLE) or kept_folder(workspace)).expanduser().resolve()
 
@@ -258,13 +250,13 @@ def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path, loc
     logging = workspace / "local" / LOG_CONFIG
     # as FLARE's SimEnv starts it; the command `nvflare simulator` prints that it is deprecated
     command = [sys.executable, "-m", SIMULATOR, str(job), "-w", str(workspace), "-l", str(logging), "-t", str(threads)]
-    environment = {**python_environment(), STATE_VARIABLE: str(_state(workspace))}
+    environment = {**python_environment(), STATE_VARIABLE: str(_kept(workspace))}
     if DATA_VARIABLE in environment:  # the simulator changes its working directory
         environment[DATA_VARIABLE] = str(Path(environment[DATA_VARIABLE]).resolve())
     ended_at = None
     with (
         _ended_by_signal(),
-        with_sockets() as temporary,
+        socket_folder() as temporary,
         family(holding=[lock], removing=[*temporary.values()]) as mark,
     ):
         process = subprocess.Popen(command, start_new_session=True, env=environment | temporary | mark)
@@ -278,13 +270,13 @@ def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path, loc
 
 
 def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) -> Path:
-    manifest = _read(results / MANIFEST)
+    manifest = _read_object(results / MANIFEST)
     if manifest.get("status") == "completed":
         return results
-    problems = [_read(workspace / site / OF_SIMULATOR / PROBLEM) for site in sites]
+    problems = [_read_object(workspace / site / OF_SIMULATOR / PROBLEM) for site in sites]
     site_problems = [f"site {p['site']}: {p['problem']}" for p in problems if {"site", "problem"} <= p.keys()]
     reason = manifest.get("reason") or f"the simulator ended with code {code} and without a manifest"
-    done = _read(results / HISTORY).get("rounds")
+    done = _read_object(results / HISTORY).get("rounds")
     rounds = manifest.get("rounds", len(done) if isinstance(done, list) else 0)
     lines = [reason, *site_problems, f"Finished rounds: {rounds}; logs and results are in {workspace}."]
     if not manifest and shutil.disk_usage(workspace).free < ROOM:
@@ -294,8 +286,8 @@ def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) ->
     raise FedpeftError("\n".join(lines))
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """Return a JSON object that a process of the run wrote; empty where there is none."""
+def _read_object(file: Path) -> dict[str, Any]:
+    """Return a JSON object that a process of a run wrote; empty if there is none."""
     try:
         content = read_json(file, max_bytes=MAX_HISTORY)
     except (OSError, ValueError):

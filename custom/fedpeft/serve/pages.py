@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The pages of `fedpeft serve` by path: the list of runs, a run's own page, and runs of one job beside each other.
+"""The pages of `fedpeft serve` by path: the list of runs, a run's own page, and a comparison of the runs of one job.
 
-Runs are found below a folder; what a site keeps is no run, and nothing outside the folder is opened. A page is drawn
-when it is first read, and what was read and drawn is kept until the files change.
+Runs are found below a folder; a site's own state is no run, and nothing outside the folder is opened. A page is drawn
+when it is first read, and kept until its files change.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from fedpeft.report.tables import Table
 class Run:
     """A run on disk."""
 
-    key: str  # of letters and digits only; the same as long as the folder has its name
+    key: str  # letters and digits only; the same as long as the folder has its name
     name: str  # of the folder that the user knows
     folder: Path  # with history.json and manifest.json
-    stamp: tuple[tuple[int, int], ...]  # changes when one of them does
-    written: float  # seconds since 1970 when the last of them was written
+    stamp: tuple[tuple[int, int], ...]  # changes when one of these files does
+    written: float  # seconds since 1970 when the last of these files was written
 
 
 def find_runs(workspace: Path) -> dict[str, Run]:
@@ -126,7 +126,7 @@ def index(
 ) -> str:
     """Return the list of the runs, each with its progress; None: it cannot be read.
 
-    `now` is in seconds since 1970; of comparisons it has key, job and number of runs of each that can be read.
+    `now` is in seconds since 1970; a comparison has a key, a job and its number of readable runs.
     """
     rows = "\n".join(_row(run, progress, now) for run, progress in runs)
     heads = "".join(f'<th scope="col">{head}</th>' for head in HEADS)
@@ -134,7 +134,7 @@ def index(
         f'<div class="wide"><table class="rows"><thead><tr>{heads}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'
         f'<p class="caption">{STATES}</p>'
         if runs
-        else "<p>No run yet: <code>fedpeft simulate</code> starts one, and it stands here after a few seconds.</p>"
+        else "<p>No run yet: <code>fedpeft simulate</code> starts one, and it appears here after a few seconds.</p>"
     )
     links = "".join(
         f'<li><a href="/compare/{key}">{escape(job)}</a>: {count} completed runs</li>'
@@ -146,7 +146,7 @@ def index(
 
 
 def waiting(run: Run, progress: Progress | None) -> str:
-    """Return the page of a run that has none of its own: before its first round ends, or if it cannot be read."""
+    """Return the page of a run whose first round has not ended, or that cannot be read."""
     about = DAMAGED if progress is None else "No round has ended yet."
     if progress is not None and progress.ended:
         about = "No round was finished."
@@ -156,7 +156,7 @@ def waiting(run: Run, progress: Progress | None) -> str:
 
 
 def top(run: Run, progress: Progress | None) -> str:
-    """Return the line above a run's page: the way back, the run's state, and what is expected."""
+    """Return the first line of a run's page: the way back, the run's state, and its figures."""
     texts = [run.name]
     if progress is not None:
         texts += [progress.state, _rounds(progress), figures(progress), progress.reason]
@@ -213,7 +213,7 @@ class Group:
 
 
 def groups(rows: Sequence[tuple[Run, Progress | None]]) -> dict[str, Group]:
-    """Return, by key, the jobs of which two runs or more have completed; of many runs the newest."""
+    """Return by key the jobs with two or more completed runs; of many runs only the newest."""
     by_job: dict[str, list[Run]] = {}
     for run, progress in rows:
         if progress is not None and progress.state == COMPLETED:
@@ -230,7 +230,7 @@ class Comparisons:
         self._drawn: tuple[object, Table, Picture, list[Outcome], int] | None = None
 
     def page(self, group: Group) -> str:
-        """Return the page that compares the runs of a group; of runs that are alike the newest stands for all."""
+        """Return the page that compares the runs of a group; the newest represents runs that are alike."""
         try:
             if self._drawn is None or self._drawn[0] != group.stamps:
                 histories, others = _different(group)
@@ -245,8 +245,8 @@ class Comparisons:
 
 
 def _different(group: Group) -> tuple[Mapping[Path, History], int]:
-    """Return the histories of the runs with the sites and data of the newest that differ in method, settings or seed,
-    the oldest first, and the number of runs that have other sites or data."""
+    """Return the histories of different runs with the newest run's sites and data, the oldest first, and the number of
+    runs with other sites or data."""
     histories = read_runs(run.folder for run in group.runs)
     task = _task(next(iter(histories.values())))
     newest: dict[tuple[object, ...], tuple[Path, History]] = {}
@@ -260,7 +260,7 @@ def _different(group: Group) -> tuple[Mapping[Path, History], int]:
 
 
 def _task(history: History) -> tuple[object, ...]:
-    """What runs must have in common to be compared."""
+    """Return what runs must have in common to be compared."""
     counts = {
         (site, result.samples, tested.samples if (tested := history.tested.get(site)) else None)
         for one in history.rounds

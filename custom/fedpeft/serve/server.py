@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The HTTP server of `fedpeft serve`: GET of pages that are made in memory, for requests that name this server.
 
-Two paths need no library: what a framework would add, routes, forms, files and sessions, is what must not be here. The
-checks below would be ours with any of them.
+Two kinds of pages need no framework: routes, forms, files and sessions must not be here, and the checks of `Server` and
+`Handler` would be needed with any of them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 from fedpeft.core.errors import FedpeftError
 from fedpeft.serve.pages import WorkspacePages, message
 
-SECONDS = 5  # between two looks of a browser at what changes
-DEADLINE = 10.0  # seconds in which a whole request must have arrived, and its answer been taken
+SECONDS = 5  # after which a browser reloads a page that changes
+DEADLINE = 10.0  # seconds in which a whole request must arrive, and its answer be taken
 CONNECTIONS = 32  # at the same time; a browser opens six
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 HEADERS = {
@@ -42,7 +42,7 @@ HEADERS = {
 
 
 class Server(ThreadingHTTPServer):
-    """Listens as soon as it is made."""
+    """The server; it listens as soon as it is created."""
 
     daemon_threads = True
 
@@ -71,7 +71,7 @@ class Server(ThreadingHTTPServer):
         self.server_name, self.server_port = self.host, self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, or refuse it where there are too many."""
+        """Serve a connection in a thread of its own, or refuse it if there are too many."""
         if not self._free.acquire(blocking=False):
             request.setblocking(False)
             with contextlib.suppress(OSError):
@@ -96,7 +96,7 @@ class Server(ThreadingHTTPServer):
     def is_named(self, host: str) -> bool:
         """Return whether a request's Host header names this server.
 
-        A name that an attacker's name server leads here (DNS rebinding) is another one; an address cannot be led.
+        An attacker's name server may lead another name here (DNS rebinding), but not an address.
         """
         try:
             name = urlsplit(f"//{host}").hostname or ""
@@ -159,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
         return "fedpeft"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged."""
+        """Log no request."""
 
 
 class _UntilDeadline(io.RawIOBase):
@@ -169,7 +169,7 @@ class _UntilDeadline(io.RawIOBase):
         self._connection, self._until = connection, time.monotonic() + seconds
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True: it can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:

@@ -31,16 +31,16 @@ def aggregate(
 ) -> tuple[State, dict[str, Any]]:
     """Aggregate as the job's `method.aggregation` says (`fedpeft.methods.aggregations`).
 
-    Sites are sorted by name, so the result does not depend on the order of their replies: an adapter under wire keys
-    (with `secure_sum`, masked) and a number of training samples. Layers that no site sent keep their previous values. A
-    result that is not finite or too large raises an error, and must not be saved or sent.
+    A reply has an adapter under wire keys (with `secure_sum`, masked) and a number of training samples. Replies are
+    sorted by site, so that their order does not matter. Layers that no site sent keep their previous values. A result
+    that is not finite or too large raises an error: it must not be saved or sent.
     """
     if method.secure_sum:
         merged = secure_mean(replies, method, previous=previous or {}, store=store)
         check_global(merged)
         return merged, {}
     if method.aligns:
-        method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
+        method.method.neuron_layout()  # raises if a plugin cannot be imported here: nothing would be aligned
     sites = sorted(replies)
     states, counts = zip(*(replies[site] for site in sites), strict=True)
     settings = method.pia if method.aligns else replace(method.pia, server=False, aligned_at="server")
@@ -78,16 +78,15 @@ class Aggregator:
 
 
 def parts_of(samples: Mapping[str, int], method: MethodSettings) -> dict[str, float]:
-    """Each site's part in the mean of a round, by site, where the sites need it (`share: agreement`); else empty.
+    """Return each site's part in the mean of a round where the sites need it (`share: agreement`); else nothing.
 
-    `samples` has the number of training samples of each site whose adapter went into the mean; it is empty before the
-    first mean.
+    `samples` has the training samples of each site whose adapter is in the mean; it is empty before the first mean.
     """
     if not (samples and method.aligns and method.pia.follows_agreement):
         return {}
     counts, pia = list(samples.values()), method.pia
     if not method.secure_sum:
-        counts = cap_share(counts, method.robust.max_share)  # of a sum each site has weighted its own before
+        counts = cap_share(counts, method.robust.max_share)  # for a secure sum each site has weighted its own
     if pia.weighting == "uniform" or (pia.aligns_on_server and not pia.normalize):
         counts = [1] * len(samples)
     return {site: count / sum(counts) for site, count in zip(samples, counts, strict=True)}

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The server's checkpoints: after every round, all that is needed to resume the job.
+"""The server's checkpoints: after every round, everything that is needed to resume the job.
 
     <lineages>/<lineage>/round-00003/global.safetensors, checkpoint.json
-    <lineages>/<lineage>/round-00003/own.safetensors    where sites keep a part of their own adapters: those they sent
-    <lineages>/<lineage>/round-00003/moments.safetensors    of the server's optimizer, where it has one
+    <lineages>/<lineage>/round-00003/own.safetensors    the adapters that sites sent, if they keep a part of their own
+    <lineages>/<lineage>/round-00003/moments.safetensors    of the server's optimizer, if there is one
     <lineages>/<lineage>/completed.json                 the last round of a job that has its results
     <lineages>/<lineage>/set-aside/<when>-round-00004/  later rounds, set aside when a job resumed from an earlier one
 
@@ -48,8 +48,8 @@ from fedpeft.scheduling.settings import ScheduleSettings
 
 ADAPTER, OWN, FACTS = "global.safetensors", "own.safetensors", "checkpoint.json"
 COMPLETED = "completed.json"
-PARTS = {"own": OWN, "moments": "moments.safetensors"}  # fields of tensors by two names, and their files
-BETWEEN = "/"  # the two names of a tensor, of which the second has none
+PARTS = {"own": OWN, "moments": "moments.safetensors"}  # fields with tensors by two names, and their files
+BETWEEN = "/"  # separates the two names of a tensor; the second contains none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Checkpoint:
         history: content of `history.json`.
         own, median, excess: of the check of updates, as in `UpdateCheck`.
         moments: of the server's optimizer, as in `ServerSteps`.
-        sessions: the jobs that made the rounds up to this one, and the last round of each that counts; empty: unknown.
+        sessions: the jobs that made the rounds so far, with the last round of each that counts; empty: unknown.
     """
 
     job: str
@@ -86,12 +86,12 @@ class Checkpoint:
 
 
 def new_lineage(job: str, submitter: str) -> str:
-    """Make a lineage name for a new job: the job's name, the submitter's digest, the time and random letters."""
+    """Make a lineage name for a new job: the job's name, the submitter's digest, the time and random digits."""
     return f"{_prefix(job, submitter)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
 
 def _prefix(job: str, submitter: str) -> str:
-    """What the lineages of one submitter's job have in common; nobody else's are looked up or pruned under it."""
+    """Return the common prefix of the lineages of one submitter's job; no other submitter's have it."""
     digest = f"-{hashlib.sha256(submitter.encode()).hexdigest()[:8]}" if submitter else ""
     return _plain(job) + digest
 
@@ -100,15 +100,15 @@ def _plain(job: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", job.lower()).strip("-_")[:60] or "job"
 
 
-def lasting(method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings) -> dict[str, Any]:
-    """The settings that a resumed job must share with the original one."""
+def lasting_settings(method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings) -> dict[str, Any]:
+    """Return the settings that a resumed job must share with the original one."""
     return {"method": asdict(method), "training": asdict(training), "schedule": asdict(schedule)}
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     """Write one round atomically into the lineage's folder and remove all but the newest `keep`.
 
-    This round and later ones of a job that was further, before it was resumed from an earlier round, are set aside.
+    This and later rounds that are there from before the job was resumed at an earlier one are set aside.
     """
     (folder / COMPLETED).unlink(missing_ok=True)
     final = folder / round_name(checkpoint.round)
@@ -125,13 +125,13 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
         drop(old)
 
 
-def to_resume(
+def load_to_resume(
     lineages: Path, resume_from: str, *, job: str, submitter: str, settings: Mapping[str, Any]
 ) -> Checkpoint | None:
     """Load the checkpoint that a job resumes from; None for a new job.
 
-    One that does not exist, belongs to another job or submitter, was made with other settings than these sections, or
-    is the last one of a job that has its results, is refused.
+    Refuse a checkpoint that does not exist, belongs to another job or submitter, was made with other settings, or is
+    the last one of a job that has its results.
     """
     if not resume_from:
         return None
@@ -155,19 +155,16 @@ def _is_completed(checkpoint: Checkpoint, lineages: Path) -> bool:
     try:
         return read_json(lineage_folder(lineages, checkpoint.lineage) / COMPLETED)["round"] == checkpoint.round
     except (OSError, ValueError, KeyError, TypeError):
-        return False  # killed before, or of an earlier version: there is no harm in writing the results again
+        return False  # killed before, or of an earlier version: writing the results again does no harm
 
 
 def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
-    """Read the checkpoint that a job names, of this job's name and submitter, who is empty in the simulator.
-
-    The name is `latest`, a lineage, or `<lineage>/round-<number>`.
-    """
+    """Read the checkpoint with this name (`latest`, a lineage, `<lineage>/round-<number>`), job and submitter."""
     if name == LATEST:
         own = re.compile(re.escape(_prefix(job, submitter)) + r"-\d{8}-\d{6}-[0-9a-f]{6}")
         named = [rounds for path in lineages.glob("*") if own.fullmatch(path.name) and (rounds := rounds_in(path))]
         last = sorted((rounds[-1] for rounds in named), key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
-        # two jobs whose names are alike but for letter case, say, have one prefix
+        # jobs with similar names, such as in another letter case, share a prefix
         chosen = next((path for path in reversed(last) if _is_of(path, job)), last[-1] if last else None)
     else:
         lineage, number = checkpoint_of(name)
@@ -205,19 +202,19 @@ def _is_of(folder: Path, job: str) -> bool:
 
 def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
     """Refuse to resume with settings that differ from the checkpoint's; the error names the setting."""
-    defaults = lasting(MethodSettings(), TrainingSettings(rounds=1), ScheduleSettings())
+    defaults = lasting_settings(MethodSettings(), TrainingSettings(rounds=1), ScheduleSettings())
     for name in differing(checkpoint.settings, settings, defaults):
         was = value_at(checkpoint.settings, name)
         before = value_at(defaults, name) if was is None else was
         raise FedpeftError(
             f"{name} is {value_at(settings, name)!r:.60}, it was {before!r:.60} in the job to resume: submit it with "
-            f"the settings that it had, or without resume_from."
+            f"its former settings, or without resume_from."
         )
 
 
 def _facts(folder: Path) -> dict[str, Any]:
     try:
-        there = [name for name, file in PARTS.items() if (folder / file).is_file()]  # where none are listed, all
+        there = [name for name, file in PARTS.items() if (folder / file).is_file()]  # where no parts are listed
         defaults = {"submitter": "", "median": 0.0, "excess": {}, "parts": there, "sessions": {}}
         facts = defaults | read_json(folder / FACTS, max_bytes=MAX_HISTORY)
         names = ("job", "lineage", "round", "scores", "settings", "history", *defaults)

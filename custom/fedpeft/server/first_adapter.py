@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whether all sites start from the adapter of one of them, whose that is, and whether it is the right one.
+"""Choose the site whose first adapter all sites start from, and check that adapter.
 
-Where all sites can compute that adapter, each announces its digest, and that of most sites counts: the server takes the
-adapter from one of these, and looks whether it has that digest. With or without such a majority, which could agree on a
-lie, the adapter must be one that the method can begin with.
+Where all sites can compute the first adapter, each announces its digest, and the digest of most sites counts: the
+server takes the adapter from one of these sites and compares its digest. Since a majority could agree on a lie, the
+adapter must in any case be one that the method can begin with.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Sender:
     Args:
         site: its name.
         digest: of the adapter that most sites start from; empty: there is no majority.
-        differing: by site, from whom it differs; it takes part, and starts from the sender's adapter.
+        differing: by site, a warning that it computed another adapter; it starts from the sender's like all others.
     """
 
     site: str
@@ -50,16 +50,16 @@ class Sender:
     differing: dict[str, str]
 
 
-def sender(
+def choose_sender(
     announced: Mapping[str, tuple[Schema, str]],
     method: MethodSettings,
     *,
     joins: Iterable[str] = (),
     problems: Mapping[str, str] | None = None,
 ) -> Sender:
-    """Return the first site that has all layers and starts from what most of these start from.
+    """Choose the first site with all layers whose announced digest is that of most such sites.
 
-    Sites announced their shapes and a digest. Those that join later start from an adapter of their own. Where no site
+    Each site announced its shapes and a digest. Sites that join later start from an adapter of their own. If no site
     has all layers, the error also says why others take no part.
     """
     deepest = method.matched_layers
@@ -83,7 +83,7 @@ def sender(
 
 
 def check(state: State, sender: Sender, announced: Introduction, method: MethodSettings, *, answering: str) -> None:
-    """Accept the adapter that all sites start from, as its sender announced it, with the head of a way to answer."""
+    """Refuse a first adapter that is not as its sender announced it, or that the method cannot begin with."""
     site = sender.site
     check_tensors(state, site=site, schema=announced.schema, dtype=announced.dtype)
     if sender.digest and digest(state) != sender.digest:

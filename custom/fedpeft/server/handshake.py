@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Round 0: check version, family, keys, shapes and dtype; a site that differs from the others does not take part.
 
-Widths or ranks that sites announce are held against those that the job's settings give them. Where sites may differ in
-them (`method.site_settings`), no comparison of shapes bounds one site's: the global adapter would become as wide as the
+The widths or ranks that sites announce must be those that the job's settings give them. Where sites may differ in them
+(`method.site_settings`), comparing shapes does not limit one site's: the global adapter would become as wide as the
 widest, for the server that aligns it and for every site that receives it.
 """
 
@@ -18,7 +18,7 @@ import torch
 
 from fedpeft.alignment.neurons import Neurons, check_alike, neurons_of
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import CONNECTOR, HEAD, by_place, layer_of, layers_of, one_layer
+from fedpeft.core.keys import CONNECTOR, HEAD, group_by_place, layer_of, layers_of, one_layer
 from fedpeft.methods.setting_limits import MAX_WIDTH
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.fields import MB, MIN_TENSOR, Limit
@@ -29,16 +29,16 @@ NO_MAJORITY = " No kind is that of more than half of the sites, so that none of 
 
 
 def majority(values: Iterable[Hashable]) -> Hashable | None:
-    """Return the value that more than half have; None: there is none, or no value."""
+    """Return the value that occurs more often than all others together; None: there is none."""
     counts = Counter(values)
     value, count = next(iter(counts.most_common(1)), (None, 0))
     return value if 2 * count > counts.total() else None
 
 
 def refused_widths(schemas: Mapping[str, Schema], method: MethodSettings) -> dict[str, str]:
-    """Return, by site, why it announces another width than its settings give; sites that are right are not in it.
+    """Return by site why a width is refused: it is another than the site's settings give, or above `MAX_WIDTH`.
 
-    A method whose code does not say how wide its settings make an adapter is held to `MAX_WIDTH`. Of backbones of
+    `MAX_WIDTH` is for methods whose code does not say how wide their settings make an adapter. For backbones of
     different depth the schemas have one layer (`core.keys`).
     """
     refused = {}
@@ -51,7 +51,7 @@ def refused_widths(schemas: Mapping[str, Schema], method: MethodSettings) -> dic
 
 
 def unlike_equals(schemas: Mapping[str, Schema], method: MethodSettings) -> dict[str, str]:
-    """Return, by site, why it differs from most sites of equal settings; without a majority all of them are refused.
+    """Return by site why it differs from most sites with equal settings; without a majority all of them are refused.
 
     The schemas have the same keys.
     """
@@ -76,9 +76,9 @@ def unlike_equals(schemas: Mapping[str, Schema], method: MethodSettings) -> dict
 
 
 def open_shapes(schema: Schema) -> dict[str, tuple[int | None, ...]]:
-    """Return the shapes with None at the axes in which sites may differ, those of the hidden neurons."""
+    """Return the shapes with None at the axes of hidden neurons, in which sites may differ."""
     shapes: dict[str, tuple[int | None, ...]] = {}
-    for names in by_place(schema).values():
+    for names in group_by_place(schema).values():
         kind = neurons_of(names)
         axes = {**kind.incoming, **kind.outgoing} if kind else {}
         for name, key in names.items():
@@ -87,16 +87,16 @@ def open_shapes(schema: Schema) -> dict[str, tuple[int | None, ...]]:
 
 
 def _check_widths(site: str, schema: Schema, method: MethodSettings) -> None:
-    """Refuse an adapter whose tensors differ in the number of neurons, or of another width than its settings give."""
+    """Refuse an adapter whose tensors differ in their number of neurons, or whose width its settings do not give."""
     shapes = {key: torch.empty(shape, device="meta") for key, shape in schema.items()}
     check_alike(shapes, f"site {site}", shapes, f"site {site}")
-    for names in by_place(schema).values():
+    for names in group_by_place(schema).values():
         if (kind := neurons_of(names)) is None:
             continue
         tensors = {name: shapes[key] for name, key in names.items()} | {key: shapes[key] for key in kind.shared}
-        first, stream = _incoming(kind, tensors)
+        first, stream = _first_incoming(kind, tensors)
         key, own = names[first], kind.width(tensors)
-        given = _given(site, method, layer_of(key) or 0, stream)
+        given = _given_widths(site, method, layer_of(key) or 0, stream)
         if own not in given if given else own > MAX_WIDTH:
             expected = " or ".join(map(str, sorted(given))) or f"at most {MAX_WIDTH}"
             raise FedpeftError(
@@ -105,8 +105,8 @@ def _check_widths(site: str, schema: Schema, method: MethodSettings) -> None:
             )
 
 
-def _given(site: str, method: MethodSettings, layer: int, stream: int) -> frozenset[int]:
-    """Return the widths that a site may have in a layer, where layers are matched in any; empty: the code says none."""
+def _given_widths(site: str, method: MethodSettings, layer: int, stream: int) -> frozenset[int]:
+    """Return the widths that a site may have in a layer, or in any matched layer; empty: the code does not say."""
     width = getattr(method.method.tuning(), "width", None)
     layers = [layer] if method.matched_layers is None else range(method.matched_layers)
     try:
@@ -116,8 +116,8 @@ def _given(site: str, method: MethodSettings, layer: int, stream: int) -> frozen
     return frozenset() if None in given else frozenset(given)
 
 
-def _incoming(kind: Neurons, tensors: Mapping[str, torch.Tensor]) -> tuple[str, int]:
-    """Return the first tensor that holds incoming weights, and the width of the stream that they read."""
+def _first_incoming(kind: Neurons, tensors: Mapping[str, torch.Tensor]) -> tuple[str, int]:
+    """Return the name of the first tensor of incoming weights, and the width of the stream that it reads."""
     name, axis = next((name, axis) for name, axis in kind.incoming.items() if name in tensors)
     others = [size for place, size in enumerate(tensors[name].shape) if place != axis]
     return name, others[-1] if others else 0
@@ -128,9 +128,9 @@ INTRODUCTION = Limit(SLACK, "an introduction holds names and numbers; look at th
 
 
 def limit_of_replies(introductions: Iterable[Introduction], *, max_mb: int, masked: bool) -> Limit:
-    """Limit the size of replies by the announced adapters, and by `max_mb`.
+    """Return the size limit of replies from the announced adapters, at most `max_mb`.
 
-    Where no adapter is exchanged, there are no introductions. A value that is masked for a secure sum has 8 bytes.
+    Without exchanged adapters there are no introductions. A value that is masked for a secure sum has 8 bytes.
     """
     size = max((_bytes(i.schema, 8 if masked else getattr(torch, i.dtype).itemsize) for i in introductions), default=0)
     expected = size + size // 10 + SLACK
@@ -146,15 +146,15 @@ def agree(
 
     The kind of adapter of more than half of the sites is used. If there is none, only sites with the widths and ranks
     of the job's settings count. If more than half of these do not agree either, no site takes part: the server does not
-    know which backbone is the right one. Where sites may differ in widths, each must have that of its own settings.
-    Each introduction was checked on its own; the version is the server's.
+    know which backbone is right. Where sites may differ in widths, each must have the width of its own settings. Each
+    introduction was checked on its own before; `version` is the server's.
     """
-    alone = {site: _own_problem(site, own, version=version, method=method) for site, own in introductions.items()}
-    problems = {site: problem for site, problem in alone.items() if problem}
+    found = {site: _own_problem(site, own, version=version, method=method) for site, own in introductions.items()}
+    problems = {site: problem for site, problem in found.items() if problem}
     able = {site: introduction for site, introduction in introductions.items() if site not in problems}
     if not able or not method.exchanges:
         return able, problems
-    compared, unmatched = _compared(able, method)
+    compared, unmatched = _comparable(able, method)
     problems |= unmatched
     if method.site_settings:
         problems |= refused_widths(_schemas(compared), method)
@@ -167,7 +167,7 @@ def agree(
 
 
 def _own_problem(site: str, introduction: Introduction, *, version: str, method: MethodSettings) -> str:
-    """Why a site cannot take part whatever the others are; empty: it can."""
+    """Return why a site cannot take part, whatever the others are; empty: it can."""
     if introduction.version != version:
         return (
             f"site {site} runs fedpeft {introduction.version}, the server {version}: install the same version "
@@ -185,8 +185,8 @@ def _own_problem(site: str, introduction: Introduction, *, version: str, method:
 
 
 def _unlike_most(compared: Mapping[str, Introduction], method: MethodSettings) -> dict[str, str]:
-    """Return, by site, why its adapter is not of the kind that counts; see `agree`."""
-    kinds = {site: _kind(introduction, method) for site, introduction in compared.items()}
+    """Return by site why its adapter is not of the kind that is used; see `agree`."""
+    kinds = {site: _kind_of(introduction, method) for site, introduction in compared.items()}
     common, problems = majority(kinds.values()), {}
     if common is None:  # the job's settings, which the server knows, contradict some
         wrong = refused_widths(_schemas(compared), method)
@@ -201,10 +201,10 @@ def _unlike_most(compared: Mapping[str, Introduction], method: MethodSettings) -
     return problems
 
 
-def _compared(
+def _comparable(
     introductions: Mapping[str, Introduction], method: MethodSettings
 ) -> tuple[Mapping[str, Introduction], dict[str, str]]:
-    """What is compared of the sites, of backbones of different depth a single layer; and why some cannot be matched."""
+    """Return what to compare, a single layer for backbones of different depth, and why some cannot be matched."""
     deepest = method.matched_layers
     if deepest is None:
         return introductions, {}
@@ -219,8 +219,8 @@ def _compared(
     return compared, problems
 
 
-def _kind(introduction: Introduction, method: MethodSettings) -> Hashable:
-    """The properties that must be equal at all sites."""
+def _kind_of(introduction: Introduction, method: MethodSettings) -> Hashable:
+    """Return the properties that must be equal at all sites."""
     shapes = frozenset(_shapes(introduction.schema, method).items())
     slots = frozenset(introduction.slots.items())
     return introduction.family, slots, introduction.dtype, introduction.width, shapes
@@ -231,7 +231,7 @@ def _schemas(introductions: Mapping[str, Introduction]) -> dict[str, Schema]:
 
 
 def _shapes(schema: Schema, method: MethodSettings) -> dict[str, tuple[int | None, ...]]:
-    """Return the shapes as far as they must be equal."""
+    """Return the shapes, with None where sites may differ."""
     return open_shapes(schema) if method.site_settings else {key: tuple(shape) for key, shape in schema.items()}
 
 
@@ -250,7 +250,7 @@ def _difference(first: str, expected: Introduction, site: str, own: Introduction
         return f"site {site} sends tensors of {own.dtype}, site {first} of {expected.dtype}: load the backbone alike."
     if method.matched_layers is None and _differ_in_layers(own.schema, expected.schema):
         return (
-            f"sites {first} and {site} have {_layers(expected)} and {_layers(own)} layers: use one backbone, or set "
+            f"sites {first} and {site} have {_depth(expected)} and {_depth(own)} layers: use one backbone, or set "
             f"method.matched_layers to the layers of the deepest."
         )
     if differing := set(own.schema) ^ set(expected.schema):
@@ -293,12 +293,12 @@ def _difference(first: str, expected: Introduction, site: str, own: Introduction
 
 
 def _differ_in_layers(own: Schema, expected: Schema) -> bool:
-    """Return whether two adapters are alike but for the number of layers."""
+    """Return whether two adapters differ only in their number of layers."""
     tensors = [{key.split(".", 2)[-1] if key.startswith("layer.") else key for key in s} for s in (own, expected)]
     return tensors[0] == tensors[1] and layers_of(own) != layers_of(expected)
 
 
-def _layers(introduction: Introduction) -> int:
+def _depth(introduction: Introduction) -> int:
     return len(layers_of(introduction.schema))
 
 

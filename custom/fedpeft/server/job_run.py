@@ -22,7 +22,7 @@ from fedpeft import methods
 from fedpeft.alignment.factors import of_equal_rank
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import replacing
-from fedpeft.core.keys import HEAD, only_connector, without_connector
+from fedpeft.core.keys import only_connector, only_head, without_connector, without_head
 from fedpeft.core.locks import StateLock, lineage_folder, prune
 from fedpeft.core.states import State
 from fedpeft.job.federation import LATEST, RunTracking
@@ -53,8 +53,8 @@ def import_peft() -> threading.Thread:
 
 
 def export_head(file: Path, state: State) -> None:
-    """Write a federated head under its own names, for `load_state_dict`; nothing where the head is private."""
-    if head := {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}:
+    """Write a federated head under its own names, for `load_state_dict`; nothing if the head is private."""
+    if head := only_head(state):
         with replacing(file) as draft:
             save_file({name: tensor.contiguous() for name, tensor in head.items()}, draft)
 
@@ -69,12 +69,11 @@ def export_adapter(
 ) -> Path:
     """Write `adapter_config.json` and `adapter_model.safetensors` of an adapter under wire keys, without a head.
 
-    A connector stands in a file of its own beside them. `slots` has the module path of each slot, where the backbone's
-    family is not in `fedpeft.backbones.slots`.
+    A connector is written into a file of its own. `slots` has the module path of each slot, if the backbone's family is
+    not in `fedpeft.backbones.slots`.
     """
     settings, tuning = method.settings_of(""), cast(SlotTuning, methods.get(method.exported).tuning())
-    connector = only_connector(state)
-    state = {key: tensor for key, tensor in without_connector(state).items() if not key.startswith(HEAD)}
+    connector, state = only_connector(state), without_head(without_connector(state))
     if method.rule.stacks or (method.rule.unequal_ranks and method.site_settings):
         state = of_equal_rank(state)
     if method.site_settings or method.rule.stacks:  # the global adapter's width is that of its tensors
@@ -100,13 +99,13 @@ class Host(Sites, Integrator, Protocol):
         """Refuse larger replies from now on."""
 
     def relays(self) -> Relays:
-        """The relays of the job's sites."""
+        """Return the relays of the job's sites."""
 
     def info(self, message: str) -> None:
         """Write a line to the server's log."""
 
     def warning(self, message: str) -> None:
-        """Write a warning there."""
+        """Write a warning to the server's log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +117,7 @@ class ServerPlace:
         lineages: folder of the checkpoints of all jobs.
         job_id: FLARE's id of the job.
         submitter: who submitted it; empty in the simulator.
-        lock_run: whether the run's folder is locked too, where no workspace's lock says whether the run lives.
+        lock_run: whether to lock the run's folder too, if no lock of a workspace says whether the run is alive.
     """
 
     run: Path
@@ -129,20 +128,21 @@ class ServerPlace:
 
 
 class JobRun:
-    """Runs a job at its server.
-
-    The sections are checked in `run`, so that what is wrong with them stands in the manifest.
-    """
+    """Runs a job at its server; `run` checks the sections, so that the manifest says what is wrong with them."""
 
     def __init__(self, name: str, sections: Mapping[str, Any], place: ServerPlace, host: Host) -> None:
         self._name, self._sections, self._place, self._host = name, sections, place, host
         self._lock = StateLock()
+        self._job: ServerJob | None = None  # set once the sections are checked
+        self._importing: threading.Thread | None = None  # of PEFT
+        self._lineage, self._session = "", secrets.token_hex(4)
+        self._sessions: dict[str, int] = {}  # of the checkpoint that the job resumes from
 
     def run(self) -> None:
-        """Run the job to its end; where it fails the manifest has the reason."""
+        """Run the job to its end; if it fails the manifest has the reason."""
         recorder = RunRecorder(self._place.run, job=self._name)
         try:
-            lines = self._complete(recorder)
+            lines = self._run_to_end(recorder)
         except FedpeftError as error:
             recorder.fail(str(error))
             raise
@@ -154,23 +154,23 @@ class JobRun:
         for line in lines:
             self._host.info(line)
 
-    def _complete(self, recorder: RunRecorder) -> list[str]:
+    def _run_to_end(self, recorder: RunRecorder) -> list[str]:
         if self._place.lock_run:
             self._lock.take(recorder.folder, self._place.job_id)
         job = self._job = ServerJob.from_sections(self._sections)
         self._host.prepare(job)
         recorder.tracking = self._host.track(job.federation.tracking, recorder.folder)
         self._importing = import_peft()
-        before = self._checkpoint()
+        before = self._load_checkpoint()
         self._lineage = before.lineage if before else checkpoint.new_lineage(self._name, self._place.submitter)
-        self._session, self._sessions = secrets.token_hex(4), before.sessions if before else {}
+        self._sessions = before.sessions if before else {}
         prune(self._place.lineages, self._lineage)
         introductions = self._handshake(recorder, before)
         state = self._rounds(recorder, introductions, before)
         export_head(recorder.folder / HEAD_FILE, state)
         if state and job.method.exported:
             first = next(iter(introductions.values()))
-            self._importing.join()  # two threads that import the same modules may meet half-way
+            self._importing.join()  # two threads must not import the same modules at once
             export_adapter(recorder.folder / ADAPTER, state, job.method, family=first.family, slots=first.slots)
         lines = recorder.complete()
         try:
@@ -179,21 +179,21 @@ class JobRun:
             self._host.warning(f"the job is complete, and a job that resumes it will not be told so: {error}")
         return lines
 
-    def _checkpoint(self) -> Checkpoint | None:
-        """The checkpoint to resume from, if the job names one; from then on no other job can use its lineage."""
+    def _load_checkpoint(self) -> Checkpoint | None:
+        """Load the checkpoint to resume from, if the job names one, and lock its lineage."""
         load = partial(
-            checkpoint.to_resume,
+            checkpoint.load_to_resume,
             self._place.lineages,
             job=self._name,
             submitter=self._place.submitter,
-            settings=self._lasting,
+            settings=self._lasting_settings,
         )
         name = self._job.federation.resume_from
         before = load(name)
         if before is None:
             return None
         self._lock_lineage(before.lineage)
-        return load(before.lineage if name == LATEST else name)  # the job that held it may have gone on
+        return load(before.lineage if name == LATEST else name)  # the job that held the lock may have continued
 
     def _lock_lineage(self, lineage: str) -> Path:
         folder = lineage_folder(self._place.lineages, lineage)
@@ -201,8 +201,8 @@ class JobRun:
         return folder
 
     @property
-    def _lasting(self) -> dict[str, Any]:
-        return checkpoint.lasting(self._job.method, self._job.training, self._job.schedule)
+    def _lasting_settings(self) -> dict[str, Any]:
+        return checkpoint.lasting_settings(self._job.method, self._job.training, self._job.schedule)
 
     def _handshake(self, recorder: RunRecorder, before: Checkpoint | None) -> dict[str, Introduction]:
         """Request every site's introduction; return those that can take part, or raise an error with the reasons."""
@@ -210,7 +210,7 @@ class JobRun:
         finished = before.round if before else 0
         self._host.limit_replies(handshake.INTRODUCTION)
         able, problems = self._introduce(federation.sites, finished)
-        self._importing.join()  # the method's code says which widths the sites may announce, and what they begin with
+        self._importing.join()  # the method's code checks announced widths and the first adapter
         introductions, others = handshake.agree(able, version=fedpeft.__version__, method=method)
         problems |= others
         check_enough("the handshake", introductions, federation.needed, problems)
@@ -220,24 +220,24 @@ class JobRun:
         needed = first_adapter.is_needed(method, schedule) or federation.sums_at_relays
         fresh = needed and not before
         while fresh:
-            sender = self._sender(introductions, problems)
+            sender = self._choose_sender(introductions, problems)
             again, others = self._introduce([sender.site], finished, sender, introductions[sender.site])
             introductions = {site: again.get(site, i) for site, i in introductions.items() if site not in others}
             problems |= others
             check_enough("the handshake", introductions, federation.needed, problems)
             fresh = sender.site not in introductions
             if not fresh:
-                recorder.start(sender)
+                recorder.record_first_adapter(sender)
                 for difference in sender.differing.values():
                     self._host.warning(difference)
         for site, problem in problems.items():
             self._host.warning(f"site {site} does not take part: {problem}")
-        recorder.lineage(self._lineage, before, self._behind(introductions, before))
-        recorder.begin(method, self._job.training, introductions, problems, schedule)
+        recorder.record_lineage(self._lineage, before, self._sites_behind(introductions, before))
+        recorder.record_handshake(method, self._job.training, introductions, problems, schedule)
         return introductions
 
-    def _behind(self, introductions: Mapping[str, Introduction], before: Checkpoint | None) -> dict[str, int]:
-        """The round of their own state, by site, of the sites that lack rounds of the checkpoint; with a warning."""
+    def _sites_behind(self, introductions: Mapping[str, Introduction], before: Checkpoint | None) -> dict[str, int]:
+        """Warn of sites that lack rounds of the checkpoint; return by site the round of its own state."""
         if before is None:
             return {}
         behind = {
@@ -254,11 +254,11 @@ class JobRun:
             )
         return behind
 
-    def _sender(self, introductions: dict[str, Introduction], problems: dict[str, str]) -> Sender:
-        """The site whose first adapter all sites get, now that its size is announced."""
+    def _choose_sender(self, introductions: dict[str, Introduction], problems: dict[str, str]) -> Sender:
+        """Choose the site whose first adapter all sites get."""
         announced = {site: (i.schema, i.start_digest) for site, i in introductions.items()}
         joins = self._job.schedule.joins
-        return first_adapter.sender(announced, self._job.method, joins=joins, problems=problems)
+        return first_adapter.choose_sender(announced, self._job.method, joins=joins, problems=problems)
 
     def _introduce(
         self,
@@ -269,8 +269,8 @@ class JobRun:
     ) -> tuple[dict[str, Introduction], dict[str, str]]:
         """Ask sites to introduce themselves; return the introductions, and why others have none, by site.
 
-        `finished` is the number of rounds that are finished already. With a `sender` that site alone is asked again,
-        for its first adapter: of what it had `announced` nothing but its key for secure sums may change.
+        `finished` is the number of rounds that are finished already. With a `sender` only that site is asked again, for
+        its first adapter: of what it had `announced` only its key for secure sums may change.
         """
         initial, job = sender is not None, self._job
         hello = Hello(
@@ -283,10 +283,10 @@ class JobRun:
         )
 
         def read(introduction: Introduction, site: str) -> Introduction:
-            held = job.schedule.active and not initial  # of a second introduction the budget does not count
-            budget = job.schedule.budget_of(site, seed=job.training.seed) if held else None
-            most = job.federation.max_samples
-            check_introduction(introduction, site=site, initial=initial, max_samples=most, budget=budget)
+            checked = job.schedule.active and not initial  # the budget of a second introduction does not count
+            budget = job.schedule.budget_of(site, seed=job.training.seed) if checked else None
+            limit = job.federation.max_samples
+            check_introduction(introduction, site=site, initial=initial, max_samples=limit, budget=budget)
             if sender is None or announced is None:
                 return introduction
             state, answering = introduction.state, job.training.answering
@@ -312,30 +312,30 @@ class JobRun:
             sums=sums,
         )
         ended = before and (recorder.ends_early(job.training.patience) or before.round == job.training.rounds)
-        if ended and rounds.state:  # the job was killed before it had its results
+        if ended and rounds.state:  # the job was killed before it wrote its results
             self._host.keep(rounds.state)
-        for one in () if ended else rounds:
+        for finished in () if ended else rounds:
             recorder.add_round(
-                one.number,
-                one.accepted,
-                one.rejected,
-                one.report,
-                one.assignment,
-                seconds=one.seconds,
+                finished.number,
+                finished.accepted,
+                finished.rejected,
+                finished.report,
+                finished.assignment,
+                seconds=finished.seconds,
                 sent=sums.size if sums else None,
-                keep=self._keeping(recorder, rounds, one),
+                keep=self._checkpoint_writer(recorder, rounds, finished),
             )
-            for site, reason in one.rejected.items():
-                self._host.warning(f"round {one.number}: {reason} (site {site} is left out of this round)")
-            self._host.info(recorder.progress(one.number, job.training.rounds))
+            for site, reason in finished.rejected.items():
+                self._host.warning(f"round {finished.number}: {reason} (site {site} is left out of this round)")
+            self._host.info(recorder.progress(finished.number, job.training.rounds))
             if best := recorder.ends_early(job.training.patience):
                 self._host.info(f"ended early: no round since round {best} was better on the validation splits")
                 break
-            del one  # or its replies would stay through the next round
+            del finished  # else its replies would stay in memory through the next round
         return rounds.state
 
-    def _keeping(self, recorder: RunRecorder, rounds: Rounds, one: Round) -> Callable[[], None]:
-        """What writes the checkpoint of a finished round."""
+    def _checkpoint_writer(self, recorder: RunRecorder, rounds: Rounds, one: Round) -> Callable[[], None]:
+        """Return a function that writes the checkpoint of a finished round."""
 
         def keep() -> None:
             finished = Checkpoint(
@@ -345,7 +345,7 @@ class JobRun:
                 round=one.number,
                 state=one.state,
                 scores=rounds.planner.scores,
-                settings=self._lasting,
+                settings=self._lasting_settings,
                 history=recorder.history,
                 own=rounds.check.own,
                 median=rounds.check.median,

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Server optimizers: the change of the global adapter over a round is a gradient, of which the server takes a step.
+"""Server optimizers: they take the change of the global adapter over a round as a gradient, and make a step.
 
     D = aggregated - x                      after alignment, of the updates that were not refused
     x <- x + rate * momentum's or Adam's direction of D
 
 A tensor that no site trained in a round keeps its value and its moments, as with a gradient that is None. FLARE's own
-(`PTFedOptModelShareableGenerator`) needs the model's class on the server, which here has tensors alone.
+(`PTFedOptModelShareableGenerator`) needs the model's class on the server, which here has only tensors.
 
 Source: Hsu et al. 2019 (FedAvgM), https://arxiv.org/abs/1909.06335; Reddi et al. 2021, Algorithm 2,
 https://arxiv.org/abs/2003.00295.
@@ -64,9 +64,9 @@ def _scaled(moments: Moments, change: Tensor, settings: MethodSettings, second: 
 
 
 class ServerSteps:
-    """Makes the global adapter of one round after the other out of the aggregated ones.
+    """Makes each round's global adapter from the aggregated one.
 
-    The moments are float32, by key of a tensor and name; a resumed run with them gives the same bytes.
+    The moments are float32, by a tensor's key and by name; with them a resumed run gives the same bytes.
     """
 
     def __init__(self, method: MethodSettings, moments: Mapping[str, Moments] | None = None) -> None:
@@ -75,10 +75,7 @@ class ServerSteps:
         self.moments: dict[str, Moments] = {key: dict(own) for key, own in (moments or {}).items()}
 
     def step(self, before: State, aggregated: State, trained: Collection[str], *, store: Store = in_memory) -> State:
-        """Return the new global adapter.
-
-        It is made of the one that the sites were sent and the aggregated one; `trained` are the keys that a site sent.
-        """
+        """Return the new global adapter: a step from `before`, which the sites were sent, for the keys in `trained`."""
         if not self._rule.steps:
             return aggregated
         direction = imported(self._rule.home)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Plan a round: which sites take part, which score their layers, and which layers each site trains (F3OCUS).
 
-It also says when no further round is needed, because the sites no longer improve on their validation splits
+It also decides when no further round is needed, because sites no longer improve on their validation splits
 (`training.patience`).
 """
 
@@ -22,7 +22,7 @@ from fedpeft.scheduling.settings import OWN, ScheduleSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """The layers that each site trains in a round, with the scores of the layers `numbers` that led to it, if any."""
+    """The layers that each site trains in a round, and the scores of the layers `numbers` that led to it, if any."""
 
     numbers: list[int]
     layers: dict[str, list[int]]
@@ -31,7 +31,7 @@ class Assignment:
     variance: float
 
 
-ROUNDED = 0.01  # sites send three digits of scores that sum to 1
+ROUNDED = 0.01  # tolerance: sites send three digits of scores that sum to 1
 
 
 def assign(
@@ -44,9 +44,9 @@ def assign(
 ) -> Assignment:
     """Schedule the layers of a round, within each site's budget.
 
-    `layers` are the numbers of the layers with trainable parameters. A site has one non-negative score for each of
-    them, and none where the solver weighs no scores; the error of a wrong score names the site. Scores of a site whose
-    sum is not 1, as noise or a site of its own makes them, are divided by it: else they would outweigh all others'.
+    `layers` are the numbers of the layers with trainable parameters. A site has one non-negative score for each, or
+    none if the solver uses no scores; the error of a wrong score names the site. A site's scores are divided by their
+    sum if that is not 1, as with noise: else they would outweigh all others.
     """
     sites = sorted(scores)
     for site in sites:
@@ -99,21 +99,21 @@ class RoundPlanner:
         self.scores: Scores = dict(scores or {})
 
     def participants(self, round: int) -> list[str]:
-        """The sites of a round; drawn at random from the seed if not all take part."""
+        """Return the sites of a round; drawn at random from the seed if not all take part."""
         return self._schedule.participants(round, list(self._budgets), seed=self._seed)
 
     def begins(self, round: int, site: str) -> bool:
-        """Whether a site joins with this round, from its own initial adapter instead of the global one."""
+        """Return whether a site joins in this round, with its own initial adapter instead of the global one."""
         return self._schedule.joins_in(round, site)
 
     def due(self, round: int, sites: Sequence[str]) -> list[str]:
-        """The sites that must score their layers before this round; none where nothing is scored."""
+        """Return the sites that must score their layers before this round; none if nothing is scored."""
         if not self._schedule.scored:
             return []
         return [site for site in sites if self._schedule.scores_in(round) or site not in self.scores]
 
     def assignment(self, round: int, sites: Sequence[str]) -> Assignment | None:
-        """The layers that each of these sites trains; None without a schedule, where every site trains all."""
+        """Return the layers that each of these sites trains; None without a schedule: every site trains all."""
         if not self._schedule.active:
             return None
         return assign(
@@ -131,8 +131,8 @@ Sites = Mapping[str, Mapping[str, float | None]]
 def median_figures(rounds: Iterable[Sites]) -> list[float | None]:
     """Return for each round the median over all sites so far of their latest figure on the validation split.
 
-    A site that takes no part in a round counts with what it reached before; one that never reports a figure does not
-    count. None: no site has reported one yet.
+    A site that takes no part in a round counts with its earlier figure; a site that never reports one does not count.
+    None: no site has reported a figure yet.
     """
     latest: dict[str, float] = {}
     medians: list[float | None] = []
@@ -143,12 +143,12 @@ def median_figures(rounds: Iterable[Sites]) -> list[float | None]:
 
 
 def best_before_end(rounds: Sequence[Sites], patience: int) -> int | None:
-    """Return the number of the best round if as many rounds as `patience` have brought nothing better; else None.
+    """Return the number of the best round if the last `patience` rounds have brought nothing better; else None.
 
     The median must not have risen, and fewer than half of the sites may have a figure above all of their own earlier
-    ones. Where no site has figures from before and since, because others were drawn, nothing is known. A single site
-    can move the median between the figures of the others, so the median alone does not decide. With a patience of 0 a
-    job never ends early.
+    ones. If no site has figures from before and since, because others were drawn, nothing is known. A single site can
+    move the median between the figures of the others, so it does not decide alone. With a patience of 0 a job never
+    ends early.
     """
     measured = {number: median for number, median in enumerate(median_figures(rounds), 1) if median is not None}
     if not patience or not measured:
@@ -161,7 +161,7 @@ def best_before_end(rounds: Sequence[Sites], patience: int) -> int | None:
 
 
 def _improved(before: Iterable[Sites], since: Iterable[Sites]) -> list[bool]:
-    """Whether each site that reported in both has reached more since than ever before."""
+    """Return, for each site that reported in both, whether its best figure since is above its best before."""
     earlier, later = _best(before), _best(since)
     return [later[site] > figure for site, figure in earlier.items() if site in later]
 

@@ -1,15 +1,15 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The sum of a round's adapters, made in parts at the relays that the sites stand behind.
+"""The sum of a round's adapters, made in parts at the relays of the sites.
 
     before the round   SumOrder     to each relay: which sites, with which weights, from which global adapter
     in the round       Upload       to a site, from its relay: the global adapter, which its order does not have
                        Upload       of a site, to its relay: its adapter; all else of its reply goes to the server
     then               Measured     each relay says how far each of its sites moved; the server compares all sites
-                       PartialSum   each relay adds up those that the server names
+                       PartialSum   each relay adds up the adapters of the sites that the server names
 
-The update check stays at the server and is the one of any other job: it needs lengths, not adapters. Adapters are added
-up as in a secure sum: as integers modulo 2^64 (`fedpeft.protocol.secure_sum.encode`). Their sum is exact, so it does
-not depend on who stands behind which relay, and a relay adds masked adapters as it adds others.
+The server makes the same update check as in other jobs: it needs lengths, not adapters. Adapters are added up as in a
+secure sum, as integers modulo 2^64 (`fedpeft.protocol.secure_sum.encode`). Their sum is exact, so it does not depend on
+which site is behind which relay, and a relay adds masked adapters like others.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ MAX_REASON = 290  # letters: a message holds no longer text
 
 
 class GroupSum:
-    """The adapters of a round at a relay; threads may call it at the same time.
-
-    An order without sites, or with weights that no sum can hold, is refused.
-    """
+    """The adapters of a round at a relay, for several threads; it refuses an order with impossible numbers."""
 
     def __init__(self, order: SumOrder) -> None:
         if not order.weights or min(order.weights.values()) < 1 or order.together < len(order.weights):
@@ -56,18 +53,18 @@ class GroupSum:
         self._lengths: dict[str, float] = {}
         self._refused: dict[str, str] = {}
         self._damaged = ""  # why there is no sum
-        self._totals: Numbers = {}  # of all that came: few are taken out again, and most of the work is done by then
+        self._totals: Numbers = {}  # of all that came so far: few are taken out again at the end
 
     def start(self, site: str) -> Upload:
-        """Return the global adapter that a site trains; a site that takes no part in the round is refused."""
+        """Return the global adapter that a site trains; refuse a site that takes no part in the round."""
         if site not in self._order.weights:
             raise FedpeftError(f"site {site} takes no part in round {self._order.round}.")
         return Upload(round=self._order.round, state=self._order.state)
 
     def take(self, site: str, upload: Upload) -> None:
-        """Check a site's adapter, keep it and add it; the first one counts. The server hears why one is refused."""
+        """Check a site's adapter, keep it and add it; only the first counts. The server is told why one is refused."""
         order = self._order
-        if upload.round != order.round:  # one that came late says nothing of this round
+        if upload.round != order.round:  # a late one says nothing about this round
             raise FedpeftError(f"site {site} sent its adapter of round {upload.round} in round {order.round}.")
         with self._lock:
             if site not in order.weights or site in self._states or site in self._refused:
@@ -92,7 +89,7 @@ class GroupSum:
             del self._refused[site]
 
     def measured(self) -> Measured:
-        """Return how far each site moved, and why others are not used; what comes later is not used either."""
+        """Return how far each site moved, and why others are not used; later adapters are not used either."""
         with self._lock:
             lengths, refused = dict(sorted(self._lengths.items())), dict(self._refused)
             for site in self._order.weights.keys() - lengths.keys():
@@ -100,7 +97,7 @@ class GroupSum:
         return Measured(round=self._order.round, lengths=lengths, refused=refused)
 
     def total(self, sites: Sequence[str]) -> PartialSum:
-        """Return the sum of these sites' weighted adapters, of which none may be missing."""
+        """Return the sum of these sites' weighted adapters; none may be missing."""
         with self._lock:
             if not sites or len(set(sites)) != len(sites) or not self._lengths.keys() >= set(sites):
                 raise FedpeftError(
@@ -115,7 +112,7 @@ class GroupSum:
         return PartialSum(round=self._order.round, sites=list(sites), state=state)
 
     def _add(self, site: str, *, out: bool = False) -> None:
-        """Add a site's adapter or take it out; a sum in which an error left a part of one is none any more."""
+        """Add a site's adapter or take it out; after an error half-way the sum cannot be used any more."""
         if self._damaged:
             raise FedpeftError(self._damaged)
         order = self._order
@@ -127,8 +124,8 @@ class GroupSum:
 def add(totals: Numbers, state: State, weight: int, together: int, *, masked: bool, out: bool = False) -> None:
     """Add a site's weighted adapter to a sum of integers modulo 2^64, or take it `out`, one tensor after the other.
 
-    The totals are changed; before the first adapter they are empty. An adapter that is masked, or a sum, is such
-    integers already. The weight is n_k, and `together` the number of sites of the round.
+    The totals are changed; before the first adapter they are empty. A masked adapter, or a sum, consists of integers
+    already. The weight is n_k, and `together` the number of sites of the round.
     """
     for key, tensor in state.items():
         numbers = from_wire(tensor) if masked else encode({key: tensor}, weight, together)[key]
@@ -146,18 +143,18 @@ M = TypeVar("M", Measured, PartialSum)
 class Relays(Protocol):
     """The relays of a job, as its server reaches them."""
 
-    def behind(self, sites: Iterable[str]) -> dict[str, str]:
-        """Return, by site, the relay that it stands behind; empty: it is connected to the server."""
+    def relays_of(self, sites: Iterable[str]) -> dict[str, str]:
+        """Return by site its relay; empty: it is connected to the server."""
 
     def ask(self, relay: str, order: SumOrder | SumQuery, kind: type[M]) -> M:
         """Send an order to a relay and return its answer; the error of one that does not answer names it."""
 
 
 class NoRelays:
-    """Of a job whose sites are all connected to its server."""
+    """The relays of a job whose sites are all connected to its server."""
 
-    def behind(self, sites: Iterable[str]) -> dict[str, str]:
-        """Return no relay for any site."""
+    def relays_of(self, sites: Iterable[str]) -> dict[str, str]:
+        """Return an empty name for each site."""
         return dict.fromkeys(sites, "")
 
     def ask(self, relay: str, order: SumOrder | SumQuery, kind: type[M]) -> M:
@@ -199,7 +196,7 @@ class RelaySums:
         `state` is the global adapter that the sites train.
         """
         self._round, self._together, self._totals, self._start = round, len(sites), {}, state
-        self._places = self._relays.behind(sites)
+        self._places = self._relays.relays_of(sites)
         capped = cap_share([self._announced[site] for site in sites], self._max_share)
         self._weights = {site: max(1, int(weight)) for site, weight in zip(sites, capped, strict=True)}
         orders = {
@@ -218,7 +215,7 @@ class RelaySums:
         return {site: self._places[site] for site in sites if site not in refused}, refused
 
     def check(self, site: str, state: State) -> None:
-        """Refuse an adapter that a site sent to the server itself and that no sum can hold."""
+        """Refuse an adapter that a site sent directly to the server and that no sum can hold."""
         try:
             if not self._masked:
                 check_fits(state, weight=self._weights[site], sites=self._together)
@@ -226,7 +223,7 @@ class RelaySums:
             raise FedpeftError(f"site {site}: {error}", code=error.code) from error
 
     def measured(self, sites: Iterable[str]) -> tuple[dict[str, float], dict[str, str]]:
-        """Return how far the sites moved whose adapters are at relays, and why others cannot be used."""
+        """Return how far the sites with adapters at relays moved, and why others cannot be used."""
         groups = self._groups(sites)
         answers: dict[str, Measured] = {}
         failed = self._ask({relay: SumQuery(round=self._round) for relay in groups}, Measured, answers.__setitem__)
@@ -247,8 +244,8 @@ class RelaySums:
     def add_up(self, sites: Iterable[str]) -> dict[str, str]:
         """Let the relays add up these sites; return why some are not in a sum.
 
-        A mean of adapters lies no further from the global one than they do in the mean. So a relay can send no sum that
-        goes beyond the lengths that it measured, which were compared with those of all other sites.
+        The mean of adapters is no further from the global one than they are on average. So no relay can send a sum
+        beyond the lengths that it measured, which were compared with those of all other sites.
         """
         groups = self._groups(sites)
 
@@ -270,7 +267,7 @@ class RelaySums:
         return {site: failed[relay] for relay, group in groups.items() if relay in failed for site in group}
 
     def _check_reach(self, relay: str, answer: PartialSum) -> None:
-        """Refuse a sum whose mean lies further from the global adapter than the adapters that the relay measured."""
+        """Refuse a sum whose mean is further from the global adapter than the measured adapters allow."""
         weights = {site: self._weights[site] for site in answer.sites}
         whole, square, count = sum(weights.values()), 0.0, 0
         for key, tensor in answer.state.items():
@@ -285,10 +282,7 @@ class RelaySums:
             )
 
     def mean(self, replies: Mapping[str, TrainReply], previous: State) -> State:
-        """Return the weighted mean of a round's adapters, in the dtypes of the previous one.
-
-        An accepted reply has no adapter where that is at a relay.
-        """
+        """Return the weighted mean of a round's adapters, of replies and relays, in the dtypes of the previous one."""
         for site, reply in replies.items():
             if not self._places[site]:
                 add(self._totals, reply.state, self._weights[site], self._together, masked=self._masked)
@@ -308,7 +302,7 @@ class RelaySums:
         kind: type[M],
         take: Callable[[str, M], None] = lambda relay, answer: None,
     ) -> dict[str, str]:
-        """Ask the relays, several at a time, and take each answer as it comes; return why others have none."""
+        """Ask the relays, several at a time, and take each answer as it comes; return by relay why it failed."""
         failed: dict[str, str] = {}
 
         def ask(relay: str) -> None:
@@ -319,7 +313,7 @@ class RelaySums:
                 take(relay, answer)
             except FedpeftError as error:
                 failed[relay] = str(error)
-            except Exception as error:  # whatever a relay sends may cost its sites the round, and nobody else
+            except Exception as error:  # whatever a relay sends may cost only its own sites the round
                 failed[relay] = f"relay {relay} sent an answer that cannot be read ({type(error).__name__})."
 
         with ThreadPoolExecutor(MAX_AT_ONCE) as threads:

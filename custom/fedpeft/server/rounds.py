@@ -2,8 +2,8 @@
 """The rounds of a job at its server: score, schedule, train, check the updates, integrate.
 
 FLARE's controller, the pool of processes and `federate` all run them; they differ in `Sites`, which takes orders to the
-sites and brings back their replies, and in who integrates these. Each site is sent only the tensors of the global
-adapter that changed since it last received it, or the factors put behind those that it holds.
+sites and brings back replies, and in the `Integrator` of these. Each site is sent only the tensors of the global
+adapter that changed since it last received it, or the factors added to those that it has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from fedpeft.alignment.factors import RANK_AXIS, factor_places
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import layers_of
-from fedpeft.core.states import State, Store, in_memory, of_keys
+from fedpeft.core.states import State, Store, in_memory, select_keys
 from fedpeft.job.settings import CommonSettings, ServerJob
 from fedpeft.protocol.reply_contract import check_score_reply, check_train_reply
 from fedpeft.protocol.types import (
@@ -60,11 +60,11 @@ class DeltaBroadcast:
         self.state = state
 
     def base(self, site: str) -> int:
-        """The version that a site has; 0: none."""
+        """Return the version that a site has; 0: none."""
         return self._held.get(site, 0)
 
     def payload(self, site: str) -> State:
-        """The tensors that changed since the version that a site has."""
+        """Return the tensors that changed since the version that a site has."""
         return {key: tensor for key, tensor in self.state.items() if self._changed[key] > self.base(site)}
 
     def confirm(self, answered: Mapping[str, bool]) -> None:
@@ -82,8 +82,8 @@ class StackedBroadcast(DeltaBroadcast):
         self._payloads: dict[int, State] = {}
 
     def update(self, state: State) -> None:
-        """Set a new global adapter; where it does not only grow, every site needs it whole."""
-        grown = all(_begins_with(state, self.state, names) for names in factor_places(self.state).values())
+        """Set a new global adapter; if it did more than grow, every site needs it whole."""
+        grown = all(_only_grows(state, self.state, names) for names in factor_places(self.state).values())
         super().update(state)
         self._payloads.clear()
         self._ranks[self.version] = _ranks(state)
@@ -91,16 +91,13 @@ class StackedBroadcast(DeltaBroadcast):
             self._held.clear()
 
     def payload(self, site: str) -> State:
-        """The factors behind those that a site holds, and the other tensors that changed since.
-
-        Sites that hold the same share the tensors.
-        """
+        """Return the factors added since a site's version, and other tensors that changed; shared by equal sites."""
         base = self.base(site)
         if base not in self._payloads:
-            self._payloads[base] = self._store(self._behind(base, super().payload(site)))
+            self._payloads[base] = self._store(self._added_factors(base, super().payload(site)))
         return dict(self._payloads[base])
 
-    def _behind(self, base: int, payload: State) -> State:
+    def _added_factors(self, base: int, payload: State) -> State:
         held = self._ranks.get(base, {})
         for place, names in factor_places(payload).items():
             for name, axis in RANK_AXIS.items():
@@ -113,8 +110,8 @@ def _ranks(state: State) -> dict[str, int]:
     return {place: state[names["A"]].shape[0] for place, names in factor_places(state).items()}
 
 
-def _begins_with(state: State, before: State, names: dict[str, str]) -> bool:
-    """Return whether a place begins with the factors that it had."""
+def _only_grows(state: State, before: State, names: dict[str, str]) -> bool:
+    """Return whether a place still begins with its former factors."""
     for name, axis in RANK_AXIS.items():
         old, new = before[names[name]], state[names[name]]
         if new.shape[axis] < old.shape[axis] or not torch.equal(new.narrow(axis, 0, old.shape[axis]), old):
@@ -137,12 +134,12 @@ class Sites(Protocol):
         Args:
             task: one of `fedpeft.protocol.types.TASKS`.
             orders: by site.
-            read: checks a site's reply; it raises a FedpeftError that names the site.
+            read: checks a site's reply, or raises a FedpeftError that names the site.
             round: of the orders; 0: the handshake.
             needed: number of accepted replies that is enough.
 
         Returns:
-            Checked replies by site, in the order of `orders`, and by site the reason why there is none.
+            Checked replies by site, in the order of `orders`; and by site why there is none.
         """
 
 
@@ -159,13 +156,13 @@ class Integrator(Protocol):
         """Return the aggregated adapter and the report of its alignment."""
 
     def keep(self, state: State) -> None:
-        """Store the global adapter of a round, which the next one goes on from."""
+        """Store the global adapter of a round, which the next one continues from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A finished round: accepted replies by site, why the others have none, the global adapter (empty where nothing is
-    exchanged), the report of its alignment, the layers that each site trained, and the seconds that it took."""
+    """A finished round: replies by site, reasons for missing ones, the global adapter (empty if none is exchanged), the
+    report of its alignment, the layers that each site trained, and its seconds."""
 
     number: int
     accepted: dict[str, TrainReply]
@@ -185,8 +182,8 @@ class Rounds:
         sites: takes orders to them.
         integrator: makes the global adapter of their replies.
         lineage: names the state that the sites keep of this job.
-        needed: accepted replies that a round needs, or all sites of a round where these are fewer.
-        before: the checkpoint to go on from.
+        needed: accepted replies that a round needs, or all sites of a round if these are fewer.
+        before: the checkpoint to continue from.
         sums: adds up the adapters, partly at relays; None: the integrator does it.
 
     Raises:
@@ -231,7 +228,7 @@ class Rounds:
 
     @property
     def state(self) -> State:
-        """The global adapter; empty where nothing is exchanged."""
+        """The global adapter; empty if nothing is exchanged."""
         return self._global.state if self._method.exchanges else {}
 
     def __iter__(self) -> Iterator[Round]:
@@ -277,7 +274,7 @@ class Rounds:
         )
 
     def _score(self, number: int, due: Sequence[str], *, needed: int) -> dict[str, str]:
-        """Request new layer scores; return, by site, the reason why there are none."""
+        """Request new layer scores; return by site why there are none."""
         orders = {
             site: ScoreOrder(
                 lineage=self._lineage,
@@ -301,7 +298,7 @@ class Rounds:
     def _train(
         self, number: int, sites: Sequence[str], assignment: Assignment | None, *, needed: int
     ) -> tuple[dict[str, TrainReply], dict[str, str]]:
-        """Let the sites train; return the replies that go into the global adapter, and why others do not."""
+        """Let the sites train; return the replies for the global adapter, and by site why a reply is not used."""
         parts = parts_of(self._averaged, self._method)
         orders = {site: self._order(number, site, assignment, part=parts.get(site, 0.0)) for site in sites}
         refused: dict[str, str] = {}
@@ -341,7 +338,7 @@ class Rounds:
             scored=self._schedule.scored and self._schedule.scoring == "with_reply",
             part=part,
             sum_keys=self._sum_keys,
-            state={} if self.planner.begins(number, site) else of_keys(state, self._introductions[site].schema),
+            state={} if self.planner.begins(number, site) else select_keys(state, self._introductions[site].schema),
         )
 
     def _read_training(self, orders: Mapping[str, TrainOrder], reply: TrainReply, site: str) -> TrainReply:

@@ -1,10 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Record a job on the server: history, TensorBoard's files, report, and the manifest with its final status.
+"""Record the rounds of a run at its server: the history, the manifest with its final status, and the faults.
 
-The server writes TensorBoard's files while the run goes on, from the replies that it has validated anyway. FLARE's own
-way, an `AnalyticsSender` at each site and a `TBAnalyticsReceiver` on the server, would open a second channel out of the
-sites, whose values are not checked. One folder for each site, so that TensorBoard draws a metric of all sites into one
-chart, and `server` for the round.
+TensorBoard's files are written during the run, from replies that the server has checked. FLARE's own way, an
+`AnalyticsSender` at each site and a `TBAnalyticsReceiver` on the server, would open a second channel out of the sites,
+with unchecked values. Each site has a folder, so that TensorBoard draws all into one chart; `server` has the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fedpeft.core.errors import LocalError
 from fedpeft.core.files import write_json
 from fedpeft.core.keys import layers_of
 from fedpeft.core.locks import FILE as LOCK
-from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, NO_BETTER, in_words, means_of, title_of
+from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, NO_BETTER, describe_means, means_of, title_of
 from fedpeft.core.text import RECENT, duration
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.methods.settings import MethodSettings
@@ -39,17 +38,17 @@ if TYPE_CHECKING:
     from fedpeft.job.federation import RunTracking
 
 
-OF_ALL_SITES, OF_SITES = ("method", "procedural", "tiny", "source"), ("metrics", "tested")  # of a run's history
+RUN_FIELDS, SITE_FIELDS = ("method", "procedural", "tiny", "source"), ("metrics", "tested")  # keys of a run's history
 
 
 def origin(datasets: Iterable[str], backbones: Iterable[str], *, procedural: bool) -> str:
-    """Return in words which data sets and backbones the sites of a run have; `procedural`: a data set is computed."""
+    """Describe the data sets and backbones of a run's sites; `procedural`: a data set is computed."""
     data, models = sorted(set(datasets)), sorted(set(backbones))
     return f"data: {', '.join(data)}{' (procedural)' * procedural}; backbone: {', '.join(models)}"
 
 
 def _origin_of(source: str) -> tuple[list[str], list[str]]:
-    """Return the data sets and the backbones that `origin` put into words."""
+    """Return the data sets and the backbones in a description by `origin`."""
     data, _, models = source.partition("; backbone: ")
     both = data.removeprefix("data: ").removesuffix(" (procedural)"), models
     datasets, backbones = ([name for name in names.split(", ") if name] for names in both)
@@ -57,13 +56,13 @@ def _origin_of(source: str) -> tuple[list[str], list[str]]:
 
 
 def settings_of(method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings) -> dict[str, Any]:
-    """Return the settings that a run's history has: those of the schedule as far as they act."""
+    """Return the settings for a run's history; those of the schedule only if they have an effect."""
     acting = schedule.acting()
     return {"method": asdict(method), "training": asdict(training)} | ({"schedule": acting} if acting else {})
 
 
 class RunRecorder:
-    """Writes each round as soon as it is finished, so that a job that ends early loses no finished round."""
+    """Writes each round as soon as it is finished, so that a job that breaks off loses no finished round."""
 
     def __init__(self, folder: Path, *, job: str) -> None:
         self.folder = folder
@@ -71,9 +70,9 @@ class RunRecorder:
         self._manifest: dict[str, Any] = {"job": job, "fedpeft": fedpeft.__version__, "faults": []}
         self._history: dict[str, Any] = {"job": job, "rounds": []}
         self._board = Board(folder)
-        self.tracking: RunTracking | None = None  # takes the rounds as well
+        self.tracking: RunTracking | None = None  # gets the rounds as well
 
-    def begin(
+    def record_handshake(
         self,
         method: MethodSettings,
         training: TrainingSettings,
@@ -105,7 +104,7 @@ class RunRecorder:
         write_json(self.folder / HISTORY, self._history)
 
     def _keep_origin(self, method: MethodSettings, before: Mapping[str, Any]) -> None:
-        """Count the data and backbones of sites that are away, of whose rounds the history has figures."""
+        """Keep the data sets and backbones of absent sites, whose earlier rounds are in the history."""
         for name in ("procedural", "tiny"):
             self._history[name] |= before.get(name, False)
         both = [_origin_of(one.get("source", "")) for one in (before, self._history)]
@@ -115,23 +114,22 @@ class RunRecorder:
             "source": origin(datasets, backbones, procedural=self._history["procedural"]),
         }
 
-    def lineage(self, name: str, before: Checkpoint | None, behind: Mapping[str, int]) -> None:
-        """Record the lineage, and copy the history of the job that this one resumes from the checkpoint before.
+    def record_lineage(self, name: str, before: Checkpoint | None, behind: Mapping[str, int]) -> None:
+        """Record the lineage; of a resumed job also copy the history, faults and seconds of the rounds before.
 
-        Faults and seconds of its rounds count to those of this job.
-        `behind` has, by site, the round of its own state if it differs from the checkpoint's.
+        `behind` has by site the round of its own state if it differs from the checkpoint's.
         """
         self._manifest["lineage"] = name
         if before:
             self._manifest["resumed"] = {"after_round": before.round, "sites_with_other_state": dict(behind)}
-            kept = {name: before.history[name] for name in (*OF_ALL_SITES, *OF_SITES) if name in before.history}
+            kept = {name: before.history[name] for name in (*RUN_FIELDS, *SITE_FIELDS) if name in before.history}
             self._history |= kept | {"rounds": list(before.history["rounds"])}
             self._earlier = sum(one.get("seconds") or 0 for one in before.history["rounds"])
-            for one in before.history["rounds"]:
-                self._add_faults(one)
+            for finished in before.history["rounds"]:
+                self._add_faults(finished)
 
-    def start(self, sender: Sender) -> None:
-        """Record whose first adapter all sites get, and which sites are said to start from another one."""
+    def record_first_adapter(self, sender: Sender) -> None:
+        """Record which site's first adapter all sites get, and which sites computed another one."""
         self._manifest["start"] = {"site": sender.site, "digest": sender.digest}
         self._manifest["faults"] += [
             {"site": site, "round": 0, "what": what} for site, what in sender.differing.items()
@@ -156,9 +154,9 @@ class RunRecorder:
     ) -> None:
         """Append one round to history.json.
 
-        `accepted` has, by site, the replies that were averaged, `rejected` why there is none. `sent` is the number of
-        bytes of each site's adapter, where a relay may have it; None: as the replies bring it. `keep` writes the
-        checkpoint; a round whose checkpoint cannot be written does not count as finished.
+        `accepted` has by site the replies that were averaged, `rejected` why there is none. `sent` is the bytes of each
+        site's adapter if relays may have it; None: count those in the replies. `keep` writes the checkpoint; a round
+        whose checkpoint cannot be written does not count as finished.
         """
         sites = {
             site: {
@@ -195,7 +193,7 @@ class RunRecorder:
             self.tracking.update(self._history["rounds"], self._history.get("metrics", {}))
 
     def _add_faults(self, finished: Mapping[str, Any]) -> None:
-        """Add the faults of a round of the history, which a resumed job has of the rounds before too."""
+        """Add the faults of a round of the history to the manifest."""
         faults = {
             site: f"its training was begun {one['attempts']} times; its own log says why"
             for site, one in finished["sites"].items()
@@ -206,7 +204,7 @@ class RunRecorder:
         ]
 
     def ends_early(self, patience: int) -> int | None:
-        """Return the best round if the job ends with the last one, because none since was better; else None."""
+        """Return the best round if the job ends now because none since was better; else None."""
         done = self._history["rounds"]
         best = best_before_end([one["sites"] for one in done], patience)
         if best:
@@ -214,12 +212,11 @@ class RunRecorder:
         return best
 
     def progress(self, number: int, rounds: int) -> str:
-        """One line for the log: round, mean of the sites, seconds and the time left, how many places the alignment
-        moved, and each site's layers if they are scheduled."""
+        """Return a line for the log: round, mean, seconds, time left, moved places, each site's scheduled layers."""
         last = self._history["rounds"][-1]
         metrics = self._history.get("metrics", {})
         overall = means_of(metrics, {site: figures["overall"] for site, figures in last["sites"].items()})
-        reached = in_words(overall) or f"{title_of(metrics.values())} not measured"
+        reached = describe_means(overall) or f"{title_of(metrics.values())} not measured"
         assigned = last["schedule"].get("layers", {})
         layers = "; ".join(
             f"{site} trained layers {', '.join(map(str, chosen))}"
@@ -259,7 +256,7 @@ class RunRecorder:
 
     def _write_manifest(self, status: str, **more: str) -> None:
         if self.tracking:
-            self.tracking.close(completed=status == "completed")  # it may write into the folder
+            self.tracking.close(completed=status == "completed")  # may write into the folder
         files = sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name not in (MANIFEST, LOCK))
         self._manifest |= {
             "status": status,
@@ -272,7 +269,7 @@ class RunRecorder:
 
 
 def _moved(decisions: Mapping[str, Mapping[str, int]]) -> str:
-    """Return how many places of all sites a round's alignment moved; empty where none could have stayed."""
+    """Return how many places of all sites a round's alignment moved; empty if none was aligned."""
     moved, stayed = (sum(one[name] for one in decisions.values()) for name in ("moved", "stayed"))
     return f"{moved} of {moved + stayed} places moved" * bool(moved + stayed)
 
@@ -297,10 +294,7 @@ NAMES = {
 
 
 class Board:
-    """Writes each round once and skips rounds that it has written; a resumed run writes its earlier rounds too.
-
-    The event files go into `tensorboard/` below the run's folder.
-    """
+    """Writes each round once into `tensorboard/` in the run's folder, a resumed run's earlier ones too."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
@@ -308,7 +302,7 @@ class Board:
         self._last = 0
 
     def update(self, rounds: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> None:
-        """Write the rounds that are new, to disk at once; a missing TensorBoard is logged once."""
+        """Write the new rounds to disk; a missing TensorBoard is logged once."""
         first, new = self._last == 0, [one for one in rounds if one["round"] > self._last]
         self._last = max((one["round"] for one in new), default=self._last)
         try:
@@ -317,17 +311,17 @@ class Board:
             if first and new:
                 logging.getLogger(__name__).info(ABSENT)
             return
-        for one in new:
-            for run, tag, value in scalars(one, metrics):
+        for finished in new:
+            for run, tag, value in scalars(finished, metrics):
                 if run not in self._writers:
                     self._writers[run] = SummaryWriter(str(self._folder / run))
-                self._writers[run].add_scalar(tag, value, one["round"])
+                self._writers[run].add_scalar(tag, value, finished["round"])
         for writer in self._writers.values():
             writer.flush()
 
 
 def scalars(one: Mapping[str, Any], metrics: Mapping[str, str]) -> Iterator[tuple[str, str, float]]:
-    """Yield folder, tag and value of everything measured in a round of history.json; a site's default is accuracy."""
+    """Yield folder, tag and value of every figure in a round of history.json; sites measure accuracy by default."""
     for site, figures in one["sites"].items():
         metric = metrics.get(site, ACCURACY)
         for name, tag in NAMES.items():

@@ -23,42 +23,42 @@ from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site.loop import NORMALIZES, learning_in_round
 
 MEDIAN_RULE = RobustSettings(average=MEDIAN)
-MIN_REPLIES = 5  # of fewer, two that agree may be the median
+MIN_REPLIES = 5  # among fewer, two that agree may set the median
 MOVED_NEURONS = 2.0  # a permutation changes a tensor by at most twice its own norm
 MAX_COLUMNS = 2**16  # numbers of a tensor whose median is computed at once
-INITIAL_SIZE = 1.0  # root mean square that no initial adapter exceeds
+INITIAL_SIZE = 1.0  # no initial adapter has a larger root mean square
 
 
 class UpdateCheck:
     """Compares, in every round, how far the sites trained their adapters.
 
-    The limit of a round is `update_factor` times the median, so that fewer than half of the sites cannot raise it. By
-    hardly moving, half of them could lower it. So it is never below what training explains whatever others reply: the
-    learning rates of the site's steps, added up, times the root of `update_factor`. Honest sites with AdamW move by
-    0.15 to 0.7 of that sum. Where a step has no such bound, or sites move neurons, fewer than `MIN_REPLIES` replies
-    refuse no site that moved by less than twice the size of the adapter.
+    The limit of a round is `update_factor` times the median, so that fewer than half of the sites cannot raise it. Half
+    of them could lower it by hardly moving. So it is never below what training explains, whatever others send: the sum
+    of the learning rates of the site's steps, times the root of `update_factor`. Honest sites with AdamW move by 0.15
+    to 0.7 of that sum. If a step has no such bound, or sites move neurons, fewer than `MIN_REPLIES` replies refuse no
+    site that moved by less than twice the size of the adapter.
 
-    A site that joins starts from values of its own: in that round it may move by the size of first values as well.
+    A site that joins starts from values of its own: in that round it may also move by the size of first values.
 
     Over the rounds a site may move by the root of `update_factor` times the median, or by the sum of learning rates.
-    What it moves beyond that adds up, to one limit at most.
+    Anything beyond that adds up, to at most one limit.
 
     A site that keeps a part of its own adapter starts a round between the global adapter and its own last one. How far
-    it trained is counted from the nearest such point: late in a run, training may be far less than what is kept. Where
-    a site moves neurons of the global adapter before it keeps its own, that counts as training, also when nobody trains
-    much any more; so the median there is the largest one of the run so far.
+    it trained is counted from the nearest such point: late in a run, training may be far less than what is kept. If a
+    site moves neurons of the global adapter before it keeps its own, that counts as training even when nobody trains
+    much any more; so the median is then the largest one of the run so far.
 
     Args:
-        method: its `robust.update_factor` is used; 0 refuses no site; nor does a secure sum, which hides updates.
+        method: has `robust.update_factor`; 0 refuses no site, nor does a secure sum, which hides updates.
         training: says how far a site can train in a round.
         schedule: says when sites join.
-        own, median, excess: of a run that is resumed, as below.
+        own, median, excess: of a resumed run; see the attributes.
         store: where the server keeps tensors.
 
     Attributes:
         own: by site, the adapter that it sent last; empty where every site starts from the global adapter.
         median: the largest median of the rounds so far; 0 where every site starts from the global adapter.
-        excess: by site, how far it moved beyond what it may over the rounds, as a part of a round's limit.
+        excess: by site, how far it moved beyond what it may over the rounds, as a fraction of a round's limit.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class UpdateCheck:
         hidden = not method.exchanges or method.secure_sum
         self._factor = 0.0 if hidden else method.robust.update_factor
         self._kept = kept_share(method, training)
-        # client PIA and methods that go on with their own adapter load these as received, FedALA mixes all but the head
+        # client PIA and methods that keep their own adapter load these as received; FedALA mixes all but the head
         self._received = (HEAD,) if PERSONALIZATIONS[training.personalization].max_kept else (CONNECTOR, HEAD)
         self._stacked = method.rule.stacks
         self._training, self._schedule = training, schedule or ScheduleSettings()
@@ -96,19 +96,19 @@ class UpdateCheck:
         round: int,
         measured: Mapping[str, float] | None = None,
     ) -> dict[str, str]:
-        """Return, by site, the reason to refuse its update in this round, and note what later rounds need.
+        """Return by site why its update is refused in this round, and note what later rounds need.
 
         An update's length is the root mean square of its numbers, so that sites with few layers or neurons are
         comparable to others. The median of an even number of sites is the lower of the middle two, which one site
-        cannot raise; sites without any change are not counted.
+        cannot raise; sites without any change do not count.
 
         Args:
             states: the received adapters by site.
-            previous: the adapter that the sites were sent; empty in a first round with different initial adapters,
-                where the round's coordinate-wise median is the reference, or 0 for two sites.
+            previous: the adapter that the sites were sent; empty in a first round with different initial adapters:
+                the reference is then the round's coordinate-wise median, or 0 for two sites.
             samples: by site, the training samples that it announced.
             round: counted from 1.
-            measured: length of the update, by site whose adapter is at its relay (`fedpeft.server.relay_sums`).
+            measured: length of the update, by site with its adapter at a relay (`fedpeft.server.relay_sums`).
         """
         if not self._factor or len(states) + len(measured or {}) < 2:
             return {}
@@ -126,12 +126,12 @@ class UpdateCheck:
             for site, state in states.items()
         } | dict(measured or {})
         median, when = self._median_length(lengths.values(), remembered=self._kept and not unknown)
-        learning = self._learning(samples, round)
+        learning = self._learning_by_site(samples, round)
         typical, few = statistics.median_high(learning.values()), len(lengths) < MIN_REPLIES
         refused = {}
         for site, length in lengths.items():
             size = _size_of(start, states.get(site, start)) if few and not self._bounded and not self._stacked else 0.0
-            explained, pace = self._room(learning[site], typical, median, few=few, size=size)
+            explained, pace = self._reach(learning[site], typical, median, few=few, size=size)
             if unknown or self._schedule.joins_in(round, site):  # it starts from other values than it was sent
                 explained = pace = max(explained, INITIAL_SIZE)
             limit = max(self._factor * median, explained)
@@ -142,7 +142,7 @@ class UpdateCheck:
                     reason = f"the {limit:.3g} that training in this job explains"
             elif length - pace > (1 - self.excess.get(site, 0.0)) * limit:
                 reason = f"the {pace:.3g} a round that are left to it after its earlier rounds"
-            self._moves(site, -pace if reason else length - pace, limit)
+            self._add_excess(site, -pace if reason else length - pace, limit)
             if reason:
                 refused[site] = (
                     f"site {site} moved its adapter by {length:.3g} on average, which is more than {reason} "
@@ -160,12 +160,12 @@ class UpdateCheck:
         self.median = max(median, self.median)
         return self.median, when
 
-    def _room(self, learning: float, typical: float, median: float, *, few: bool, size: float) -> tuple[float, float]:
-        """Return how far training explains that a site moves at once, and how far it may move in every round.
+    def _reach(self, learning: float, typical: float, median: float, *, few: bool, size: float) -> tuple[float, float]:
+        """Return how far a site may move in one round as training explains it, and how far in every round.
 
         `learning` is the sum of the learning rates of the site's steps, and `typical` the median of these sums. `few`:
-        there are too few replies for a median that one site cannot set. `size` is that of the adapter, where neurons
-        may be moved as a whole.
+        there are so few replies that one site could set the median. `size` is the adapter's, if neurons may be moved as
+        a whole.
         """
         room = math.sqrt(self._factor)
         explained = room * learning if self._normalizes and (few or self._bounded) else 0.0
@@ -173,15 +173,15 @@ class UpdateCheck:
         longer = min(max(learning / typical, 1.0), self._factor)
         return explained, max(room * longer * median, learning if self._bounded else explained)
 
-    def _moves(self, site: str, excess: float, limit: float) -> None:
+    def _add_excess(self, site: str, excess: float, limit: float) -> None:
         if limit:
             self.excess[site] = max(self.excess.get(site, 0.0) + excess / limit, 0.0)
 
-    def _learning(self, samples: Mapping[str, int], round: int) -> dict[str, float]:
-        """By site, the sum of the learning rates of its steps in a round.
+    def _learning_by_site(self, samples: Mapping[str, int], round: int) -> dict[str, float]:
+        """Return by site the sum of the learning rates of its steps in a round.
 
-        Among three or more sites none counts with more than `update_factor` times the samples of the median one, so
-        that no site raises its limit by announcing many.
+        Among three or more sites none counts with more than `update_factor` times the median samples, so that no site
+        raises its limit by announcing many.
         """
         most = self._factor * statistics.median_high(samples.values()) if len(samples) > 2 else math.inf
         return {
@@ -193,13 +193,13 @@ class UpdateCheck:
         }
 
     def accept(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Note the adapters that were not refused, where their sites may keep a part of them."""
+        """Note the accepted adapters if their sites may keep a part of them."""
         if self._factor and self._kept:
             self.own |= {site: self._store({**self.own.get(site, {}), **state}) for site, state in states.items()}
 
 
 def _size_of(start: State, sent: Mapping[str, Tensor]) -> float:
-    """Root mean square of the tensors of a start that a site sent."""
+    """Return the root mean square of those tensors of a start that a site sent."""
     keys = [key for key in sent if key in start]
     count = sum(start[key].numel() for key in keys)
     return math.sqrt(sum(float(start[key].double().square().sum()) for key in keys) / count) if count else 0.0
@@ -214,15 +214,15 @@ def update_length(
     kept: float = 0.0,
     as_received: tuple[str, ...] = (),
 ) -> float:
-    """Root mean square of a change; a tensor with another shape than at the start is counted as it is.
+    """Return the root mean square of a change; a tensor with another shape than at the start counts as it is.
 
     `stacked`: factors start anew in every round, so that their whole product is the update. The change is counted from
-    the nearest point between `start` and the part `kept` of the way to `own`, which the site sent last. A site
-    keeps nothing of keys that begin with one of `as_received`: their change is counted from `start`.
+    the nearest point between `start` and the part `kept` of the way to `own`, which the site sent last. Sites keep
+    nothing of keys that begin with one of `as_received`: their change is counted from `start`.
     """
     total, count = product_length(state) if stacked else (0.0, 0)
     factors = {key for names in factor_places(state).values() for key in names.values()} if stacked else ()
-    along, way = 0.0, 0.0  # products of the way to the own adapter with the change, and with itself
+    along, way = 0.0, 0.0  # scalar products of the way to `own` with the change, and with itself
     for key in state:
         if key in factors:
             continue
@@ -243,7 +243,7 @@ def update_length(
 
 
 def _median_of(states: Mapping[str, Mapping[str, Tensor]], store: Store) -> State:
-    """Coordinate-wise median of the tensors that at least two sites sent in the same shape."""
+    """Return the coordinate-wise median of the tensors that at least two sites sent in the same shape."""
     median: State = {}
     for key in {key for state in states.values() for key in state}:
         tensors = [state[key] for state in states.values() if key in state]

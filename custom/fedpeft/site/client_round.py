@@ -30,7 +30,7 @@ from fedpeft.alignment.client_pia import (
 )
 from fedpeft.alignment.settings import FIXED_OUTPUTS, MIN_BY_AGREEMENT, PLACES, SHARES, PIASettings
 from fedpeft.answering.answering import Batch
-from fedpeft.core.keys import by_place, only_connector, without_connector
+from fedpeft.core.keys import group_by_place, only_connector, without_connector
 from fedpeft.core.states import State
 from fedpeft.methods.trainable import Trainable
 from fedpeft.site.site_state import SiteState
@@ -50,7 +50,7 @@ def accepted_global(
         moved, kept = (loss(start_merged(own, state, share)) for state in (aligned, received))
         return aligned if moved < kept else received
     chosen, lowest = dict(received), loss(start_merged(own, received, share))
-    places = by_place(received)
+    places = group_by_place(received)
     for place in moved_places(received, aligned):
         candidate = chosen | {key: aligned[key] for key in places[place].values()}
         if (value := loss(start_merged(own, candidate, share))) < lowest:
@@ -62,7 +62,7 @@ def moved_places(received: State, aligned: State) -> list[str]:
     """The places of the global adapter whose neurons stand in another order in `aligned`."""
     return [
         place
-        for place, names in by_place(received).items()
+        for place, names in group_by_place(received).items()
         if any(not torch.equal(received[key], aligned[key]) for key in names.values())
     ]
 

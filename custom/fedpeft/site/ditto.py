@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fedpeft.core.keys import only_head, without_head
 from fedpeft.core.states import State, copied
 from fedpeft.site.fedprox import held_near
 from fedpeft.site.loop import OfRound, moments, restore_moments
-from fedpeft.site.site_model import head_state, only_head, without_head
+from fedpeft.site.site_model import head_state
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner

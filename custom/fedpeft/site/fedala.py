@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedpeft.core.keys import belongs
+from fedpeft.core.keys import belongs, without_head
 from fedpeft.site import computing
 from fedpeft.site.loop import OfRound, parts_of
-from fedpeft.site.site_model import without_head
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner

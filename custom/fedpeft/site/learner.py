@@ -17,7 +17,7 @@ import torch
 from fedpeft.answering.answering import Batch
 from fedpeft.answering.training_settings import BEST, LINEAR, PERSONALIZATIONS, TrainingSettings
 from fedpeft.backbones import BackboneSettings
-from fedpeft.core.keys import HEAD, LayerNumbers, belongs, layer_numbers, layers_of
+from fedpeft.core.keys import HEAD, LayerNumbers, belongs, layer_numbers, layers_of, without_head
 from fedpeft.core.metrics import BELOW_CONSTANT
 from fedpeft.core.registry import imported
 from fedpeft.core.seeds import derive
@@ -28,8 +28,8 @@ from fedpeft.data.schema import Example, SiteData
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.reply_policy import rounded_count
-from fedpeft.protocol.site_check import admitted, load_data
+from fedpeft.protocol.job_against_policy import admitted, load_data
+from fedpeft.protocol.outgoing_reply import rounded_count
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import client_round, computing, site_state
 from fedpeft.site.client_round import Half, half_trained
@@ -50,7 +50,7 @@ from fedpeft.site.moon import contrasted
 from fedpeft.site.scaffold import ControlVariates
 from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
 from fedpeft.site.site_batches import SiteBatches
-from fedpeft.site.site_model import RoundValues, SharedModels, SiteModel, head_state, without_head
+from fedpeft.site.site_model import RoundValues, SharedModels, SiteModel, head_state
 from fedpeft.site.site_state import Facts, SiteRecord, SiteState, below_constant, best_round, with_round
 
 
@@ -75,7 +75,7 @@ class Learner:
         dataset: registered name of the data set.
         folder: the site's state folder.
         schedule: how layers are scored and how many the site may train; None: all of them, unscored.
-        policy: the site's own file; None in the simulator and in a notebook, where the job's settings apply.
+        policy: the site policy; None in the simulator and in a notebook, where the job's settings apply.
         answers: what the heads of all sites tell apart, where they are federated; None: the site's own answers.
         sections: of the job that these settings are from, kept with the site's state; None: there is no job.
         window: through which the site's images are shown, kept there too (`fedpeft.data.settings`).
@@ -132,7 +132,7 @@ class Learner:
         self.answering, self.head = self.model.answering, self.model.answering.head
         shapes = {key: tuple(tensor.shape) for key, tensor in self.trainable.state().items()}
         deepest = method.matched_layers if method.exchanges else None
-        self._numbers = LayerNumbers.of_adapter(shapes, layers=self.backbone.num_layers, deepest=deepest)
+        self._numbers = LayerNumbers.for_adapter(shapes, layers=self.backbone.num_layers, deepest=deepest)
         self.batches = SiteBatches(
             site,
             site_data,
@@ -195,7 +195,7 @@ class Learner:
         if not self.method.exchanges:
             return {}
         head = head_state(self.values.first_head) if self.method.federates_head else {}
-        return self._numbers.to_send(self.values.first) | head
+        return self._numbers.renumber_to_send(self.values.first) | head
 
     def start_digest(self) -> str:
         """The digest of `first_state` where all sites begin alike and one sends it to all, otherwise empty."""
@@ -287,7 +287,7 @@ class Learner:
         """What leaves the site: the trained layers of the adapter, and the head where it is federated."""
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
         head = control.uncorrected(head_state(self.head.state_dict())) if self.method.federates_head else {}
-        return self._numbers.to_send(sent) | head
+        return self._numbers.renumber_to_send(sent) | head
 
     def score_layers(self, round: int, received: State) -> list[float]:
         """Score each layer of the global adapter, or without one of the site's own, on random training samples."""

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedpeft.core.keys import without_head
 from fedpeft.core.states import State
 from fedpeft.methods.trainable import Part
-from fedpeft.site.site_model import without_head
 from fedpeft.site.site_state import SiteState
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from fedpeft.answering.answering import Answering
 from fedpeft.answering.training_settings import BALANCED, TrainingSettings
 from fedpeft.backbones.matrices import matrices, seen_in_float32
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.keys import HEAD
+from fedpeft.core.keys import HEAD, only_head, without_head
 from fedpeft.core.seeds import derive
 from fedpeft.core.settings import about
 from fedpeft.core.states import State
@@ -41,7 +41,7 @@ from fedpeft.job.settings import check_schemes
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Beside, connector_of, parameter_count, with_connector
-from fedpeft.protocol.site_check import check_parameters
+from fedpeft.protocol.job_against_policy import check_parameters
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import computing
 from fedpeft.site.kept_features import drops
@@ -92,7 +92,7 @@ class SiteModel:
         labelled: whether its images have labels.
         metric: by which its data are measured; empty: nobody has looked at them yet.
         train: the training split, whose classes `training.class_weights` counts; empty: nothing is trained.
-        policy: the site's own file; None in the simulator and in a notebook.
+        policy: the site policy; None in the simulator and in a notebook.
         shared: models of the other sites of this process; None: this site has one of its own.
 
     Raises:
@@ -279,16 +279,6 @@ def exchanged(own: SiteState) -> tuple[State, State]:
     if own.exchanged:
         return only_head(own.exchanged), without_head(own.exchanged)
     return own.head, own.private
-
-
-def without_head(state: State) -> State:
-    """Return what of a state belongs to the adapter."""
-    return {key: tensor for key, tensor in state.items() if not key.startswith(HEAD)}
-
-
-def only_head(state: State) -> State:
-    """Return the head of a state by its own names, empty if it has none."""
-    return {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}
 
 
 class RoundValues:

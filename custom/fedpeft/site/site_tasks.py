@@ -27,7 +27,7 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.registry import BackboneSettings
 from fedpeft.core.errors import LocalError
 from fedpeft.core.files import SET_ASIDE, drop, rounds_in, write_json
-from fedpeft.core.locks import StateLock, is_in_use, lineage_folder, prune
+from fedpeft.core.locks import StateLock, lineage_folder, may_be_used, prune
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER
 from fedpeft.core.settings import differing
 from fedpeft.core.workspace import PROBLEM
@@ -35,8 +35,8 @@ from fedpeft.data.settings import DataSettings
 from fedpeft.job.settings import SECTIONS, SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.reply_policy import allowed, first_of_round, first_scores_of_round, released_metrics
-from fedpeft.protocol.site_check import admitted
+from fedpeft.protocol.job_against_policy import admitted
+from fedpeft.protocol.outgoing_reply import first_of_round, first_scores_of_round, released_metrics, without_withheld
 from fedpeft.protocol.types import (
     HELLO,
     METRICS,
@@ -126,7 +126,7 @@ def make_room(lineages: Path, current: str, *, days: float, gib: float, needed: 
 def _removable(lineages: Path, current: str) -> Iterator[Path]:
     yield from sorted(lineages.glob(f"*/{SET_ASIDE}/*"), key=_last_use)
     owned = (path.parent for path in lineages.glob(f"*/{OWNER}"))
-    yield from sorted((folder for folder in owned if folder.name != current and not is_in_use(folder)), key=_last_use)
+    yield from sorted((folder for folder in owned if folder.name != current and not may_be_used(folder)), key=_last_use)
 
 
 def _last_use(path: Path) -> float:
@@ -185,7 +185,7 @@ class SiteTasks:
     Args:
         sections: of the job, as deployed to this site.
         place: see `SitePlace`.
-        policy: the site's own file; None in the simulator.
+        policy: the site policy; None in the simulator.
         request: sends a request to the learner and returns its answer.
         lock: holds the lineages that this process uses.
         startup: folder of the site's certificate; None in the simulator.
@@ -213,7 +213,7 @@ class SiteTasks:
     def answer(self, task: str, order: Order) -> tuple[Reply, str]:
         """Carry out an order; return the reply, without what the site does not release, and a line for its log."""
         reply, line = WORK[task](order, self)
-        return allowed(reply, self.policy), line
+        return without_withheld(reply, self.policy), line
 
     def member(self) -> SumMember:
         """The site's part in the job's secure sums."""

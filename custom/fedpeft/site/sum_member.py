@@ -29,7 +29,7 @@ class SumMember:
         method: of the job.
         settings: digest of the job as deployed to this site; sums of sites with different ones reveal nothing.
         kit: its certificate; None in the simulator, where keys are not signed.
-        members: the sites of every sum, from the site's own file; None in the simulator.
+        members: the sites of every sum, from the site policy; None in the simulator.
         policy: that file as JSON; its training depends on it.
         noised: settings with which the adapter is clipped and noised before it is masked; None: it is not.
     """
@@ -56,7 +56,7 @@ class SumMember:
         """Create it for a site that takes part in a job; `startup` is the folder of its certificate.
 
         Without policy and folder, in the simulator, keys are not signed. Without certificate, or an accountant for the
-        noise that the site's file demands, it refuses.
+        noise that the site policy demands, it refuses.
         """
         settings = digest_of(sections, job=job)
         if policy is None or startup is None or not method.secure_sum:
@@ -131,11 +131,11 @@ class SumMember:
         if self.noised is None:
             return trained
         from fedpeft.protocol import release_adapter
-        from fedpeft.protocol.release import BOOK, enter
+        from fedpeft.protocol.differential_privacy import LEDGER, add_releases
 
         settings = self.noised
         noised, _ = release_adapter(trained, received if settings.reference == RECEIVED else None, settings)
         if settings.noise:
             release = {"round": order.round, "what": "adapter", "noise": settings.noise, "bound": settings.clip}
-            enter(folder.parent / BOOK, order.lineage, [release], delta=settings.delta, limit=settings.limit)
+            add_releases(folder.parent / LEDGER, order.lineage, [release], delta=settings.delta, limit=settings.limit)
         return noised

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A site's training process, `python -m fedpeft.site.training_process FD`: answers requests on a pipe.
 
-It ends when the pipe closes, so that it never outlives the executor, however that one ends. The site's own file sets
+It ends when the pipe closes, so that it never outlives the executor, however that one ends. The site policy sets
 how much memory it may have.
 """
 
@@ -66,7 +66,7 @@ Answer = tuple[dict[str, Any], State]
 def main() -> None:
     """Serve the pipe whose file descriptor is the only argument."""
     faulthandler.enable()
-    only_plugins({})  # until the site's own file is known, with the first request
+    only_plugins({})  # until the site policy is known, with the first request
     connection = Connection(int(sys.argv[1]))
     frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, frames), daemon=True).start()
@@ -122,7 +122,7 @@ class Learners:
 
     Args:
         sections: of the job.
-        policy: the site's own file; None in the simulator.
+        policy: the site policy; None in the simulator.
         shared: models that the sites share; None: there is one site.
     """
 
@@ -135,7 +135,7 @@ class Learners:
     def opened(
         cls, *, sections: dict[str, Any], site: str | None, log: str | None, policy: dict[str, Any] | None
     ) -> Learners:
-        """Limit this process as the site's own file says; with a site build its learner."""
+        """Limit this process as the site policy says; with a site build its learner."""
         os.umask(0o077)  # what a site keeps is its own account's
         if log:
             _print_to(Path(log))

@@ -5,21 +5,22 @@ FLARE's processes of a site or server connect to their parent over the loopback 
 password: whoever connects there may start and abort jobs as the server does. On Linux the kernel's table of connections
 says whose the other end is; elsewhere nothing does, and nothing is checked.
 
-Every handshake gives a connection another name, FLARE keeps what it says with it, and forgets no name. Here a
-connection has one name, of which nothing else is kept, a certificate has so many connections, and names that have gone
-are forgotten. A console's name is random, and FLARE gives it to any certificate; here it is a person's.
+FLARE lets every handshake give a connection another name, keeps what it says with it, and forgets no name. Here a
+connection keeps its first name, nothing else of the handshake is kept, a certificate has at most `MAX_CONNECTIONS`
+connections, and names without a connection are forgotten. A console's name is random, and FLARE gives it to any
+certificate; here only to a person's.
 
-The tensors of a message travel in hundreds of streams of 1 MB. A sent stream and its future refer to each other. So its
+The tensors of a message travel in hundreds of streams of 1 MB. A sent stream and its future refer to each other, so its
 buffer and its chunk, of 1 MB each, stay until Python looks for cycles, which depends on the number of objects and not
-on their size: of 8 orders of 50 MB, 350 MB were left. A received stream is known for another 65 seconds, because its
-last chunk may come twice, and FLARE starts a thread for each that waits so long: 100 KB each, and thousands of threads
-where many sites reply.
+on their size: 8 orders of 50 MB left 350 MB. A received stream is known for another 65 seconds, because its last chunk
+may come twice, and FLARE starts a thread for each that waits this long: 100 KB each, thousands where many sites reply.
 
 FLARE reads streams in 128 threads, and takes their messages and fetches tensors of these in 64: whoever fills them
 stops all others, and so do a hundred honest sites at once. A thread waits five minutes for the next chunk of a stream.
 Chunks before the first one and those of failed streams stay, and messages are counted by names that the sender chooses.
-Here there are up to 1,024 threads of each kind, and a participant has so many streams that have not ended, and so many
-unread bytes in them. Who sends a stream follows from the origin of its messages (`fedpeft.flare.hardening.requests`).
+Here there are up to 1,024 threads of each kind, and a participant has at most `MAX_OPEN` streams that have not ended,
+with at most `MAX_UNREAD` bytes in them. The origin of a stream's messages, which `fedpeft.flare.hardening.requests`
+checks, says who sends it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from nvflare.fuel.f3.streaming.stream_utils import callback_thread_pool, stream_
 from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 
 from fedpeft.flare.hardening import replace_function
-from fedpeft.flare.hardening.requests import OF_PEOPLE
+from fedpeft.flare.hardening.requests import ADMIN_MARK
 from fedpeft.protocol.fields import MB
 
 logger = logging.getLogger(__name__)
@@ -69,14 +70,11 @@ Address = tuple[str, int]
 
 
 def guard_connections() -> None:
-    """Refuse other users of this machine, and of one certificate too many connections or names.
-
-    The former concerns listeners without TLS, on Linux.
-    """
-    replace_function(ConnManager, "update_endpoint", _of_one_name)
-    replace_function(ConnManager, "handle_new_connection", _one_of_few)
+    """Refuse too many connections of one certificate, a second name, and on Linux other users of this machine."""
+    replace_function(ConnManager, "update_endpoint", _refuse_second_name)
+    replace_function(ConnManager, "handle_new_connection", _refuse_too_many_connections)
     if sys.platform == "linux":
-        replace_function(TcpStreamServer, "verify_request", _of_this_user)
+        replace_function(TcpStreamServer, "verify_request", _refuse_other_users)
 
 
 def owner(peer: Address, here: Address) -> int | None:
@@ -99,7 +97,8 @@ def _address(entry: str) -> Address:
     return str(getattr(address, "ipv4_mapped", None) or address), int(port, 16)
 
 
-def _of_this_user(verify: Callable, self: TcpStreamServer, request: Any, client_address: Any) -> bool:
+def _refuse_other_users(verify: Callable, self: TcpStreamServer, request: Any, client_address: Any) -> bool:
+    """Refuse a loopback connection to a listener without TLS unless it is of this process's own user."""
     if self.ssl_context or not ipaddress.ip_address(client_address[0]).is_loopback:
         return verify(self, request, client_address)
     user = owner(client_address[:2], request.getsockname()[:2])
@@ -114,7 +113,8 @@ MAX_NAME = 1000  # characters of a connection's name
 MAX_KNOWN = 1000  # names of connections, from which on those that have gone are forgotten
 
 
-def _one_of_few(take: Callable, self: ConnManager, connection: Connection) -> None:
+def _refuse_too_many_connections(take: Callable, self: ConnManager, connection: Connection) -> None:
+    """Close a new connection of a certificate that has `MAX_CONNECTIONS` already."""
     certificate = _certificate(connection)
     present = [_certificate(one.conn) for one in [*self.sfm_conns.values()]]
     if certificate and present.count(certificate) >= MAX_CONNECTIONS:
@@ -129,7 +129,8 @@ def _certificate(connection: Connection) -> str | None:
     return (connection.get_conn_properties() or {}).get(DriverParams.PEER_CN.value)
 
 
-def _of_one_name(update: Callable, self: ConnManager, connection: SfmConnection, said: dict) -> None:
+def _refuse_second_name(update: Callable, self: ConnManager, connection: SfmConnection, said: dict) -> None:
+    """Close a connection whose handshake changes its name, gives none, or claims a console's; keep only the name."""
     name, certificate = said.get(HandshakeKeys.ENDPOINT_NAME), _certificate(connection.conn)
     before = connection.sfm_endpoint.endpoint.name if connection.sfm_endpoint else name
     reason = ""
@@ -137,18 +138,18 @@ def _of_one_name(update: Callable, self: ConnManager, connection: SfmConnection,
         reason = "it gives no name, or too long a one"
     elif FQCN.normalize(name) != FQCN.normalize(before):
         reason = f"its name is {before:.80}"
-    elif is_valid_admin_client_name(name) and certificate and OF_PEOPLE not in certificate:
+    elif is_valid_admin_client_name(name) and certificate and ADMIN_MARK not in certificate:
         reason = "that is the name of a console, and its certificate is no person's"
     if reason:
         logger.warning("the handshake of %.80r as %.80r is refused: %s", certificate, name, reason)
         connection.conn.close()
         return
     if len(self.sfm_endpoints) >= MAX_KNOWN:
-        _forget(self)
+        _forget_gone_names(self)
     update(self, connection, {HandshakeKeys.ENDPOINT_NAME: name})
 
 
-def _forget(manager: ConnManager) -> None:
+def _forget_gone_names(manager: ConnManager) -> None:
     for name, one in [*manager.sfm_endpoints.items()]:
         if one.endpoint.state == EndpointState.DISCONNECTED and not one.connections:
             manager.sfm_endpoints.pop(name, None)
@@ -157,29 +158,26 @@ def _forget(manager: ConnManager) -> None:
 
 
 def limit_streams() -> None:
-    """Bound what one participant's streams take in this process, and free what those leave that have ended.
-
-    One thread waits for all that may resume.
-    """
-    replace_function(TxTask, "stop", _without_buffers)
-    replace_function(RxTask, "_schedule_remove_task", _removed_by_one_thread)
-    replace_function(RxTask, "find_or_create_task", _one_of_few_streams)
-    replace_function(RxTask, "process_chunk", _of_bounded_memory)
-    replace_function(RxTask, "stop", _without_chunks)
-    replace_function(HistPool, "record_value", _in_few_histograms)
-    replace_function(CounterPool, "increment", _in_few_counters)
+    """Limit what one participant's streams take in this process, and free what ended ones leave."""
+    replace_function(TxTask, "stop", _stop_and_free_buffers)
+    replace_function(RxTask, "_schedule_remove_task", _schedule_removal_in_one_thread)
+    replace_function(RxTask, "find_or_create_task", _refuse_too_many_streams)
+    replace_function(RxTask, "process_chunk", _stop_sender_over_memory_limit)
+    replace_function(RxTask, "stop", _stop_and_free_chunks)
+    replace_function(HistPool, "record_value", _record_under_bounded_category)
+    replace_function(CounterPool, "increment", _count_under_bounded_category)
     for pool in (stream_thread_pool, callback_thread_pool):  # they start threads as they need them
         pool._max_workers = MAX_THREADS
 
 
-def _without_buffers(stop: Callable, self: TxTask, error: Any = None, notify: bool = True) -> None:
+def _stop_and_free_buffers(stop: Callable, self: TxTask, error: Any = None, notify: bool = True) -> None:
     stop(self, error, notify)
     if self.stopped and error is None:  # after an error its thread may still be sending
         self.buffer = self.stream = None
 
 
 class _Removals:
-    """Calls functions at their time, in one thread that ends with the last of them."""
+    """Calls functions after a delay, in one thread that ends with the last of them."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -216,13 +214,14 @@ _removals = _Removals()
 
 
 class _NoTimer:
-    """Stands where FLARE has the thread, which it cancels when the stream is removed."""
+    """Replaces the thread that FLARE cancels when the stream is removed."""
 
     def cancel(self) -> None:
         """Do nothing: removing a stream twice changes nothing."""
 
 
-def _removed_by_one_thread(schedule: Callable, self: RxTask, ttl: float | None = None) -> None:
+def _schedule_removal_in_one_thread(schedule: Callable, self: RxTask, ttl: float | None = None) -> None:
+    """Let one thread for all streams remove an ended one later; at once if its participant has `MAX_ENDED` of them."""
     with self.stop_lock:
         if self.cleanup_timer is not None:
             return
@@ -248,19 +247,19 @@ def _remove(task: RxTask, who: str) -> None:
 
 MAX_THREADS = 1024  # that read streams, and that take their messages
 MAX_OPEN = 256  # streams of one participant that have not ended
-MAX_OPEN_OF_ONE = 32  # of these, streams of one of its processes, or of one site behind a relay
-MAX_UNREAD = 256 * MB  # in all of them together
+MAX_OPEN_OF_ONE = 32  # the same for one of its processes, or one site behind a relay
+MAX_UNREAD = 256 * MB  # in all open streams of one participant
 MIN_CHUNK = 1024  # bytes that a chunk takes at least
 MAX_ENDED = 2000  # streams of one participant that have ended and are known, should their last chunk come again
-KNOWN_FOR = 120.0  # seconds, at most
-CONSOLES = "_admin_"  # all of them together: their names are random
+KNOWN_FOR = 120.0  # seconds at most that an ended stream is known
+CONSOLES = "_admin_"  # all consoles count as one participant: their names are random
 
 
 @dataclass(eq=False)
 class _Open:
-    """A stream that has not ended, and `early`, the bytes of its chunks that came before others of lower number.
+    """A stream that has not ended; `early` counts the bytes of chunks that came before one with a lower number.
 
-    It keeps no stream alive, because that one has the bytes that came; until FLARE has made it, `task` is None too.
+    It refers to the stream only weakly, so that received bytes are freed; `task` is None until FLARE has made it.
     """
 
     origin: str
@@ -282,7 +281,7 @@ class _Open:
         return bool(self.made) and (task is None or task.completed or task.failed)
 
     def never_begins(self) -> bool:
-        """Return whether it waits for its first chunk longer than FLARE waits for any other."""
+        """Return whether it has waited for its first chunk longer than FLARE waits for any other."""
         task = self.task
         return bool(task and not task.stream_future and time.monotonic() - self.began > task.timeout)
 
@@ -292,17 +291,18 @@ _ended: Counter[str] = Counter()
 
 
 def participant(origin: object) -> str:
-    """Return the first name of a cell's path, a site's or a relay's; those of consoles are taken together."""
+    """Return the first name of a cell's path, a site or a relay; all consoles count as one participant."""
     first = FQCN.split(str(origin))[0]
     return CONSOLES if is_valid_admin_client_name(first) else first
 
 
-def of_one(one: object, other: object) -> bool:
-    """Return whether two cells are one process of a participant, or of one site behind a relay."""
+def is_same_process(one: object, other: object) -> bool:
+    """Return whether two cells are the same process of a participant, or belong to one site behind a relay."""
     return FQCN.split(str(one))[:2] == FQCN.split(str(other))[:2]
 
 
-def _one_of_few_streams(find: Callable, message: Message, cell: Any) -> RxTask | None:
+def _refuse_too_many_streams(find: Callable, message: Message, cell: Any) -> RxTask | None:
+    """Refuse a new stream of a sender with too many open ones; first stop streams whose first chunk never came."""
     origin, stream = message.get_header(MessageHeaderKey.ORIGIN), message.get_header(StreamHeaderKey.STREAM_ID)
     who = participant(origin)
     known = (origin, stream) in RxTask.rx_task_map or message.get_header(StreamHeaderKey.ERROR_MSG)
@@ -310,13 +310,14 @@ def _one_of_few_streams(find: Callable, message: Message, cell: Any) -> RxTask |
         return find(message, cell)  # type: ignore[no-any-return]
     new = _Open(origin, time.monotonic())
     with _lock:
-        late = [one for others in _open.values() for one in others if one.never_begins()]
-    for one in late:
-        if task := one.task:
+        late = [stream for streams in _open.values() for stream in streams if stream.never_begins()]
+    for never_begun in late:
+        if task := never_begun.task:
             task.stop(StreamError("no first chunk of this stream has come"))
     with _lock:
-        running = [one for one in _open.pop(who, ()) if not one.has_ended()]
-        few = len(running) < MAX_OPEN and sum(of_one(one.origin, origin) for one in running) < MAX_OPEN_OF_ONE
+        running = [opened for opened in _open.pop(who, ()) if not opened.has_ended()]
+        same = sum(is_same_process(opened.origin, origin) for opened in running)
+        few = len(running) < MAX_OPEN and same < MAX_OPEN_OF_ONE
         if few:
             running.append(new)
         if running:
@@ -340,22 +341,23 @@ def _one_of_few_streams(find: Callable, message: Message, cell: Any) -> RxTask |
     return task
 
 
-def _of_bounded_memory(process: Callable, self: RxTask, message: Message) -> bool:
+def _stop_sender_over_memory_limit(process: Callable, self: RxTask, message: Message) -> bool:
+    """Take a chunk, then stop the stream if its sender's open streams hold more than `MAX_UNREAD` unread bytes."""
     begins = process(self, message)
     with self.lock:
         early = sum(max(len(chunk or b""), MIN_CHUNK) for _, chunk in self.out_seq_chunks.values())
     with _lock:
         running = _open.get(participant(self.origin), ())
-        for one in running:
-            if one.task is self:
-                one.early = early
-        unread = sum(one.unread for one in running if not one.has_ended())
+        for opened in running:
+            if opened.task is self:
+                opened.early = early
+        unread = sum(opened.unread for opened in running if not opened.has_ended())
     if unread > MAX_UNREAD:
         self.stop(StreamError(f"more than {MAX_UNREAD // MB} MB of this sender's streams are not read yet"))
     return begins  # type: ignore[no-any-return]
 
 
-def _without_chunks(stop: Callable, self: RxTask, error: Any = None, notify: bool = True) -> None:
+def _stop_and_free_chunks(stop: Callable, self: RxTask, error: Any = None, notify: bool = True) -> None:
     stop(self, error, notify)
     if self.failed:  # FLARE keeps it, should more of it come
         with self.lock:
@@ -363,17 +365,20 @@ def _without_chunks(stop: Callable, self: RxTask, error: Any = None, notify: boo
             self.out_seq_chunks.clear()
 
 
-MAX_CATEGORIES, MAX_CATEGORY, OTHERS = 1000, 200, "others"
+MAX_CATEGORIES, MAX_CATEGORY_LENGTH, OTHERS = 1000, 200, "others"
 
 
-def _category(known: Any, name: object) -> str:
-    short = str(name)[:MAX_CATEGORY]
+def _bounded_category(known: Any, name: object) -> str:
+    """Return the category to count a message under: its own name while there are few, else `OTHERS`."""
+    short = str(name)[:MAX_CATEGORY_LENGTH]
     return short if short in known or len(known) < MAX_CATEGORIES else OTHERS
 
 
-def _in_few_histograms(record: Callable, self: HistPool, category: str, value: float) -> None:
-    record(self, _category(self.cat_bins, category), value)
+def _record_under_bounded_category(record: Callable, self: HistPool, category: str, value: float) -> None:
+    record(self, _bounded_category(self.cat_bins, category), value)
 
 
-def _in_few_counters(increment: Callable, self: CounterPool, category: str, counter_name: str, amount: int = 1) -> None:
-    increment(self, _category(self.cat_counters, category), counter_name, amount)
+def _count_under_bounded_category(
+    increment: Callable, self: CounterPool, category: str, counter_name: str, amount: int = 1
+) -> None:
+    increment(self, _bounded_category(self.cat_counters, category), counter_name, amount)

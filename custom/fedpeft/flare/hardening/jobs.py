@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Jobs are checked before FLARE reads them, and a site whose part of a job ends early costs the job that site alone.
+"""Check jobs before FLARE reads them, and let a site whose part of a job ends early cost the job only that site.
 
 FLARE 2.9 has no hook before its validator parses a submitted job, HOCON and YAML too, and HOCON reads files and URLs.
 It ends a whole job when one site cannot start its part, when a site's process of the job fails, and when a site is lost
@@ -73,28 +73,28 @@ def guard_configurations() -> None:
     """In every process: refuse HOCON and YAML, and check a job's configuration before FLARE expands or builds it."""
     for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
         ConfigFactory._fmt2Loader[kind] = RefusedFormat(kind)
-    replace_function(FedJsonConfigurator, "_do_configure", _admitted_before_expansion)
+    replace_function(FedJsonConfigurator, "_do_configure", _admit_then_configure)
 
 
 def guard_submissions() -> None:
-    """At the server: check a submitted archive before FLARE's validator opens it, and bound and remove its upload."""
-    replace_function(JobMetaValidator, "validate", _admitted_before_validation)
-    replace_function(AdminServer, "_process_upload", _removing_the_upload)
-    replace_function(_ChunkConsumer, "consume", _of_an_archives_size)
+    """At the server: check a submitted archive before FLARE's validator opens it, limit its size, remove its upload."""
+    replace_function(JobMetaValidator, "validate", _admit_then_validate)
+    replace_function(AdminServer, "_process_upload", _process_and_remove_upload)
+    replace_function(_ChunkConsumer, "consume", _refuse_large_uploads)
 
 
 def guard_deployments() -> None:
     """At a site: check the size of a deployed archive before FLARE unpacks it."""
-    replace_function(training_cmds, "unzip_all_from_bytes", _checked_before_unpacking)
+    replace_function(training_cmds, "unzip_all_from_bytes", _check_then_unzip)
 
 
-def _admitted_before_expansion(configure: Callable, self: FedJsonConfigurator) -> None:
+def _admit_then_configure(configure: Callable, self: FedJsonConfigurator) -> None:
     role = "server" if self.is_server else "client"
     admit_configuration(role, self.config_data, f"config_fed_{role}.json")
     configure(self)
 
 
-def _admitted_before_validation(
+def _admit_then_validate(
     validate: Callable, self: JobMetaValidator, job_name: str, job_data: bytes | str
 ) -> tuple[bool, str, dict]:
     try:
@@ -102,7 +102,7 @@ def _admitted_before_validation(
     except AdmissionError as error:
         logger.warning("submitted job refused: %s", error)
         return False, error.public, {}
-    except Exception:  # what cannot be checked is not admitted
+    except Exception:  # a job that cannot be checked is not admitted
         logger.exception("a submitted job could not be checked")
         return False, NOT_CHECKED, {}
     return validate(self, job_name, job_data)
@@ -115,7 +115,7 @@ def _archive(data: bytes | str) -> bytes:
         return stream.read(MAX_ARCHIVE + 1)
 
 
-def _removing_the_upload(process: Callable, self: AdminServer, stream_ctx: Any, *args: Any, **kwargs: Any) -> Any:
+def _process_and_remove_upload(process: Callable, self: AdminServer, stream_ctx: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return process(self, stream_ctx, *args, **kwargs)
     finally:
@@ -123,13 +123,13 @@ def _removing_the_upload(process: Callable, self: AdminServer, stream_ctx: Any, 
             Path(location).unlink(missing_ok=True)
 
 
-def _of_an_archives_size(consume: Callable, self: _ChunkConsumer, shareable: Shareable, *args: Any) -> Any:
+def _refuse_large_uploads(consume: Callable, self: _ChunkConsumer, shareable: Shareable, *args: Any) -> Any:
     if self.received_size > MAX_ARCHIVE:  # FLARE looks at the size when all of it is on the disk
         raise ValueError(f"an upload is larger than a job may be ({MAX_ARCHIVE:,} bytes).")
     return consume(self, shareable, *args)
 
 
-def _checked_before_unpacking(unzip: Callable, data: bytes, folder: str | os.PathLike) -> None:
+def _check_then_unzip(unzip: Callable, data: bytes, folder: str | os.PathLike) -> None:
     check_archive(data)
     unzip(data, folder)
 
@@ -163,14 +163,15 @@ REASONS = {
 
 
 def guard_job_failures() -> None:
-    """In the server's own process: no site's report, silence, refusal to start or other reply fails a job."""
-    replace_function(FederatedServer, "process_job_failure", _away_instead_of_failed)
-    replace_function(FederatedServer, "_resolve_missing_client_outcome", _not_waited_for)
-    replace_function(job_runner, "check_client_replies", _without_failed_starts)
-    replace_function(FedAdminServer, "send_requests", _without_unreadable_replies)
+    """In the server's own process: let no site's report, silence, refusal to start or other reply fail a job."""
+    replace_function(FederatedServer, "process_job_failure", _note_part_ended)
+    replace_function(FederatedServer, "_resolve_missing_client_outcome", _stop_waiting_for_site)
+    replace_function(job_runner, "check_client_replies", _drop_failed_starts)
+    replace_function(FedAdminServer, "send_requests", _drop_unreadable_replies)
 
 
-def _away_instead_of_failed(report: Callable, self: FederatedServer, request: Message) -> Message:
+def _note_part_ended(report: Callable, self: FederatedServer, request: Message) -> Message:
+    """Take a site's report that its part of a job failed as the end of that part, not of the job."""
     client = self.client_manager.clients.get(request.get_header(CellMessageHeaderKeys.TOKEN))
     if client is None or not isinstance(request.payload, dict):
         return report(self, request)  # which refuses it
@@ -180,11 +181,11 @@ def _away_instead_of_failed(report: Callable, self: FederatedServer, request: Me
     if isinstance(job, str) and jobs.is_client_outcome_pending(job, client.name):
         jobs.resolve_client_outcome(job, client.name)
         if type(code) is int and code in REASONS:  # FLARE takes 103.0 for 103 and ends the job
-            _announce(self.engine, job, client.name, REASONS[code])
+            _announce_part_ended(self.engine, job, client.name, REASONS[code])
     return make_reply(ReturnCode.OK)
 
 
-def _announce(engine: Any, job: str, site: str, reason: str) -> None:
+def _announce_part_ended(engine: Any, job: str, site: str, reason: str) -> None:
     logger.warning("the process of job %s at site %s ended %s: the quorum decides about the job", job, site, reason)
     with engine.new_context() as fl_ctx:
         data = {"job": job, "site": site, "reason": reason}
@@ -192,17 +193,17 @@ def _announce(engine: Any, job: str, site: str, reason: str) -> None:
         engine.fire_event(PART_ENDED, fl_ctx)
 
 
-def _not_waited_for(resolve: Callable, self: FederatedServer, client: Client, job_id: str, reason: str) -> None:
+def _stop_waiting_for_site(resolve: Callable, self: FederatedServer, client: Client, job_id: str, reason: str) -> None:
     self.engine.job_runner.resolve_client_outcome(job_id, client.name)
 
 
-def _without_failed_starts(
+def _drop_failed_starts(
     check: Callable, replies: Sequence[Any], client_sites: list[str], command: str, strict: bool = False
 ) -> Any:
-    for one in replies or ():
-        if one.reply and not _started(one.reply):
-            logger.warning("site %s could not %s; its own log says why", one.client_name, command)
-            one.reply = None  # as of a site that did not answer in time
+    for answer in replies or ():
+        if answer.reply and not _started(answer.reply):
+            logger.warning("site %s could not %s; its own log says why", answer.client_name, command)
+            answer.reply = None  # as of a site that did not answer in time
     return check(replies, client_sites, command, strict)  # type: ignore[no-any-return]
 
 
@@ -211,22 +212,22 @@ def _started(reply: AdminMessage) -> bool:
     return code == AdminReturnCode.OK and not str(reply.body).startswith(ERROR_MSG_PREFIX)
 
 
-def _without_unreadable_replies(send: Callable, self: FedAdminServer, *args: Any, **kwargs: Any) -> Sequence[Any]:
+def _drop_unreadable_replies(send: Callable, self: FedAdminServer, *args: Any, **kwargs: Any) -> Sequence[Any]:
     replies: Sequence[Any] = send(self, *args, **kwargs)
-    for one in replies:
-        if one.reply is not None and not _readable(one):
-            logger.warning("site %s sent a reply that cannot be read", one.client_name)
-            one.reply = None  # as of a site that did not answer in time
+    for answer in replies:
+        if answer.reply is not None and not _readable(answer):
+            logger.warning("site %s sent a reply that cannot be read", answer.client_name)
+            answer.reply = None  # as of a site that did not answer in time
     return replies
 
 
-def _readable(one: ClientReply) -> bool:
-    """Return whether a site's reply, which may be anything, is one that FLARE reads without an error."""
+def _readable(answer: ClientReply) -> bool:
+    """Return whether FLARE reads a site's reply, which may be anything, without an error."""
     try:
-        body, code = one.reply.body, one.reply.get_header(MsgHeader.RETURN_CODE, AdminReturnCode.OK)
-        if not isinstance(one.reply, AdminMessage) or not isinstance(code, str):
+        body, code = answer.reply.body, answer.reply.get_header(MsgHeader.RETURN_CODE, AdminReturnCode.OK)
+        if not isinstance(answer.reply, AdminMessage) or not isinstance(code, str):
             return False
-        if one.request.topic != TrainingTopic.CHECK_RESOURCE or code != AdminReturnCode.OK:
+        if answer.request.topic != TrainingTopic.CHECK_RESOURCE or code != AdminReturnCode.OK:
             return True
         enough, token = (body.get_header(name) for name in RESOURCES)
         return isinstance(enough, bool) and isinstance(token, str)

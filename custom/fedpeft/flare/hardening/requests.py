@@ -8,9 +8,9 @@ heartbeats have no monitor here, and `stop` is for relays, which are processes o
 
 At the server FLARE lets whoever is connected abort a job at its process, set its final status, and fire any event in
 it, for instance the fatal error that ends it. Its streams of objects have no authorization either: whoever is
-connected opens files that no end closes, or, with the receiver of logs that FLARE's own kits have, writes files of the
-server under names that the sender chooses. An administrator's upload is a stream: only who has a session sends one, and
-a job's process takes none.
+connected opens files that nothing closes, or, with the receiver of logs in FLARE's own kits, writes files of the server
+under names that the sender chooses. An administrator's upload is a stream: here only an administrator with a session
+sends one, and a job's process takes none.
 
 At a site FLARE lets the sender of a request state whether it needs an authorization, and for whom: the server can thus
 run `cat`, `ls` and `grep` there. It also creates a job's folder directly in the site's workspace, so that a job with
@@ -18,24 +18,24 @@ the id `local` or `fedpeft` would replace that folder.
 
 FLARE binds the name of a connection to the certificate of its other end. The origin of a message is a header that the
 sender writes, and behind a relay it differs from the connection's name. FLARE checks it at the server for messages
-with a token, against the origin that the site registered with; a registration has no token, nor has a return message
-one that a relay could check. Names are paths, so here the origin must be that of the connection or lie below it:
+with a token, against the origin that the site registered with; a registration has no token, and a return message none
+that a relay could check. Names are paths, so here the origin must be the connection's name or lie below it:
 
     connection of     may send as
     south             south, and its processes south.JOB
     relay             relay, and what is behind it: relay.north, relay.north.JOB
-    server            anybody: what it passes on it has checked; likewise a site's own relay and a process's own site
+    server            anybody: it has checked what it passes on; likewise a site's own relay and a process's own site
 
 Through the server FLARE passes on messages from any site to any other: it can train there, end a job's process or the
 site itself. Sites have nothing to say to each other here: a message is from the server or to it, or stays on one path
 (a relay, its site, the site's process). FLARE would also connect, without TLS, to whatever address a message names,
-and take who listens there for the server or another site; and it waits an hour in each of its threads for the
-certificate of who sends something encrypted. Neither is needed, nor is a stream's end that another than its receiver
-announces, nor messages in bulk, which it collects without a limit.
+and take whoever listens there for the server or another site; and each of its threads waits an hour for the certificate
+of a sender of encrypted messages. Neither is needed, nor the end of a stream announced by anyone but its receiver, nor
+messages in bulk, which FLARE collects without a limit.
 
-The server signs what a client sends for a challenge, and by the same key the tokens of clients: what it signs is held
-to the form of a random id, as tokens are, so that nobody has it sign a token. Who has a role, an administrator, is no
-site.
+The server signs what a client sends for a challenge, and with the same key the tokens of clients. Here it signs only
+random ids for a challenge, so that nobody gets a token signed. An administrator, whose certificate has a role, cannot
+register as a site.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ STOPS = ("_do_stop", "_do_stop_cell")
 
 
 def guard_relay_requests() -> None:
-    """In a relay: as everywhere, but the server may stop it, because nobody else can."""
+    """In a relay: refuse network diagnosis as everywhere, but let the server stop the relay: nobody else can."""
     for name in HANDLERS:
-        replace_function(NetAgent, name, _stopped_by_the_server if name in STOPS else _refuse_diagnosis)
+        replace_function(NetAgent, name, _stop_only_for_server if name in STOPS else _refuse_diagnosis)
 
 
-def _stopped_by_the_server(handler: Callable, self: NetAgent, request: Message) -> Message | None:
+def _stop_only_for_server(handler: Callable, self: NetAgent, request: Message) -> Message | None:
     if request.get_header(MessageHeaderKey.ORIGIN) != FQCN.ROOT_SERVER:
         return _refuse_diagnosis(handler, self, request)
     return handler(self, request)  # type: ignore[no-any-return]
@@ -113,7 +113,7 @@ def _refuse_diagnosis(handler: Callable, self: NetAgent, request: Message) -> Me
 
 NOT_FROM_A_SITE = "only the server's own processes may request this."
 NO_SESSION = "only an administrator with a session may send this."
-OF_PEOPLE = "@"  # in the name of every administrator, and of no site
+ADMIN_MARK = "@"  # is in the name of every administrator, and of no site
 MACHINES = ("client", "server", "relay")  # what `nvflare cert` writes where the certificates of people have a role
 NO_TOKEN = "that is no id and no token of this server."
 NO_SITE = "the certificate is an administrator's, not a site's."
@@ -122,15 +122,15 @@ NO_STREAM = "the process of a job takes no such stream."
 
 def guard_job_requests() -> None:
     """In the server's own process and in each job's: refuse what a site has no reason to send."""
-    replace_function(FederatedServer, "_validate_auth_headers", _without_the_servers_name)
-    replace_function(FederatedServer, "_listen_command", _of_the_jobs_own_process)
-    replace_function(ServerCommandAgent, "_execute_command", _of_the_server_or_a_task)
-    replace_function(ServerEngine, "_handle_aux_message", _streams_of_administrators)
-    replace_function(FederatedServer, "client_challenge", _of_a_random_id)
-    replace_function(ClientManager, "authenticated_client", _without_a_role)
-    replace_function(ClientManager, "heartbeat", _of_a_site)
-    replace_function(ServerCommandAgent, "_aux_communicate", _without_streams)
-    replace_function(ServerFedEventRunner, "_receive", _no_event)
+    replace_function(FederatedServer, "_validate_auth_headers", _refuse_servers_name)
+    replace_function(FederatedServer, "_listen_command", _listen_to_jobs_process_only)
+    replace_function(ServerCommandAgent, "_execute_command", _refuse_commands_of_sites)
+    replace_function(ServerEngine, "_handle_aux_message", _refuse_streams_without_session)
+    replace_function(FederatedServer, "client_challenge", _sign_random_ids_only)
+    replace_function(ClientManager, "authenticated_client", _refuse_role)
+    replace_function(ClientManager, "heartbeat", _refuse_admin)
+    replace_function(ServerCommandAgent, "_aux_communicate", _refuse_streams)
+    replace_function(ServerFedEventRunner, "_receive", _refuse_event)
 
 
 def _refusal(request: Message, code: str = ReturnCode.UNAUTHENTICATED, reason: str = NOT_FROM_A_SITE) -> Message:
@@ -139,37 +139,39 @@ def _refusal(request: Message, code: str = ReturnCode.UNAUTHENTICATED, reason: s
     return make_reply(code, reason)
 
 
-def _without_the_servers_name(validate: Callable, self: FederatedServer, message: Message) -> Message | None:
+def _refuse_servers_name(validate: Callable, self: FederatedServer, message: Message) -> Message | None:
+    """Refuse a message with the server's name from another connection, and tokens that are no random ids."""
     connected = message.get_prop(MessagePropKey.ENDPOINT)
-    if _at_server(message.get_header(MessageHeaderKey.ORIGIN)):
-        return validate(self, message) if connected and _at_server(connected.name) else _refusal(message)
+    if _is_server(message.get_header(MessageHeaderKey.ORIGIN)):
+        return validate(self, message) if connected and _is_server(connected.name) else _refusal(message)
     token, name = (message.get_header(key) for key in (CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.CLIENT_NAME))
     asserter = self._get_id_asserter()
     own = asserter.cn if asserter else FQCN.ROOT_SERVER
-    if token is not None and not (_is_uuid(token) and isinstance(name, str) and name != own and not _at_server(name)):
+    if token is not None and not (_is_uuid(token) and isinstance(name, str) and name != own and not _is_server(name)):
         return _refusal(message, reason=NO_TOKEN)
     return validate(self, message)
 
 
-def _of_a_site(heartbeat: Callable, self: ClientManager, token: str, client_name: str, *arguments: Any) -> Any:
-    if OF_PEOPLE in str(client_name):  # FLARE would take them for a site that has come back
+def _refuse_admin(heartbeat: Callable, self: ClientManager, token: str, client_name: str, *arguments: Any) -> Any:
+    if ADMIN_MARK in str(client_name):  # FLARE would take them for a site that has come back
         logger.warning("a heartbeat of %.80r is refused", client_name)
         return False
     return heartbeat(self, token, client_name, *arguments)
 
 
 def _is_role(name: object) -> bool:
-    """Return whether a certificate's role, which may be missing, is a person's."""
+    """Return whether a certificate has the role of a person."""
     return bool(name) and name not in MACHINES
 
 
-def _of_a_random_id(challenge: Callable, self: FederatedServer, request: Message) -> Message:
+def _sign_random_ids_only(challenge: Callable, self: FederatedServer, request: Message) -> Message:
     if not _is_uuid(request.get_header(IdentityChallengeKey.NONCE)):
         return _refusal(request, reason=NO_TOKEN)
     return challenge(self, request)  # type: ignore[no-any-return]
 
 
-def _without_a_role(authenticate: Callable, self: ClientManager, request: Message, fl_ctx: FLContext, kind: str) -> Any:
+def _refuse_role(authenticate: Callable, self: ClientManager, request: Message, fl_ctx: FLContext, kind: str) -> Any:
+    """Refuse the registration of a site with the certificate of a person."""
     payload = request.payload
     chain = payload.get(IdentityChallengeKey.CERT) if isinstance(payload, Shareable) else None
     if chain and kind != ClientType.ADMIN:
@@ -181,18 +183,18 @@ def _without_a_role(authenticate: Callable, self: ClientManager, request: Messag
     return authenticate(self, request, fl_ctx, kind)
 
 
-def _at_server(cell: Any) -> bool:
-    return isinstance(cell, str) and _at_or_below(cell, FQCN.ROOT_SERVER)
+def _is_server(cell: Any) -> bool:
+    return isinstance(cell, str) and _is_at_or_below(cell, FQCN.ROOT_SERVER)
 
 
-def _of_the_jobs_own_process(listen: Callable, self: FederatedServer, request: Message) -> Message:
+def _listen_to_jobs_process_only(listen: Callable, self: FederatedServer, request: Message) -> Message:
     own = FQCN.join([FQCN.ROOT_SERVER, str(request.get_header(CellMessageHeaderKeys.JOB_ID))])
     if request.get_header(MessageHeaderKey.ORIGIN) != own:
         return _refusal(request)
     return listen(self, request)
 
 
-def _of_the_server_or_a_task(execute: Callable, self: ServerCommandAgent, request: Message) -> Message:
+def _refuse_commands_of_sites(execute: Callable, self: ServerCommandAgent, request: Message) -> Message:
     of_a_site = request.get_header(MessageHeaderKey.TOPIC) in ServerCommands.client_request_commands_names
     if not of_a_site and request.get_header(MessageHeaderKey.ORIGIN) != FQCN.ROOT_SERVER:
         return _refusal(request)
@@ -203,25 +205,25 @@ def _is_stream(request: Message) -> bool:
     return str(request.get_header(MessageHeaderKey.TOPIC)).startswith(STREAMS)
 
 
-def _streams_of_administrators(handle: Callable, self: ServerEngine, request: Message) -> Message:
-    if _is_stream(request) and request.get_header(MessageHeaderKey.ORIGIN) not in _with_session(self.server):
+def _refuse_streams_without_session(handle: Callable, self: ServerEngine, request: Message) -> Message:
+    if _is_stream(request) and request.get_header(MessageHeaderKey.ORIGIN) not in _cells_with_session(self.server):
         return _refusal(request, reason=NO_SESSION)
     return handle(self, request)  # type: ignore[no-any-return]
 
 
-def _with_session(server: FederatedServer) -> set[str]:
-    """Return the cells from which somebody with a role is logged in: FLARE lets every certificate log in."""
+def _cells_with_session(server: FederatedServer) -> set[str]:
+    """Return the cells with a logged-in administrator: FLARE lets every certificate log in."""
     manager = server.admin_server and server.admin_server.sess_mgr
     return (
         {session.origin_fqcn for session in manager.get_sessions() if _is_role(session.user_role)} if manager else set()
     )
 
 
-def _without_streams(communicate: Callable, self: ServerCommandAgent, request: Message) -> Message:
+def _refuse_streams(communicate: Callable, self: ServerCommandAgent, request: Message) -> Message:
     return _refusal(request, reason=NO_STREAM) if _is_stream(request) else communicate(self, request)
 
 
-def _no_event(
+def _refuse_event(
     receive: Callable, self: ServerFedEventRunner, topic: str, request: Shareable, fl_ctx: FLContext
 ) -> Shareable:
     logger.warning("an event that a site sent is refused: fedpeft uses none")
@@ -235,11 +237,11 @@ DELETED = "the folder of the job is removed."
 
 def guard_requests() -> None:
     """At a site: refuse requests that read its machine, and protect every folder that is not a finished job's."""
-    replace_function(ShellCommandProcessor, "process", _refused)
-    replace_function(ReportEnvProcessor, "process", _refused)
-    replace_function(SysInfoProcessor, "process", _refused)
-    replace_function(ClientInfoProcessor, "process", _without_errors)
-    replace_function(ClientEngine, "delete_run", _of_finished_jobs)
+    replace_function(ShellCommandProcessor, "process", _refuse_request)
+    replace_function(ReportEnvProcessor, "process", _refuse_request)
+    replace_function(SysInfoProcessor, "process", _refuse_request)
+    replace_function(ClientInfoProcessor, "process", _withhold_errors)
+    replace_function(ClientEngine, "delete_run", _remove_finished_jobs_only)
 
 
 def check_job_id(job_id: object, workspace: Workspace) -> None:
@@ -259,18 +261,18 @@ def _is_uuid(text: object) -> bool:
         return False
 
 
-def _refused(process: Callable, self: Any, req: AdminMessage, app_ctx: Any) -> AdminMessage:
+def _refuse_request(process: Callable, self: Any, req: AdminMessage, app_ctx: Any) -> AdminMessage:
     logger.warning("a request %s of the server is refused", req.topic)
     return error_reply(NOT_AT_A_SITE)
 
 
-def _without_errors(process: Callable, self: ClientInfoProcessor, req: AdminMessage, app_ctx: Any) -> AdminMessage:
+def _withhold_errors(process: Callable, self: ClientInfoProcessor, req: AdminMessage, app_ctx: Any) -> AdminMessage:
     if req.topic == InfoCollectorTopic.SHOW_ERRORS:
         return error_reply(NOT_AT_A_SITE)
     return process(self, req, app_ctx)
 
 
-def _of_finished_jobs(delete: Callable, self: ClientEngine, job_id: str) -> str:
+def _remove_finished_jobs_only(delete: Callable, self: ClientEngine, job_id: str) -> str:
     if not _is_uuid(job_id) or job_id in self.client_executor.run_processes:
         logger.warning("the server requests to remove %r, which is not the folder of a finished job", job_id)
         return KEPT
@@ -279,57 +281,58 @@ def _of_finished_jobs(delete: Callable, self: ClientEngine, job_id: str) -> str:
 
 
 def guard_origins() -> None:
-    """In every process: drop messages that name another origin than their sender has, or go from a site to another."""
-    replace_function(CoreCell, "_process_received_msg", _of_its_sender)
-    replace_function(CoreCell, "_add_adhoc_connector", _not_connected)
-    replace_function(TxTask, "handle_ack", _of_its_receiver)
-    replace_function(CertificateExchanger, "exchange_certificate", _not_asked_for)
+    """In every process: drop messages with a forged origin, and messages from one site to another."""
+    replace_function(CoreCell, "_process_received_msg", _drop_if_forged)
+    replace_function(CoreCell, "_add_adhoc_connector", _ignore_offered_connection)
+    replace_function(TxTask, "handle_ack", _ignore_news_of_other_receivers)
+    replace_function(CertificateExchanger, "exchange_certificate", _refuse_certificate_exchange)
 
 
-def fits(origin: object, *, peer: str, here: str) -> bool:
-    """Return whether a cell, `here`, passes on a message from the one at the other end of a connection, `peer`."""
-    if peer == FQCN.ROOT_SERVER or _at_or_below(here, peer):
+def accepts_origin(origin: object, *, peer: str, here: str) -> bool:
+    """Return whether the cell `here` takes a message with this origin from `peer`, the other end of a connection."""
+    if peer == FQCN.ROOT_SERVER or _is_at_or_below(here, peer):
         return True
-    return isinstance(origin, str) and _at_or_below(origin, peer)
+    return isinstance(origin, str) and _is_at_or_below(origin, peer)
 
 
 def may_address(origin: object, destination: object) -> bool:
-    """Return whether a cell has something to say to another: the server and all others, or two on one path."""
+    """Return whether a cell may send to another: to or from the server, or along one path."""
     if not (isinstance(origin, str) and isinstance(destination, str)):
         return False
-    if _at_server(origin) or _at_server(destination):
+    if _is_server(origin) or _is_server(destination):
         return True
-    return _at_or_below(origin, destination) or _at_or_below(destination, origin)
+    return _is_at_or_below(origin, destination) or _is_at_or_below(destination, origin)
 
 
-def _not_connected(add: Callable, self: CoreCell, to_cell: str, url: str) -> None:
+def _ignore_offered_connection(add: Callable, self: CoreCell, to_cell: str, url: str) -> None:
     logger.warning("%.80r offers a connection, which is not used", to_cell)
 
 
-def _not_asked_for(exchange: Callable, self: CertificateExchanger, target: str) -> bytes:
-    """Refuse what FLARE does for whoever wants an answer encrypted, or sends something encrypted in another message."""
+def _refuse_certificate_exchange(exchange: Callable, self: CertificateExchanger, target: str) -> bytes:
+    """Refuse to fetch a certificate, which FLARE does when a peer encrypts a message or wants an encrypted answer."""
     raise RuntimeError(f"no certificate of {target!r:.80} is asked for: TLS encrypts the connections.")
 
 
-def _of_its_receiver(handle: Callable, self: TxTask, message: Message) -> None:
+def _ignore_news_of_other_receivers(handle: Callable, self: TxTask, message: Message) -> None:
     if (origin := message.get_header(MessageHeaderKey.ORIGIN)) != self.target:
         logger.warning("%.80r says what became of a stream to %.80r: that is ignored", origin, self.target)
         return
     handle(self, message)
 
 
-def _at_or_below(name: str, other: str) -> bool:
+def _is_at_or_below(name: str, other: str) -> bool:
     path, above = FQCN.split(name), FQCN.split(other)
     return path[: len(above)] == above
 
 
-def _of_its_sender(process: Callable, self: CoreCell, endpoint: Endpoint, connection: Any, message: Message) -> None:
+def _drop_if_forged(process: Callable, self: CoreCell, endpoint: Endpoint, connection: Any, message: Message) -> None:
+    """Drop a message with a forged origin, to another site, encrypted or in bulk."""
     origin = message.get_header(MessageHeaderKey.ORIGIN)
-    if not fits(origin, peer=endpoint.name, here=self.my_info.fqcn):
+    if not accepts_origin(origin, peer=endpoint.name, here=self.my_info.fqcn):
         logger.warning("a message of %.80r is dropped: it says that it comes from %.80r", endpoint.name, origin)
         return
     if not may_address(origin, destination := message.get_header(MessageHeaderKey.DESTINATION)):
-        logger.warning("a message of %.80r to %.80r is dropped: sites send to the server alone", origin, destination)
+        logger.warning("a message of %.80r to %.80r is dropped: sites send only to the server", origin, destination)
         return
     if message.get_header(MessageHeaderKey.ENCRYPTED):
         logger.warning("an encrypted message of %.80r is dropped: TLS encrypts the connections", origin)

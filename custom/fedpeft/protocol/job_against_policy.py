@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Check a job against a site's own file, and replace the job's values by the site's.
+"""Check a job against the site policy, and replace the job's values by the site's.
 
 Settings are checked before anything is loaded, the amount of data before anything is trained.
 """
@@ -24,7 +24,7 @@ from fedpeft.data.schema import balancing
 from fedpeft.data.settings import NATURAL
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.setting_limits import refused_settings
-from fedpeft.protocol.reply_policy import rounded_count
+from fedpeft.protocol.outgoing_reply import rounded_count
 from fedpeft.scheduling.settings import ALL
 from fedpeft.scheduling.settings import OWN as OWN_LAYERS
 
@@ -33,24 +33,29 @@ if TYPE_CHECKING:
     from fedpeft.methods.settings import MethodSettings
 
 NOT_ALLOWED, TOO_FEW = "setting-not-allowed", "data-too-few"
-MIN_STEPS = 4  # of an epoch where only a sum may leave: in fewer, the secret order of the samples changes little
+MIN_STEPS = 4  # of an epoch where only a sum may leave: with fewer, the secret order of the samples changes little
 SECTIONS = ("training", "method", "schedule", "backbone", "data")
-OWN = ("seed", "validation_fraction", "test_fraction", "unreadable")  # of `data`
+SITE_VALUES = (
+    "seed",
+    "validation_fraction",
+    "test_fraction",
+    "unreadable",
+)  # of `data`, from the policy
 
 
 Refusals = Iterator[tuple[str, str]]
 
 
 def refusals(policy: SitePolicy, job: SiteJob) -> Refusals:
-    """Yield every setting of a job that a site's file does not allow, with the reason for the site's own log."""
+    """Yield every setting of a job that the site policy forbids, with the reason for the site's own log."""
     for rule in RULES:
         yield from rule(policy, job)
 
 
-def _of_data(policy: SitePolicy, job: SiteJob) -> Refusals:
+def _data_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
     chosen = job.data
     if chosen.dataset not in policy.datasets:
-        yield "data.dataset", f"is {chosen.dataset!r}, datasets has {_all(policy.datasets)}"
+        yield "data.dataset", f"is {chosen.dataset!r}, datasets has {_listed(policy.datasets)}"
     if chosen.root is not None:
         yield "data.root", "is set: a job names a data set, and this site's roots or FEDPEFT_DATA say where it is"
     if chosen.pool:
@@ -69,10 +74,10 @@ def _of_data(policy: SitePolicy, job: SiteJob) -> Refusals:
     if chosen.site not in (job.site, policy.site):
         yield "data.site", f"is {chosen.site!r:.60}, the data know this site as {policy.site or job.site!r}"
     if chosen.split not in policy.splits:
-        yield "data.split", f"is {chosen.split!r}, splits has {_all(policy.splits)}"
+        yield "data.split", f"is {chosen.split!r}, splits has {_listed(policy.splits)}"
 
 
-def _of_cuts_and_answers(policy: SitePolicy, job: SiteJob) -> Refusals:
+def _cut_and_answer_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
     chosen, listed, default = job.data, policy.answers.get(job.data.dataset, ()), DataSettings()
     if data.is_procedural(chosen.dataset):
         return
@@ -80,19 +85,19 @@ def _of_cuts_and_answers(policy: SitePolicy, job: SiteJob) -> Refusals:
         has = f"another list of {len(listed)}" if listed else "none"
         yield (
             "data.answers",
-            f"names {len(chosen.answers)} answers, and answers of this site's file has {has} for {chosen.dataset!r}: a "
-            f"list that only the job knows would ask which answers this site has, so name the same ones there",
+            f"names {len(chosen.answers)} answers, and answers of this site's policy has {has} for {chosen.dataset!r}: "
+            f"a list that only the job knows would ask which answers this site has, so name the same ones there",
         )
-    for name in OWN:
+    for name in SITE_VALUES:
         value, own = getattr(chosen, name), getattr(policy, name)
         if value not in (getattr(default, name), own):
             yield f"data.{name}", f"is {value!r}, here it is {own!r}"
 
 
-def _of_backbone(policy: SitePolicy, job: SiteJob) -> Refusals:
+def _backbone_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
     chosen = job.backbone
     if chosen.name not in policy.backbones:
-        yield "backbone.name", f"is {chosen.name!r}, backbones has {_all(policy.backbones)}"
+        yield "backbone.name", f"is {chosen.name!r}, backbones has {_listed(policy.backbones)}"
     if chosen.source is not None and chosen.source not in (default_source(chosen.name), *policy.sources):
         yield "backbone.source", f"is {chosen.source!r:.120}, which sources does not list"
     default_image_source = BACKBONES.get(chosen.name).default_image_source
@@ -103,8 +108,8 @@ def _of_backbone(policy: SitePolicy, job: SiteJob) -> Refusals:
         yield "backbone.prompt", f"makes {tokens} tokens at most, max_text_length is {policy.max_text_length}"
 
 
-def _of_amounts(policy: SitePolicy, job: SiteJob) -> Refusals:
-    """Hold each number against the limits of the file that its field declares (`fedpeft.core.settings.within`)."""
+def _amount_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
+    """Compare each number with the limits of the site policy that its field names (`fedpeft.core.settings.within`)."""
     for section in SECTIONS:
         settings = getattr(job, section)
         for field in fields(settings):
@@ -120,16 +125,16 @@ def _of_amounts(policy: SitePolicy, job: SiteJob) -> Refusals:
                 yield f"{section}.{field.name}", f"is {value!r}, {lowest} is {getattr(policy, lowest)!r}"
 
 
-def _of_training(policy: SitePolicy, job: SiteJob) -> Refusals:
+def _training_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
     name, method = job.method.name, job.method
     if name not in policy.methods:
-        yield "method.name", f"is {name!r}, methods has {_all(policy.methods)}"
+        yield "method.name", f"is {name!r}, methods has {_listed(policy.methods)}"
         return
     if job.training.images_mib is None and job.training.kept_images_mib > policy.max_kept_mib:
         kept = f"{job.training.kept_images_mib:g} MiB of images are kept, max_kept_mib is {policy.max_kept_mib:g}"
         yield "training.images_mib", f"is left out, with which {kept}"
     if job.training.answering not in policy.answering:
-        yield "training.answering", f"is {job.training.answering!r:.60}, answering has {_all(policy.answering)}"
+        yield "training.answering", f"is {job.training.answering!r:.60}, answering has {_listed(policy.answering)}"
     measured = method.aligns and method.pia.client and (method.pia.accept or method.pia.share == VALIDATION)
     if measured and (policy.sum_with or not policy.metrics):
         yield "method.pia", "has the site choose by losses (share, accept), which show in what it sends; metrics is off"
@@ -137,7 +142,7 @@ def _of_training(policy: SitePolicy, job: SiteJob) -> Refusals:
         yield "method.settings", f"{why} for {name}, which no job may set at a site"
 
 
-def _of_machine(policy: SitePolicy, job: SiteJob) -> Refusals:
+def _machine_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
     if job.training.compile and not policy.compile:
         yield "training.compile", "is true, and compile is off: with it this machine's compiler runs, set it to true"
     devices = {"auto", "cpu", policy.device} | ({"cuda"} if policy.device == "auto" else set())
@@ -145,7 +150,7 @@ def _of_machine(policy: SitePolicy, job: SiteJob) -> Refusals:
         yield "training.device", f"is {job.training.device!r:.60}, this site trains on {policy.device!r}"
 
 
-def _of_sums(policy: SitePolicy, job: SiteJob) -> Refusals:
+def _sum_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
     method = job.method
     if policy.sum_with:
         for setting in job.single_sites:
@@ -159,7 +164,7 @@ def _of_sums(policy: SitePolicy, job: SiteJob) -> Refusals:
         yield "schedule.solver", f"is {job.schedule.solver!r}, and with secure sums no layer scores leave"
 
 
-def _of_leaving(policy: SitePolicy, job: SiteJob) -> Refusals:
+def _leaving_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
     if job.method.federates_head and not policy.head:
         yield "method.head", "is 'federated', and head is off: with it the classifier leaves this site, set it to true"
     if job.backbone.trains_connector and job.method.exchanges and not policy.connector:
@@ -172,7 +177,7 @@ def _of_leaving(policy: SitePolicy, job: SiteJob) -> Refusals:
         yield "schedule.solver", f"is {job.schedule.solver!r}, which needs layer scores, and scores is off"
 
 
-def _of_schedule(policy: SitePolicy, job: SiteJob) -> Refusals:
+def _schedule_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
     of_scores = (("score", policy.score_methods),) if job.schedule.scored else ()
     of_solver = (("solver", (ALL, OWN_LAYERS, *policy.solvers)),) if job.schedule.active else ()
     for setting, allowed in (*of_scores, *of_solver):
@@ -188,13 +193,13 @@ def _of_schedule(policy: SitePolicy, job: SiteJob) -> Refusals:
         )
 
 
-def _all(names: Iterable[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
 RULES = (
-    *(_of_data, _of_cuts_and_answers, _of_backbone, _of_amounts, _of_training, _of_machine, _of_sums, _of_leaving),
-    _of_schedule,
+    *(_data_rule, _cut_and_answer_rule, _backbone_rule, _amount_rule, _training_rule, _machine_rule, _sum_rule),
+    *(_leaving_rule, _schedule_rule),
 )
 
 
@@ -204,7 +209,7 @@ def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
         raise FedpeftError(
             f"{setting} {why}: change the job, or local/fedpeft.json of this site.", setting=setting, code=NOT_ALLOWED
         )
-    own = {} if data.is_procedural(job.data.dataset) else {name: getattr(policy, name) for name in OWN}
+    own = {} if data.is_procedural(job.data.dataset) else {name: getattr(policy, name) for name in SITE_VALUES}
     root, site = policy.roots.get(job.data.dataset), policy.site or job.site
     if "columns" in DATASETS.get(job.data.dataset).takes:
         own["columns"] = policy.columns
@@ -216,7 +221,7 @@ def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
 
 
 def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> None:
-    """Refuse a job that trains more parameters than the file allows."""
+    """Refuse a job that trains more parameters than the site policy allows."""
     if count > policy.max_trained_parameters:
         setting = "method.settings" if method.settings_of("") else "method.name"
         raise FedpeftError(
@@ -228,8 +233,8 @@ def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> 
 
 
 def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
-    """Load a site's data without what it excludes or the head does not know, and check that they are enough."""
-    from fedpeft.data.readable import fitting  # it imports Pillow, which a site's FLARE process does not need
+    """Load a site's data, without excluded images and answers that the head lacks, and check that they are enough."""
+    from fedpeft.data.readable import fitting  # imports Pillow, which a site's FLARE process does not need
 
     without = policy.exclude if policy else ()
     parts = [data.load(part, without=without) for part in job.pooled or (job.data,)]
@@ -274,7 +279,7 @@ def effective_size(weights: Sequence[float]) -> int:
 
     Source: Kish 1965, Survey Sampling.
     """
-    # what is rounded in the sums must not take one off
+    # rounding of the sums must not lower the result by one
     return int(sum(weights) ** 2 / sum(weight**2 for weight in weights) + 1e-6) if weights else 0
 
 
@@ -283,7 +288,7 @@ def _scored_samples(job: SiteJob, loaded: SiteData) -> int:
 
 
 def _check_steps(job: SiteJob, samples: int) -> None:
-    announced, size = rounded_count(samples), job.training.batch_size  # the refusal must tell nothing else
+    announced, size = rounded_count(samples), job.training.batch_size  # a refusal may reveal only this number
     if announced < MIN_STEPS * size:
         raise FedpeftError(
             f"training.batch_size is {size}, and with sum_with at least {MIN_STEPS} batches must be in about "
@@ -311,5 +316,5 @@ def _check_score_rows(policy: SitePolicy, job: SiteJob, loaded: SiteData) -> Non
 
 
 def _rounded_up(count: int) -> int:
-    """Return the next power of two: with the number itself, refusals of several jobs would give one answer's length."""
+    """Return the next power of two: exact numbers in refusals of several jobs would reveal an answer's length."""
     return 1 << (count - 1).bit_length()

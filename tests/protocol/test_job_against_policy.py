@@ -21,8 +21,8 @@ from fedpeft.data.answer_space import UNLISTED
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol import site_check
-from fedpeft.protocol.site_check import admitted, effective_size, load_data, refusals
+from fedpeft.protocol import job_against_policy
+from fedpeft.protocol.job_against_policy import admitted, effective_size, load_data, refusals
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site.connection import Failure
 from fedpeft.site.learner import Learner
@@ -384,7 +384,7 @@ def test_every_limit_of_a_number_is_one_of_the_sites_file():
     assert {name for name in maxima if not name.startswith("max_")} == set()
 
 
-LIMITS = {  # of a site's file, by the setting that it bounds
+LIMITS = {  # of the site policy, by the setting that it bounds
     "training.rounds": "max_rounds",
     "training.local_epochs": "max_local_epochs",
     "training.first_epochs": "max_local_epochs",
@@ -560,7 +560,7 @@ def test_refusals_of_score_rows_do_not_give_the_length_of_an_answer(length):
         scores = SimpleNamespace(score="lntk", score_settings={"target": "logits"}, score_samples=samples)
         chosen = SimpleNamespace(answers=None, schedule=scores, training=SimpleNamespace(answering="generation"))
         try:
-            site_check._check_score_rows(SitePolicy(), chosen, data)
+            job_against_policy._check_score_rows(SitePolicy(), chosen, data)
         except FedpeftError:
             limits.append(samples)
     assert min(limits) == 4096 // 32 + 1

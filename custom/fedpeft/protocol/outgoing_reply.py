@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What may leave a site: messages whose every field is known and expected, in the form that was announced.
+"""Decide what leaves a site: only messages whose every field is known and expected, in the form that was announced.
 
-What a site announced in round 0 is in the job's run folder, because the simulator runs every task in a new process.
+What a site announced in round 0 is stored in the job's run folder: the simulator runs every task in a new process.
 
-Accuracies, losses and layer scores leave rounded, once per round of a job. The server chooses the model that they are
-measured on: exact numbers of two models, or of a group of one question, would reveal how single samples are answered.
+Accuracies, losses and layer scores leave rounded, once per round of a job. The server chooses the model that they
+measure: exact numbers of two models, or of a group of one question, would reveal how single samples are answered.
 Rounding only delays that; `metrics: false` prevents it, and `scores: false` for the scores. Numbers of samples are
 rounded for secure sums.
 """
@@ -49,7 +49,7 @@ ANNOUNCED, TRAINED, INITIAL = "announced.json", "trained", "initial.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """Shapes by wire key, dtype and size of the training split that the site announced, for all later replies."""
+    """What a site announced for all later replies: shapes by wire key, dtype, and size of the training split."""
 
     shapes: dict[str, list[int]]
     dtype: str
@@ -66,7 +66,7 @@ class Announced:
 
 
 class AnnouncementStore:
-    """The announcement of a site on its disk, with its initial adapter and whether it has trained since."""
+    """A site's announcement on its disk, with its initial adapter and a note whether it has trained since."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,12 +102,12 @@ class AnnouncementStore:
             raise LocalError(f"what this site announced cannot be read from {file} ({error}).") from error
 
     def first_adapter(self) -> State:
-        """The adapter that the site started from, which no data have touched."""
+        """Return the adapter that the site started from, which depends on no data."""
         return load_file(self.folder / INITIAL)
 
 
 BLOCKED = "reply-blocked"
-# written out, so that a new field leaves a site only with a rule of its own
+# listed in full, so that a new field leaves a site only once it has a rule of its own
 _PROBLEM = ("problem", "setting")
 KNOWN: dict[type[Reply], set[str]] = {
     Introduction: {
@@ -119,44 +119,44 @@ KNOWN: dict[type[Reply], set[str]] = {
 }
 
 
-def only(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
-    """Refuse names that are not allowed."""
+def refuse_others(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse all names but the allowed ones."""
     for name in sorted(map(str, set(names) - set(allowed))):
         raise FedpeftError(f"unexpected {what} {name!r:.120}.")
 
 
 def check_known(kind: type[Reply], names: Iterable[str]) -> None:
-    """Refuse fields of a reply that no rule of this file is about."""
-    only("field", names, KNOWN[kind] - {"state"})
+    """Refuse fields of a reply for which this file has no rule."""
+    refuse_others("field", names, KNOWN[kind] - {"state"})
     if unknown := {f.name for f in dataclasses.fields(kind)} - KNOWN[kind]:
         raise FedpeftError(f"the field {min(unknown)} of {kind.__name__}, which this filter has no rule for.")
 
 
-ALLOWED = {HEAD: ("head", "a classifier's head"), CONNECTOR: ("connector", "a backbone's connector")}
+PERMISSIONS = {HEAD: ("head", "a classifier's head"), CONNECTOR: ("connector", "a backbone's connector")}
 
 
-def to_allow(reply: Reply) -> list[tuple[str, str]]:
-    """Return, of what a reply has or announces, what a site's own file must allow: the setting there, and in words."""
+def permissions_needed(reply: Reply) -> list[tuple[str, str]]:
+    """List the policy settings that must be on for this reply to leave, each with what it lets out in words."""
     keys = [str(key) for key in (*getattr(reply, "state", {}), *getattr(reply, "schema", {}))]
-    return [allowed for prefix, allowed in ALLOWED.items() if any(key.startswith(prefix) for key in keys)]
+    return [needed for prefix, needed in PERMISSIONS.items() if any(key.startswith(prefix) for key in keys)]
 
 
-def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
-    """Remove what the site's own file withholds from a reply."""
+def without_withheld(reply: Reply, policy: SitePolicy | None) -> Reply:
+    """Return a reply without what the site policy withholds; refuse a head or connector that it keeps at the site."""
     if policy is None:
         return reply
     if isinstance(reply, TrainReply) and (policy.sum_with or not policy.metrics):
         reply = dataclasses.replace(reply, metrics=dict.fromkeys(METRICS))
     if isinstance(reply, Introduction):
         reply = dataclasses.replace(reply, baseline=None)
-    for setting, what in to_allow(reply):
+    for setting, what in permissions_needed(reply):
         if not getattr(policy, setting):
-            raise FedpeftError(f"the reply has {what}, and {setting} is off in this site's file.", code=BLOCKED)
+            raise FedpeftError(f"the reply has {what}, and {setting} is off in this site's policy.", code=BLOCKED)
     return reply
 
 
-def permitted(reply: Reply, order: Order, announced: Announced | None, *, site: str, trained: bool) -> Reply:
-    """The message to send, built anew from a reply's checked values."""
+def rebuilt(reply: Reply, order: Order, announced: Announced | None, *, site: str, trained: bool) -> Reply:
+    """Check a reply against its order and the announcement, and build the message to send from the checked values."""
     if reply.problem or reply.setting:
         return _problem(reply, order)
     if isinstance(reply, Introduction) and isinstance(order, Hello):
@@ -186,7 +186,7 @@ def _problem(reply: Reply, order: Order) -> Reply:
     for name, value in fields_of(reply).items():
         if value != expected[name]:
             raise FedpeftError(f"{name} of a reply with a problem: it must be empty.")
-    only("tensor", getattr(reply, "state", {}), ())
+    refuse_others("tensor", getattr(reply, "state", {}), ())
     return sent
 
 
@@ -208,7 +208,7 @@ def _introduction(
     if not 0 <= reply.finished <= order.finished:
         raise FedpeftError(f"finished is {reply.finished}, the server named round {order.finished}.")
     sent = _copies(reply.state) if order.initial else {}
-    return dataclasses.replace(reply, state=sent, baseline=None)  # which tells how often an answer occurs here
+    return dataclasses.replace(reply, state=sent, baseline=None)  # it would tell how often an answer occurs here
 
 
 def _scores(reply: ScoreReply, order: ScoreOrder, announced: Announced, site: str) -> ScoreReply:
@@ -236,7 +236,7 @@ def _training(reply: TrainReply, order: TrainOrder, announced: Announced, site: 
 
 
 def _copies(state: State) -> State:
-    """Tensors of their own, without the rest of the memory that a view belongs to and without attributes."""
+    """Return copies of tensors, without attributes and without the rest of the memory behind a view."""
     return {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in state.items()}
 
 
@@ -271,8 +271,8 @@ def released_metrics(
 ) -> Metrics:
     """Round accuracies to whole percent and losses to three digits; withheld values become None.
 
-    If one group has fewer questions than `min_questions`, all groups are withheld: it could be computed from the others
-    and the overall accuracy. `below_constant` is too, as the best constant answer may be the small group's.
+    If one group has fewer questions than `min_questions`, all groups are withheld, because it could be computed from
+    the others and the overall accuracy; and `below_constant`, as the best constant answer may be the small group's.
     """
     small = any(0 < count < min_questions for count in questions.values())
     withheld = {*questions, BELOW_CONSTANT} if small else set()
@@ -286,13 +286,13 @@ def released_metrics(
 
 
 def first_of_round(metrics: Metrics, round: int, folder: Path) -> Metrics:
-    """Return these metrics, or those already sent in this round, so that a repeated order reveals nothing new."""
+    """Return the metrics already sent in this round, else these, so that a repeated order reveals nothing new."""
     before = _first_value(metrics, round, folder / METRICS_FILE)
     return {name: before.get(name) for name in metrics}
 
 
 def first_scores_of_round(scores: Sequence[float], task: str, round: int, folder: Path) -> list[float]:
-    """Return these layer scores, rounded to three digits, or those already sent in this round for the same task."""
+    """Return the layer scores already sent in this round for the task, else these, rounded to three digits."""
     rounded = [float(f"{score:.{SCORE_DIGITS}g}") for score in scores]
     return list(_first_value(rounded, round, folder / SCORES_FILE.format(task=task)))
 

@@ -43,7 +43,7 @@ ORDERS = tuple(1 + 10 ** (k / 40) for k in range(-200, 161))
 
 
 def epsilon(noise: Sequence[float], delta: float) -> float:
-    """Epsilon of a sequence of Gaussian releases, each chosen adaptively after the ones before.
+    """Return epsilon of a sequence of Gaussian releases, each chosen adaptively after the ones before.
 
     A release with noise z (standard deviation over sensitivity) has the Renyi divergence a / (2 z^2) at every order a;
     divergences of releases add; the best order gives epsilon (Mironov 2017; Balle et al. 2020, theorem 21), an upper
@@ -51,7 +51,7 @@ def epsilon(noise: Sequence[float], delta: float) -> float:
 
     Args:
         noise: z of every release, in any order.
-        delta: the delta at which epsilon is given.
+        delta: of the guarantee.
 
     Raises:
         FedpeftError: opacus, which computes epsilon, is not installed; or a release has no noise.
@@ -70,7 +70,7 @@ def epsilon(noise: Sequence[float], delta: float) -> float:
     return accountant.get_epsilon(delta, alphas=list(ORDERS)) if noise else 0.0
 
 
-BOOK = "book.jsonl"  # in the folder of all lineages
+LEDGER = "book.jsonl"  # the file of a site's ledger, in the folder of all lineages
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ class Spent:
     releases: int
 
 
-def enter(file: Path, lineage: str, releases: Sequence[dict], *, delta: float, limit: float) -> Spent:
-    """Record releases and return epsilon of all releases in the ledger; after an error nothing may leave.
+def add_releases(file: Path, lineage: str, releases: Sequence[dict], *, delta: float, limit: float) -> Spent:
+    """Record releases in the ledger and return epsilon of all releases there; after an error nothing may leave.
 
     A release has `noise`, its standard deviation over its sensitivity, and fields that identify it. `limit` is the
-    largest epsilon of all together; 0: none.
+    largest epsilon of all releases together; 0: no limit.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def enter(file: Path, lineage: str, releases: Sequence[dict], *, delta: float, l
 
 
 def _append(book: TextIO, text: str) -> None:
-    """Write all of a text at the end of a file, or nothing: half a line would make the ledger unusable."""
+    """Append a text to a file completely or not at all: half a line would make the ledger unusable."""
     end = os.fstat(book.fileno()).st_size
     try:
         book.write(text)
@@ -266,7 +266,7 @@ def release_reply(
     folder: Path,
     book: Path,
 ) -> Release:
-    """Clip and noise a reply that the policy has checked, or return the earlier release if the order is repeated."""
+    """Clip and noise a checked reply, or return the earlier release if the order is repeated."""
     trained = isinstance(reply, TrainReply)
     if isinstance(reply, TrainReply) and reply.sum_key:
         raise FedpeftError(
@@ -279,18 +279,18 @@ def release_reply(
             "for a job with a number as method.pia.share, or switch off privacy in the site's privacy.json."
         )
     kind = "train" if trained else "score"
-    of_order = _digest(kind, order, reference, settings)
+    order_id = _id_of_order(kind, order, reference, settings)
     stored = folder / f"release_{kind}.safetensors"
-    state, scores = _previous_release(stored, of_order)
+    state, scores = _previous_release(stored, order_id)
     if state is None:
         base = reference if settings.reference == RECEIVED else None
         state, norm = release_adapter(reply.state, base, settings) if trained and reply.state else ({}, None)
         scores = release_scores(reply.scores, settings) if reply.scores else []
-        summary = _account(settings, order, state, scores, folder=folder, book=book)
+        summary = _record_in_ledger(settings, order, state, scores, folder=folder, book=book)
         summary += f"; norm before clipping {norm:.3g}, clip {settings.clip:g}" if norm is not None else ""
         kept = {f"adapter.{key}": tensor.contiguous() for key, tensor in state.items()}
         with replacing(stored) as draft:
-            save_file({**kept, SCORES: torch.tensor(scores, dtype=torch.float64)}, draft, metadata={"order": of_order})
+            save_file({**kept, SCORES: torch.tensor(scores, dtype=torch.float64)}, draft, metadata={"order": order_id})
     else:
         summary = "the same order as before: the same release again, which costs nothing"
     changes: dict[str, Any] = {"scores": scores}
@@ -301,7 +301,7 @@ def release_reply(
     return Release(dataclasses.replace(reply, **changes), f"round {order.round}: {summary}")
 
 
-def _account(
+def _record_in_ledger(
     settings: PrivacySettings,
     order: ScoreOrder | TrainOrder,
     state: State,
@@ -322,7 +322,7 @@ def _account(
         return "neither adapter nor scores left"
     if not settings.noise:
         return "clipped, without noise: no differential privacy"
-    spent = enter(book, order.lineage, releases, delta=settings.delta, limit=settings.limit)
+    spent = add_releases(book, order.lineage, releases, delta=settings.delta, limit=settings.limit)
     covers = "adapter and scores; sample counts and times are not covered"
     if settings.metrics != WITHHOLD:
         covers += f", nor are {', '.join(ACCURACIES)} and losses"
@@ -334,17 +334,17 @@ def _account(
     )
 
 
-def _digest(kind: str, order: ScoreOrder | TrainOrder, reference: State, settings: PrivacySettings) -> str:
+def _id_of_order(kind: str, order: ScoreOrder | TrainOrder, reference: State, settings: PrivacySettings) -> str:
     requested = {"layers": order.layers, "scored": order.scored} if isinstance(order, TrainOrder) else {}
     facts = {"kind": kind, "lineage": order.lineage, "round": order.round, **requested, **dataclasses.asdict(settings)}
     return digest(reference, after=json.dumps(facts, sort_keys=True).encode())
 
 
-def _previous_release(file: Path, of_order: str) -> tuple[dict[str, torch.Tensor] | None, list[float]]:
+def _previous_release(file: Path, order_id: str) -> tuple[dict[str, torch.Tensor] | None, list[float]]:
     if not file.is_file():
         return None, []
     with safe_open(file, framework="pt") as stored:
-        if (stored.metadata() or {}).get("order") != of_order:
+        if (stored.metadata() or {}).get("order") != order_id:
             return None, []
         kept = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     scores = kept.pop(SCORES).tolist()
