@@ -32,6 +32,7 @@ from fedpeft.core.files import replacing
 from fedpeft.core.keys import by_place
 from fedpeft.core.seeds import derive
 from fedpeft.core.states import State, first_misfit
+from fedpeft.core.text import capitalized
 from fedpeft.core.workspace import GLOBAL_ADAPTER, MANIFEST
 from fedpeft.inference.examples import own_data
 from fedpeft.inference.kept_model import KeptModel, find
@@ -322,8 +323,9 @@ def _figure(surface: Surface) -> Figure:
     figure.colorbar(shown, ax=list(panels), label="loss", shrink=0.9)
     figure.suptitle(title(surface), x=0.01, ha="left", fontsize=9.5, fontweight="bold", color=LIGHT.ink)
     if note := _caution(surface):
-        warned = f"{note[0].upper()}{note[1:]}."
-        figure.supxlabel(warned, x=0.01, ha="left", fontsize=7.5, fontweight="bold", color=LIGHT.warning)
+        figure.supxlabel(
+            f"{capitalized(note)}.", x=0.01, ha="left", fontsize=7.5, fontweight="bold", color=LIGHT.warning
+        )
     return figure
 
 

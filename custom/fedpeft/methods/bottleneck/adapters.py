@@ -32,7 +32,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.methods.bottleneck.config import Bottleneck, BottleneckConfig, Projection, is_number
+from fedpeft.core.settings import is_finite
+from fedpeft.methods.bottleneck.config import Bottleneck, BottleneckConfig, Projection
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.bottleneck.model import BottleneckModel
 from fedpeft.methods.bottleneck.tuning import BottleneckTuning
@@ -120,7 +121,7 @@ class ParallelConfig(BottleneckConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_number(self.scaling):
+        if not is_finite(self.scaling):
             raise FedpeftError(f"parallel: scaling={self.scaling!r} must be a number.")
 
     def first_values(self, name: str, shape: tuple[int, ...]) -> Drawn:
@@ -194,7 +195,7 @@ class CompacterConfig(BottleneckConfig):
         super().__post_init__()
         self._integer("blocks", self.blocks, 1)
         self._integer("rank", self.rank, 1)
-        if not is_number(self.rule_std) or self.rule_std <= 0:
+        if not is_finite(self.rule_std) or self.rule_std <= 0:
             raise FedpeftError(f"compacter: rule_std={self.rule_std!r} must be a number above 0.")
 
     def width(self, hidden_size: int, layer: int) -> int:

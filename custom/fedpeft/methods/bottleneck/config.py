@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from fedpeft.backbones.slots import slot_templates
 from fedpeft.backbones.structure import check_targets
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import is_finite, is_whole
 from fedpeft.methods.first_values import Constant, Drawn, Normal, key_generator
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "swish": F.silu, "gelu": F.gelu}
@@ -134,7 +134,7 @@ class BottleneckConfig(PeftConfig):
                     f"{self.method}: layers={self.layers!r} must be a list that is not empty, or None for all."
                 )
             self.layers = sorted({self._integer("layers", layer, 0) for layer in self.layers})
-        if not is_number(self.reduction_factor) or not self.reduction_factor >= MIN_REDUCTION:
+        if not is_finite(self.reduction_factor) or not self.reduction_factor >= MIN_REDUCTION:
             raise FedpeftError(
                 f"{self.method}: reduction_factor={self.reduction_factor!r} must be a number of at least "
                 f"{MIN_REDUCTION}."
@@ -203,11 +203,6 @@ class BottleneckConfig(PeftConfig):
         return self.first_values(name, shape).drawn(shape, key_generator(self.init_seed, key))
 
     def _integer(self, name: str, value: object, minimum: int) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        if not is_whole(value) or value < minimum:
             raise FedpeftError(f"{self.method}: {name}={value!r} must be an integer of at least {minimum}.")
         return value
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a finite integer or float, and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
