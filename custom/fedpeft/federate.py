@@ -72,7 +72,7 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
             return
 
 
-OF_A_MACHINE = ("device", "threads")  # of `training`: the computer's, which each site may set for itself
+MACHINE_SETTINGS = ("device", "threads")  # of `training`: the computer's, which each site may set for itself
 
 
 def _check_alike(learners: Mapping[str, Learner]) -> None:
@@ -84,7 +84,7 @@ def _check_alike(learners: Mapping[str, Learner]) -> None:
         expected = getattr(learners[first], section)
         for site in others:
             own = getattr(learners[site], section)
-            for name in (one.name for one in fields(expected) if one.name not in OF_A_MACHINE):
+            for name in (one.name for one in fields(expected) if one.name not in MACHINE_SETTINGS):
                 if (value := getattr(own, name)) != (common := getattr(expected, name)):
                     raise FedpeftError(
                         f"{section}.{name} is {value!r:.100} at {site} and {common!r:.100} at {first}: all learners of "

@@ -73,7 +73,7 @@ def test_a_site_learns_its_labels(tmp_path):
     assert second.metrics["overall"] > untrained["overall"]
     assert second.metrics["open"] is second.metrics["closed"] is None
     assert 0 <= second.metrics["overall"] <= 1
-    assert len(site.measured(site.data.test).by_label()) == len(LABELS)
+    assert len(site.measured(site.data.test).f1_by_label()) == len(LABELS)
     assert len(site.vocabulary) == len(LABELS)
 
 

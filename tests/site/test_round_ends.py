@@ -33,7 +33,7 @@ def by_hand(learner):
     losses = []
     learner.answering.eval()
     for number in order[:5].tolist():
-        (batch,) = learner.batches.of([learner.data.train[number]], 1)
+        (batch,) = learner.batches.draw([learner.data.train[number]], 1)
         with torch.no_grad():
             logits = learner.answering(batch.inputs)
         losses.append(torch.nn.functional.cross_entropy(logits, batch.target).item())

@@ -231,7 +231,7 @@ def test_the_budget_holds_what_checkpointing_computes_again(sections, tmp_path, 
     learner = Learner.from_sections(chosen, site="slake", folder=tmp_path)
     layers, batch = _by_layer(learner.trainable.parameters()), learner.batches.sample(batch_size, 0, size=batch_size)[0]
     losses, settings = _losses(learner.answering), MemorySettings(optimizer_tensors=0)
-    with computing.as_trained(learner.backbone, learner.training):
+    with computing.optimized(learner.backbone, learner.training):
         model = learner.answering.train()
         inputs = batch.inputs, lambda logits, _: losses(logits, batch)
         step, added = layer_memory(model, layers, *inputs, model=model, settings=settings)

@@ -119,7 +119,7 @@ def test_a_record_says_whether_texts_stood_beside_the_images_of_training():
             "sections": {},
             "window": {},
         }
-        record = SiteRecord(vocabulary=AnswerVocabulary(("a",)), **about).after((), thresholds=None, share=0.0)
+        record = SiteRecord(vocabulary=AnswerVocabulary(("a",)), **about).model_record((), thresholds=None, share=0.0)
         assert (record.reads_text, record.asks, record.labelled) == (bool(text), asks, bool(labels))
         older = {name: value for name, value in as_json(record).items() if name != "reads_text"}
         assert build(ModelRecord, older, section="record").reads_text is None

@@ -14,21 +14,21 @@ WITH_GLOBAL = "with_global"  # in the metadata of a field: it compares with what
 
 
 @dataclass(frozen=True, kw_only=True)
-class Personalization:
-    """How a site gets a model of its own."""
+class WayToPersonalize:
+    """A way to give a site a model of its own, as `PERSONALIZATIONS` names it."""
 
-    # the class that does it, "package.module:object" (a subclass of `fedpeft.site.loop.OfRound`)
-    home: str = "fedpeft.site.loop:OfRound"
+    # import path of a subclass of `fedpeft.site.loop.Personalization`, "package.module:object"
+    home: str = "fedpeft.site.loop:Personalization"
     max_kept: float = 0.0  # the largest part of its own adapter in what a site starts a round from
     models: int = 0  # trained ones that a site keeps on its disk beside the exchanged one
     adapters: int = 0  # sets of tensors of an adapter's size that it keeps there
 
 
 NONE = "none"
-PERSONALIZATIONS: dict[str, Personalization] = {
-    NONE: Personalization(),
-    "ditto": Personalization(home="fedpeft.site.ditto:Ditto", models=1),
-    "fedala": Personalization(home="fedpeft.site.fedala:FedALA", max_kept=1.0, adapters=1),
+PERSONALIZATIONS: dict[str, WayToPersonalize] = {
+    NONE: WayToPersonalize(),
+    "ditto": WayToPersonalize(home="fedpeft.site.ditto:Ditto", models=1),
+    "fedala": WayToPersonalize(home="fedpeft.site.fedala:FedALA", max_kept=1.0, adapters=1),
 }
 
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"

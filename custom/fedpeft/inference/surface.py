@@ -200,7 +200,7 @@ def _loss(kept: Mapping[str, KeptModel]) -> Loss:
         for site, predictor in models.items():
             model = predictor.model
             model.trainable.load(state)
-            with computing.as_trained(model.backbone, model.training):
+            with computing.optimized(model.backbone, model.training):
                 values.append(mean_loss(model.answering.eval(), batches[site]))
         return sum(values) / len(values)
 

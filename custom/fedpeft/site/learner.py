@@ -143,7 +143,7 @@ class Learner:
         )
         min_images = policy.min_class_images if policy else 1
         self.constant = baseline(site_data, min_images=min_images)
-        self._evaluation = Evaluation(self.model, site_data, self.batches.of, min_images=min_images)
+        self._evaluation = Evaluation(self.model, site_data, self.batches.draw, min_images=min_images)
         self.values = RoundValues(site, self.model, method, folder)
         self._personalization = imported(PERSONALIZATIONS[training.personalization].home)
         self.record = SiteRecord(
@@ -223,7 +223,7 @@ class Learner:
         compares = self.pia is not None and self.pia.follows_agreement
         agreed = client_round.next_agreement(own, received, self.pia, round=round, part=part) if compares else None
         integration = self.integrate(round, own.adapter if own else None, received, agreed)
-        own = integration.of_trained(own, self.pia)
+        own = integration.reordered(own, self.pia)
         near = integration.near | (head_state(self.head.state_dict()) if self.method.federates_head else {})
         held = near if received or (round == 1 and not self.model.init_site) else {}  # what sites have in common
         personal = self._personalization(self, round=round, own=own, near=near, held=held, layers=layers)
@@ -231,15 +231,15 @@ class Learner:
         started = self.trainable.state() if compares or scores_change else {}
         started_private = self.trainable.private_state() if scores_change else {}
         self.trainable.train_only(layers)
-        control = ControlVariates.of_round(self, round, own, near if received or round == 1 else {})
+        control = ControlVariates.start_round(self, round, own, near if received or round == 1 else {})
         optimizer, metrics = self._fitted(round, own, near, held, integration.half, control)
         changed = self._changes(round, layers, started | started_private) if scores_change else {}
         trained = self.trainable.state()
         upload, kept = integration.finish(control.uncorrected(trained))
-        beside, sent = self.model.beside(received), self._to_send(upload, layers, control)
+        beside, sent = self.model.beside(received), self._uploaded(upload, layers, control)
         metrics |= personal.train()
         measured = self.trainable.state()
-        figures, thresholds = self._evaluation.of_round()
+        figures, thresholds = self._evaluation.measure_round()
         metrics |= figures
         rounds = with_round(own.record.rounds if own and own.record else (), round, metrics | integration.figures)
         metrics[BELOW_CONSTANT] = below_constant(rounds, self.constant)
@@ -255,10 +255,10 @@ class Learner:
             exchanged=personal.exchanged,
             personal=personal.kept,
             control=control.kept,
-            losses=site_state.with_losses(own, round, self._evaluation.course),
+            losses=site_state.courses_until(own, round, self._evaluation.course),
             agreement=agreed,
             facts=self.facts,
-            record=self.record.after(rounds, thresholds=thresholds, share=beside.share),
+            record=self.record.model_record(rounds, thresholds=thresholds, share=beside.share),
             received=(received or self.values.first_in_common) if compares or integration.orders else {},
             started=started if compares else {},
             orders=integration.orders,
@@ -277,13 +277,13 @@ class Learner:
         probe = partial(self.batches.lasting_sample, self.method.probe_samples)
         pull = held_near(named, optimizer, held, self.training.proximal_mu)
         with pull, half_trained(named, optimizer, half), control.correcting(optimizer), contrasted(self, near, own):
-            return optimizer, self._evaluation.around(partial(self.fit, optimizer, round), probe)
+            return optimizer, self._evaluation.measure_training(partial(self.fit, optimizer, round), probe)
 
     def _own_state(self, round: int) -> SiteState | None:
         """The site's state of the round before; None: it has none yet."""
         return site_state.load_before(self.folder, round, facts=self.facts)
 
-    def _to_send(self, upload: State, layers: Sequence[int] | None, control: ControlVariates) -> State:
+    def _uploaded(self, upload: State, layers: Sequence[int] | None, control: ControlVariates) -> State:
         """What leaves the site: the trained layers of the adapter, and the head where it is federated."""
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
         head = control.uncorrected(head_state(self.head.state_dict())) if self.method.federates_head else {}
@@ -329,7 +329,7 @@ class Learner:
         size = training.micro_batch or training.batch_size
         batch = self.batches.sample(size, derive(training.seed, "budget", self.site), size=size)[0]
         self.trainable.train_only(layers_of(parameters)[:1])  # with what trains beside any layer, and nothing else
-        with computing.as_trained(self.backbone, training):
+        with computing.optimized(self.backbone, training):
             model = self.answering.train()
             return measure_budget(model, parameters, batch, self.schedule, training)
 
@@ -373,7 +373,7 @@ class Learner:
 
     def measured(self, examples: Sequence[Example]) -> Measure:
         """Answer examples, to measure the current model by the metric of the site's data."""
-        return self._evaluation.of(examples)
+        return self._evaluation.measure(examples)
 
     def recognized(self) -> dict[str, tuple[int, int]]:
         """By class the test images and how many the last round recognized; empty without balanced accuracy."""
@@ -400,7 +400,7 @@ class Learner:
     def loss(self, batches: Sequence[Batch], state: State) -> float:
         """Mean loss of an adapter with the head as it stands, without dropout, over answers that exist."""
         self.trainable.load(state)
-        with computing.as_trained(self.backbone, self.training, self.model.features):
+        with computing.optimized(self.backbone, self.training, self.model.features):
             return mean_loss(self.answering.eval(), batches)
 
     def optimizer(self) -> torch.optim.Optimizer:
@@ -417,10 +417,10 @@ class Learner:
 
     def fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
         """Train the epochs of a round; return the mean losses."""
-        settings, rows = self.training, self.batches.of_training(self.seed_for("order", round))
+        settings, rows = self.training, self.batches.training(self.seed_for("order", round))
         first = self.schedule.first_round(self.site)
         total = len(rows) * settings.epochs_before(settings.rounds + 1, first=first)
-        with computing.as_trained(self.backbone, settings, self.model.features):
+        with computing.optimized(self.backbone, settings, self.model.features):
             return train_epochs(
                 self.answering.train(),
                 rows,

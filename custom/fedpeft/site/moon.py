@@ -89,9 +89,9 @@ class _Step:
     def __call__(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> Tensor:
         references = [self._references(part) for part in parts]
         pairs = zip(parts, references, strict=True)
-        return self._step([self._with_term(part, others) for part, others in pairs], optimizer)
+        return self._step([self._add_term(part, others) for part, others in pairs], optimizer)
 
-    def _with_term(self, part: Part, others: Sequence[Tensor]) -> Part:
+    def _add_term(self, part: Part, others: Sequence[Tensor]) -> Part:
         def loss(logits: Tensor) -> Tensor:
             z_global, z_before = others
             term = contrast(self._features.last, z_global, z_before, self._temperature)

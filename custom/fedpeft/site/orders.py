@@ -192,7 +192,7 @@ def note_order(order: Order, folder: Path) -> None:
     write_json(folder / ORDERS, seen)
 
 
-def newest(state: Path, finished: int, sessions: Mapping[str, int]) -> int:
+def newest_round(state: Path, finished: int, sessions: Mapping[str, int]) -> int:
     """Return the last round up to `finished` whose state in a lineage's folder the job goes on from; 0: there is none.
 
     The state of another round may be there of a job that is not among `sessions`: a later job resumed from a round
@@ -207,7 +207,7 @@ def newest(state: Path, finished: int, sessions: Mapping[str, int]) -> int:
     return 0
 
 
-def begin(state: Path, folder: Path, round: int) -> None:
+def begin_round(state: Path, folder: Path, round: int) -> None:
     """Set aside, with a job's first order, the states in a lineage's folder that it does not go on from.
 
     Not in the handshake: a job that is refused there, because of other sites, goes on from no round at all. Note which
@@ -215,20 +215,20 @@ def begin(state: Path, folder: Path, round: int) -> None:
     """
     seen = _read(folder / ORDERS)
     if "finished" in seen:
-        set_aside_after(state, newest(state, seen.pop("finished"), seen.get("sessions", {})))
+        set_aside_after(state, newest_round(state, seen.pop("finished"), seen.get("sessions", {})))
         write_json(folder / ORDERS, seen)
     kept = {str(number_of(path)) for path in rounds_in(state)}
     made = {number: name for number, name in _read(state / MADE).items() if number in kept}
     write_json(state / MADE, {**made, str(round): seen.get("session", "")})
 
 
-def note_own(round: int, folder: Path) -> None:
+def note_own_round(round: int, folder: Path) -> None:
     """Record in the job's folder the round of the state that this site now has; a full disk costs no finished round."""
     with suppress(LocalError):
         write_json(folder / ORDERS, {**_read(folder / ORDERS), "own": round})
 
 
-def lost(state: Path, folder: Path, round: int) -> str:
+def lost_state(state: Path, folder: Path, round: int) -> str:
     """Return what to say where a round begins with an older state than this site had left; empty: it does not."""
     noted = _read(folder / ORDERS).get("own", 0)
     before = max((number_of(path) for path in rounds_in(state) if number_of(path) < round), default=0)

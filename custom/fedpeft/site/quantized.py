@@ -98,11 +98,11 @@ def _quantized(layers: Any, module: nn.Linear, device: torch.device, precision: 
     # evaluation on processors with AVX512-BF16 would pack the weights for products without a way back, and training
     # after it would go on without gradients
     made.support_avx512bf16_for_cpu = False
-    made.register_forward_pre_hook(_in_its_precision)
+    made.register_forward_pre_hook(_cast_inputs)
     return made.train(module.training)
 
 
-def _in_its_precision(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _cast_inputs(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Let a layer return what a plain one returns under autocast, and not its input's float32."""
     return tuple(tensor.to(module.compute_dtype) for tensor in inputs)  # type: ignore[arg-type]
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedpeft.core.states import State
-from fedpeft.site.loop import learning_in_round
+from fedpeft.site.loop import sum_of_rate_factors
 from fedpeft.site.site_state import SiteState
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ControlVariates:
         self._added: State = {}
 
     @classmethod
-    def of_round(cls, learner: Learner, round: int, own: SiteState | None, near: State) -> ControlVariates:
+    def start_round(cls, learner: Learner, round: int, own: SiteState | None, near: State) -> ControlVariates:
         """Those of a round, counted from 1; without `training.scaffold` of no tensor.
 
         Args:
@@ -77,7 +77,7 @@ class ControlVariates:
             return cls(near, {})
         first, samples = learner.schedule.first_round(learner.site), len(learner.data.train)
         learned = [
-            learning_in_round(learner.training, samples=samples, round=one, first=first)
+            sum_of_rate_factors(learner.training, samples=samples, round=one, first=first)
             for one in range(own.round, round)
         ]
         return cls(near, own.control, passed=sum(learned) / learned[0] if learned[0] else 1.0)

@@ -41,7 +41,7 @@ def score_layers(
     """
     if compares_with_previous(settings):
         return scores_of_changes(changes, layers_of(parameters), settings.score)
-    layers = _by_layer(parameters)
+    layers = _group_by_layer(parameters)
     values = torch.tensor(_scores(answering, layers, batches, settings, seed, normalize=False), dtype=torch.float64)
     if not values.any():
         _log.warning("%s gives every layer 0 in this round, so all layers count alike.", settings.score)
@@ -76,10 +76,10 @@ def score_changes(
 
     `previous` has the tensors of the trained parameters before the training; for the others see `score_layers`.
     """
-    layers = _by_layer(parameters)
+    layers = _group_by_layer(parameters)
     if not layers:
         return {}
-    before = _by_layer({key: previous[key] for key in parameters})
+    before = _group_by_layer({key: previous[key] for key in parameters})
     values = _scores(answering, layers, batches, settings, seed, previous=before, normalize=False)
     return dict(zip(layers, values, strict=True))
 
@@ -116,7 +116,12 @@ def measure_budget(
         margin=schedule.memory_margin, optimizer_tensors=KEPT_TENSORS[training.optimizer], reserved_mib=kept
     )
     return layer_budget(
-        lambda rows: answering(rows.inputs), _by_layer(parameters), batch, losses, model=answering, settings=memory
+        lambda rows: answering(rows.inputs),
+        _group_by_layer(parameters),
+        batch,
+        losses,
+        model=answering,
+        settings=memory,
     )
 
 
@@ -148,5 +153,5 @@ def _losses(answering: Answering) -> Callable[[torch.Tensor, Batch], torch.Tenso
     return lambda logits, batch: answering.loss(logits, batch.target, reduction="none")
 
 
-def _by_layer(tensors: Mapping[str, T]) -> dict[int, list[T]]:
+def _group_by_layer(tensors: Mapping[str, T]) -> dict[int, list[T]]:
     return {n: [tensor for key, tensor in tensors.items() if layer_of(key) == n] for n in layers_of(tensors)}

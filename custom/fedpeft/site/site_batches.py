@@ -81,7 +81,7 @@ class SiteBatches:
         images = {id(one.image): one.image for split in self._data.splits().values() for one in split}
         return self._images.held_bytes + sum(getattr(image, "nbytes", 0) for image in images.values())
 
-    def of(
+    def draw(
         self,
         examples: Sequence[Example],
         batch_size: int,
@@ -102,11 +102,11 @@ class SiteBatches:
             **drawing,
         )
 
-    def of_training(self, seed: int) -> Batches:
+    def training(self, seed: int) -> Batches:
         """The training split in a random order, drawn and turned as the settings say."""
         generator = torch.Generator().manual_seed(seed)
         training, examples = self._training, self._data.train
-        return self.of(
+        return self.draw(
             examples,
             training.batch_size,
             generator,
@@ -120,7 +120,7 @@ class SiteBatches:
         order = torch.randperm(len(self._data.train), generator=torch.Generator().manual_seed(seed))
         chosen = [self._data.train[i] for i in order[:count].tolist()]
         smallest, size = (self._smallest, size) if size else (1, self._training.evaluation_batch_size)
-        return [batch.to(self._device) for batch in self.of(chosen, size, smallest=smallest)]
+        return [batch.to(self._device) for batch in self.draw(chosen, size, smallest=smallest)]
 
     def lasting_sample(self, count: int) -> list[Batch]:
         """Random samples of the training split, the same in every round, on the device."""
@@ -138,5 +138,5 @@ class SiteBatches:
                 f"data.validation_fraction, or a number as share.",
                 setting="method.pia",
             )
-        rows = self.of(self._data.validation, self._training.evaluation_batch_size)
+        rows = self.draw(self._data.validation, self._training.evaluation_batch_size)
         return [batch.to(self._device) for batch in rows]

@@ -98,7 +98,7 @@ class ModelRecord:
             raise FedpeftError("spellings has a value that is no text: leave it out.")
 
 
-def as_json(record: ModelRecord) -> dict[str, Any]:
+def record_as_json(record: ModelRecord) -> dict[str, Any]:
     """Return what `fedpeft.core.settings.build` reads back; what is None is left out."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
@@ -113,7 +113,7 @@ def course_name(round: int) -> str:
     return f"{round:05d}"
 
 
-def with_losses(own: SiteState | None, round: int, course: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def courses_until(own: SiteState | None, round: int, course: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """Return the courses of the loss until a round; empty where they are not measured."""
     return {} if course is None else {**(own.losses if own else {}), course_name(round): course}
 
@@ -171,7 +171,7 @@ class SiteState:
             a received one, or the factors whose products the frozen weights hold.
         exchanged: head and private tensors of the exchanged model, where a personal one was measured: `head`,
             `private` and `trained` are then that one's.
-        personal: what a personalization needs in the next round (`fedpeft.site.loop.OfRound`).
+        personal: what a personalization needs in the next round (`fedpeft.site.loop.Personalization`).
         losses: by round, the course of the loss in it (`training.measure: steps`).
         control: what SCAFFOLD needs in the next round (`fedpeft.site.scaffold`).
         changes: by layer, the score of what its last training changed, where layers are scored by that.
@@ -214,7 +214,7 @@ def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
             values["changes"] = {str(layer): value for layer, value in state.changes.items()}
         (draft / "state.json").write_text(json.dumps(values, sort_keys=True))
         if state.record:
-            (draft / RECORD).write_text(json.dumps(as_json(state.record), indent=1, sort_keys=True))
+            (draft / RECORD).write_text(json.dumps(record_as_json(state.record), indent=1, sort_keys=True))
     for old in [path for path in rounds_in(folder) if number_of(path) <= state.round][:-KEPT_ROUNDS]:
         if number_of(old) != best:
             drop(old)
@@ -343,7 +343,9 @@ class SiteRecord:
         """A digest of its images, as they were when it was first asked for."""
         return images_digest(self.data)
 
-    def after(self, rounds: tuple[Figures, ...], *, thresholds: Sequence[float] | None, share: float) -> ModelRecord:
+    def model_record(
+        self, rounds: tuple[Figures, ...], *, thresholds: Sequence[float] | None, share: float
+    ) -> ModelRecord:
         """The model after a round; see `ModelRecord`."""
         texts = any(example.question for example in self.data.train)
         return ModelRecord(

@@ -59,13 +59,13 @@ from fedpeft.site.connection import Failure
 from fedpeft.site.orders import (
     accept,
     apply_delta,
-    begin,
+    begin_round,
     check_accepted,
     check_order,
-    lost,
-    newest,
+    lost_state,
+    newest_round,
     note_order,
-    note_own,
+    note_own_round,
 )
 from fedpeft.site.sum_member import SumMember
 from fedpeft.site.supervisor import Answer, RequestFailed
@@ -85,18 +85,18 @@ def claim(folder: Path, settings: Mapping[str, Any], job: str, *, submitter: str
     file, settings = folder / OWNER, json.loads(json.dumps(settings))
     if not file.exists():
         if rounds_in(folder):
-            raise _other(folder, f"its {OWNER} is missing")
+            raise _other_job(folder, f"its {OWNER} is missing")
         write_json(file, {"settings": settings, "submitter": submitter, "jobs": [job]})
         return
     try:
         owner = json.loads(file.read_text())
         made_with, made_for, jobs = owner["settings"], owner.get("submitter", ""), list(owner["jobs"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _other(folder, f"{file} cannot be read: {error}") from error
+        raise _other_job(folder, f"{file} cannot be read: {error}") from error
     if made_for != submitter:
-        raise _other(folder, f"it was made for {made_for or 'nobody'!r:.80}, this job is of {submitter!r:.80}")
+        raise _other_job(folder, f"it was made for {made_for or 'nobody'!r:.80}, this job is of {submitter!r:.80}")
     if names := differing(made_with, settings, _defaults()):
-        raise _other(folder, f"it was made with another {', '.join(names[:SHOWN])}")
+        raise _other_job(folder, f"it was made with another {', '.join(names[:SHOWN])}")
     if job not in jobs:
         write_json(file, {"settings": settings, "submitter": submitter, "jobs": [*jobs, job]})
 
@@ -151,7 +151,7 @@ def _stat(path: Path) -> os.stat_result | None:
         return None
 
 
-def _other(folder: Path, why: str) -> LocalError:
+def _other_job(folder: Path, why: str) -> LocalError:
     return LocalError(
         f"the state in {folder} belongs to another job ({why}): submit the job without resume_from.", code=OTHER
     )
@@ -236,15 +236,15 @@ class SiteTasks:
             prune(place.lineages, order.lineage)
         else:
             make_room(place.lineages, order.lineage, days=policy.kept_days, gib=policy.kept_gib, needed=needed)
-        claim(folder, _lasting(job), place.job_id, submitter=place.submitter)
+        claim(folder, _lasting_settings(job), place.job_id, submitter=place.submitter)
         if policy is not None:  # the simulator has several processes, one after another, and its own lock
             self._lock.take(folder, place.job_id)
         if not isinstance(order, Hello):
-            begin(folder, place.run, order.round)
+            begin_round(folder, place.run, order.round)
         return folder
 
 
-def _lasting(job: SiteJob) -> dict[str, Any]:
+def _lasting_settings(job: SiteJob) -> dict[str, Any]:
     """The settings that jobs with the same state must share; not the data folder, which may have moved."""
     sections = {name: asdict(getattr(job, name)) for name in SECTIONS}
     return {**sections, "data": {name: value for name, value in sections["data"].items() if name != "root"}}
@@ -289,7 +289,7 @@ def note_problem(folder: Path, site: str, problem: str) -> None:
 def _introduce(hello: Hello, site: SiteTasks) -> tuple[Introduction, str]:
     member = site.member()
     folder = site.folder_of(hello)
-    own = newest(folder, hello.finished, hello.sessions)
+    own = newest_round(folder, hello.finished, hello.sessions)
     request = {"do": training_process.INTRODUCE, "initial": hello.initial, "finished": hello.finished, "own": own}
     answer = site.request({**request, "folder": str(folder)})
     values = dict(answer.values)
@@ -299,7 +299,7 @@ def _introduce(hello: Hello, site: SiteTasks) -> tuple[Introduction, str]:
     key = member.offer(folder, job=hello.lineage, round=hello.finished + 1, facts=facts)
     introduction = Introduction(version=fedpeft.__version__, **values, sum_key=key, state=answer.state)
     accept(introduction, site.run)
-    note_own(introduction.finished, site.run)
+    note_own_round(introduction.finished, site.run)
     return introduction, line * bool(unanswerable)
 
 
@@ -319,9 +319,9 @@ def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
     stacked, folder = member.method.rule.stacks, site.folder_of(order)
     state = apply_delta(folder, order.state, base=order.base, version=order.version, stacked=stacked)
     request = {"do": training_process.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
-    salt, gone = member.salt(folder, order, received=state), lost(folder, site.run, order.round)
+    salt, gone = member.salt(folder, order, received=state), lost_state(folder, site.run, order.round)
     answer = site.request({**request, "part": order.part, "salt": salt, "folder": str(folder)}, state)
-    note_own(order.round, site.run)
+    note_own_round(order.round, site.run)
     facts = {"own": order.round, "data": answer.values["facts"]}
     measured, samples = answer.values["metrics"], answer.values["samples"]
     metrics: dict[str, float | None] = {name: measured.get(name) for name in METRICS}

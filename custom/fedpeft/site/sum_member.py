@@ -88,14 +88,14 @@ class SumMember:
         if self.members is not None:
             facts = {**facts, "policy": self.policy, "fedpeft": fedpeft.__version__}
             start = signed_keys.start_of(signed_keys.secret_of(folder), facts)
-        return self._in_round(job, round).offer(folder, start)
+        return self._sum_of_round(job, round).offer(folder, start)
 
     def salt(self, folder: Path, order: TrainOrder, *, received: State) -> str:
         """Return what goes into the seeds of a round's training; empty in the simulator and without secure sums."""
         if not self.method.secure_sum or self.members is None:
             return ""
         job, round = order.lineage, order.round
-        offers = self._in_round(job, round).verified(order.sum_keys)
+        offers = self._sum_of_round(job, round).verified(order.sum_keys)
         starts = {name: offer.start for name, offer in offers.items()}
         secret, state = signed_keys.secret_of(folder), digest(received)
         return signed_keys.salt_of(secret, job=job, round=round, starts=starts, received=state)
@@ -111,7 +111,7 @@ class SumMember:
             raise SecureSumError(
                 f"the server assigned layers {order.layers} in a job with method.secure_sum, which sums whole adapters."
             )
-        return self._in_round(order.lineage, order.round).upload(
+        return self._sum_of_round(order.lineage, order.round).upload(
             self._noised(trained, folder, order, received),
             folder,
             settings=self.settings,
@@ -120,7 +120,7 @@ class SumMember:
             received=received,
         )
 
-    def _in_round(self, job: str, round: int) -> SumRound:
+    def _sum_of_round(self, job: str, round: int) -> SumRound:
         return SumRound(job=job, round=round, site=self.site, kit=self.kit, members=self.members)
 
     def _noised(self, trained: State, folder: Path, order: TrainOrder, received: State) -> State:

@@ -104,7 +104,7 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
             continue
         try:
             learners = learners or Learners.opened(**opening)
-            learner = learners.of(request.pop("site", opening["site"]), request.pop("log", opening["log"]))
+            learner = learners.switch_to(request.pop("site", opening["site"]), request.pop("log", opening["log"]))
             learner.folder = Path(request.pop("folder"))
             learner.on_step = StepLines(lambda line: answer({"progress": line}, {}))
             values, tensors = HANDLERS[do](learner, state, **request)
@@ -147,10 +147,10 @@ class Learners:
 
         made = cls(sections, own, None if site else SharedModels())
         if site and log:
-            made.of(site, log)
+            made.switch_to(site, log)
         return made
 
-    def of(self, site: str, log: str) -> Learner:
+    def switch_to(self, site: str, log: str) -> Learner:
         """Return a site's learner, built if it is not there, and print to the site's log from now on."""
         if self._shared:
             _print_to(Path(log))
