@@ -34,8 +34,8 @@ def score_layers(
 ) -> list[float]:
     """Score each transformer layer that has trainable parameters, in the order of the layers.
 
-    The model is in evaluation mode; parameters are by wire key. `changes` has, by layer, what `score_changes` returned
-    after its last training, for a score that looks at that; the seed is of random scores. Where a score is declared
+    The model is in evaluation mode; parameters are by wire key. `changes` has by layer what `score_changes` returned
+    after the last training, for scores that use it; the seed is for random scores. If a score is declared
     `zero_until_trained`, a LoRA whose B is still 0 counts as much as the best layer, so that it gets its turn, and the
     site's log says so.
     """
@@ -59,7 +59,7 @@ def score_layers(
 
 
 def compares_with_previous(settings: ScheduleSettings) -> bool:
-    """Whether the score looks at what the site's last training changed."""
+    """Return whether the score uses what the site's last training changed."""
     return settings.scored and settings.declares("needs_previous")
 
 
@@ -72,9 +72,9 @@ def score_changes(
     seed: int,
     previous: State,
 ) -> dict[int, float]:
-    """Score what a site's training has just changed, by layer and in the score's own numbers.
+    """Score by layer what a site's training has just changed, without normalizing.
 
-    `previous` has the tensors of the trained parameters before the training; for the others see `score_layers`.
+    `previous` has the trained parameters from before the training; for the other arguments see `score_layers`.
     """
     layers = _group_by_layer(parameters)
     if not layers:
@@ -85,10 +85,10 @@ def score_changes(
 
 
 def scores_of_changes(changes: Mapping[int, float], layers: Sequence[int], method: str) -> list[float]:
-    """Return scores of all layers, in their order, from those of what their last trainings changed.
+    """Return the scores of all layers, in their order, from the changes of their last trainings.
 
-    A layer that was never trained counts as the one that changed most, so that it gets its turn. Where nothing was
-    trained or nothing has changed, all layers score the same.
+    A layer that was never trained counts like the one that changed most, so that it gets its turn. If nothing was
+    trained or nothing has changed, all layers have the same score.
     """
     largest = max(changes.values(), default=0.0)
     values = torch.tensor([changes.get(layer, largest) for layer in layers], dtype=torch.float64)
@@ -104,9 +104,9 @@ def measure_budget(
     schedule: ScheduleSettings,
     training: TrainingSettings,
 ) -> int:
-    """How many transformer layers fit into the device's memory, less the schedule's margin.
+    """Return how many transformer layers fit into the device's memory, less the schedule's margin.
 
-    In main memory, what the site may keep of features and images is not free either.
+    In main memory the space for kept features and images is not free either.
 
     Source: F3OCUS, supplement, Algorithm 46.
     """

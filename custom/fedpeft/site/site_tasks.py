@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Handle each task at a site: from the server's order to a request to the learner, and back to a reply.
 
-It also says which job a state folder belongs to and how much state a site keeps; a server cannot use or remove another
-job's.
+This file also decides which job a state folder belongs to and how much state a site keeps; a server cannot use or
+remove that of another job.
 
 <lineages>/<lineage>/job.json                       whose job made it, its settings, the jobs that used it
 <lineages>/<lineage>/made.json                      which of these jobs made each of the rounds
@@ -73,14 +73,14 @@ from fedpeft.site.supervisor import Answer, RequestFailed
 OWNER = "job.json"
 OTHER, FULL = "state-of-another-job", "state-full"
 DAY, GIB = 24 * 3600, 2**30
-SHOWN = 3  # settings in which jobs differ
+SHOWN = 3  # names of different settings in an error, at most
 
 
 def claim(folder: Path, settings: Mapping[str, Any], job: str, *, submitter: str) -> None:
-    """Let a job use a lineage's folder that is new or was made with the same settings for the same submitter.
+    """Claim a lineage's folder for a job: a new one, or one with the same settings and submitter.
 
-    A resumed job must have the same JSON-serializable settings. In the simulator the submitter is empty. What an
-    earlier version did not store had its default.
+    A resumed job must have the same JSON-serializable settings. In the simulator the submitter is empty. A setting that
+    an earlier version did not store had its default.
     """
     file, settings = folder / OWNER, json.loads(json.dumps(settings))
     if not file.exists():
@@ -104,8 +104,8 @@ def claim(folder: Path, settings: Mapping[str, Any], job: str, *, submitter: str
 def make_room(lineages: Path, current: str, *, days: float, gib: float, needed: int = 0) -> None:
     """Remove the oldest state that is not in use and older than `days`, until the total fits into `gib`.
 
-    State that was set aside is removed first. A server that invents jobs can fill the space and remove no newer state.
-    What is left, with the bytes `needed` for the lineage that a job is about to use, must fit.
+    State that was set aside is removed first. A server that invents jobs can fill the space but cannot remove newer
+    state. The rest, with the bytes `needed` for the lineage that a job is about to use, must fit.
     """
     total = _size(lineages) + needed
     before = time.time() - days * DAY
@@ -138,13 +138,13 @@ def _last_use(path: Path) -> float:
 
 
 def _size(folder: Path) -> int:
-    # unlike `Path.rglob`, which ends with an error where another job removes a round meanwhile
+    # `Path.rglob` fails if another job removes a round meanwhile
     files = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
     return sum(found.st_size for found in map(_stat, files) if found)
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """Return what is known of a file; None: another job has removed it."""
+    """Return the status of a file; None: another job has removed it."""
     try:
         return path.lstat()
     except FileNotFoundError:
@@ -162,7 +162,7 @@ Request = Callable[..., Answer]
 
 @dataclass(frozen=True, kw_only=True)
 class SitePlace:
-    """Where a site keeps the files of a job, and whose job it is.
+    """The folders of a job at a site, and its submitter.
 
     Args:
         site: its name.
@@ -211,12 +211,12 @@ class SiteTasks:
             admitted(policy, self._job)  # the training process checks too; here before anything is stored for the job
 
     def answer(self, task: str, order: Order) -> tuple[Reply, str]:
-        """Carry out an order; return the reply, without what the site does not release, and a line for its log."""
+        """Carry out an order; return the reply, limited to what the site releases, and a line for its log."""
         reply, line = WORK[task](order, self)
         return allowed(reply, self.policy), line
 
     def member(self) -> SumMember:
-        """The site's part in the job's secure sums."""
+        """Return the site's part in the job's secure sums."""
         place = self._place
         return SumMember.of(
             place.site, self._job.method, self.policy, self._sections, job=place.job_id, startup=self._startup
@@ -245,7 +245,7 @@ class SiteTasks:
 
 
 def _lasting_settings(job: SiteJob) -> dict[str, Any]:
-    """The settings that jobs with the same state must share; not the data folder, which may have moved."""
+    """Return the settings that jobs with the same state share; not the data folder, which may have moved."""
     sections = {name: asdict(getattr(job, name)) for name in SECTIONS}
     return {**sections, "data": {name: value for name, value in sections["data"].items() if name != "root"}}
 
@@ -279,7 +279,7 @@ def problem_reply(
 
 
 def note_problem(folder: Path, site: str, problem: str) -> None:
-    """Write the full message of a site's problem into its `problem.json`; a full disk must not keep back the reply."""
+    """Write the full message of a site's problem into its `problem.json`; a full disk must not stop the reply."""
     try:
         write_json(folder / PROBLEM, {"site": site, "problem": problem})
     except LocalError as error:
@@ -352,5 +352,5 @@ def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
     return reply, "; ".join([f"round {order.round}: training loss {measured['loss']:.3f}", *remarks])
 
 
-# functions of the server's message and the site; each returns the reply and a line for the site's log
+# by task: functions of the order and the site that return the reply and a line for the site's log
 WORK: dict[str, Callable[..., tuple[Reply, str]]] = {HELLO: _introduce, SCORE: _score, TRAIN: _train}
