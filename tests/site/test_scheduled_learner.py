@@ -229,7 +229,10 @@ def test_the_budget_holds_what_checkpointing_computes_again(sections, tmp_path, 
     chosen = sections("schedule.solver=exact", "method.aggregation=fedavg", "training.checkpointing=true")
     chosen["training"]["batch_size"] = batch_size
     learner = Learner.from_sections(chosen, site="slake", folder=tmp_path)
-    layers, batch = _group_by_layer(learner.trainable.parameters()), learner.batches.sample(batch_size, 0, size=batch_size)[0]
+    layers, batch = (
+        _group_by_layer(learner.trainable.parameters()),
+        learner.batches.sample(batch_size, 0, size=batch_size)[0],
+    )
     losses, settings = _losses(learner.answering), MemorySettings(optimizer_tensors=0)
     with computing.optimized(learner.backbone, learner.training):
         model = learner.answering.train()
