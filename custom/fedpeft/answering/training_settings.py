@@ -75,8 +75,8 @@ class TrainingSettings:
         optimizer: `adamw`, or `sgd` without momentum.
         proximal_mu: FedProx: every step holds the exchanged tensors near the global ones that the round began with, as
             a term `mu/2 |w - w_global|^2` of the loss would; the paper tries 0.001 to 1. 0: off.
-        scaffold: SCAFFOLD: every step is corrected by the difference between the common movement of all sites in the last
-            round and the site's own. A site keeps two more numbers for each exchanged one and sends no more.
+        scaffold: SCAFFOLD: every step is corrected by the difference between the last round's movement of all sites and
+            the site's own. A site keeps two more numbers for each exchanged one and sends no more.
         moon_mu: MOON: a sample's features, which the head reads, are drawn to those of the global model and away from
             those of the site's model of the round before; the reported loss has this term. The paper tries 0.1 to 10,
             and a step takes two more forward passes. 0: off.
