@@ -86,7 +86,7 @@ def _check_alike(learners: Mapping[str, Learner]) -> None:
         expected = getattr(learners[first], section)
         for site in others:
             own = getattr(learners[site], section)
-            for name in (one.name for one in fields(expected) if one.name not in MACHINE_SETTINGS):
+            for name in (setting.name for setting in fields(expected) if setting.name not in MACHINE_SETTINGS):
                 if (value := getattr(own, name)) != (common := getattr(expected, name)):
                     raise FedpeftError(
                         f"{section}.{name} is {value!r:.100} at {site} and {common!r:.100} at {first}: all learners of "

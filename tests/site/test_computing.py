@@ -215,7 +215,7 @@ def test_a_round_in_bfloat16_ends_near_one_in_float32(learner, overrides):
         (["backbone.name=tiny-vit", *FUSED], "fused where it can be"),
         (["method.name=full", "method.aggregation=fedavg", *BFLOAT16], "trains the whole backbone"),
         (["training.reuse_passes=true"], "no two passes"),
-        ([INNER_ATTENTION, *FIRST_TOKEN], "an adapter stands around"),
+        ([INNER_ATTENTION, *FIRST_TOKEN], "an adapter is around"),
         (["method.name=lora", "method.aggregation=stack", *BFLOAT16], "products to the frozen matrices"),
     ],
     ids=str,

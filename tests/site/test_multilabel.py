@@ -144,7 +144,7 @@ def test_a_backbone_that_answers_in_words_is_refused():
     settings = TrainingSettings(rounds=1)
     backbone = torch.nn.Identity()
     backbone.answering = "ranking"
-    with pytest.raises(FedpeftError, match="images have labels, and this backbone answers by ranking alone"):
+    with pytest.raises(FedpeftError, match="images have labels, and this backbone answers only by ranking"):
         answering.build(backbone, AnswerVocabulary(LABELS), settings, torch.Generator(), labelled=True)
 
 

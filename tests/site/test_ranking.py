@@ -229,7 +229,7 @@ def test_the_accuracy_does_not_depend_on_the_batch(folder):
     ("backbone", "way", "message"),
     [
         ("albef", "ranking", "this backbone has no decoder to rank answers with: set training.answering to"),
-        ("albef-decoder", "classification", "this backbone answers by ranking alone: set training.answering to 'ran"),
+        ("albef-decoder", "classification", "this backbone answers only by ranking: set training.answering to 'ran"),
     ],
 )
 def test_what_does_not_fit_is_refused(backbone, way, message, folder):

@@ -88,7 +88,7 @@ def check_backbone(name: str, backbone: str) -> None:
     able = [other for other in BACKBONES.own_names() if reads in BACKBONES.get(other).makes]
     ways = ways_that_read(makes)
     raise FedpeftError(
-        f"answering is {name!r}, and backbone {backbone!r} answers by {' or '.join(ways)} alone: set "
+        f"answering is {name!r}, and backbone {backbone!r} answers only by {' or '.join(ways)}: set "
         f"training.answering to {' or '.join(map(repr, ways))}, or backbone.name to one that answers so "
         f"({', '.join(able)}).",
         setting="training.answering",
@@ -108,7 +108,7 @@ def build(
     if labelled:
         if only:
             raise FedpeftError(
-                f"these images have labels, and this backbone answers by {only} alone: choose another backbone.",
+                f"these images have labels, and this backbone answers only by {only}: choose another backbone.",
                 setting="backbone.name",
             )
         from fedpeft.answering import classification
@@ -116,7 +116,7 @@ def build(
         return classification.build_labels(backbone, vocabulary, settings, generator)
     if only not in (None, settings.answering):
         raise FedpeftError(
-            f"answering is {settings.answering!r}, and this backbone answers by {only} alone: set training.answering "
+            f"answering is {settings.answering!r}, and this backbone answers only by {only}: set training.answering "
             f"to {only!r}.",
             setting="training.answering",
         )

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Interface of a way to answer: from examples to batches and to logits, its targets, its loss, and what is right."""
+"""Interface of a way to answer: batches from examples, logits, targets, loss, and the check of answers."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def chosen(wanted: str | Sequence[str], method: TuningMethod, *, name: str, head
     if isinstance(wanted, str):
         return wanted
     able = admitted(method, head=head)
-    if taken := next((one for one in wanted if one in able), ""):
+    if taken := next((name for name in wanted if name in able), ""):
         return taken
     federated = "with" if head else "without"
     raise FedpeftError(

@@ -89,7 +89,7 @@ class TuningMethod(Alignment, Exchange, BackboneSupport):
     Args:
         home: import path of its code, "package.module:object", a `fedpeft.methods.trainable.Tuning`; with a base, a
             function from the base's code to its own.
-        label: what it trains, as tables print it.
+        label: what it trains, for tables.
         source: the paper.
         base: the method that it is built on, whose code it gets, whose settings in a job apply to it too, and whose
             tensors it exchanges; empty: none.

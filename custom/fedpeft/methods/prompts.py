@@ -241,7 +241,7 @@ def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
         if f"{tower}_output" not in templates:
             towers = ", ".join(role.removesuffix("_output") for role in templates)
             raise FedpeftError(
-                f"prompts of this method stand in the {tower} layers, and model family "
+                f"prompts of this method belong in the {tower} layers, and model family "
                 f"{family_of(model) or type(model).__name__!r} has the stacks {towers}: use another method."
             )
         templates = {tower: templates[f"{tower}_output"]}
@@ -254,12 +254,12 @@ def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
     decoder = owner if takes_prompts(owner) else None
     if not deep and (besides := arguments_beside_tokens(owner)):
         raise FedpeftError(
-            f"prompts stand before all tokens of a causal language model, and that of model family "
+            f"prompts come before all tokens of a causal language model, and that of model family "
             f"{family_of(model) or type(model).__name__!r} reads {', '.join(besides)} beside its tokens: use another "
             f"method."
         )
     if (deep or not decoder) and POSITIONS & set(inspect.signature(type(found[0]).forward).parameters):
-        other = "use promptfl, whose prompts stand before all tokens, or another" if decoder else "use another"
+        other = "use promptfl, whose prompts come before all tokens, or another" if decoder else "use another"
         raise FedpeftError(
             f"prompts among the tokens would move their positions, which every layer of model family "
             f"{family_of(model)!r} needs: {other} method."

@@ -162,8 +162,8 @@ class SlotTuning(Tuning, ABC):
         for name in _BACKBONE_SETTINGS:
             if (value := settings.get(name)) not in (None, False, "none", [], {}):
                 raise FedpeftError(
-                    f"adapter {self.name!r} has {name}={value!r:.80}, and a job trains and exchanges the adapter's own "
-                    f"tensors alone: leave {name} out."
+                    f"adapter {self.name!r} has {name}={value!r:.80}, and a job trains and exchanges only the "
+                    f"adapter's own tensors: leave {name} out."
                 )
 
     def peft_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:

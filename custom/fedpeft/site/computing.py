@@ -56,7 +56,7 @@ def check_compiles(backbone: Backbone) -> None:
         )
     if not _layers(backbone):
         raise FedpeftError(
-            f"compile is true, and no layer of a backbone of family {backbone.family!r} is known to be called alone: "
+            f"compile is true, and no layer of a backbone of family {backbone.family!r} can be compiled by itself: "
             f"leave it out.",
             setting=SETTING,
         )
@@ -149,7 +149,7 @@ def keep_frozen(
         if not method.method.four_bits:
             raise FedpeftError(
                 f"frozen_precision is {NF4!r}, and method {method.name!r} trains parameters of the backbone's linear "
-                f"layers or computes with their values itself: use 'bfloat16', or a method that stands beside them.",
+                f"layers or computes with their values itself: use 'bfloat16', or one that adds layers beside them.",
                 setting="training.frozen_precision",
             )
         quantized.quantize(backbone, weights, device, getattr(torch, settings.precision))
@@ -231,7 +231,7 @@ def _switch_first_token(backbone: Backbone, *, only: bool) -> None:
     if switch is None or not switch(only):
         raise FedpeftError(
             f"last_layer is {FIRST_TOKEN!r}, and the features of this backbone (family {backbone.family!r}) need all "
-            f"tokens, or an adapter stands around its whole last layer: leave it out.",
+            f"tokens, or an adapter is around its whole last layer: leave it out.",
             setting="training.last_layer",
         )
 

@@ -20,7 +20,7 @@ Measured = dict[str, float | None]
 
 
 class Measure:
-    """Collects what a model answers to the batches of a split.
+    """Collects a model's answers to the batches of a split.
 
     Attributes:
         min_images: images of the split that a class or label must have to be part of a mean.
@@ -41,11 +41,7 @@ class Measure:
         return {}
 
     def tune(self, validation: Measure) -> None:
-        """Choose on the validation split what a metric leaves to be chosen; of most metrics nothing.
-
-        Args:
-            validation: of the same class, with the answers to that split.
-        """
+        """Choose the free values of a metric, if any; `validation` has the answers to the validation split."""
 
     def figures(self) -> Measured:
         """Return `overall`, the metric, and `open` and `closed`, all fractions; None: there is nothing to measure."""
@@ -235,8 +231,8 @@ def check_metric(name: str, answering: Answering) -> None:
     """Refuse a metric that a way of answering cannot be measured by."""
     if name not in answering.metrics:
         raise FedpeftError(
-            f"these data are measured by {name}, and with this way of answering there is "
-            f"{' and '.join(answering.metrics)} alone: set another training.answering, or leave data.metric out.",
+            f"these data are measured by {name}, and this way of answering only by "
+            f"{' and '.join(answering.metrics)}: set another training.answering, or leave data.metric out.",
             setting="training.answering",
         )
 

@@ -139,9 +139,9 @@ def check_order(order: Order, job: SiteJob) -> None:
     rounds, schedule = job.training.rounds, job.schedule
     if isinstance(order, Hello):
         if not 0 <= order.finished <= rounds:  # after the last one the results may be missing
-            raise refused(f"to go on after round {order.finished} of {rounds}")
+            raise refused(f"to continue after round {order.finished} of {rounds}")
         if any(not 0 < last <= order.finished for last in order.sessions.values()):
-            raise refused(f"to go on after round {order.finished}, and with later ones that count")
+            raise refused(f"to continue after round {order.finished}, and with later ones that count")
         return
     if not 1 <= order.round <= rounds:
         raise refused(f"for round {order.round} of {rounds}")

@@ -61,7 +61,7 @@ def quantize(backbone: Backbone, weights: Sequence[Tensor], device: torch.device
     ]
     if not places:
         raise FedpeftError(
-            f"frozen_precision is {NF4!r}, and no linear layer with a multiple of {BLOCK} inputs stands in a list of "
+            f"frozen_precision is {NF4!r}, and no linear layer with a multiple of {BLOCK} inputs is in a list of "
             f"layers in this backbone (family {backbone.family!r}): use 'bfloat16'.",
             setting=SETTING,
         )

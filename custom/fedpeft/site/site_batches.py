@@ -78,7 +78,7 @@ class SiteBatches:
     @property
     def held_bytes(self) -> int:
         """Bytes of the images in memory: opened ones, and those of computed examples."""
-        images = {id(one.image): one.image for split in self._data.splits().values() for one in split}
+        images = {id(example.image): example.image for split in self._data.splits().values() for example in split}
         return self._images.held_bytes + sum(getattr(image, "nbytes", 0) for image in images.values())
 
     def draw(

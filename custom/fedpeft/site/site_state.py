@@ -105,7 +105,7 @@ def record_as_json(record: ModelRecord) -> dict[str, Any]:
 
 def with_round(rounds: tuple[Figures, ...], number: int, figures: Figures) -> tuple[Figures, ...]:
     """Return the figures of the rounds before this one, followed by its own."""
-    return (*(one for one in rounds if one["round"] < number), {"round": number, **figures})
+    return (*(former for former in rounds if former["round"] < number), {"round": number, **figures})
 
 
 def course_name(round: int) -> str:
@@ -120,7 +120,7 @@ def courses_until(own: SiteState | None, round: int, course: torch.Tensor | None
 
 def below_constant(rounds: tuple[Figures, ...], constant: float | None) -> float | None:
     """Return 1 if the site's last rounds were no better than the best constant answer, else 0; None: no figures."""
-    figures = [one.get("overall") for one in rounds[-ROUNDS_BELOW:]]
+    figures = [values.get("overall") for values in rounds[-ROUNDS_BELOW:]]
     if constant is None or figures[-1] is None:
         return None
     below = [figure is not None and figure <= constant + ROUNDING and figure < 1 for figure in figures]
@@ -129,7 +129,7 @@ def below_constant(rounds: tuple[Figures, ...], constant: float | None) -> float
 
 def best_round(rounds: tuple[Figures, ...]) -> int | None:
     """Return the round with the best figure on the validation split, the first of several; None: none was measured."""
-    measured = {int(one["round"]): one[VALIDATION] for one in rounds if one.get(VALIDATION) is not None}
+    measured = {int(r["round"]): r[VALIDATION] for r in rounds if r.get(VALIDATION) is not None}
     return max(measured, key=lambda number: (measured[number], -number)) if measured else None
 
 
@@ -236,7 +236,7 @@ def load_before(folder: Path, round: int, *, facts: Facts | None = None) -> Site
     if facts is not None and own.facts != facts:
         raise LocalError(
             f"the state of site {facts['site']} in {folder} belongs to other data, another backbone, another seed or "
-            f"another site: remove that folder, or give the site what it had."
+            f"another site: remove that folder, or restore what the site had."
         )
     return own
 

@@ -16,8 +16,8 @@ second).
 
     H = sum_i kron(rule[i], left[i] @ right[i])    (in, out)        y = x H + bias
 
-Compacter has one `rule` (n, n, n) for the whole model, n = 4, rank 1, GELU, reduction 32. It is stored on the tuner, once
-per adapter name; every layer looks it up there, so that it is counted, trained, saved and sent once. First values:
+Compacter has one `rule` (n, n, n) for the whole model, n = 4, rank 1, GELU, reduction 32. The tuner stores it, once per
+adapter name; every layer looks it up there, so that it is counted, trained, saved and sent once. First values:
 Glorot uniform for each left[i] and right[i], N(0, rule_std^2) for the rule, biases 0.
 """
 
