@@ -56,7 +56,7 @@ def check_compiles(backbone: Backbone) -> None:
         )
     if not _layers(backbone):
         raise FedpeftError(
-            f"compile is true, and no layer of a backbone of family {backbone.family!r} can be compiled by itself: "
+            f"compile is true, and no layer of a backbone of family {backbone.family!r} is known to be called alone: "
             f"leave it out.",
             setting=SETTING,
         )
