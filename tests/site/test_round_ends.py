@@ -141,9 +141,9 @@ def test_what_the_probe_draws_is_not_missing_in_training(sections, tmp_path, mon
         return forward(self, **batch)
 
     monkeypatch.setattr(Vilt, "forward", drawing)
-    drawn, end = [], Learner._to_send
+    drawn, end = [], Learner._uploaded
     monkeypatch.setattr(Learner, "fit", lambda self, optimizer, round: drawn.append(torch.rand(1).item()) or {})
-    monkeypatch.setattr(Learner, "_to_send", lambda *these: drawn.append(torch.rand(1).item()) or end(*these))
+    monkeypatch.setattr(Learner, "_uploaded", lambda *these: drawn.append(torch.rand(1).item()) or end(*these))
     for number, settings in enumerate([(), (MEASURE,)]):
         made = sections("method.probe_samples=5", *settings)
         Learner.from_sections(made, site="slake", folder=tmp_path / str(number)).train_round(1, {})
