@@ -91,7 +91,7 @@ def test_the_course_of_the_loss_is_that_of_the_batches_and_stays_at_the_site(
 ):
     settings = ("method.aggregation=fedavg", f"training.personalization={personalization}", "training.batch_size=2")
     batches = {}
-    around = Evaluation.around
+    around = Evaluation.measure_training
 
     def counted(self, train, probe):
         losses = batches.setdefault(id(self), [])
@@ -103,7 +103,7 @@ def test_the_course_of_the_loss_is_that_of_the_batches_and_stays_at_the_site(
         finally:
             del self.note
 
-    monkeypatch.setattr(Evaluation, "around", counted)
+    monkeypatch.setattr(Evaluation, "measure_training", counted)
     rounds, learners = run(sections, tmp_path / "measured", *settings, STEPS)
     plain, _ = run(sections, tmp_path / "plain", *settings)
     for one, other in zip(rounds, plain, strict=True):

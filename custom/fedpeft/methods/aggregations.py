@@ -169,6 +169,7 @@ def check_site_settings(method: MethodSettings) -> None:
 
 
 def _check_ranks(method: MethodSettings) -> None:
+    """Refuse unequal ranks or scales that the aggregation cannot average."""
     if not method.rule.unequal_ranks:
         fitting = {name: rule for name, rule in AGGREGATIONS.items() if rule.fits(method.method)}
         able = " or ".join(repr(name) for name, rule in fitting.items() if rule.unequal_ranks)
@@ -200,6 +201,7 @@ def _check_parts(method: MethodSettings) -> None:
 
 
 def _check_widths(method: MethodSettings) -> None:
+    """Refuse unequal widths unless server and sites align, and all else allows them."""
     pia = cast("PIASettings", method.pia)
     if not method.method.unequal_widths:
         raise FedpeftError(

@@ -39,6 +39,7 @@ def bias_names(model: nn.Module) -> list[str]:
 
 
 def _is_bias(model: nn.Module, name: str) -> bool:
+    """Return whether a parameter is a bias, as the module's docstring defines it."""
     path, _, own = name.rpartition(".")
     if own == WORD or WORD not in own:
         return own == WORD

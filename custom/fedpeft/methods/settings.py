@@ -237,6 +237,7 @@ class MethodSettings:
             )
 
     def _check_secure_sum(self) -> None:
+        """Refuse a secure sum if the server needs single adapters."""
         if not self.exchanges:
             raise FedpeftError("secure_sum hides what sites send, but with aggregation='none' they send nothing.")
         if self.aligns and self.pia.aligns_on_server:

@@ -133,6 +133,7 @@ def _scores(
     seed: int,
     **options: Any,
 ) -> list[float]:
+    """Call `score` with the random numbers of a seed."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)  # ViLT draws the order of padded patches
         return score(

@@ -287,6 +287,7 @@ def note_problem(folder: Path, site: str, problem: str) -> None:
 
 
 def _introduce(hello: Hello, site: SiteTasks) -> tuple[Introduction, str]:
+    """Introduce the site: claim its state, let the learner describe itself, and offer the first key."""
     member = site.member()
     folder = site.folder_of(hello)
     own = newest_round(folder, hello.finished, hello.sessions)
@@ -315,6 +316,7 @@ def _score(order: ScoreOrder, site: SiteTasks) -> tuple[ScoreReply, str]:
 
 
 def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
+    """Train a round, and return only figures and tensors that the site releases."""
     member = site.member()
     stacked, folder = member.method.rule.stacks, site.folder_of(order)
     state = apply_delta(folder, order.state, base=order.base, version=order.version, stacked=stacked)

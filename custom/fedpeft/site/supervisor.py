@@ -127,6 +127,7 @@ class WorkerSupervisor:
         aborted: Callable[[], bool],
         progress: Callable[[str], None],
     ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Send a request once and wait for the answer; end the process if the task is aborted."""
         try:
             if aborted():
                 raise Aborted

@@ -187,6 +187,7 @@ def _print_to(file: Path) -> None:
 
 
 def _introduce(learner: Learner, _: State, *, initial: bool, finished: int, own: int) -> Answer:
+    """Return what the server may know of the site, and the first adapter if it is asked for."""
     _print_remarks(learner)
     sent = learner.first_state()
     values = {
