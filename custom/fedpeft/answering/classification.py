@@ -62,7 +62,7 @@ def best_first(texts: Sequence[str], probabilities: Tensor, max_answers: int) ->
     return [Scored(texts[number], probabilities[number].item()) for number in order]
 
 
-class OverVocabulary(Answering):
+class VocabularyAnswering(Answering):
     """A way of answering with the answers or labels of a vocabulary."""
 
     def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
@@ -70,7 +70,7 @@ class OverVocabulary(Answering):
         self.vocabulary = vocabulary
 
 
-class Choosing(OverVocabulary):
+class Choosing(VocabularyAnswering):
     """A way of answering that scores every answer of the vocabulary and chooses the best."""
 
     def answer_scores(self, inputs: dict[str, Tensor]) -> Tensor:
@@ -95,7 +95,7 @@ class Choosing(OverVocabulary):
         return self.vocabulary.unseen(examples)
 
 
-class HeadAnswering(OverVocabulary):
+class HeadAnswering(VocabularyAnswering):
     """A head from the backbone's features (B, d) to logits (B, C), one for each answer or label."""
 
     def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
