@@ -30,7 +30,7 @@ from fedpeft.federate import federate
 from fedpeft.job.composing import compose
 from fedpeft.server.aggregation import parts_of
 from fedpeft.site import site_state
-from fedpeft.site.client_round import MEMORY, agreement, in_order_of, share_of
+from fedpeft.site.client_round import MEMORY, agreement, reordered_to, share_of
 from fedpeft.site.learner import Learner
 
 SEED = 100  # of those that the method's numbers were chosen on
@@ -63,7 +63,7 @@ def run(dialects: int, rounds: int, seed: int) -> np.ndarray:
         learners = {s: Learner.from_sections(sections, site=s, folder=Path(folder) / s) for s in sites}
         for result in federate(learners):
             states = {s: site_state.load_before(learner.folder, result.round + 1) for s, learner in learners.items()}
-            states = {site: in_order_of(own, result.state) for site, own in states.items()}
+            states = {site: reordered_to(own, result.state) for site, own in states.items()}
             method = next(iter(learners.values())).method
             parts = parts_of({site: update.samples for site, update in result.updates.items()}, method)
             figures.append(list(of_round(states, parts, result.state)))

@@ -35,7 +35,7 @@ def losses(learners: Mapping[str, Learner], pairs: Sequence[tuple[str, str]], ro
         learner, own = learners[site], adapters[site]
         learner.values.restore(site_state.load_before(learner.folder, round + 1), {})
         examples = learner.data.test[:QUESTIONS]
-        batches = [b.to(learner.device) for b in learner.batches.of(examples, learner.training.evaluation_batch_size)]
+        batches = [b.to(learner.device) for b in learner.batches.draw(examples, learner.training.evaluation_batch_size)]
         for name, there in _aligned(learner, own, adapters[other], round).items():
             line = [learner.loss(batches, start_merged(own, there, share)) for share in POINTS]
             lines.setdefault(name, []).append(line)

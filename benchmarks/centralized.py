@@ -35,7 +35,7 @@ def accuracies(learner: Learner, part: SiteData) -> tuple[float, float, float]:
     own = set(vocabulary_of(part, None).answers)
     lacks = torch.tensor([answer not in own for answer in learner.vocabulary.answers])
     right = among = others = 0
-    for batch in learner.batches.of(part.test, learner.training.evaluation_batch_size):
+    for batch in learner.batches.draw(part.test, learner.training.evaluation_batch_size):
         scores = learner.answering.eval().answer_scores(batch.to(learner.device).inputs).cpu()
         first, of_own = scores.argmax(-1), scores.masked_fill(lacks, -torch.inf).argmax(-1)
         right += int((first[:, None] == batch.accepted).any(-1).sum())

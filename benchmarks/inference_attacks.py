@@ -155,7 +155,7 @@ def _by_answers(victim: Watched, seed: int) -> dict[str, Figures]:
 def _halves(victim: Watched) -> list[list[Batch]]:
     """The members and the others, single samples that have an answer in the site's answer space."""
     return [
-        [batch for batch in victim.batches.of(examples, 1) if int(batch.target) >= 0]
+        [batch for batch in victim.batches.draw(examples, 1) if int(batch.target) >= 0]
         for examples in (victim.data.train, victim.others)
     ]
 
@@ -211,7 +211,7 @@ def _gradient(victim: Watched, batch: Batch, pixels: torch.Tensor | None = None)
 def _answers(victim: Watched, examples: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Logits, losses and targets of those that have an answer in the site's answer space."""
     answering, logits, targets = victim.answering.eval(), [], []
-    for batch in victim.batches.of(examples, 64):
+    for batch in victim.batches.draw(examples, 64):
         known = batch.target >= 0
         logits.append(answering(batch.inputs)[known])
         targets.append(batch.target[known])
@@ -229,9 +229,11 @@ def images(noise: float | None, clip: float, size: int, seed: int) -> dict[str, 
             learner.training = replace(learner.training, rounds=2)
         first = next(iter(federate(learners)))  # an adapter that is no longer zero somewhere
         victim.trainable.load(first.state)
-        batch = next(iter(victim.batches.of(victim.data.train, size)))
+        batch = next(iter(victim.batches.draw(victim.data.train, size)))
         true = batch.inputs["pixel_values"]
-        guess = torch.cat([b.inputs["pixel_values"] for b in victim.batches.of(learners[OTHER].data.train, 64)]).mean(0)
+        guess = torch.cat([b.inputs["pixel_values"] for b in victim.batches.draw(learners[OTHER].data.train, 64)]).mean(
+            0
+        )
         sent = _gradient(victim, batch).detach()
         if noise is not None:
             generator = torch.Generator().manual_seed(seed)

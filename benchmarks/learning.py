@@ -203,7 +203,7 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
     size = settings.batch_size
     balanced, rates = settings.sampling == BALANCED, [group["lr"] for group in optimizer.param_groups]
     rows = {
-        s: one.batches.of(one.data.train, size, generator, weights=balancing(one.data.train) if balanced else ())
+        s: one.batches.draw(one.data.train, size, generator, weights=balancing(one.data.train) if balanced else ())
         for s, one in learners.items()
     }
     total = sum(map(len, rows.values())) * settings.local_epochs * settings.rounds

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Federated parameter-efficient fine-tuning of vision-language models on NVIDIA FLARE.
 
-``import fedpeft`` imports neither torch nor PEFT. It registers fedpeft's adapters with PEFT as soon as PEFT is
+`import fedpeft` imports neither torch nor PEFT. It registers fedpeft's adapters with PEFT as soon as PEFT is
 imported, whichever of the two comes first. It switches off transformers' kernels from the hub, which are compiled code.
 """
 

@@ -27,8 +27,10 @@ Salts = Callable[[str, int, State], str]
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """One round: updates by site, the new global adapter, the alignment report, the layers that each site trained, and
-    the reasons for refused updates. Its adapters are copies: whatever is done to them, the next round is the same."""
+    """One round: updates by site, global adapter, alignment report, trained layers, and reasons for refused updates.
+
+    Its adapters are copies: changing them has no effect on the next round.
+    """
 
     round: int
     updates: dict[str, Update]
@@ -39,13 +41,13 @@ class RoundResult:
 
 
 def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quorum: int = 1) -> Iterator[RoundResult]:
-    """Run all rounds of a job, one site after the other. What a run before has left in the sites' folders is removed.
+    """Run all rounds of a job, one site after the other; state of an earlier run in the sites' folders is removed.
 
     Args:
         learners: by site; all with the same method, training and schedule settings.
-        salts: from a site's name, a round and the global adapter to what goes into the seeds of its training, as in
-            secure sums of a consortium (`fedpeft.protocol.signed_keys`); None: nothing but the job's seed.
-        quorum: accepted updates that a round needs, or all of it where these are fewer.
+        salts: function from a site's name, a round and the global adapter to an extra part of its training seeds, as in
+            secure sums of a consortium (`fedpeft.protocol.signed_keys`); None: only the job's seed.
+        quorum: accepted updates that a round needs, or all updates if the round has fewer.
 
     Raises:
         FedpeftError: learners have other settings than the first, the check of updates leaves fewer, or settings need
@@ -72,7 +74,7 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
             return
 
 
-OF_A_MACHINE = ("device", "threads")  # of `training`: the computer's, which each site may set for itself
+MACHINE_SETTINGS = ("device", "threads")  # of `training`, which each site may set for itself
 
 
 def _check_alike(learners: Mapping[str, Learner]) -> None:
@@ -84,7 +86,7 @@ def _check_alike(learners: Mapping[str, Learner]) -> None:
         expected = getattr(learners[first], section)
         for site in others:
             own = getattr(learners[site], section)
-            for name in (one.name for one in fields(expected) if one.name not in OF_A_MACHINE):
+            for name in (setting.name for setting in fields(expected) if setting.name not in MACHINE_SETTINGS):
                 if (value := getattr(own, name)) != (common := getattr(expected, name)):
                     raise FedpeftError(
                         f"{section}.{name} is {value!r:.100} at {site} and {common!r:.100} at {first}: all learners of "
@@ -94,7 +96,7 @@ def _check_alike(learners: Mapping[str, Learner]) -> None:
 
 
 def _introductions(learners: Mapping[str, Learner]) -> dict[str, Introduction]:
-    """What the sites announce, one of them with the adapter that all start from where the method needs it."""
+    """Return what the sites announce; if the method needs it, one of them with the adapter that all start from."""
     first = next(iter(learners.values()))
     starts = {site: learner.first_state() for site, learner in learners.items()}
     schemas = {site: {key: list(tensor.shape) for key, tensor in state.items()} for site, state in starts.items()}
@@ -115,17 +117,17 @@ def _introductions(learners: Mapping[str, Learner]) -> dict[str, Introduction]:
 
 
 class _LocalSites:
-    """Learners in this process; their replies are taken as they are."""
+    """Learners in this process, whose replies are not checked."""
 
     def __init__(self, learners: Mapping[str, Learner], salts: Salts | None) -> None:
         self._learners, self._salts = learners, salts
-        self._held: dict[str, State] = {}  # the global adapter by site, where only its changes are sent
+        self._held: dict[str, State] = {}  # the global adapter by site, if only its changes are sent
         self.updates: dict[str, Update] = {}  # of the last round
 
     def collect(
         self, task: str, orders: Mapping[str, Order], read: Read, *, round: int, needed: int
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Let one site after the other do what it is ordered."""
+        """Carry out the orders, one site after the other."""
         if task == SCORE:
             return {site: self._score(site, order) for site, order in orders.items()}, {}
         self.updates = {}

@@ -269,7 +269,7 @@ def test_a_backbone_that_cannot_answer_so_is_refused_before_a_job_is_written(nam
         return
     ways = " or ".join(ANSWERS[name])
     able = ", ".join(one for one in backbones.BACKBONES.own_names() if way in ANSWERS[one])
-    sentence = f"^answering is '{way}', and backbone '{name}' answers by {ways} alone: .*{able}"
+    sentence = f"^answering is '{way}', and backbone '{name}' answers only by {ways}: .*{able}"
     with pytest.raises(FedpeftError, match=sentence) as caught:
         compose(CONFIGS, "f3ocus_task1", overrides)
     assert caught.value.setting == "training.answering"
@@ -314,7 +314,7 @@ def test_a_site_that_pools_others_has_their_validation_splits(own, of_all):
 
 def test_one_site_with_a_backbone_that_answers_otherwise_is_refused():
     other = "backbone.sites={slake: {name: tiny-albef-decoder}}"
-    with pytest.raises(FedpeftError, match="'tiny-albef-decoder' answers by ranking alone: set"):
+    with pytest.raises(FedpeftError, match="'tiny-albef-decoder' answers only by ranking: set"):
         compose(CONFIGS, "fedpia_task1", [other])
 
 

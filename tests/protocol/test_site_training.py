@@ -26,7 +26,7 @@ def learner(sections, small_policy, tmp_path):
 def batch_sizes(learner, monkeypatch):
     """Samples in each step of a round."""
     sizes, answering = [], learner.answering
-    monkeypatch.setattr(learner._evaluation, "of_round", lambda: ({}, None))
+    monkeypatch.setattr(learner._evaluation, "measure_round", lambda: ({}, None))
     answering.register_forward_pre_hook(lambda module, arguments: sizes.append(len(arguments[0]["input_ids"])))
     learner.train_round(1, {})
     return sizes

@@ -14,7 +14,7 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server import checkpoint
 from fedpeft.server.update_check import UpdateCheck, update_length
-from fedpeft.site.loop import NORMALIZES, build_optimizer, learning_in_round
+from fedpeft.site.loop import NORMALIZES, build_optimizer, sum_of_rate_factors
 
 KEY = "layer.0.output.down.weight"
 RATE, STEPS, SAMPLES = 0.01, 4, 64  # with batches of 16
@@ -129,13 +129,13 @@ def test_an_optimizer_that_normalizes_moves_by_no_more_than_its_learning_rates(s
 
 def test_the_learning_of_all_rounds_is_that_of_the_schedule():
     settings = TrainingSettings(rounds=5, local_epochs=2, first_epochs=3, warmup=0.0)
-    rounds = [learning_in_round(settings, samples=65, round=number) for number in range(1, 6)]
+    rounds = [sum_of_rate_factors(settings, samples=65, round=number) for number in range(1, 6)]
     total = 5 * (3 + 4 * 2)  # steps: 5 batches, 11 epochs
     assert sum(rounds) == pytest.approx(sum((total - step) / total for step in range(total)))
     assert rounds == sorted(rounds, reverse=True)
-    late = learning_in_round(settings, samples=65, round=3, first=3)  # catches up in its first round
+    late = sum_of_rate_factors(settings, samples=65, round=3, first=3)  # catches up in its first round
     assert late == pytest.approx(sum(rounds[:3]))
-    many = learning_in_round(settings, samples=10**6, round=1)
+    many = sum_of_rate_factors(settings, samples=10**6, round=1)
     assert many == pytest.approx(10**6 / 65 * 65 / 16 / 5 * rounds[0], rel=0.05)
 
 

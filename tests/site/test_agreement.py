@@ -18,7 +18,7 @@ from fedpeft.job.composing import check
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import parts_of
 from fedpeft.site import site_state
-from fedpeft.site.client_round import ENOUGH, agreement, in_order_of, next_agreement, share_of
+from fedpeft.site.client_round import ENOUGH, agreement, next_agreement, reordered_to, share_of
 from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import SiteState
 
@@ -138,7 +138,7 @@ def test_a_start_from_the_global_adapter_does_not_depend_on_the_order_that_a_sit
         neurons = neurons_of(group_by_place(own.adapter)[place])
         width = neurons.width(neurons.gather(own.adapter, group_by_place(own.adapter)[place]))
         order = torch.arange(width).roll(1)
-        back = in_order_of(replace(own, orders={place: torch.argsort(order)}), first.state)
+        back = reordered_to(replace(own, orders={place: torch.argsort(order)}), first.state)
         assert any(not torch.equal(back.optimizer[key], own.optimizer[key]) for key in own.optimizer)
         site_state.save(moved[site].folder, replace(back, orders={place: order}))
         updates = [one[site].train_round(2, first.state, part=0.5) for one in (there, moved)]

@@ -62,7 +62,7 @@ def test_outside_training_and_evaluation_modules_are_called_as_ever(learner, tra
     site = learner(COMPILE)
     layers = computing._layers(site.backbone)
     assert layers
-    with computing.as_trained(site.backbone, site.training):
+    with computing.optimized(site.backbone, site.training):
         assert all("forward" in vars(layer) for layer in layers)
     assert not any("forward" in vars(layer) for layer in layers)
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_compiled_here_is_refused(learner, monkeypatch, members, 
     for name, value in members.items():
         setattr(backbone, name, value)
     with pytest.raises(FedpeftError, match=sentence) as refused:
-        computing.check(backbone)
+        computing.check_compiles(backbone)
     assert refused.value.setting == "training.compile"
 
 

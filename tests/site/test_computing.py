@@ -37,13 +37,13 @@ def learner(sections, tmp_path):
 
     def build(*overrides):
         made = Learner.from_sections(sections(*overrides), site="slake", folder=tmp_path / "slake")
-        return made, next(iter(made.batches.of(made.data.train, 16)))
+        return made, next(iter(made.batches.draw(made.data.train, 16)))
 
     return build
 
 
 def logits(made, batch):
-    with torch.no_grad(), computing.as_trained(made.backbone, made.training):
+    with torch.no_grad(), computing.optimized(made.backbone, made.training):
         return made.answering.eval()(batch.inputs)
 
 
@@ -59,7 +59,7 @@ def kept(made, batch):
         return tensor.detach()  # the tensor itself would keep the graph
 
     made.trainable.train_only(None)
-    with computing.as_trained(made.backbone, made.training), saved_tensors_hooks(pack, lambda tensor: tensor):
+    with computing.optimized(made.backbone, made.training), saved_tensors_hooks(pack, lambda tensor: tensor):
         (part, *_) = parts_of(batch, made.answering.train(), made.training.micro_batch)
         loss = part.loss(part.forward())
     assert loss.requires_grad
@@ -72,7 +72,7 @@ def stepped(made, batch, *, steps=1):
     made.trainable.train_only(None)
     trained = [p for p in (*made.trainable.parameters().values(), *made.head.parameters()) if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.1)
-    with computing.as_trained(made.backbone, made.training):
+    with computing.optimized(made.backbone, made.training):
         parts = parts_of(batch, made.answering.train(), made.training.micro_batch)
         losses = [made.trainable.step(parts, optimizer).item() for _ in range(steps)]
     return [parameter.detach().clone() for parameter in trained], losses
@@ -215,7 +215,7 @@ def test_a_round_in_bfloat16_ends_near_one_in_float32(learner, overrides):
         (["backbone.name=tiny-vit", *FUSED], "fused where it can be"),
         (["method.name=full", "method.aggregation=fedavg", *BFLOAT16], "trains the whole backbone"),
         (["training.reuse_passes=true"], "no two passes"),
-        ([INNER_ATTENTION, *FIRST_TOKEN], "an adapter stands around"),
+        ([INNER_ATTENTION, *FIRST_TOKEN], "an adapter is around"),
         (["method.name=lora", "method.aggregation=stack", *BFLOAT16], "products to the frozen matrices"),
     ],
     ids=str,
@@ -273,7 +273,7 @@ def test_kept_features_of_questions_of_one_length_change_no_bit(learner, layer, 
     job = [*also, f"backbone.text_length={length}"]
     _, default, every = epochs(learner, *job, layers=(layer,))
     made, kept, once = epochs(learner, *job, "training.features_mib=64", layers=(layer,))
-    assert all(bool(batch.inputs["attention_mask"].all()) for batch in made.batches.of(made.data.train, 16))
+    assert all(bool(batch.inputs["attention_mask"].all()) for batch in made.batches.draw(made.data.train, 16))
     assert (every, once) == (3 * 32 + EVALUATED, 32 + EVALUATED)  # no sample twice: all batches are whole
     assert all(torch.equal(tensor, default.state[key]) for key, tensor in kept.state.items())
 
@@ -303,7 +303,7 @@ def test_kept_features_are_computed_anew_when_something_below_has_changed(learne
     for site in (made, default):
         site.trainable.load(moved)
     assert made.evaluate() == default.evaluate()
-    batch = next(iter(made.batches.of(made.data.train, 16)))
+    batch = next(iter(made.batches.draw(made.data.train, 16)))
     with made.model.features.used():
         assert torch.equal(made.answering(batch.inputs), default.answering(batch.inputs))
 

@@ -26,7 +26,7 @@ def drawn(train, **settings):
     training = TrainingSettings(rounds=1, batch_size=4, **settings)
     data = SiteData(site="site", train=tuple(train), validation=(), test=tuple(train), source="")
     batches = SiteBatches("site", data, lambda *rows: rows, training, device=torch.device("cpu"))
-    rows = [list(zip(*batch, strict=True)) for seed in range(10) for batch in batches.of_training(seed)]
+    rows = [list(zip(*batch, strict=True)) for seed in range(10) for batch in batches.training(seed)]
     return [row for batch in rows for row in batch]
 
 

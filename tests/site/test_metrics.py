@@ -7,7 +7,7 @@ import torch
 from fedpeft.answering.answering import Batch
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES, title_of
-from fedpeft.site.metrics import OF_ANSWERS, MacroF1, best_threshold, check_metric, measured
+from fedpeft.site.metrics import MEASURES_OF_ANSWERS, MacroF1, best_threshold, check_metric, measured
 
 CPU = torch.device("cpu")
 
@@ -129,9 +129,9 @@ def test_thresholds_come_from_the_validation_split():
         validation.add(Fixed(), batch)
     for batch in batches(target=[[1, 1], [1, 0]], probabilities=[[0.25, 0.6], [0.15, 0.4]]):
         test.add(Fixed(), batch)
-    assert test.by_label() == [0.0, 1.0]
+    assert test.f1_by_label() == [0.0, 1.0]
     test.tune(validation)
-    assert test.by_label() == [pytest.approx(2 / 3), 1.0], "0.2 of the first label, 0.5 of the one that nobody has"
+    assert test.f1_by_label() == [pytest.approx(2 / 3), 1.0], "0.2 of the first label, 0.5 of the one that nobody has"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -165,7 +165,7 @@ def test_without_any_positive_label_nothing_is_measured():
 
 
 def test_every_metric_has_a_measure_and_a_title():
-    assert set(OF_ANSWERS) == set(TITLES)
+    assert set(MEASURES_OF_ANSWERS) == set(TITLES)
     assert title_of([ACCURACY, MACRO_F1, ACCURACY]) == "accuracy or macro-F1"
     assert title_of([]) == "accuracy"
 

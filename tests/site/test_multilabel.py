@@ -73,7 +73,7 @@ def test_a_site_learns_its_labels(tmp_path):
     assert second.metrics["overall"] > untrained["overall"]
     assert second.metrics["open"] is second.metrics["closed"] is None
     assert 0 <= second.metrics["overall"] <= 1
-    assert len(site.measured(site.data.test).by_label()) == len(LABELS)
+    assert len(site.measured(site.data.test).f1_by_label()) == len(LABELS)
     assert len(site.vocabulary) == len(LABELS)
 
 
@@ -144,7 +144,7 @@ def test_a_backbone_that_answers_in_words_is_refused():
     settings = TrainingSettings(rounds=1)
     backbone = torch.nn.Identity()
     backbone.answering = "ranking"
-    with pytest.raises(FedpeftError, match="images have labels, and this backbone answers by ranking alone"):
+    with pytest.raises(FedpeftError, match="images have labels, and this backbone answers only by ranking"):
         answering.build(backbone, AnswerVocabulary(LABELS), settings, torch.Generator(), labelled=True)
 
 

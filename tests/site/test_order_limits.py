@@ -9,7 +9,16 @@ from fedpeft.core.files import SET_ASIDE, number_of, round_name, rounds_in
 from fedpeft.core.locks import StateLock
 from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.types import Hello, Introduction, ScoreOrder, TrainOrder
-from fedpeft.site.orders import REPEATS, accept, apply_delta, check_order, lost, newest, note_order, note_own
+from fedpeft.site.orders import (
+    REPEATS,
+    accept,
+    apply_delta,
+    check_order,
+    lost_state,
+    newest_round,
+    note_order,
+    note_own_round,
+)
 from fedpeft.site.site_tasks import SitePlace, SiteTasks
 
 PLAIN = {"backbone": {}, "method": {}, "training": {"rounds": 5}, "data": {}, "schedule": {}}
@@ -161,36 +170,36 @@ def test_a_site_without_an_order_does_not_go_on_from_rounds_that_no_longer_count
         (folder / round_name(number)).mkdir()
     site("undrawn").folder_of(hello(finished=2, session="b", sessions={"a": 2}))
     of_b, of_a = {"a": 2, "b": 4}, {"a": 4}
-    assert (newest(folder, 4, of_b), newest(folder, 4, of_a), newest(folder, 3, of_a)) == (2, 4, 3)
+    assert (newest_round(folder, 4, of_b), newest_round(folder, 4, of_a), newest_round(folder, 3, of_a)) == (2, 4, 3)
     site("again").folder_of(hello(finished=4, session="c", sessions=of_b))
     assert kept(folder) == [1, 2, 3, 4]
     site("again").folder_of(train(round=5))
     assert kept(folder) == [1, 2]
     (folder / round_name(5)).mkdir()
-    assert newest(folder, 5, {**of_b, "c": 5}) == 5
-    assert newest(folder, 5, {}) == 5  # the checkpoint of a version that noted no jobs
+    assert newest_round(folder, 5, {**of_b, "c": 5}) == 5
+    assert newest_round(folder, 5, {}) == 5  # the checkpoint of a version that noted no jobs
 
 
 def test_a_site_notices_that_its_state_of_the_round_before_is_gone(tmp_path):
     run, state = tmp_path / "run", tmp_path / "state"
     kept(state)
     note_order(hello(), run)
-    note_own(0, run)
-    assert lost(state, run, 1) == ""
+    note_own_round(0, run)
+    assert lost_state(state, run, 1) == ""
     for number in (1, 2):
         note_order(train(round=number), run)
         (state / round_name(number)).mkdir(parents=True)
-        note_own(number, run)
-    assert [lost(state, run, number) for number in (2, 3, 5)] == ["", "", ""]  # also where a round comes again
+        note_own_round(number, run)
+    assert [lost_state(state, run, number) for number in (2, 3, 5)] == ["", "", ""]  # also where a round comes again
     (state / round_name(2)).rmdir()
-    assert "the state of round 2 is no longer in" in lost(state, run, 3)
-    assert "went on from that of round 1:" in lost(state, run, 3)
+    assert "the state of round 2 is no longer in" in lost_state(state, run, 3)
+    assert "went on from that of round 1:" in lost_state(state, run, 3)
     (state / round_name(1)).rmdir()
     note_order(train(round=3), run)
-    assert "went on from none:" in lost(state, run, 3)
-    note_own(3, run)
+    assert "went on from none:" in lost_state(state, run, 3)
+    note_own_round(3, run)
     (state / round_name(3)).mkdir()
-    assert lost(state, run, 4) == ""
+    assert lost_state(state, run, 4) == ""
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -75,10 +75,10 @@ def learner(sections, sources, tmp_path):
 
 def overfit(made, steps=12):
     """The losses of steps on one batch."""
-    batch = next(iter(made.batches.of(made.data.train, 16)))
+    batch = next(iter(made.batches.draw(made.data.train, 16)))
     trained = [p for p in (*made.trainable.parameters().values(), *made.head.parameters()) if p.requires_grad]
     optimizer = torch.optim.Adam(trained, lr=1e-2)
-    with computing.as_trained(made.backbone, made.training):
+    with computing.optimized(made.backbone, made.training):
         parts = parts_of(batch, made.answering.train(), made.training.micro_batch)
         return [made.trainable.step(parts, optimizer).item() for _ in range(steps)]
 

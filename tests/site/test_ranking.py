@@ -81,7 +81,7 @@ def test_ranking_is_the_decoders_log_probability_of_each_answer(folder):
     way = ranking(load(folder))
     batch = batch_of(way)
     expected = by_hand(way, batch)
-    assert torch.allclose(way.log_probabilities(batch.inputs), expected, atol=1e-4)
+    assert torch.allclose(way.answer_scores(batch.inputs), expected, atol=1e-4)
     best = [POOL.answers[number] for number in expected.argmax(1)]
     assert way.right(batch).tolist() == [a == example.answer for a, example in zip(best, examples(), strict=True)]
     assert way.unanswerable(examples()) == 1
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_was_tuned_on_questions_has_its_own_decoder(tmp_path):
     way = ranking(load(folder))
     batch = batch_of(way)
     expected = by_hand(way, batch, decoder=albef_tensors(seed=1))
-    assert torch.allclose(way.log_probabilities(batch.inputs), expected, atol=1e-4)
+    assert torch.allclose(way.answer_scores(batch.inputs), expected, atol=1e-4)
     assert not torch.allclose(expected, by_hand(way, batch), atol=1)
     with torch.no_grad():
         inputs = {name: batch.inputs[name] for name in INPUTS}
@@ -145,7 +145,7 @@ def test_the_loss_is_the_negative_log_probability_of_the_answer(folder):
 def test_only_the_answers_with_the_most_probable_first_tokens_are_ranked(folder):
     way = ranking(load(folder), candidates=2)
     inputs = batch_of(way).inputs
-    few, full = way.log_probabilities(inputs), ranking(load(folder)).log_probabilities(inputs)
+    few, full = way.answer_scores(inputs), ranking(load(folder)).answer_scores(inputs)
     ranked = few > -torch.inf
     assert ranked.sum(1).tolist() == [2, 2, 2]
     assert torch.allclose(few[ranked], full[ranked], atol=1e-5)
@@ -229,7 +229,7 @@ def test_the_accuracy_does_not_depend_on_the_batch(folder):
     ("backbone", "way", "message"),
     [
         ("albef", "ranking", "this backbone has no decoder to rank answers with: set training.answering to"),
-        ("albef-decoder", "classification", "this backbone answers by ranking alone: set training.answering to 'ran"),
+        ("albef-decoder", "classification", "this backbone answers only by ranking: set training.answering to 'ran"),
     ],
 )
 def test_what_does_not_fit_is_refused(backbone, way, message, folder):
@@ -267,7 +267,7 @@ def test_decoder_adapters_stand_where_those_of_the_text_stand(folder):
     way = ranking(backbone)
     batch = batch_of(way)
     expected = by_hand(way, batch, added)
-    assert torch.allclose(way.log_probabilities(batch.inputs), expected, atol=1e-3)
+    assert torch.allclose(way.answer_scores(batch.inputs), expected, atol=1e-3)
     assert not torch.allclose(by_hand(way, batch), expected, atol=1e-2)
 
 

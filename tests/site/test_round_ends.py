@@ -33,7 +33,7 @@ def by_hand(learner):
     losses = []
     learner.answering.eval()
     for number in order[:5].tolist():
-        (batch,) = learner.batches.of([learner.data.train[number]], 1)
+        (batch,) = learner.batches.draw([learner.data.train[number]], 1)
         with torch.no_grad():
             logits = learner.answering(batch.inputs)
         losses.append(torch.nn.functional.cross_entropy(logits, batch.target).item())
@@ -91,7 +91,7 @@ def test_the_course_of_the_loss_is_that_of_the_batches_and_stays_at_the_site(
 ):
     settings = ("method.aggregation=fedavg", f"training.personalization={personalization}", "training.batch_size=2")
     batches = {}
-    around = Evaluation.around
+    around = Evaluation.measure_training
 
     def counted(self, train, probe):
         losses = batches.setdefault(id(self), [])
@@ -103,7 +103,7 @@ def test_the_course_of_the_loss_is_that_of_the_batches_and_stays_at_the_site(
         finally:
             del self.note
 
-    monkeypatch.setattr(Evaluation, "around", counted)
+    monkeypatch.setattr(Evaluation, "measure_training", counted)
     rounds, learners = run(sections, tmp_path / "measured", *settings, STEPS)
     plain, _ = run(sections, tmp_path / "plain", *settings)
     for one, other in zip(rounds, plain, strict=True):
@@ -141,9 +141,9 @@ def test_what_the_probe_draws_is_not_missing_in_training(sections, tmp_path, mon
         return forward(self, **batch)
 
     monkeypatch.setattr(Vilt, "forward", drawing)
-    drawn, end = [], Learner._to_send
+    drawn, end = [], Learner._uploaded
     monkeypatch.setattr(Learner, "fit", lambda self, optimizer, round: drawn.append(torch.rand(1).item()) or {})
-    monkeypatch.setattr(Learner, "_to_send", lambda *these: drawn.append(torch.rand(1).item()) or end(*these))
+    monkeypatch.setattr(Learner, "_uploaded", lambda *these: drawn.append(torch.rand(1).item()) or end(*these))
     for number, settings in enumerate([(), (MEASURE,)]):
         made = sections("method.probe_samples=5", *settings)
         Learner.from_sections(made, site="slake", folder=tmp_path / str(number)).train_round(1, {})

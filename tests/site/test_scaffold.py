@@ -212,5 +212,5 @@ def test_of_scheduled_layers_those_of_the_round_before_alone_are_corrected(secti
     learner.train_round(1, near, [0])
     states = [site_state.load_before(learner.folder, 2)]
     for round in (2, 3):
-        control = ControlVariates.of_round(learner, round, states[0], near)
+        control = ControlVariates.start_round(learner, round, states[0], near)
         assert bool(control._change) == (round == 2)

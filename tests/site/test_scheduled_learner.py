@@ -18,7 +18,7 @@ from fedpeft.importance import MemorySettings, layer_memory
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import computing, site_state
 from fedpeft.site.learner import Learner
-from fedpeft.site.scoring import _by_layer, _losses
+from fedpeft.site.scoring import _group_by_layer, _losses
 
 SITES = ("slake", "vqa-rad")
 UPPER_LAYER = ["schedule.solver=own", "schedule.score=last_k", "schedule.budget=1", "schedule.score_samples=4"]
@@ -229,9 +229,12 @@ def test_the_budget_holds_what_checkpointing_computes_again(sections, tmp_path, 
     chosen = sections("schedule.solver=exact", "method.aggregation=fedavg", "training.checkpointing=true")
     chosen["training"]["batch_size"] = batch_size
     learner = Learner.from_sections(chosen, site="slake", folder=tmp_path)
-    layers, batch = _by_layer(learner.trainable.parameters()), learner.batches.sample(batch_size, 0, size=batch_size)[0]
+    layers, batch = (
+        _group_by_layer(learner.trainable.parameters()),
+        learner.batches.sample(batch_size, 0, size=batch_size)[0],
+    )
     losses, settings = _losses(learner.answering), MemorySettings(optimizer_tensors=0)
-    with computing.as_trained(learner.backbone, learner.training):
+    with computing.optimized(learner.backbone, learner.training):
         model = learner.answering.train()
         inputs = batch.inputs, lambda logits, _: losses(logits, batch)
         step, added = layer_memory(model, layers, *inputs, model=model, settings=settings)

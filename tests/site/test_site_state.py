@@ -11,7 +11,7 @@ from fedpeft.core.metrics import ACCURACY, MACRO_F1
 from fedpeft.core.settings import build
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.site.site_state import ModelRecord, SiteRecord, SiteState, as_json, load_before, save
+from fedpeft.site.site_state import ModelRecord, SiteRecord, SiteState, load_before, record_as_json, save
 
 
 def state(round: int) -> SiteState:
@@ -119,7 +119,7 @@ def test_a_record_says_whether_texts_stood_beside_the_images_of_training():
             "sections": {},
             "window": {},
         }
-        record = SiteRecord(vocabulary=AnswerVocabulary(("a",)), **about).after((), thresholds=None, share=0.0)
+        record = SiteRecord(vocabulary=AnswerVocabulary(("a",)), **about).model_record((), thresholds=None, share=0.0)
         assert (record.reads_text, record.asks, record.labelled) == (bool(text), asks, bool(labels))
-        older = {name: value for name, value in as_json(record).items() if name != "reads_text"}
+        older = {name: value for name, value in record_as_json(record).items() if name != "reads_text"}
         assert build(ModelRecord, older, section="record").reads_text is None

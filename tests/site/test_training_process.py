@@ -121,7 +121,7 @@ def test_a_round_says_how_far_it_is_before_its_answer(sections, tmp_path, monkey
     answers, _ = answers_of(opening(made, tmp_path), request)
     *lines, last = answers
     learner = Learner.from_sections(made, site="slake", folder=tmp_path)
-    steps = 2 * len(learner.batches.of_training(0))
+    steps = 2 * len(learner.batches.training(0))
     assert [line["progress"] for line in lines] == [str((step, steps)) for step in range(1, steps + 1)]
     assert last["values"]["samples"] == len(learner.data.train)
 

@@ -77,7 +77,7 @@ class FedALA(Learner):
         seed = derive(self.training.seed, "ala", self.site, round)
         order = torch.randperm(len(self.data.train), generator=torch.Generator().manual_seed(seed)).tolist()
         chosen = [self.data.train[number] for number in order[: int(ALA_SHARE * len(order))]]
-        samples = list(self.batches.of(chosen, self.training.batch_size))
+        samples = list(self.batches.draw(chosen, self.training.batch_size))
         parameters = self.trainable.parameters()
         self.trainable.train_only(None)
         before = float("inf")

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import READ_WITH, at_least, between, one_of
+from fedpeft.core.settings import READ_WITH, at_least, between, is_finite, is_number, one_of
 
 VALIDATION, AGREEMENT, PLACES = "validation", "agreement", "places"
 FIXED_OUTPUTS = "fixed"
@@ -158,7 +157,7 @@ class PIASettings:
             elif isinstance(one.default, bool):
                 if not isinstance(value, bool):
                     raise FedpeftError(f"{one.name} is {value!r}, allowed are True and False.")
-            elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            elif not is_finite(value) or value < 0:
                 raise FedpeftError(f"{one.name} is {value!r}, it must be a finite number of at least 0.")
         if self.regularization == 0:
             raise FedpeftError(
@@ -194,7 +193,7 @@ class PIASettings:
 
     def _check_share(self) -> None:
         ends = self._ends
-        numbers = all(isinstance(end, int | float) and not isinstance(end, bool) and 0 <= end <= 1 for end in ends)
+        numbers = all(is_number(end) and 0 <= end <= 1 for end in ends)
         if self.share not in (VALIDATION, AGREEMENT) and not (numbers and len(ends) == 2):
             raise FedpeftError(
                 f"share is {self.share!r}, allowed are a number from 0 to 1, a list of two, {VALIDATION!r} and "

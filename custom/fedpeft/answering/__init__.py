@@ -3,8 +3,8 @@
 
 Images with labels instead of a question are answered by `classification.Multilabel`, whatever the job names.
 
-Each is an `Answering` (`fedpeft.answering.answering`): a backbone with what makes answers of its features, which
-is private to the site, the targets of a batch, the loss, and which answers are right.
+Each is an `Answering` (`fedpeft.answering.answering`): a backbone with a head or decoder, which is private to the site.
+It makes the targets of a batch and the loss, and decides which answers are right.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WayToAnswer:
-    """A way to answer as it is registered. Registering imports no torch.
+    """The registration of a way to answer, which imports no torch.
 
     Args:
         home: function from a backbone, a vocabulary, the section `training` and a generator to an `Answering`, or its
             import path "package.module:object".
-        reads: what it reads of a backbone, see `fedpeft.backbones.Pretrained.makes`.
+        reads: output of the backbone that it needs, see `fedpeft.backbones.Pretrained.makes`.
         first_head: import path of the function from a key and a shape of its head to the first values
             (`fedpeft.methods.first_values`); empty: only their size is known.
     """
@@ -47,7 +47,7 @@ class WayToAnswer:
 
     @property
     def head(self) -> bool:
-        """Whether a head of the site makes the answers, which is so where features are read."""
+        """Whether a head of the site makes the answers, from features."""
         return self.reads == FEATURES
 
     def build(
@@ -75,20 +75,20 @@ ANSWERING.register("ranking", WayToAnswer(home="fedpeft.answering.decoders:build
 register, names, get = ANSWERING.register, ANSWERING.names, ANSWERING.get
 
 
-def that_read(makes: Collection[str]) -> list[str]:
-    """Return the ways to answer of the package that a backbone with these `Pretrained.makes` has."""
+def ways_that_read(makes: Collection[str]) -> list[str]:
+    """Return fedpeft's own ways to answer that a backbone with these `Pretrained.makes` allows."""
     return [name for name in ANSWERING.own_names() if get(name).reads in makes]
 
 
 def check_backbone(name: str, backbone: str) -> None:
-    """Refuse a way to answer that reads what a backbone does not make."""
+    """Refuse a way to answer whose input a backbone does not make."""
     reads, makes = get(name).reads, BACKBONES.get(backbone).makes
     if reads in makes:
         return
     able = [other for other in BACKBONES.own_names() if reads in BACKBONES.get(other).makes]
-    ways = that_read(makes)
+    ways = ways_that_read(makes)
     raise FedpeftError(
-        f"answering is {name!r}, and backbone {backbone!r} answers by {' or '.join(ways)} alone: set "
+        f"answering is {name!r}, and backbone {backbone!r} answers only by {' or '.join(ways)}: set "
         f"training.answering to {' or '.join(map(repr, ways))}, or backbone.name to one that answers so "
         f"({', '.join(able)}).",
         setting="training.answering",
@@ -103,12 +103,12 @@ def build(
     *,
     labelled: bool = False,
 ) -> Answering:
-    """Build what `training.answering` names, or for images with labels what gives these."""
+    """Build the way to answer that `training.answering` names; for images with labels always `Multilabel`."""
     only = getattr(backbone, "answering", None)
     if labelled:
         if only:
             raise FedpeftError(
-                f"these images have labels, and this backbone answers by {only} alone: choose another backbone.",
+                f"these images have labels, and this backbone answers only by {only}: choose another backbone.",
                 setting="backbone.name",
             )
         from fedpeft.answering import classification
@@ -116,7 +116,7 @@ def build(
         return classification.build_labels(backbone, vocabulary, settings, generator)
     if only not in (None, settings.answering):
         raise FedpeftError(
-            f"answering is {settings.answering!r}, and this backbone answers by {only} alone: set training.answering "
+            f"answering is {settings.answering!r}, and this backbone answers only by {only}: set training.answering "
             f"to {only!r}.",
             setting="training.answering",
         )

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Interface of a way to answer: from examples to batches and to logits, its targets, its loss, and what is right."""
+"""Interface of a way to answer: batches from examples, logits, targets, loss, and the check of answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fedpeft.backbones.backbone import NO_TOKEN, Backbone
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.core.processes import no_sockets
@@ -28,21 +28,21 @@ from fedpeft.data.images import open_image
 from fedpeft.data.schema import Example
 from fedpeft.methods import trainable
 
-UNKNOWN = -1  # in a target: whether a label applies
+UNKNOWN = -1  # in a target: nobody knows whether the label applies
 Row = tuple[Any, Example]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B samples: a model's inputs and the correct answers, as the site's way of answering has them."""
+    """B samples: a model's inputs and the correct answers, in the form of the site's way of answering."""
 
     inputs: dict[str, torch.Tensor]  # the model's keyword arguments
-    target: torch.Tensor  # what the loss compares with, (B, ...); negative numbers are left out
-    accepted: Any  # what the model's answers are compared with, one entry for each sample
+    target: torch.Tensor  # of the loss, (B, ...); negative numbers do not count
+    accepted: Any  # right answers, one entry for each sample
     closed: torch.Tensor  # booleans (B,)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch with inputs and target on a device."""
+        """Return the same batch with inputs and target on a device."""
         inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()}
         return Batch(inputs, self.target.to(device), self.accepted, self.closed)
 
@@ -52,7 +52,7 @@ Collate = Callable[[Sequence[Any], Sequence[Example]], Batch]
 
 
 class Order(Protocol):
-    """Indices of examples, and how many."""
+    """Indices of examples, with their number."""
 
     def __len__(self) -> int: ...
 
@@ -60,7 +60,7 @@ class Order(Protocol):
 
 
 class _Examples(Dataset):
-    """Examples with their images; behind the first view of all n there is the second of all, and so on."""
+    """Examples with their images; after the first view of all n come the second views, and so on."""
 
     def __init__(self, examples: Sequence[Example], open_image: OpenImage, views: Sequence[str]) -> None:
         self.examples, self._open, self._views = examples, open_image, views
@@ -94,7 +94,7 @@ class _Viewed:
 
 
 class _Indices(BatchSampler):
-    """Sample indices of each batch; a last batch of fewer than `smallest` samples joins the one before it."""
+    """Sample indices of each batch; a last batch with fewer than `smallest` samples joins the one before it."""
 
     def __init__(self, order: Order, batch_size: int, smallest: int) -> None:
         super().__init__(order, batch_size, drop_last=False)
@@ -111,7 +111,7 @@ class _Indices(BatchSampler):
 
 
 class Batches:
-    """Iterate over `Batch`, in a new random order on every pass if a generator is passed."""
+    """Iterate over `Batch`; with a generator every pass has a new random order."""
 
     def __init__(
         self,
@@ -123,8 +123,8 @@ class Batches:
         generator: torch.Generator | None = None,  # for the random order; None: that of `examples`
         workers: int = 0,  # processes that decode images
         open_image: OpenImage = open_image,
-        weights: Sequence[float] = (),  # a pass draws n examples by them, with replacement; empty: each comes once
-        views: Sequence[str] = ("",),  # of an image by their names in Pillow, of which one is drawn each time
+        weights: Sequence[float] = (),  # to draw n examples with replacement; empty: each comes once
+        views: Sequence[str] = ("",),  # transpositions of an image, by their names in Pillow; one is drawn each time
     ) -> None:
         if workers and (problem := no_sockets()):
             raise FedpeftError(f"training.workers is {workers}: {problem}", setting="training.workers")
@@ -169,16 +169,16 @@ class Scored(NamedTuple):
 
 
 class Answering(nn.Module):
-    """A backbone with what makes answers of it.
+    """A backbone with the part that turns its output into answers.
 
     Attributes:
-        metrics: by which it can be measured (`fedpeft.core.metrics`).
-        labelled: whether it gives any number of labels in place of one answer.
+        metrics: that can measure it (`fedpeft.core.metrics`).
+        labelled: whether it gives any number of labels instead of one answer.
 
     Args:
-        backbone: frozen but for what the method trains.
-        head: parameters that are trained in every round, and leave the site only where they are federated
-            (`method.head`); a module without parameters if there are none.
+        backbone: frozen except for what the method trains.
+        head: parameters that every round trains and that leave the site only if they are federated (`method.head`); a
+            module without parameters if there are none.
     """
 
     metrics: ClassVar[tuple[str, ...]] = (ACCURACY,)
@@ -189,9 +189,9 @@ class Answering(nn.Module):
         self.backbone, self.head = backbone, head
 
     def train(self, mode: bool = True) -> Answering:
-        """Set the mode of training, in which batch norms keep the statistics of pre-training.
+        """Set the mode; in training batch norms keep the statistics of pre-training.
 
-        They are no parameters: they would drift with a site's images, and neither be kept nor be exchanged.
+        These are no parameters: they would drift with a site's images and neither be kept nor exchanged.
         """
         super().train(mode)
         for module in self.modules():
@@ -200,7 +200,7 @@ class Answering(nn.Module):
         return self
 
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
-        """Turn B examples with their opened images into a batch, on the CPU; runs in the processes that load data."""
+        """Return B examples with their opened images as a batch on the CPU; runs in the processes that load data."""
         raise NotImplementedError
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
@@ -212,7 +212,7 @@ class Answering(nn.Module):
 
         Args:
             logits: as `forward` returns them.
-            target: of the batch; a sample whose numbers are all negative is left out.
+            target: of the batch; a sample with only negative numbers does not count.
             reduction: `mean` or `sum` over the samples, or `none`: one value for each (B,).
         """
         raise NotImplementedError
@@ -222,7 +222,7 @@ class Answering(nn.Module):
         return -self.loss(logits, target, reduction="none")
 
     def weigh(self, examples: Sequence[Example]) -> None:
-        """Count classes or labels in the loss by how rare they are among a site's training examples.
+        """Weight classes or labels in the loss by how rare they are among a site's training examples.
 
         Raises:
             FedpeftError: this way of answering has no classes.
@@ -233,10 +233,10 @@ class Answering(nn.Module):
         )
 
     def outputs(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return what the kernel of a layer score is taken of, (B, C).
+        """Return the outputs (B, C) whose kernel is the score of a layer.
 
         Args:
-            logits: as `forward` returns them; here of one choice, (B, C), all of which count.
+            logits: as `forward` returns them; here of one choice, (B, C), and all count.
             target: of the batch, as for `loss`; that of one choice does not matter.
         """
         return logits
@@ -275,11 +275,11 @@ class Answering(nn.Module):
         raise FedpeftError(f"{type(self).__name__} does not say how probable its answers are: it lacks `answers`.")
 
     def pooled(self, inputs: dict[str, Tensor]) -> Tensor | None:
-        """Return one vector for each sample (B, d), of which its answer is made; None: there is no such vector."""
+        """Return the vector of each sample (B, d) that its answer is made from; None: there is no such vector."""
         return None
 
     def unanswerable(self, examples: Sequence[Example]) -> int:
-        """Return how many examples can never be answered right; they count as wrong."""
+        """Return how many examples can never be answered correctly; they count as wrong."""
         raise NotImplementedError
 
     def right(self, batch: Batch) -> Tensor:
@@ -287,19 +287,8 @@ class Answering(nn.Module):
         raise NotImplementedError
 
 
-def token_losses(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the cross-entropy (B, T) of logits (B, T, V), 0 where the target is `NO_TOKEN`, behind an answer's end."""
-    return nn.functional.cross_entropy(logits.transpose(1, 2), target, ignore_index=NO_TOKEN, reduction="none")
-
-
-def token_logits(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the logit of each of an answer's tokens (B, T), 0 behind its end; arguments as above."""
-    chosen = logits.gather(-1, target.clamp_min(0)[..., None])[..., 0]
-    return chosen.masked_fill(target == NO_TOKEN, 0)
-
-
 def reduced(samples: Tensor, reduction: str) -> Tensor:
-    """Return the `mean` or `sum` of the samples' losses (B,), or for `none` these."""
+    """Return the `mean` or `sum` of the samples' losses (B,), or for `none` the losses."""
     if reduction == "none":
         return samples
     return samples.mean() if reduction == "mean" else samples.sum()

@@ -1,15 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Answering by a head, which tells answers apart, or says of each label whether it applies.
+"""Answering by a head with one output for each answer (`Classification`) or each label of an image (`Multilabel`).
 
-The head does not leave the site's disk unless the job federates it. An answer is chosen by its number, which is a class
-or a place in the pool; ranked answers share that. An image may have any number of labels; data with labels are answered
-so, whatever `training.answering` says of questions.
+The head does not leave the site's disk unless the job federates it. Images with labels are always answered by
+`Multilabel`, whatever `training.answering` says. `Choosing` is also the base of ranked answers (`decoders.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,30 +44,34 @@ def build_head(kind: str, hidden_size: int, classes: int, generator: torch.Gener
 
 
 def first_values(key: str, shape: tuple[int, ...]) -> FirstValues:
-    """Return how the first values of such a head's tensor are distributed, by its key in messages."""
+    """Return how the first values of a tensor of the head are distributed, by its key in messages."""
     if key.endswith(".bias"):
         return Constant()
     return Normal(INITIAL_STD) if len(shape) > 1 else Constant(1.0)  # of the LayerNorm
 
 
 def accepted(vocabulary: AnswerVocabulary, examples: Sequence[Example]) -> Tensor:
-    """Return the numbers of the answers that are right for each of B examples (B, A), -1 where there are fewer."""
+    """Return the numbers of the right answers of B examples (B, A), filled up with -1."""
     numbers = [torch.tensor(vocabulary.accepted(example), dtype=torch.long) for example in examples]
     return pad_sequence(numbers, batch_first=True, padding_value=-1)
 
 
 def best_first(texts: Sequence[str], probabilities: Tensor, max_answers: int) -> list[Scored]:
-    """Return the texts with the highest probabilities, of equal ones the first of them."""
+    """Return the texts with the highest probabilities; of equal ones the first comes first."""
     order = probabilities.argsort(descending=True, stable=True)[:max_answers].tolist()
     return [Scored(texts[number], probabilities[number].item()) for number in order]
 
 
-class Choosing(Answering):
-    """A way of answering that scores every answer of the vocabulary."""
+class VocabularyAnswering(Answering):
+    """A way of answering with the answers or labels of a vocabulary."""
 
     def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
         super().__init__(backbone, head)
         self.vocabulary = vocabulary
+
+
+class Choosing(VocabularyAnswering):
+    """A way of answering that scores every answer of the vocabulary and chooses the best."""
 
     def answer_scores(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return a score for every answer (B, N), the higher the more probable."""
@@ -92,24 +95,19 @@ class Choosing(Answering):
         return self.vocabulary.unseen(examples)
 
 
-class Classification(Choosing):
-    """Features (B, d) and a head to logits (B, C) over the answers; cross-entropy."""
-
-    metrics = (ACCURACY, BALANCED_ACCURACY, MACRO_F1)
+class HeadAnswering(VocabularyAnswering):
+    """A head from the backbone's features (B, d) to logits (B, C), one for each answer or label."""
 
     def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
         super().__init__(backbone, head, vocabulary)
         self.register_buffer("weights", None, persistent=False)
 
-    def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
-        """Make target the class of the answer (B,), -1 without one, accepted the classes that are right (B, A)."""
-        inputs = self.backbone.collate(list(images), [example.question for example in examples])
-        return Batch(
-            inputs=inputs,
-            target=torch.tensor([self.vocabulary.index(example.answer) for example in examples]),
-            accepted=accepted(self.vocabulary, examples),
-            closed=torch.tensor([example.closed for example in examples]),
-        )
+    @classmethod
+    def build(
+        cls, backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
+    ) -> Self:
+        """Build the head that `training.head` names."""
+        return cls(backbone, build_head(settings.head, backbone.hidden_size, len(vocabulary), generator), vocabulary)
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the logits (B, C)."""
@@ -119,8 +117,24 @@ class Classification(Choosing):
         """See `Answering`: the features that the head reads."""
         return self.backbone(**inputs)
 
+
+class Classification(HeadAnswering, Choosing):
+    """One logit for each answer; cross-entropy."""
+
+    metrics = (ACCURACY, BALANCED_ACCURACY, MACRO_F1)
+
+    def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
+        """Return a batch with the class of the answer (B,), -1 without one, and the accepted classes (B, A)."""
+        inputs = self.backbone.collate(list(images), [example.question for example in examples])
+        return Batch(
+            inputs=inputs,
+            target=torch.tensor([self.vocabulary.index(example.answer) for example in examples]),
+            accepted=accepted(self.vocabulary, examples),
+            closed=torch.tensor([example.closed for example in examples]),
+        )
+
     def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
-        """Return the cross-entropy; weighted, its mean is over the samples all the same, so that parts add up."""
+        """Return the cross-entropy; with weights its mean is also over samples, so that parts of a batch add up."""
         if self.weights is None:
             return nn.functional.cross_entropy(logits, target, ignore_index=-1, reduction=reduction)
         samples = nn.functional.cross_entropy(logits, target, self.weights, ignore_index=-1, reduction="none")
@@ -138,26 +152,13 @@ class Classification(Choosing):
         return self(inputs)
 
 
-def build(
-    backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
-) -> Classification:
-    """Build the head that `training.head` names."""
-    head = build_head(settings.head, backbone.hidden_size, len(vocabulary), generator)
-    return Classification(backbone, head, vocabulary)
-
-
-class Multilabel(Answering):
-    """Features (B, d) and a head to logits (B, L), one for each label."""
+class Multilabel(HeadAnswering):
+    """One logit for each label, of which any number may apply; binary cross-entropy."""
 
     metrics, labelled = (MACRO_F1,), True
 
-    def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
-        super().__init__(backbone, head)
-        self.vocabulary = vocabulary
-        self.register_buffer("weights", None, persistent=False)
-
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
-        """Make target 1 where a label applies, 0 where it does not, -1 where it is unknown, (B, L)."""
+        """Return a batch with target (B, L): 1 if a label applies, 0 if it does not, -1 if that is unknown."""
         return Batch(
             inputs=self.backbone.collate(list(images), [example.question for example in examples]),
             target=self._target(examples),
@@ -172,14 +173,6 @@ class Multilabel(Answering):
             target[row, [self.vocabulary.index_of_label(label) for label in example.unknown_labels]] = UNKNOWN
         return target
 
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the logits (B, L)."""
-        return self.head(self.backbone(**inputs))
-
-    def pooled(self, inputs: dict[str, Tensor]) -> Tensor:
-        """See `Answering`: the features that the head reads."""
-        return self.backbone(**inputs)
-
     def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
         """Return the binary cross-entropy; an image without any known label is left out."""
         known = target != UNKNOWN
@@ -192,14 +185,14 @@ class Multilabel(Answering):
         return reduced(samples[counted], reduction) if counted.any() else samples.sum()  # 0, as in micro batches
 
     def weigh(self, examples: Sequence[Example]) -> None:
-        """See `Answering`: where a label applies, it counts by how many times more often it does not."""
+        """See `Answering`: a label that applies is weighted by how many times more often it does not."""
         target = self._target(examples)
         positive, negative = (target == 1).sum(0), (target == 0).sum(0)
         occurs = (positive > 0) & (negative > 0)
         self.weights = torch.where(occurs, negative / positive.clamp_min(1), 1.0)
 
     def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
-        """See `Answering`: of labels that apply or not each for itself, known or not."""
+        """See `Answering`: the sum over all labels, known or not."""
         return trainable.kl_of_labels(logits, teacher)
 
     def probabilities(self, batch: Batch) -> Tensor:
@@ -216,9 +209,4 @@ class Multilabel(Answering):
         return 0
 
 
-def build_labels(
-    backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
-) -> Multilabel:
-    """Build the head that `training.head` names."""
-    head = build_head(settings.head, backbone.hidden_size, len(vocabulary), generator)
-    return Multilabel(backbone, head, vocabulary)
+build, build_labels = Classification.build, Multilabel.build

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Answering with a decoder, which writes the answer or ranks those of the site's training data.
+"""Answering with a decoder, which writes the answer or ranks the answers of the site's training data.
 
 Generation: the language model writes the answer, and nothing but the method's part is trained. Training: cross-entropy
 of the answer's tokens, the mean over an answer's tokens and then over samples. Evaluation: greedy decoding; an answer
-is right where its normal form is that of an accepted one.
+is right if its normal form is that of an accepted one.
 
 Ranking, as ALBEF does: the decoder says how probable each answer is. Training: the negative log-probability of the
 answer, summed over its tokens, the mean over samples. Evaluation: of the answers with the most probable first tokens,
@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedpeft.answering.answering import Answering, Batch, Scored, reduced, token_logits, token_losses
+from fedpeft.answering.answering import Answering, Batch, Scored, reduced
 from fedpeft.answering.classification import Choosing, accepted
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, NO_TOKEN, STATES, Backbone, Decoder, question_of, targets
@@ -31,15 +31,33 @@ from fedpeft.data.schema import Example
 from fedpeft.methods import trainable
 
 
-class Generation(Answering):
-    """A backbone that writes."""
+def token_losses(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the cross-entropy (B, T) of logits (B, T, V), 0 after an answer's end, where the target is `NO_TOKEN`."""
+    return nn.functional.cross_entropy(logits.transpose(1, 2), target, ignore_index=NO_TOKEN, reduction="none")
+
+
+class TokenAnswering(Answering):
+    """A way of answering whose logits (B, T, V) are those of the tokens of an answer."""
+
+    def log_probability(self, logits: Tensor, target: Tensor) -> Tensor:
+        """See `Answering`: summed over the tokens of an answer, also if the loss is their mean."""
+        return -token_losses(logits, target).sum(-1)
+
+    def outputs(self, logits: Tensor, target: Tensor) -> Tensor:
+        """See `Answering`: the logit of each token of the answer (B, T), 0 after its end."""
+        chosen = logits.gather(-1, target.clamp_min(0)[..., None])[..., 0]
+        return chosen.masked_fill(target == NO_TOKEN, 0)
+
+
+class Generation(TokenAnswering):
+    """A backbone that writes the answer."""
 
     def __init__(self, backbone: Backbone, writer: Writer, longest: int) -> None:
         super().__init__(backbone, nn.Module())
         self.writer, self.longest = writer, longest
 
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
-        """Make target the tokens of the answers (B, T), accepted the texts that are right."""
+        """Return a batch with the tokens of the answers (B, T) as target, and the accepted texts."""
         answers = [example.answer for example in examples]
         inputs = self.writer.collate(list(images), [example.question for example in examples], answers)
         return Batch(
@@ -57,14 +75,6 @@ class Generation(Answering):
         """Return the mean cross-entropy of an answer's tokens."""
         samples = token_losses(logits, target).sum(-1) / (target != NO_TOKEN).sum(-1)
         return reduced(samples, reduction)
-
-    def log_probability(self, logits: Tensor, target: Tensor) -> Tensor:
-        """See `Answering`: summed over the tokens of an answer, of which the loss is the mean."""
-        return -token_losses(logits, target).sum(-1)
-
-    def outputs(self, logits: Tensor, target: Tensor) -> Tensor:
-        """See `Answering`: the logit of each token of the answer (B, T), 0 behind its end."""
-        return token_logits(logits, target)
 
     def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
         """See `Answering`: the mean over the tokens of an answer, as its loss is."""
@@ -94,7 +104,7 @@ class Generation(Answering):
 def build_generation(
     backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
 ) -> Generation:
-    """Build the output layer of a backbone that can write."""
+    """Build a way of answering with a backbone that can write."""
     make: Callable[[], Writer] | None = getattr(backbone, "writer", None)
     if make is None:
         raise FedpeftError(
@@ -107,11 +117,11 @@ def build_generation(
     return Generation(backbone, writer, max(len(writer.tokens(answer)) for answer in vocabulary.answers))
 
 
-ROWS = 128  # answers that go through the decoder at once
+ROWS = 128  # answers in one pass through the decoder
 
 
-class Ranking(Choosing):
-    """A backbone with a decoder that ranks so many of a site's answers; 0: all."""
+class Ranking(TokenAnswering, Choosing):
+    """A backbone with a decoder that ranks at most `candidates` of a site's answers; 0: all."""
 
     backbone: Decoder
     ids: Tensor
@@ -125,7 +135,7 @@ class Ranking(Choosing):
         self.register_buffer("mask", pool[ANSWER_MASK], persistent=False)
 
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
-        """Make target the tokens of the answers (B, T), accepted the places in the pool that are right (B, A)."""
+        """Return a batch with the tokens of the answers (B, T) as target, and accepted places in the pool (B, A)."""
         answers = self.backbone.answer_tokens([example.answer for example in examples])
         return Batch(
             inputs=self.backbone.collate(list(images), [example.question for example in examples]) | answers,
@@ -139,7 +149,7 @@ class Ranking(Choosing):
         return self.backbone(**inputs)
 
     def pooled(self, inputs: dict[str, Tensor]) -> Tensor:
-        """See `Answering`: the mean of the states that the decoder reads, without those that pad the question."""
+        """See `Answering`: the mean of the states that the decoder reads, without padding."""
         states, seen = self.backbone(**question_of(inputs)), inputs["attention_mask"][..., None]
         return (states * seen).sum(1) / seen.sum(1)
 
@@ -147,21 +157,13 @@ class Ranking(Choosing):
         """Return the cross-entropy of the answers, summed over their tokens."""
         return reduced(token_losses(logits, target).sum(-1), reduction)
 
-    def outputs(self, logits: Tensor, target: Tensor) -> Tensor:
-        """See `Answering`: the logit of each token of the answer (B, T), 0 behind its end."""
-        return token_logits(logits, target)
-
     def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
         """See `Answering`: summed over the tokens of an answer, as its loss is."""
         return trainable.kl_of_tokens(logits, teacher, target != NO_TOKEN).mean()
 
-    def answer_scores(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the log-probability of each answer of the pool (B, N)."""
-        return self.log_probabilities(inputs)
-
     @torch.no_grad()
-    def log_probabilities(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the log-probability of each answer of the pool (B, N); minus infinity where it was not ranked."""
+    def answer_scores(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the log-probability of each answer of the pool (B, N); minus infinity if it was not ranked."""
         states, seen = self.backbone(**question_of(inputs)), inputs["attention_mask"]
         count, (pool, _) = len(states), self.ids.shape
         chosen = torch.arange(pool, device=states.device).expand(count, -1)
@@ -190,7 +192,7 @@ class Ranking(Choosing):
 def build_ranking(
     backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
 ) -> Ranking:
-    """Make the site's answers the pool."""
+    """Build a ranking of the site's answers."""
     if not hasattr(backbone, "answer_tokens"):
         raise FedpeftError(
             "answering is 'ranking', and this backbone has no decoder to rank answers with: set training.answering to "

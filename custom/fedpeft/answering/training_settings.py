@@ -10,25 +10,25 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import VALIDATION
 from fedpeft.core.settings import MAX_ROUNDS, READ_WITH, check_ranges, one_of, within
 
-WITH_GLOBAL = "with_global"  # in the metadata of a field: it compares with what the sites have in common, in training
+WITH_GLOBAL = "with_global"  # metadata of a field that compares with the global adapter in training
 
 
 @dataclass(frozen=True, kw_only=True)
-class Personalization:
-    """How a site gets a model of its own."""
+class WayToPersonalize:
+    """A way to give a site a model of its own, as `PERSONALIZATIONS` names it."""
 
-    # the class that does it, "package.module:object" (a subclass of `fedpeft.site.loop.OfRound`)
-    home: str = "fedpeft.site.loop:OfRound"
-    max_kept: float = 0.0  # the largest part of its own adapter in what a site starts a round from
-    models: int = 0  # trained ones that a site keeps on its disk beside the exchanged one
-    adapters: int = 0  # sets of tensors of an adapter's size that it keeps there
+    # import path of a subclass of `fedpeft.site.loop.Personalization`, "package.module:object"
+    home: str = "fedpeft.site.loop:Personalization"
+    max_kept: float = 0.0  # share of its own adapter in the start of a site's round, at most
+    models: int = 0  # trained models on a site's disk beside the exchanged one
+    adapters: int = 0  # sets of tensors of an adapter's size on that disk
 
 
 NONE = "none"
-PERSONALIZATIONS: dict[str, Personalization] = {
-    NONE: Personalization(),
-    "ditto": Personalization(home="fedpeft.site.ditto:Ditto", models=1),
-    "fedala": Personalization(home="fedpeft.site.fedala:FedALA", max_kept=1.0, adapters=1),
+PERSONALIZATIONS: dict[str, WayToPersonalize] = {
+    NONE: WayToPersonalize(),
+    "ditto": WayToPersonalize(home="fedpeft.site.ditto:Ditto", models=1),
+    "fedala": WayToPersonalize(home="fedpeft.site.fedala:FedALA", max_kept=1.0, adapters=1),
 }
 
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
@@ -45,7 +45,7 @@ IMAGES_MIB = 64
 MAX_EPOCHS, MAX_SAMPLES, MAX_PROCESSES, MAX_MIB = 10_000, 1_000_000, 1024, 100_000_000
 BATCH = within(1, MAX_SAMPLES, max_by="max_batch_size", min_by="min_batch_size")
 RATE = within(0, exclusive=True, max_by="max_learning_rate")
-DEFAULT, FORMER_DEFAULT = "default", "usual"  # jobs written before say the latter
+DEFAULT, FORMER_DEFAULT = "default", "usual"  # older jobs have the latter
 FUSED, FIRST_TOKEN = "fused", "first_token"
 
 
@@ -57,15 +57,15 @@ class TrainingSettings:
         rounds: communication rounds of the whole job.
         local_epochs: passes over the site's training split per round.
         first_epochs: passes in the first round, before anything is exchanged; 0: `local_epochs`. With
-            `method.initialization: own` these are sites that tuned their adapters before the federation began.
+            `method.initialization: own` the sites thus tune their adapters before the federation begins.
         batch_size: samples per step.
-        sampling: what an epoch trains: `default`, each sample once, or `balanced`: as many samples, drawn with
+        sampling: samples of an epoch: `default`, each sample once, or `balanced`: as many samples, drawn with
             replacement so that every class comes equally often. An image counts for the rarest of its labels.
-        class_weights: how classes count in the loss: `none`, alike in every sample, or `balanced`: one with n_c of the
-            site's n training samples and C classes by n / (C n_c). Labels that apply count by how many times more often
-            they do not. The counts stay at the site. Beside `sampling: balanced` rare classes would count twice.
+        class_weights: weight of a class in the loss: `none`, or `balanced`: n / (C n_c) for n_c of the site's n
+            training samples and C classes. Labels that apply are weighted by how many times more often they do not.
+            The counts stay at the site. With `sampling: balanced` rare classes would count twice.
         augmentation: how training images are turned at random: `none`, `mirror` (left and right), or `flips` (also
-            upside down). Where left and right mean something, leave it out. Features that a frozen encoder keeps take
+            upside down). If left and right mean something, leave it out. Features that a frozen encoder keeps take
             two or four times the memory.
         learning_rate: peak learning rate of adapters (or of the backbone when all of it is trained).
         head_learning_rate: peak learning rate of the head; None: the same.
@@ -74,64 +74,63 @@ class TrainingSettings:
         decay: of the learning rate after that: `linear` to 0 at the end of the last round, or `none`.
         optimizer: `adamw`, or `sgd` without momentum.
         proximal_mu: FedProx: every step holds the exchanged tensors near the global ones that the round began with, as
-            `mu/2 |w - w_global|^2` beside the loss would; the paper tries 0.001 to 1. 0: it does not.
-        scaffold: SCAFFOLD: every step is corrected by what the steps of all sites had in common in the last round, and
-            the site's own had not. A site keeps two numbers more for each exchanged one, and sends none more.
+            a term `mu/2 |w - w_global|^2` of the loss would; the paper tries 0.001 to 1. 0: off.
+        scaffold: SCAFFOLD: every step is corrected by the difference between the last round's movement of all sites and
+            the site's own. A site keeps two more numbers for each exchanged one and sends no more.
         moon_mu: MOON: a sample's features, which the head reads, are drawn to those of the global model and away from
-            those of the site's model of the round before; the loss that is reported has this term. The paper tries 0.1
-            to 10, and a step takes two more forward passes. 0: it does not.
-        moon_temperature: of MOON's term: how much small differences of similarities count; the paper's value.
+            those of the site's model of the round before; the reported loss has this term. The paper tries 0.1 to 10,
+            and a step takes two more forward passes. 0: off.
+        moon_temperature: of MOON's term, the paper's value; the smaller, the more small differences count.
         personalization: a model of the site's own, which is measured and kept there; the exchanged adapter is uploaded
-            as ever. `ditto`: a second model, held near the global one; a round takes twice the time. `fedala`: every
+            as without. `ditto`: a second model, held near the global one; a round takes twice the time. `fedala`: every
             number of the adapter starts from a share of the global one that is learned on the site's data. `none`.
         ditto_lambda: how strongly Ditto holds the site's own model near the global one, as `proximal_mu` does.
         ala_rate: of FedALA's shares.
         optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round. Tensors
-            that the last round did not train, as those of other layers, and exchanged ones of a site that was away,
-            begin with new ones, because the global adapter has moved without them; so do factors that every round
-            makes anew (`method.aggregation` svd and stack).
+            that the last round did not train, such as other layers, and exchanged tensors of a site that was away,
+            begin with new moments, because the global adapter has moved without them; so do factors that every round
+            draws anew (`method.aggregation` svd and stack).
         answering: how a site answers a question (`fedpeft.answering.names()`): `classification` over the answers
             of its training data, `ranking` of them by the log-probability that a decoder gives them, or `generation`,
             where the model writes the answer.
-        candidates: of ranking: how many answers are ranked, those with the most probable first token; 0: all.
+        candidates: number of answers to rank, those with the most probable first token; 0: all.
         head: of classification: `linear`, or `mlp` (Linear, LayerNorm, GELU, Linear).
         evaluation_batch_size: samples per step of evaluation.
-        precision: of matrix products in the backbone: `float32`, or `bfloat16` (autocast). Parameters that are trained,
-            head and loss stay in float32.
-        frozen_precision: in which the backbone's frozen matrices are kept: `float32`, `bfloat16`, or `nf4`: the linear
+        precision: of matrix products in the backbone: `float32`, or `bfloat16` (autocast). Trained parameters, head and
+            loss stay in float32.
+        frozen_precision: of the backbone's frozen matrices in memory: `float32`, `bfloat16`, or `nf4`: the linear
             layers of its stacks in four bits as in QLoRA, by bitsandbytes, all others as `precision` says.
-        attention: `default`, or `fused`: torch's scaled_dot_product_attention, which keeps no attention matrix, where
-            transformers has none (ViLT).
+        attention: `default`, or `fused`: torch's scaled_dot_product_attention, which keeps no attention matrix, if
+            transformers does not use it (ViLT).
         last_layer: `whole`, or `first_token`: a backbone whose features are those of its first token computes only that
-            token in its last layer. The results differ by rounding, and with dropout by what it drops.
-        compile: let torch.compile make code of the backbone's layers, which needs a C++ compiler on the site (on CUDA
-            Triton). It takes its time when a site's process first trains. The results differ by rounding.
-        thresholds: of labels, where images have some: the probability from which on one counts as predicted: `half`;
-            `validation`, for each label that with the highest F1 on the site's validation split; or `share`: p / (1 +
-            p) of a label that a share p of the training images has, where few images can be set aside. A site without
-            a validation split takes `share` for `validation`.
+            token in its last layer. The results differ by rounding, and with dropout by the dropped values.
+        compile: compile the backbone's layers with torch.compile, which needs a C++ compiler on the site (on CUDA
+            Triton). This takes time when a site's process first trains. The results differ by rounding.
+        thresholds: probability from which on a label counts as predicted: `half`; `validation`, for each label the
+            one with the highest F1 on the site's validation split; or `share`, if few images can be set aside: p / (1 +
+            p) for a label that a share p of the training images has. A site without a validation split takes `share`
+            for `validation`.
         validate: measure every round on the validation split as well, so that the report can name the best round.
         measure: `start`: the mean loss on the same `method.probe_samples` random training samples at the start and at
-            the end of every round, without dropout, for a picture in the report. `steps`: the loss of the batches in
-            the course of every round, which stays at the site; the pictures are on its page and in comparisons.
-            With Ditto both are of the exchanged model. Training stays the same to the bit. `none`.
+            the end of every round, without dropout, for a picture in the report. `steps`: the loss of the batches
+            during every round, which stays at the site; the pictures are on its page and in comparisons. With Ditto
+            both are of the exchanged model. Training stays the same to the bit. `none`.
         keep: which rounds a site can predict with later: the `last` four, or besides these the `best` one by its own
             validation split.
-        patience: end the job when so many rounds in a row have not improved the median of the sites' figures on their
-            validation splits, nor those of half of the sites; 0: run all rounds. `decay: linear` is that of all rounds
-            either way.
-        checkpointing: keep only each layer's input for the way back and compute the rest of the layer again.
+        patience: end the job after this many rounds in a row that improved neither the median of the sites' figures on
+            their validation splits nor those of half of the sites; 0: run all rounds. `decay: linear` always covers
+            all rounds.
+        checkpointing: keep only each layer's input for the backward pass and compute the rest of the layer again.
         micro_batch: samples that are computed at once; the optimizer still steps once for each batch. 0: all of them.
-        reuse_passes: compute the features of FedDAT's teacher and student, which are equal, once in a step; what the
-            way back needs is then held longer. Bit for bit the same; a backbone with dropout is refused.
-        features_mib: main memory for what the first trained layer reads, computed once for each sample as long as
-            nothing below changes. That is so with a schedule that leaves the first layers out, or a method that trains
-            none of them. Of mmbt: for what its image encoder made of each image, whatever is trained. 0: compute it
-            every time.
+        reuse_passes: compute the features of FedDAT's teacher and student, which are equal, once in a step; this takes
+            more memory for the backward pass. Bit for bit the same; a backbone with dropout is refused.
+        features_mib: main memory for the inputs of the first trained layer, computed once for each sample as long as
+            nothing below changes: with a schedule that leaves out the first layers, or a method that trains none of
+            them. With mmbt: for the output of its image encoder, whatever is trained. 0: compute it every time.
         threads: torch threads of a site's process; fixed, so that results do not depend on the machine's cores.
         workers: processes that decode images, 0 for none.
-        images_mib: main memory for decoded images of files, which then are read once and not in every epoch. None: 64
-            without workers, whose processes end with an epoch, and 0 with them.
+        images_mib: main memory for decoded images of files, which are then read once and not in every epoch. None: 64
+            without workers, and 0 with them, because their processes end with an epoch.
         device: a torch device, or `auto` (CUDA where there is one).
         seed: every random number of training, initial values and alignment derives from it; data have `data.seed`.
     """
@@ -183,7 +182,7 @@ class TrainingSettings:
 
     @property
     def chooses_a_round(self) -> bool:
-        """Whether rounds are compared on the validation splits: which is kept, or when the job ends."""
+        """Whether rounds are compared on the validation splits, to keep the best or to end the job."""
         return self.keep == BEST or bool(self.patience)
 
     def __post_init__(self) -> None:
@@ -260,7 +259,7 @@ class TrainingSettings:
         return self.local_epochs
 
     def epochs_before(self, round: int, *, first: int = 1) -> int:
-        """Return the passes over the training split in all rounds before one, of a site that begins with `first`."""
+        """Return the passes over the training split in all rounds before one, at a site that begins with `first`."""
         if round <= first:
             return 0
         return (self.first_epochs or self.local_epochs) + (round - 2) * self.local_epochs

@@ -23,6 +23,7 @@ from fedpeft.backbones import weights
 from fedpeft.backbones.backbone import UNUSABLE
 from fedpeft.backbones.matrices import made_in_bfloat16
 from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.settings import is_whole
 
 LAYERS = re.compile(r"(layer|depth|block|stage|expert|label|level)")
 SIZES = re.compile(r"(size|dim|width|head|channel|embd|model|state)")
@@ -67,7 +68,7 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
             )
         elif name == "quantization_config":
             raise ValueError("its weights are quantized, which is not read: give a checkpoint in float32 or bfloat16")
-        elif isinstance(value, int) and not isinstance(value, bool):
+        elif is_whole(value):
             maximum = _max_of(name)
             if abs(value) > maximum:
                 raise ValueError(

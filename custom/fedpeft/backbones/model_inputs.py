@@ -30,6 +30,7 @@ from fedpeft.backbones.checkpoint import check_config, check_kinds, check_text_l
 from fedpeft.backbones.images import Images, pictures
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
+from fedpeft.core.settings import is_number
 
 if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
@@ -334,7 +335,7 @@ def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
             waiting += [(f"{path}.{key}".lstrip("."), inner) for key, inner in value.items()]
         elif isinstance(value, list | tuple):
             waiting += [(path, inner) for inner in value]
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        elif is_number(value):
             yield path, value
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedpeft.backbones.backbone import CLOSED_FORM, FEATURES, LIKELIHOODS, ORTHOGONAL, TEXT, TRAINED, Pretrained
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
-from fedpeft.core.settings import MAX_BY, check_ranges, one_of, within
+from fedpeft.core.settings import MAX_BY, check_ranges, is_whole, one_of, within
 
 TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
 TINY_VIT_FOLDER = Path(__file__).parent / "tiny_vit"
@@ -236,4 +236,4 @@ class BackboneSettings:
 
 
 def _positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return is_whole(value) and value >= 1

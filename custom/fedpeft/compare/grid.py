@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import is_number
 from fedpeft.data.settings import NATURAL, DataSettings
 from fedpeft.job.composing import check, check_used
 from fedpeft.job.yaml_values import parse_argument
@@ -120,11 +121,6 @@ def shown(value: Any) -> str:
     if not is_number(value):
         return json.dumps(value)
     return short if float(short := f"{value:g}") == value else repr(value)
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number, and neither true nor false."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_count(setting: str, value: Any) -> bool:

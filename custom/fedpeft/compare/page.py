@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpeft.compare.outcome import Outcome, caution_of, metrics_of
 from fedpeft.core.metrics import TITLES, title_of
+from fedpeft.core.text import capitalized
 from fedpeft.report.loss_plot import BY_STEP, COURSE, losses_by_site, panels_figure, rise_text
 from fedpeft.report.loss_plot import TITLE as LOSSES
 from fedpeft.report.page_parts import Picture, figure, laid_out, page_of, section
@@ -89,7 +90,7 @@ def losses_file(outcomes: Sequence[Outcome], *, framed: bool = True) -> bytes | 
         return None
     head = [(COURSE if _by_step(outcomes) else LOSSES, "soft", "normal")]
     if caution := caution_of(outcomes):
-        head.append((caution[0].upper() + caution[1:] + ".", "warning", "bold"))
+        head.append((capitalized(caution) + ".", "warning", "bold"))
     seeds = len({one.seed for one in outcomes})
     shown = f"{outcomes[0].task}, {f'means of {seeds} seeds' if seeds > 1 else 'one seed'}"
     frame = Frame(title=shown, head=head) if framed else None

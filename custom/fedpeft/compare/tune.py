@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import is_number
+from fedpeft.core.text import counted
 from fedpeft.job import JOB_HELP
 
 if TYPE_CHECKING:
@@ -219,13 +221,11 @@ def _said(one: Outcome) -> str:
 
 def table_of(search: Search, steps: Sequence[Step]) -> Table:
     """Return the table of a search: a row for each setting, a column for each step, and what to know below it."""
-    from fedpeft.compare.grid import is_number, shown
+    from fedpeft.compare.grid import shown
     from fedpeft.report.tables import Table
     from fedpeft.report.wording import DASH
 
-    heads = [axis.setting for axis in search.axes] + [
-        f"after {step.rounds} round{'s' * (step.rounds > 1)} (%)" for step in steps
-    ]
+    heads = [axis.setting for axis in search.axes] + [f"after {counted(step.rounds, 'round')} (%)" for step in steps]
     chosen = list(zip(*([value for _, value in point.values] for point in search.points.values()), strict=True))
     numbers: list[tuple[Any, ...]] = [tuple(v if is_number(v) else shown(v) for v in values) for values in chosen]
     texts = [[shown(value) for value in values] for values in chosen]
@@ -267,7 +267,7 @@ def _notes(search: Search, steps: Sequence[Step]) -> Iterator[str]:
             )
     for step in steps:
         for label, runs in step.outcomes.items():
-            after = f"after {step.rounds} round{'s' * (step.rounds > 1)}"
+            after = f"after {counted(step.rounds, 'round')}"
             if lacking := step.lacking(label):
                 yield f"{label} has no figure of {', '.join(lacking)} {after}, and stands below those that have all."
             if refused := sum(one.refused for one in runs):

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 from fedpeft.core.errors import FedpeftError
 
@@ -30,6 +30,21 @@ OWNER = "settings_of"  # metadata of a field: the field whose value these are se
 READ_WITH = "read_with"  # metadata: by other field, the values with which this one is read; None: any but the default
 BOUNDS, MAX_BY, MIN_BY = "bounds", "max_by", "min_by"  # metadata that `within` declares
 WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", Path: "a text"}
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Return whether a value is an integer, and neither true nor false."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value is an integer or float, and neither true nor false."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Return whether a value is a finite number, and neither true nor false."""
+    return is_number(value) and math.isfinite(value)
 
 
 @functools.cache  # the types are written as strings, which take longer to read than a section
@@ -265,7 +280,7 @@ def _fits_one(value: Any, hint: Any) -> bool:
     if kind is typing.Literal:
         return type(value) in map(type, inner)
     if kind in (int, float):
-        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+        return is_whole(value) if kind is int else is_number(value)
     if kind in (tuple, list):
         return isinstance(value, (list, tuple)) and all(fits(item, inner[0]) for item in value if inner)
     if kind is Mapping:

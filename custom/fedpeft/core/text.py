@@ -43,6 +43,16 @@ def one_line(text: str, *, max_length: int = MAX) -> str:
     return printable(" ".join(text.split()), max_length=max_length)
 
 
+def capitalized(text: str) -> str:
+    """Return a text that begins with a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: `1 round`, `2 rounds`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def shortened(text: str, *, max_start: int = 3000, max_end: int = 600) -> str:
     """Return an error's text; if a stranger's file made it too long, only its start, and its end with the remedy."""
     left_out = len(text) - max_start - max_end

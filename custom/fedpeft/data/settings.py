@@ -9,7 +9,6 @@ for images without fixed units such as MRI.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import TITLES
-from fedpeft.core.settings import BY_SITE, MAX_BY, READ_WITH, one_of
+from fedpeft.core.settings import BY_SITE, MAX_BY, READ_WITH, is_finite, is_number, is_whole, one_of
 from fedpeft.data.answers import normalize
 from fedpeft.data.registry import DATASETS, require_known
 
@@ -54,11 +53,11 @@ def window_of(settings: Mapping[str, Any]) -> Window | None:
         return None
     if isinstance(settings, Mapping) and set(settings) == {"center", "width"}:
         center, width = settings["center"], settings["width"]
-        if _is_number(center) and _is_number(width) and width > 0:
+        if is_finite(center) and is_finite(width) and width > 0:
             return Window(center - width / 2, center + width / 2)
     if isinstance(settings, Mapping) and set(settings) == {"percentiles"}:
         ends = settings["percentiles"]
-        numbers = isinstance(ends, list | tuple) and len(ends) == 2 and all(map(_is_number, ends))
+        numbers = isinstance(ends, list | tuple) and len(ends) == 2 and all(map(is_finite, ends))
         if numbers and 0 <= ends[0] < ends[1] <= 100:
             return Window(ends[0], ends[1], percentiles=True)
     raise DataError(
@@ -66,10 +65,6 @@ def window_of(settings: Mapping[str, Any]) -> Window | None:
         f"with 0 <= A < B <= 100.",
         setting="window",
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 SPLITS = ("published", "image_disjoint", "paper")
@@ -183,7 +178,7 @@ class DataSettings:
                 setting="site",
             )
         one_of("split", self.split, SPLITS)
-        if not _is_whole(self.seed) or self.seed < 0:
+        if not is_whole(self.seed) or self.seed < 0:
             raise DataError(f"seed={self.seed!r} must be a whole number, 0 or more.", setting="seed")
         self._check_fractions()
         self._check_sizes()
@@ -232,9 +227,9 @@ class DataSettings:
 
     def _check_less(self) -> None:
         """Check what leaves a part of the samples out."""
-        if self.samples is not None and (not _is_whole(self.samples) or self.samples < 1):
+        if self.samples is not None and (not is_whole(self.samples) or self.samples < 1):
             raise DataError(f"samples={self.samples!r} must be a whole number, 1 or more, or None.", setting="samples")
-        if not _is_number(self.train_share) or not 0 < self.train_share <= 1:
+        if not is_finite(self.train_share) or not 0 < self.train_share <= 1:
             raise DataError(
                 f"train_share={self.train_share!r:.80} must be above 0 and at most 1.", setting="train_share"
             )
@@ -242,8 +237,7 @@ class DataSettings:
     def _check_fractions(self) -> None:
         for name in ("validation_fraction", "test_fraction"):
             value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not (0 <= value < 1) or (value == 0 and name == "test_fraction"):
+            if not is_number(value) or not (0 <= value < 1) or (value == 0 and name == "test_fraction"):
                 least = "above 0" if name == "test_fraction" else "from 0"
                 raise DataError(f"{name}={value!r} must be a number {least} to below 1.", setting=name)
         if self.validation_fraction + self.test_fraction >= 1:
@@ -258,12 +252,12 @@ class DataSettings:
             value = getattr(self, name)
             if value is None:
                 continue
-            if not _is_whole(value) or value < least:
+            if not is_whole(value) or value < least:
                 raise DataError(f"{name}={value!r} must be a whole number, {least} or more, or None.", setting=name)
             self._check_taken(name)
 
     def _check_dialects(self) -> None:
-        if not _is_whole(self.dialects) or not 0 <= self.dialects <= MAX_DIALECTS:
+        if not is_whole(self.dialects) or not 0 <= self.dialects <= MAX_DIALECTS:
             raise DataError(
                 f"dialects={self.dialects!r} must be a whole number from 0 to {MAX_DIALECTS}.", setting="dialects"
             )
@@ -283,7 +277,7 @@ class DataSettings:
 
     def _check_partition(self) -> None:
         one_of("partition", self.partition, PARTITIONS)
-        if not _is_whole(self.parts) or not 1 <= self.parts <= MAX_PARTS:
+        if not is_whole(self.parts) or not 1 <= self.parts <= MAX_PARTS:
             raise DataError(f"parts={self.parts!r} must be a whole number from 1 to {MAX_PARTS:,}.", setting="parts")
         if not isinstance(self.alpha, int | float) or not 0.001 <= self.alpha <= 1e6:
             raise DataError(f"alpha={self.alpha!r} must be a number from 0.001 to 1,000,000.", setting="alpha")
@@ -333,8 +327,7 @@ def listed_answers(answers: Any) -> tuple[str, ...]:
 
 def check_share(unreadable: float) -> None:
     """Refuse what is no share of images that may be unreadable."""
-    number = isinstance(unreadable, int | float) and not isinstance(unreadable, bool)
-    if not number or not 0 <= unreadable < 1:
+    if not is_number(unreadable) or not 0 <= unreadable < 1:
         raise DataError(f"unreadable={unreadable!r:.80} must be a number from 0 to below 1.", setting="unreadable")
 
 
@@ -346,7 +339,3 @@ def check_columns(columns: Mapping[str, str]) -> None:
         raise DataError(
             f"columns names {unknown[0]!r:.80}, which is none of {', '.join(COLUMNS)}; remove it.", setting="columns"
         )
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

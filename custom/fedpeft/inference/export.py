@@ -36,7 +36,7 @@ from fedpeft.methods.adapters import CONNECTOR_FILE
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.site.quantized import quantized_layers
 from fedpeft.site.site_model import SiteModel
-from fedpeft.site.site_state import RECORD, ModelRecord, SiteState, as_json
+from fedpeft.site.site_state import RECORD, ModelRecord, SiteState, record_as_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -92,7 +92,7 @@ def export(
         draft.mkdir(mode=0o700)
         if config is not None:
             _write_adapters(draft, model, kept.state, config)
-        values = {key: value for key, value in as_json(record).items() if key != "answers"}
+        values = {key: value for key, value in record_as_json(record).items() if key != "answers"}
         _write(draft / RECORD, {"round": kept.state.round, "family": model.backbone.family, "record": values})
         _write(draft / ANSWERS, list(record.answers))
         save_file({key: tensor.contiguous() for key, tensor in kept.state.head.items()}, draft / HEAD)

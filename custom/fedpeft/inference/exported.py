@@ -34,6 +34,7 @@ from fedpeft.core.locks import SERVER
 from fedpeft.core.metrics import TITLES, VALIDATION
 from fedpeft.core.settings import build
 from fedpeft.core.states import State
+from fedpeft.core.text import capitalized
 from fedpeft.core.workspace import HISTORY, KIT_FILES, MANIFEST
 from fedpeft.job.federation import site_backbone
 from fedpeft.report.history import as_count, as_mapping, as_sentence, need
@@ -189,7 +190,7 @@ def card(
         f"# {method['name']} for {backbone['name']}, site {record.site}, round {round}",
         f"The model of one site of a federation, as it stood after round {round}: adapter, head and the "
         f"{len(record.answers)} {'labels' if record.labelled else 'answers'} that the head tells apart. {OWNERSHIP}",
-        f"**{note[0].upper()}{note[1:]}.**" if note else "",
+        f"**{capitalized(note)}.**" if note else "",
         "Research software, not a medical device.",
         "## Data and figures",
         _data(record),

@@ -212,7 +212,7 @@ def _configs(method: MethodSettings, site: str) -> list[PeftConfig]:
     settings, name = method.settings_of(site), method.exported
     parts = {name: settings} if name else {part: settings.get(part, {}) for part in method.method.parts}
     tunings = {part: cast("SlotTuning", METHODS.get(part).tuning()) for part in parts if METHODS.get(part).exports}
-    return [tuning.config(tuning.of_peft(parts[part])) for part, tuning in tunings.items()]
+    return [tuning.config(tuning.peft_settings(parts[part])) for part, tuning in tunings.items()]
 
 
 def _check(adapter: State, own: State, *, whole: bool = True) -> None:
@@ -311,7 +311,7 @@ class Predictor:
     @torch.inference_mode()
     def _answered(self, batch: Batch, max_answers: int, measure: Measure | None) -> list[list[Scored]]:
         model = self.model
-        with computing.as_trained(model.backbone, model.training, model.features):
+        with computing.optimized(model.backbone, model.training, model.features):
             answering = model.answering.eval()
             if measure:
                 measure.add(answering, batch)

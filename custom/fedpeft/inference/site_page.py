@@ -22,6 +22,7 @@ from PIL import Image
 from fedpeft.core.files import replacing
 from fedpeft.core.metrics import ENDS, TITLES, VALIDATION
 from fedpeft.core.seeds import derive
+from fedpeft.core.text import capitalized
 from fedpeft.data.images import as_array
 from fedpeft.data.schema import Example
 from fedpeft.inference.model import Prediction
@@ -245,7 +246,7 @@ def page(subject: Subject, *, examples: int) -> str:
         f"Site {record.site}",
         f"{data.source}; {counts}",
         warnings=(_stays(record.site, examples), caution(procedural=record.procedural, tiny=record.tiny)),
-        figures=headline(lead[0].upper() + lead[1:], _figures(subject)),
+        figures=headline(capitalized(lead), _figures(subject)),
         sections=sections,
         more_style=STYLE,
     )

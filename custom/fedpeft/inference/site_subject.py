@@ -39,7 +39,7 @@ SEED = 0
 def features(predictor: Predictor, examples: Sequence[Example]) -> np.ndarray | None:
     """Return one vector for each example, (n, d), of which its answer is made; None: there is no such vector."""
     model, rows = predictor.model, []
-    with computing.as_trained(model.backbone, model.training, model.features):
+    with computing.optimized(model.backbone, model.training, model.features):
         for batch in predictor.batches(examples):
             pooled = model.answering.eval().pooled(batch.to(model.device).inputs)
             if pooled is None:

@@ -32,6 +32,7 @@ from fedpeft.core.files import replacing
 from fedpeft.core.keys import group_by_place, without_head
 from fedpeft.core.seeds import derive
 from fedpeft.core.states import State, first_misfit
+from fedpeft.core.text import capitalized
 from fedpeft.core.workspace import GLOBAL_ADAPTER, MANIFEST
 from fedpeft.inference.examples import own_data
 from fedpeft.inference.kept_model import KeptModel, find
@@ -199,7 +200,7 @@ def _loss(kept: Mapping[str, KeptModel]) -> Loss:
         for site, predictor in models.items():
             model = predictor.model
             model.trainable.load(state)
-            with computing.as_trained(model.backbone, model.training):
+            with computing.optimized(model.backbone, model.training):
                 values.append(mean_loss(model.answering.eval(), batches[site]))
         return sum(values) / len(values)
 
@@ -322,8 +323,9 @@ def _figure(surface: Surface) -> Figure:
     figure.colorbar(shown, ax=list(panels), label="loss", shrink=0.9)
     figure.suptitle(title(surface), x=0.01, ha="left", fontsize=9.5, fontweight="bold", color=LIGHT.ink)
     if note := _caution(surface):
-        warned = f"{note[0].upper()}{note[1:]}."
-        figure.supxlabel(warned, x=0.01, ha="left", fontsize=7.5, fontweight="bold", color=LIGHT.warning)
+        figure.supxlabel(
+            f"{capitalized(note)}.", x=0.01, ha="left", fontsize=7.5, fontweight="bold", color=LIGHT.warning
+        )
     return figure
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
-from fedpeft.core.settings import about, build, check_types
+from fedpeft.core.settings import about, build, check_types, is_whole
 from fedpeft.job.composing import (
     AGGREGATOR,
     ARGUMENTS,
@@ -32,7 +32,6 @@ from fedpeft.job.strict_files import (
     check_list,
     check_texts,
     is_count,
-    is_whole,
     parse_json,
     read_archive,
     read_folder,

@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import is_number
 
 REASONS = {
     "archive": "it is not a plain zip archive of a bounded size",
@@ -214,14 +215,9 @@ def check_list(value: Any, file: str, name: str, length: int | None = None) -> l
     return value
 
 
-def is_whole(value: Any) -> bool:
-    """Whether it is an integer and not a boolean."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def is_count(value: Any, maximum: float) -> bool:
     """Whether it is a number from 0 to `maximum`."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= maximum
+    return is_number(value) and 0 <= value <= maximum
 
 
 def wrong(file: str, name: str, value: Any, expected: str, reason: str = "meta") -> AdmissionError:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Tuning methods by name. A new one is one file with a `TUNING` and one registration below."""
+"""Tuning methods by name. A new one is one file with a `TUNING` and one registration in this file."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ __all__ = ["METHODS", "TuningMethod", "bottleneck_adapter", "feddat", "get", "na
 register, names, get = METHODS.register, METHODS.names, METHODS.get
 FROZEN = {"leaves_matrices": True, "four_bits": True}  # the backbone's matrices stay as they are
 ADDED = FROZEN | {"unequal_backbones": True}  # its tensors are added, and fit any backbone of the family
-LORA_PART = ADDED | {"products": True, "factors": "fedpeft.methods.lora:of_part"}
+LORA_PART = ADDED | {"products": True, "factors": "fedpeft.methods.lora:lora_part_scale"}
 ONE_DRAWN_LAYER = {"solver": "drawn", "budget": 1, "budget_range": (), "site_budgets": {}}
 VIT_PAPER = "Alkhunaizi et al. 2024, arXiv:2407.11573"
 
@@ -36,7 +36,7 @@ def _tuner(name: str, label: str, source: str, own: Limits, **declared: Any) -> 
 
 
 def _combined(name: str, label: str, *parts: str, **declared: Any) -> None:
-    """Register methods that train together, each with its own limits."""
+    """Register a combination of methods that train together, each with its own limits."""
     own = {part: limits.each(get(part).limits) for part in parts if get(part).limits}
     _add(name, f"combined:{name.upper()}", label, VIT_PAPER, parts=parts, limits=own, **declared)
 
@@ -60,7 +60,7 @@ _add(
     "Hu et al. 2022, LoRA",
     neurons="fedpeft.alignment.neurons:LORA",
     products=True,
-    factors="fedpeft.methods.lora:of_lora",
+    factors="fedpeft.methods.lora:lora_scale",
     same_at_all_sites=("rank_pattern", "alpha_pattern"),
     exports=True,
     limits=limits.LORA,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # PEFT's import hook imports the methods, which import this m
     from fedpeft.methods.slot_tuning import SlotTuning
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-CONNECTOR_FILE = "connector.safetensors"  # beside the adapter, by its names in the backbone
+CONNECTOR_FILE = "connector.safetensors"  # beside the adapter, with the backbone's names of the tensors
 ROOT = "base_model."
 MODEL = f"{ROOT}model."
 _NO_FILE = "{} does not exist: give a folder that save_adapter or save_pretrained wrote."
@@ -54,7 +54,7 @@ _NO_FILE = "{} does not exist: give a folder that save_adapter or save_pretraine
 def tuning_of(config: PeftConfig) -> SlotTuning:
     """Return the code of the method that uses this configuration class."""
     for name in adapter_names():
-        with contextlib.suppress(Exception):  # of a plugin whose code cannot be imported: another may be meant
+        with contextlib.suppress(Exception):  # skip a plugin whose code cannot be imported
             tuning = cast("SlotTuning", METHODS.get(name).tuning())
             if tuning.matches(config):
                 return tuning
@@ -70,7 +70,7 @@ def config(name: str, **settings: Any) -> PeftConfig:
     Args:
         name: one of `names()`.
         settings: fields of its configuration, for instance `reduction_factor=8`; `target_modules` may be role -> path
-            for "lora" as well, which has query and value, r = 4 and a scale (alpha / r) of 2 by default.
+            for "lora" too. By default "lora" has query and value, r = 4 and a scale (alpha / r) of 2.
 
     Raises:
         FedpeftError: unknown adapter or setting, or a value out of range.
@@ -170,16 +170,16 @@ def adapter_parameters(model: nn.Module, adapter_name: str = "default") -> dict[
 
 
 def adapter_slots(model: nn.Module, asked: PeftConfig, adapter_name: str = "default") -> dict[str, str]:
-    """Return slot -> module path of an adapter whose places cannot be told without the model; else nothing.
+    """Return slot -> module path of an adapter, or nothing if the server can tell the places without the model.
 
-    They can where the family is in the table of slots and `asked`, the configuration before it was attached, has none
+    It can if the family is in the table of slots and `asked`, the configuration before it was attached, has no places
     or names their paths.
     """
     tuning, family = tuning_of(asked), family_of(model)
     templates = tuning.templates(adapter_config(model, adapter_name), family)
     if family not in SLOTS:
         return templates
-    with contextlib.suppress(FedpeftError):  # of names or a pattern of modules
+    with contextlib.suppress(FedpeftError):  # `asked` has names or a pattern of modules
         if tuning.templates(asked, family) == templates:
             return {}
     return templates
@@ -237,10 +237,10 @@ def set_trainable_layers(model: nn.Module, layers: Iterable[int] | None = None, 
     """Make exactly these transformer layers of one adapter trainable and freeze the rest of all adapters.
 
     Layers are counted from 0; None: all that the adapter has. Parameters shared between layers (Compacter's rule) are
-    trainable as soon as any layer is. Parameters of the backbone and the head are left as they are.
+    trainable as soon as any layer is. Parameters of the backbone and the head do not change.
 
     Raises:
-        FedpeftError: the adapter has no such layer, or a mask is given in place of numbers.
+        FedpeftError: the adapter has no such layer, or a mask is given instead of numbers.
     """
     layers, parameters = layer_numbers(layers), adapter_parameters(model, adapter_name)
     known = {parts.layer for parts in map(parse_key, parameters) if parts}
@@ -257,7 +257,7 @@ def set_trainable_layers(model: nn.Module, layers: Iterable[int] | None = None, 
 
 
 def peft_key(key: str, templates: Mapping[str, str], tuning: SlotTuning) -> str:
-    """Return the name of a tensor in a PEFT file; `templates` are slot -> module path."""
+    """Return the name of a tensor in a PEFT file; `templates` maps slots to module paths."""
     parts = parse_key(key)
     if parts is None:
         return f"{ROOT}{tuning.name}_{key}"
@@ -320,7 +320,7 @@ def load_adapter(
 ) -> PeftModel:
     """Put a saved adapter into a model; unlike `PeftModel.from_pretrained`, every tensor must fit.
 
-    A connector beside it is that of the backbone around the model, which reads it with `load_state_dict`.
+    A connector in the folder belongs to the backbone around the model, which loads it with `load_state_dict`.
 
     Args:
         model: a transformers model, or a PeftModel that gets one more adapter.

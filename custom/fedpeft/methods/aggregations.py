@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""How the sites' tensors become the global ones: the values of `method.aggregation`, and what each needs and can do."""
+"""The values of `method.aggregation` and of `method.server_optimizer`, and the settings that each admits."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _STEP = ("server_learning_rate", "server_momentum")
 class ServerOptimizer:
     """How the change of the global adapter over a round becomes a step."""
 
-    label: str = ""  # as tables print it; empty: the aggregated adapter is the global one as it is
+    label: str = ""  # in tables; empty: the aggregated adapter is the global one
     home: str = ""  # the server's function, "package.module:object" (`fedpeft.server.optimizers`)
-    learning_rate: float = 1.0  # where a job names none
+    learning_rate: float = 1.0  # the default
     reads: tuple[str, ...] = _STEP  # settings of `method`
 
     @property
@@ -52,38 +52,38 @@ SERVER_OPTIMIZERS: dict[str, ServerOptimizer] = {
 
 
 def read_by_server(setting: str) -> dict[str, Any]:
-    """Return the metadata of a setting that only some server optimizers read."""
+    """Return the field metadata of a setting that only some server optimizers read."""
     return {READ_WITH: {"server_optimizer": tuple(name for name, o in SERVER_OPTIMIZERS.items() if setting in o.reads)}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """An aggregation."""
+    """How the server makes the global tensors from those of the sites."""
 
-    label: str  # as tables print it
+    label: str  # in tables
     # the server's function, "package.module:object", with the arguments of `fedpeft.alignment.integrate`; empty:
     # nothing is exchanged
     home: str = ""
-    aligns: bool = False  # it is FedPIA, to which all of `method.pia` applies
-    adds_up: bool = False  # the server needs no more than the weighted sum of what the sites send
-    averages: bool = True  # another average than the mean can take its place (`method.robust`)
+    aligns: bool = False  # it is FedPIA, with all settings of `method.pia`
+    adds_up: bool = False  # the server needs only the weighted sum of what the sites send
+    averages: bool = True  # another average can replace the mean (`method.robust`)
     unequal_ranks: bool = False  # sites may differ in the rank of LoRA's factors
-    # the factors of all sites stand side by side in the result, which grows from round to round, and which a site adds
-    # to its frozen weights
+    # the result has the factors of all sites side by side and grows from round to round; a site adds it to its frozen
+    # weights
     stacks: bool = False
-    needs: str = ""  # what a method must declare for it, a field of `TuningMethod`; empty: nothing
-    reason: str = ""  # what it does with that, for the refusal
+    needs: str = ""  # the field of `TuningMethod` that a method must declare; empty: none
+    reason: str = ""  # what the aggregation does with it, for the error
 
     @property
     def exchanges(self) -> bool:
         return bool(self.home)
 
     def fits(self, method: TuningMethod) -> bool:
-        """Whether a method declares what this aggregation needs."""
+        """Return whether a method declares what this aggregation needs."""
         return not self.needs or bool(getattr(method, self.needs))
 
     def admits(self, method: TuningMethod, *, head: bool) -> bool:
-        """Whether a method can be aggregated so, with or without its head."""
+        """Return whether a method can be aggregated in this way, with or without its head."""
         if not self.exchanges:
             return not head
         return self.fits(method) if method.exchanges else head and not self.needs
@@ -130,7 +130,7 @@ def chosen(wanted: str | Sequence[str], method: TuningMethod, *, name: str, head
     if isinstance(wanted, str):
         return wanted
     able = admitted(method, head=head)
-    if taken := next((one for one in wanted if one in able), ""):
+    if taken := next((name for name in wanted if name in able), ""):
         return taken
     federated = "with" if head else "without"
     raise FedpeftError(
@@ -146,12 +146,12 @@ def admitted(method: TuningMethod, *, head: bool) -> list[str]:
 
 
 def default_aggregation(method: TuningMethod) -> str:
-    """Return how a method is aggregated where a job names no aggregation and the head stays at the site."""
+    """Return the aggregation of a method if a job names none and the head stays at the site."""
     return next(name for name in DEFAULTS if AGGREGATIONS[name].admits(method, head=False))
 
 
 def check_site_settings(method: MethodSettings) -> None:
-    """Refuse sites whose tensors would differ in a way that the aggregation cannot average."""
+    """Refuse settings of single sites whose tensors the aggregation cannot average."""
     if not method.site_settings:
         return
     for site, own in method.site_settings.items():
@@ -169,6 +169,7 @@ def check_site_settings(method: MethodSettings) -> None:
 
 
 def _check_ranks(method: MethodSettings) -> None:
+    """Refuse unequal ranks or scales that the aggregation cannot average."""
     if not method.rule.unequal_ranks:
         fitting = {name: rule for name, rule in AGGREGATIONS.items() if rule.fits(method.method)}
         able = " or ".join(repr(name) for name, rule in fitting.items() if rule.unequal_ranks)
@@ -188,7 +189,7 @@ def _check_ranks(method: MethodSettings) -> None:
 
 
 def _check_parts(method: MethodSettings) -> None:
-    """Refuse other settings of a part whose tensors have one shape at all sites."""
+    """Refuse settings of single sites for a part whose tensors have one shape at all sites."""
     for site, own in method.site_settings.items():
         for part in method.method.parts:
             if own.get(part) and not METHODS.get(part).factors:
@@ -200,6 +201,7 @@ def _check_parts(method: MethodSettings) -> None:
 
 
 def _check_widths(method: MethodSettings) -> None:
+    """Refuse unequal widths unless server and sites align, and all else allows them."""
     pia = cast("PIASettings", method.pia)
     if not method.method.unequal_widths:
         raise FedpeftError(
@@ -230,7 +232,7 @@ def _check_widths(method: MethodSettings) -> None:
 
 
 def check_factors(method: MethodSettings) -> None:
-    """Refuse ranks or factors of single modules where the ranks of products are not those of the settings."""
+    """Refuse ranks or scales of single modules if the aggregation decides the ranks of products."""
     if not (method.method.factors and (method.rule.stacks or (method.rule.unequal_ranks and method.site_settings))):
         return
     if other := next(_differing(method.method, method.settings_of("")), ""):
@@ -242,7 +244,7 @@ def check_factors(method: MethodSettings) -> None:
 
 
 def _differing(method: TuningMethod, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the settings of a site with which equal tensors compute something else, of parts too."""
+    """Yield the settings of a site, and of its parts, with which equal tensors compute something else."""
     yield from (name for name in method.same_at_all_sites if settings.get(name) not in (None, {}))
     for part in method.parts:
         own = settings.get(part)

@@ -1,16 +1,16 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Methods that train some of the backbone's own parameters, exchanged as `backbone.<parameter>`, or none.
 
-The biases of a model are what its linear maps, convolutions and norms add to their outputs. A parameter is one if it is
-called `bias`, or if its name has that word and a map whose outputs it fits is beside it:
+Biases are what linear maps, convolutions and norms add to their outputs. A parameter is a bias if it is called `bias`,
+or if its name contains that word and its module has a map whose outputs it fits:
 
     in_proj_bias (3d)                     in_proj_weight (3d, d), of the same name but for the word; torch's attention
     gate_up_proj_bias (E, m)              gate_up_proj (E, d, m) or (E, m, d): one matrix for each expert or head
     dense_bias (d), gate_bias (heads)     dense, gate_proj: linear layers; one value for each output or group of them
     q_bias, k_bias, v_bias, dt_bias (d)   a linear layer that makes several things at once, these among them
 
-Tables and vectors that are added elsewhere are none, whatever they are called: to the attention's logits or queries for
-the sake of positions, to a router's scores, to what a loss reads.
+Tables and vectors that are added elsewhere are no biases, whatever their name: to the logits or queries of attention
+for positions, to the scores of a router, to the inputs of a loss.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedpeft.core.settings import no_settings
 from fedpeft.methods.trainable import Trainable, Tuning
 
 WORD, SUFFIX, IN_PROJ = "bias", "_bias", "in_proj_bias"
-JOINED = ("q", "k", "v", "dt")  # among the outputs of one map: attention's three, and a state space model's step
+JOINED = ("q", "k", "v", "dt")  # parts of the outputs of one map: attention's three, and a state space model's step
 
 
 def bias_names(model: nn.Module) -> list[str]:
@@ -39,6 +39,7 @@ def bias_names(model: nn.Module) -> list[str]:
 
 
 def _is_bias(model: nn.Module, name: str) -> bool:
+    """Return whether a parameter is a bias, as the module's docstring defines it."""
     path, _, own = name.rpartition(".")
     if own == WORD or WORD not in own:
         return own == WORD
@@ -57,7 +58,7 @@ def _is_bias(model: nn.Module, name: str) -> bool:
 
 
 def _fits(bias: Tensor, weight: Tensor) -> bool:
-    """Return whether a bias has one value for each output of a matrix, as it is or turned, or of each of a stack."""
+    """Return whether a bias has one value for each output of a matrix, transposed or not, or of each in a stack."""
     *stack, rows, columns = weight.shape if weight.dim() > 1 else (0, 0)
     return tuple(bias.shape) in ((*stack, rows), (*stack, columns))
 
@@ -67,7 +68,7 @@ def _outputs(module: nn.Module) -> int:
 
 
 class BackbonePart(Trainable):
-    """Some parameters of a backbone's model, all others of which are frozen."""
+    """Some parameters of a backbone's model; all others are frozen."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         model.requires_grad_(False)
@@ -83,7 +84,7 @@ class BackbonePart(Trainable):
 
 @dataclass(eq=False)
 class PartTuning(Tuning):
-    """A method that trains the parameters of a model that `selected` names; None: no other than the head's."""
+    """A method that trains the parameters of a model that `selected` names; None: only the head trains."""
 
     name: str
     selected: Callable[[nn.Module], Sequence[str]] | None = None

@@ -17,13 +17,13 @@ from fedpeft.methods.first_values import Bounded, FirstValues
 from fedpeft.methods.trainable import Trainable, Tuning
 
 
-class Together(Trainable):
-    """What several methods, whose keys differ, train in one backbone."""
+class CombinedTrainable(Trainable):
+    """The trained parts of several methods, with different keys, in one backbone."""
 
     def __init__(self, parts: Sequence[Trainable]) -> None:
         self._parts = tuple(parts)
         self.start_std = next((part.start_std for part in parts if part.start_std is not None), None)
-        self.train_only(None)  # each part froze those before it
+        self.train_only(None)  # each part froze the earlier ones
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         return {key: parameter for part in self._parts for key, parameter in part.parameters().items()}
@@ -44,7 +44,7 @@ class Together(Trainable):
 
 @dataclass(eq=False)
 class CombinedTuning(Tuning):
-    """Methods that train together, in this order; the settings of each stand under its name (`homes`: name -> code)."""
+    """Methods that train together, in this order; each has its settings under its name (`homes`: name -> code)."""
 
     name: str
     homes: Mapping[str, str]
@@ -61,16 +61,18 @@ class CombinedTuning(Tuning):
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         self.check(settings)
         parts = self.homes.items()
-        return Together([imported(home).prepare(backbone, settings.get(part, {}), seed=seed) for part, home in parts])
+        return CombinedTrainable(
+            [imported(home).prepare(backbone, settings.get(part, {}), seed=seed) for part, home in parts]
+        )
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return those of the part that knows more of the tensor than its size."""
+        """Return those of the first part that declares more than a bound."""
         parts = self.homes.items()
         declared = (imported(home).first_values(settings.get(part, {}), key, shape) for part, home in parts)
         return next((first for first in declared if first != Bounded()), Bounded())
 
     def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int | None:
-        """Return what the part with neurons has with its settings; see `SlotTuning.width`."""
+        """Return the width of the part with neurons; see `SlotTuning.width`."""
         for part, home in self.homes.items():
             if width := getattr(imported(home), "width", None):
                 return width(settings.get(part, {}), layer, stream)

@@ -2,7 +2,7 @@
 """FedDAT: a shared and a private adapter that teach each other, over any bottleneck adapter.
 
     a1   shared: starts each round as the received one, is trained, and is all that is sent
-    a0   local: private, goes on from the site's last round
+    a0   local: private, continues from the site's last round
     a2   the received a1, frozen
 
 A batch is used twice, with one optimizer over a0, a1 and the head. With z_T, z_1 and z_0 the logits of (a0 + a2) / 2,
@@ -13,12 +13,11 @@ a1 and (a0 + a2) / 2:
 
 KL has temperature 3, times its square, and is the mean over the batch: that of the distributions over answers, or, of
 images with any number of labels, the sum of those of each label (the way to answer says which). The head trains in both
-steps, as in the authors' code. A site's model, which is evaluated and whose loss is reported, is (a0 + a2) / 2: the
-authors' dual adapter teacher. The learning rate follows batches, not steps.
+steps, as in the authors' code. The site evaluates (a0 + a2) / 2, the authors' dual adapter teacher, and reports its
+loss. The learning rate follows batches, not steps.
 
-z_T and z_0 have the same features, because a0 and a2 change in neither of their passes nor in what lies between; only
-the head has changed. They can be computed once (`training.reuse_passes`) if memory holds what the way back to a0 needs
-while a1 trains.
+z_T and z_0 have the same features, because a0 and a2 do not change from one to the other; only the head does. They can
+be computed once (`training.reuse_passes`) if there is memory for the backward pass to a0 while a1 trains.
 
 Over AdapterFusion, a0 and a2 are fused by attention instead of averaged; the fusion is private and trains with a0.
 
@@ -36,7 +35,7 @@ from torch import Tensor, nn
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.seeds import derive
-from fedpeft.methods.bottleneck.branches import Branches, OverAdapters, SideBySide
+from fedpeft.methods.bottleneck.branches import AdapterBasedTuning, Branches, SideBySide
 from fedpeft.methods.trainable import Part, Trainable, descend
 
 SHARED, LOCAL, RECEIVED = "a1", "a0", "a2"
@@ -66,34 +65,34 @@ class DualAdapters(SideBySide):
                 teachers = [part.forward() for part in parts]
         shared, values = [], []
 
-        def of_shared() -> Iterator[Tensor]:
+        def shared_losses() -> Iterator[Tensor]:
             for part, teacher in zip(parts, teachers, strict=True):
                 logits = part.forward()
                 shared.append(logits.detach())
                 yield (part.loss(logits) + distilled(part, logits, teacher)) / 2
 
-        def of_local() -> Iterator[Tensor]:
+        def local_losses() -> Iterator[Tensor]:
             for part, teacher, kept in zip(parts, shared, features, strict=True):
-                logits = with_features(self._backbone, part.forward, kept)
+                logits = forward_from_features(self._backbone, part.forward, kept)
                 value = part.loss(logits)
                 values.append(value.detach())
                 yield (value + distilled(part, logits, teacher)) / 2
 
         self._branches.use(SHARED)
-        descend(of_shared(), optimizer)
+        descend(shared_losses(), optimizer)
         self._branches.use(LOCAL, RECEIVED)
-        descend(of_local(), optimizer)
+        descend(local_losses(), optimizer)
         return torch.stack(values).sum()
 
 
-class FedDATTuning(OverAdapters):
+class FedDATTuning(AdapterBasedTuning):
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         seeds = {SHARED: seed, LOCAL: derive(seed, LOCAL), RECEIVED: seed}
         return DualAdapters(self._base.branches(backbone, settings, seeds), backbone)
 
 
 def features_of(backbone: Backbone, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return logits without gradient, and the backbone's features with their way back."""
+    """Return logits without gradient, and the backbone's features with their graph."""
     kept: list[Tensor] = []
     hook = cast(nn.Module, backbone).register_forward_hook(lambda module, inputs, output: kept.append(output))
     try:
@@ -108,8 +107,8 @@ def features_of(backbone: Backbone, forward: Callable[[], Tensor]) -> tuple[Tens
     return logits, kept[0]
 
 
-def with_features(backbone: Backbone, forward: Callable[[], Tensor], features: Tensor | None) -> Tensor:
-    """Return the logits of given features, without a pass through the backbone; of None, those of a pass."""
+def forward_from_features(backbone: Backbone, forward: Callable[[], Tensor], features: Tensor | None) -> Tensor:
+    """Return the logits of given features without a pass through the backbone; None: with a pass."""
     if features is None:
         return forward()
     own = vars(backbone).get("forward")
@@ -121,5 +120,5 @@ def with_features(backbone: Backbone, forward: Callable[[], Tensor], features: T
 
 
 def distilled(part: Part, logits: Tensor, teacher: Tensor) -> Tensor:
-    """Return what a part adds to KL(teacher || logits) of a batch, softened, times the squared temperature."""
+    """Return a part's softened KL(teacher || logits), times its share of the batch and the squared temperature."""
     return part.share * (part.divergence(logits / TEMPERATURE, teacher / TEMPERATURE) * TEMPERATURE**2)

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""How the first values of a tensor are distributed: a method draws them so, and the server holds a site's to that.
+"""Distributions of the first values of a tensor: a method draws from them, and the server checks a site's tensors.
 
 By the Dvoretzky-Kiefer-Wolfowitz inequality the distribution function F_n of n values drawn from F keeps, but for a
 chance of 1e-9, to
 
     max |F_n - F| <= sqrt(ln(2e9) / 2n)
 
-which one number everywhere, another standard deviation or another mean do not once n is large enough. Values depend on
-a seed and a tensor's key alone: same seed, same bytes, in any order.
+A constant, another standard deviation or another mean violates this once n is large enough. Values depend only on a
+seed and a tensor's key: same seed, same bytes, in any order.
 
 Source: Massart 1990, The Tight Constant in the Dvoretzky-Kiefer-Wolfowitz Inequality.
 """
@@ -26,38 +26,38 @@ from torch import Tensor
 
 MAX_VALUE = 1000.0  # far above any weight, gain or magnitude of a backbone
 LOG_CHANCE = math.log(2e9)
-ROUNDING = 0.01  # what bfloat16 can move a distribution function
-MAX_STD = 8.0  # torch draws no float32 so far out
+ROUNDING = 0.01  # change of a distribution function by bfloat16, at most
+MAX_STD = 8.0  # torch draws no float32 further out
 
 
 class Misfit(NamedTuple):
-    """What values have, and what their tensor can begin with, in words."""
+    """The found and the allowed values, in words."""
 
     found: str
     allowed: str
 
 
 class FirstValues(ABC):
-    """What the first values of a tensor are; `shows_together`: whether many values show what few do not."""
+    """The first values of a tensor; `shows_together`: whether a test needs many values, from several tensors."""
 
     shows_together: ClassVar[bool] = False
 
     @abstractmethod
     def misfit(self, values: Tensor) -> Misfit | None:
-        """Return why a tensor cannot begin with these values; None: it can."""
+        """Return how values violate this; None: they do not."""
 
 
 class Drawn(FirstValues):
-    """First values that a method draws itself."""
+    """First values with a known distribution."""
 
     @abstractmethod
     def drawn(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Draw them, float32 on the CPU."""
+        """Draw the values, float32 on the CPU."""
 
 
 @dataclass(frozen=True)
 class Bounded(FirstValues):
-    """Values of which nothing is known but the largest absolute value."""
+    """Values with a largest absolute value, and nothing else known."""
 
     bound: float = MAX_VALUE
 
@@ -98,9 +98,9 @@ class Normal(Drawn):
 
 @dataclass(frozen=True)
 class Uniform(Drawn):
-    """Values from U(-bound, bound), bound above 0; each stands in the tensor `copies` times.
+    """Values from U(-bound, bound), bound above 0; each occurs `copies` times in the tensor.
 
-    Where the bound is not `known`, it is at most that, and the largest value is taken for it.
+    If the bound is not `known`, it is at most `bound`, and the largest value is taken for it.
     """
 
     shows_together = True
@@ -123,9 +123,9 @@ class Uniform(Drawn):
 
 
 def misfit(state: Mapping[str, Tensor], declared: Mapping[str, FirstValues]) -> str:
-    """Return in words the first tensor of a finite state that cannot have these first values; empty: they all can.
+    """Describe the first tensor of a finite state that violates its declared first values; empty: there is none.
 
-    Tensors of one distribution are looked at together as well, so that small ones are not let off.
+    Tensors of one distribution are also tested together, so that small ones do not escape.
     """
     alike: dict[FirstValues, dict[str, Tensor]] = {}
     for key, tensor in state.items():
@@ -141,7 +141,7 @@ def misfit(state: Mapping[str, Tensor], declared: Mapping[str, FirstValues]) -> 
 
 
 def _unlike(values: Tensor, function: Callable[[Tensor], Tensor], name: str, *, copies: int = 1) -> Misfit | None:
-    """Return a misfit where the values are not drawn from the distribution with this distribution function."""
+    """Return a misfit if the values are not drawn from the distribution with this distribution function."""
     ordered = function(values.detach().double().flatten().sort().values)
     count = len(ordered)
     if not count:
@@ -155,7 +155,7 @@ def _unlike(values: Tensor, function: Callable[[Tensor], Tensor], name: str, *, 
 
 
 def key_generator(seed: int, key: str) -> torch.Generator:
-    """Return the CPU generator of one tensor, for instance ``key_generator(0, "layer.3.output.down.weight")``."""
+    """Return the CPU generator of one tensor, for instance `key_generator(0, "layer.3.output.down.weight")`."""
     digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest, "big") >> 1)
 

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""LoRA and DoRA, PEFT's own tuners: where their tensors are, and by which factor a product counts.
+"""LoRA and DoRA, PEFT's own tuners: settings, keys and shapes of their tensors, and the scale of their products.
 
-``layer.<l>.<query|value>.A`` and ``.B``, and DoRA's trained ``magnitude`` for every output beside them. Where sites
-share products, the factor must be the same. Sources: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language
+Keys are `layer.<l>.<query|value>.A` and `.B`, and DoRA's trained `magnitude` of every output beside them. Sites that
+share products must have the same scale. Sources: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language
 Models; Liu et al. 2024, DoRA: Weight-Decomposed Low-Rank Adaptation.
 """
 
@@ -29,11 +29,11 @@ from fedpeft.core.settings import hints_of
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Normal, Uniform
 from fedpeft.methods.slot_tuning import AdapterTrainable, Parameters, Shapes, SlotTuning, check_layers, check_types
 
-RANK, SCALE = 4, 2  # where a job sets neither r nor lora_alpha
+RANK, SCALE = 4, 2  # if a job sets neither r nor lora_alpha
 
 
-def of_lora(settings: Mapping[str, Any]) -> float | None:
-    """Return the scale, lora_alpha / r; None where the settings are not numbers, which their own check refuses."""
+def lora_scale(settings: Mapping[str, Any]) -> float | None:
+    """Return the scale, lora_alpha / r; None if the settings are not numbers, which their own check refuses."""
     rank = settings.get("r", RANK)
     alpha = settings.get("lora_alpha", SCALE * rank if type(rank) is int else None)
     if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
@@ -41,22 +41,22 @@ def of_lora(settings: Mapping[str, Any]) -> float | None:
     return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 
-def of_part(settings: Mapping[str, Any]) -> float | None:
+def lora_part_scale(settings: Mapping[str, Any]) -> float | None:
     """Return the scale of the part `lora` of a method that trains several."""
     part = settings.get("lora", {})
-    return of_lora(part) if isinstance(part, Mapping) else None
+    return lora_scale(part) if isinstance(part, Mapping) else None
 
 
 DEFAULTS = {"target_modules": ["query", "value"], "r": RANK}
 START_STD = "start_std"
 SIZES = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
-# settings whose tensors are the products of LoRA alone; PEFT has others, for variants that compute more
+# settings of plain LoRA, which adds only the product B A; PEFT has others, for variants that compute more
 PLAIN = SIZES | {"lora_dropout", "init_lora_weights", "layers_to_transform", "layers_pattern", "fan_in_fan_out", "bias"}
 PLAIN_STARTS = (True, False, "gaussian")  # PEFT's other starts change the frozen weights
 
 
 class LoraTuning(SlotTuning):
-    """PEFT's LoRA, on query and value with r = 4 and a scale (alpha / r) of 2 where nothing else is set.
+    """PEFT's LoRA; by default on query and value, with r = 4 and a scale (alpha / r) of 2.
 
     With `start_std` in a job's settings the first values of A are from N(0, start_std^2), not uniform in 1 / sqrt(d_in)
     as PEFT draws them; `xavier` is sqrt(2 / (r + d_in)). Those of B are 0 either way.
@@ -70,7 +70,7 @@ class LoraTuning(SlotTuning):
     def matches(self, config: Any) -> bool:
         return type(config) is LoraConfig and not config.use_dora
 
-    def of_peft(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def peft_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         std = settings.get(START_STD)
         if std not in (None, XAVIER) and (type(std) not in (int, float) or not 0 < std < math.inf):
             raise FedpeftError(f"{self.name} has {START_STD}={std!r:.80}, it must be a number above 0, or {XAVIER!r}.")
@@ -91,7 +91,7 @@ class LoraTuning(SlotTuning):
         return trainable
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        how = self.config(self.of_peft(settings)).init_lora_weights
+        how = self.config(self.peft_settings(settings)).init_lora_weights
         if key.endswith(".B") and how in (True, "gaussian"):
             return Constant()
         if key.endswith(".A") and (how == "gaussian" or settings.get(START_STD) is not None):
@@ -109,7 +109,7 @@ class LoraTuning(SlotTuning):
         return settings
 
     def fit(self, model: nn.Module, config: LoraConfig) -> None:
-        """Write a pattern of the paths that are meant into the configuration, as PEFT needs it."""
+        """Write the selected paths as a pattern into the configuration, as PEFT needs it."""
         family = structure.family_of(model)
         targets = config.target_modules
         if (isinstance(targets, str) and not structure.roles_of(targets)) or not targets:
@@ -143,7 +143,7 @@ class LoraTuning(SlotTuning):
         if family is None:
             raise FedpeftError(f"{self.name}: give the model family (model_type, such as 'vilt').")
         if family not in SLOTS:
-            return slot_templates(family, sorted(targets))  # which refuses the family and names every role
+            return slot_templates(family, sorted(targets))  # the error names every role
         templates = {}
         for target in sorted(targets):
             named = _named(SLOTS[family], target)
@@ -151,7 +151,7 @@ class LoraTuning(SlotTuning):
         return templates
 
     def _found(self, targets: Iterable[str], model: nn.Module) -> dict[str, str]:
-        """Return slot -> module path of roles, or names of modules, in a model whose family is not in the table."""
+        """Return slot -> module path of roles or module names in a model whose family is not in the table."""
         known = structure.known_roles(model)
         templates: dict[str, str] = {}
         for target in sorted(targets):
@@ -219,7 +219,7 @@ class LoraTuning(SlotTuning):
 
     def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
         rank = max(tensor.shape[0] for key, tensor in state.items() if key.endswith(".A"))
-        return {"r": rank, "lora_alpha": rank * of_lora(settings), "use_rslora": False}
+        return {"r": rank, "lora_alpha": rank * lora_scale(settings), "use_rslora": False}
 
     def scale(self, config: LoraConfig, path: str, width: int) -> float:
         alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), path), config.lora_alpha)
@@ -256,9 +256,9 @@ class LoraTuning(SlotTuning):
 
 
 def _named(table: Mapping[str, str], target: str) -> dict[str, str]:
-    """Return the places of a table that a job means: a role in every tower, or the modules of this name."""
+    """Return the places of a table that a target names: a role in every tower, or the modules of this name."""
     roles = {slot: path for slot, path in table.items() if slot == target or slot.endswith(f"_{target}")}
-    if roles and target in DEFAULTS["target_modules"]:  # one tower may call its projection so, another otherwise
+    if roles and target in DEFAULTS["target_modules"]:  # towers may name their projections differently
         return roles
     return {slot: path for slot, path in table.items() if path.endswith(f".{target}")}
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a tuning method declares: what server, sites and settings must know of it before its code is imported."""
+"""Registration of a tuning method: what server, sites and settings must know before its code is imported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Alignment:
     """How the tensors of a method can be aligned.
 
     Args:
-        neurons: where the hidden neurons of its tensors lie, "package.module:object" of an `alignment.Neurons`; empty:
+        neurons: layout of the hidden neurons in its tensors, "package.module:object" of an `alignment.Neurons`; empty:
             it has no neurons that PIA could align.
         activations: whether the activations of these neurons can be read at a site.
         companion: whether a second, frozen copy can run beside the trained one (PIA's `two_branches`).
@@ -38,20 +38,20 @@ class Alignment:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What a method sends, and how the server may combine it.
+    """What a method sends, and how the server may combine that.
 
     Args:
         exchanges: whether anything besides the head is trained and exchanged.
-        sends_backbone: whether it exchanges the whole backbone, which the site policy has to allow by name.
+        sends_backbone: whether it exchanges the whole backbone, which the site policy must allow by name.
         products: whether its tensors are pairs of factors (`fedpeft.alignment.factors`) whose products can be averaged
             and factored again (`aggregation: svd`).
-        factors: if these, or those of a part, are LoRA's A and B, beside frozen matrices to which products can be added
-            (sites may differ in rank; `aggregation: stack`, see `stackable`): the function from its settings to the
-            factor by which a product counts, "package.module:object".
+        factors: if its tensors, or those of a part, are LoRA's A and B beside frozen matrices: the function from its
+            settings to the scale of a product, "package.module:object". Sites may then differ in rank, and products
+            can be added to the matrices (`aggregation: stack`, see `stackable`).
         layers: whether its layers can be trained and sent one by one (F3OCUS).
         schedule: values of the section `schedule` that belong to the method, which a job cannot set otherwise.
-        uniform: whether all sites count alike in the mean, however many samples they have, where a job says nothing.
-        goes_on: whether a site goes on with its own tensors, of which the global ones are no start.
+        uniform: whether by default all sites count alike in the mean, whatever their number of samples.
+        goes_on: whether a site continues with its own tensors instead of the global ones.
     """
 
     exchanges: bool = True
@@ -65,16 +65,16 @@ class Exchange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnBackbone:
-    """With which backbones a method goes, and in which precision.
+class BackboneSupport:
+    """The backbones and precisions that a method supports.
 
     Args:
         unequal_backbones: whether sites may have different backbones of one family: its tensors are added to a
-            backbone, hold none of that one's own values and do not belong to places in its matrices.
-        leaves_matrices: whether it neither trains matrices of the backbone nor makes its first values of theirs, so
+            backbone, contain none of its values and do not belong to places in its matrices.
+        leaves_matrices: whether it neither trains matrices of the backbone nor computes its first values from them, so
             that a large backbone can be read in bfloat16.
-        four_bits: whether it goes with linear layers in four bits: it neither trains their weights or biases nor
-            computes with their values itself.
+        four_bits: whether linear layers may be in four bits: it neither trains their weights or biases nor computes
+            with their values itself.
     """
 
     unequal_backbones: bool = False
@@ -83,20 +83,20 @@ class OnBackbone:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuningMethod(Alignment, Exchange, OnBackbone):
-    """A tuning method as it is registered, with what it declares. Registering imports neither torch nor PEFT.
+class TuningMethod(Alignment, Exchange, BackboneSupport):
+    """The registration of a tuning method with its declarations; this imports neither torch nor PEFT.
 
     Args:
-        home: import path of its code, "package.module:object", a `fedpeft.methods.trainable.Tuning`; with a base, what
-            makes one from the base's.
-        label: what it trains, as tables print it.
+        home: import path of its code, "package.module:object", a `fedpeft.methods.trainable.Tuning`; with a base, a
+            function from the base's code to its own.
+        label: what it trains, for tables.
         source: the paper.
-        base: the method that it is built on: its code is called with that one's, a job's settings of that one apply to
-            it, and what it exchanges are that one's tensors; empty: none.
-        parts: registered methods that train together in it, below whose names its settings stand; empty: it is one.
+        base: the method that it is built on, whose code it gets, whose settings in a job apply to it too, and whose
+            tensors it exchanges; empty: none.
+        parts: registered methods that it combines, each with its settings under its name; empty: it is one method.
         peft_tuner: whether its code registers a tuner with PEFT.
         exports: whether it can be saved as a PEFT folder.
-        limits: the settings that a job may set at a site, by name, and whether a value is allowed
+        limits: by name, the settings that a job may set at a site, with a check of the value
             (`fedpeft.methods.setting_limits`); a job may set no others.
     """
 
@@ -121,7 +121,7 @@ class TuningMethod(Alignment, Exchange, OnBackbone):
         return code(METHODS.get(self.base).tuning()) if self.base else code
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Check the settings of a job; the code is imported only where they are not within `limits`."""
+        """Check the settings of a job; the code is imported only if they are not within `limits`."""
         doubtful = None in settings.values() or any(refused_settings(settings, self.limits))
         if doubtful and (check := getattr(self.tuning(), "check", None)):
             check(settings)
@@ -131,11 +131,11 @@ class TuningMethod(Alignment, Exchange, OnBackbone):
         return self.leaves_matrices and not any(refused_settings(settings, self.limits))
 
     def product_scale(self, settings: Mapping[str, Any]) -> float | None:
-        """Return the factor by which the product of its factors counts with these settings; None if they are wrong."""
+        """Return the scale of the product of its factors with these settings; None if they are wrong."""
         return imported(self.factors)(settings)
 
     def neuron_layout(self) -> Neurons | None:
-        """Return where its hidden neurons lie; None if it has none."""
+        """Return the layout of its hidden neurons; None if it has none."""
         if not self.neurons:
             return None
         try:
@@ -188,7 +188,7 @@ METHODS: Registry[TuningMethod] = Registry("method", "fedpeft.methods", TuningMe
 
 
 def with_bases(name: str) -> tuple[str, ...]:
-    """Return the methods that a method is built on, the innermost first, and then itself."""
+    """Return the methods that a method is built on, the innermost first, followed by itself."""
     base = METHODS.get(name).base
     return (*with_bases(base), name) if base else (name,)
 

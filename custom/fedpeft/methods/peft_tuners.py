@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""PEFT's own tuners whose tensors can be averaged and lie in the modules that they adapt: one object each.
+"""PEFT's own tuners whose tensors can be averaged and are in the modules that they adapt: one object each.
 
 The update of `fourierft` and `miss` is linear in the trained tensors, so that the mean of the tensors is the mean of
-the updates; of the others it is that nearly, where the sites stay close to each other. The registrations name the
-papers. The keys are `layer.<l>.<role>.<tensor>`, with the tensor's name in PEFT: ``layer.3.value.ia3_l``.
+the updates; for the others this is nearly so while the sites stay close to each other. The registrations name the
+papers. The keys are `layer.<l>.<role>.<tensor>`, with the tensor's name in PEFT: `layer.3.value.ia3_l`.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ class PeftTuning(SlotTuning):
     config_cls: type[PeftConfig] = field(kw_only=False)
     name: str  # of its registration
     tensors: tuple[str, ...]  # names of its containers of tensors in PEFT's layers, such as `ia3_l`
-    # of the modules that it adapts, where a job names none (`fedpeft.backbones.slots`)
+    # of the modules that it adapts by default (`fedpeft.backbones.slots`)
     roles: tuple[str, ...] = ("query", "value")
-    joint: bool = False  # a joint projection to query, key and value stands for each of them
-    # settings in place of PEFT's own defaults, and of null in a job
+    joint: bool = False  # a joint projection to query, key and value counts as each of them
+    # settings that replace PEFT's own defaults, and null in a job
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # settings that a job cannot change: with other values the tensors could not be averaged
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    min_values: Mapping[str, int] = field(default_factory=dict)  # what `SlotTuning.min_values` has besides
-    # from its configuration, a tensor's name and its shape to its first values; None: see `Tuning`
+    min_values: Mapping[str, int] = field(default_factory=dict)  # in addition to `SlotTuning.min_values`
+    # function from its configuration, a tensor's name and its shape to the first values; None: see `Tuning`
     first: Callable[[Any, str, tuple[int, ...]], FirstValues] | None = None
 
     def __post_init__(self) -> None:
         self.min_values = {**SlotTuning.min_values, **self.min_values}
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings with defaults, and `target_modules` as a pattern where it maps roles to paths."""
+        """Return the settings with defaults; a `target_modules` that maps roles to paths becomes a pattern."""
         chosen = {name: value for name, value in settings.items() if value is not None or name not in self.defaults}
         check_types(self.name, chosen, typing.get_type_hints(self.config_cls))
         for name, value in self.fixed.items():
@@ -77,10 +77,10 @@ class PeftTuning(SlotTuning):
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
         if self.first is None:
             return super().first_values(settings, key, shape)
-        return self.first(self.config(self.of_peft(settings)), key.rpartition(".")[2], shape)
+        return self.first(self.config(self.peft_settings(settings)), key.rpartition(".")[2], shape)
 
     def fit(self, model: nn.Module, config: Any) -> None:
-        """Write the modules of the model's family, or those that a list or pattern selects, into the configuration."""
+        """Write the modules of the model's family, or of a list or pattern in the settings, into the configuration."""
         targets = config.target_modules
         if not targets:
             templates = templates_in(model, self.roles, joint=self.joint)
@@ -136,11 +136,11 @@ class PeftTuning(SlotTuning):
         return None
 
 
-SCALED_INPUT = "second_linear"  # its input is scaled; of key and value the output
+SCALED_INPUT = "second_linear"  # its input is scaled, and the output of key and value
 
 
 class IA3Tuning(PeftTuning):
-    """IA3, which must know besides which modules have their input scaled."""
+    """IA3, which also needs to know the modules whose input is scaled."""
 
     def name_modules(self, config: Any, templates: Mapping[str, str], model: nn.Module | None = None) -> None:
         super().name_modules(config, templates, model)

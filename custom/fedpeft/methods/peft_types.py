@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Register fedpeft's methods with PEFT. Only this file uses internals of PEFT, where it has no public hook.
+"""Register fedpeft's methods with PEFT. Only this file uses internals of PEFT for which there is no public hook.
 
-``peft.utils.register_peft_method`` takes a new configuration and tuner class, but refuses a name that is not in the
-enum ``PeftType``, which a plugin cannot add to. ``_add_peft_type`` adds it, for the PEFT versions that this was
-tested with and no other.
+`peft.utils.register_peft_method` takes a new configuration and tuner class, but refuses a name that is not in the enum
+`PeftType`, which a plugin cannot extend. `_add_peft_type` does so, only for tested versions of PEFT.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ TESTED_PEFT = ("0.21.2",)
 
 
 def register_all(peft: ModuleType) -> None:
-    """Register every method with its own PEFT tuner, plugins' too; called once, as soon as PEFT has been imported.
+    """Register every method with its own PEFT tuner, plugins included; called once, as soon as PEFT has been imported.
 
-    At a site of a consortium a plugin that its site policy lists is registered when it is used, and no other one ever.
+    A consortium's site registers only plugins that its site policy lists, and those when they are used.
     """
     check_version(peft.__version__)
     for name, method in METHODS.usable():
         try:
-            # each module calls register() in one of its last lines; importing is enough, and harmless if it is
-            # only partly imported because it was the one that imported PEFT
+            # each module calls register() at its end; importing is enough, and harmless if it is only partly imported
+            # because it imported PEFT
             if method.peft_tuner:
                 importlib.import_module(method.home.partition(":")[0])
         except Exception as error:  # a broken plugin must not break `import peft`
@@ -40,7 +39,7 @@ def register_all(peft: ModuleType) -> None:
 
 
 def check_version(version: str) -> None:
-    """Refuse a PEFT whose minor version (``0.21``) is not among the tested ones."""
+    """Refuse a PEFT whose minor version (`0.21`) is not among the tested ones."""
     minors = sorted({tested.rpartition(".")[0] for tested in TESTED_PEFT})
     if version.split(".")[:2] not in [minor.split(".") for minor in minors]:
         raise FedpeftError(
@@ -66,7 +65,7 @@ def register(name: str, config_cls: type[PeftConfig], model_cls: type[BaseTuner]
 
 
 def _add_peft_type(peft_type: type[enum.Enum], name: str) -> None:
-    """Append ``name`` with value ``name`` to PEFT's string enum, as its class definition would have done."""
+    """Append `name` with value `name` to PEFT's string enum, as its class definition would do."""
     member = str.__new__(peft_type, name)
     member._name_ = name
     member._value_ = name

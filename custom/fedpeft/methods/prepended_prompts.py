@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Prompts before all tokens of a causal language model, which computes with their positions.
+"""Put prompts before all tokens of a causal language model, which computes with their positions.
 
     [P, E]      P at the positions 0, ..., R - 1, E from R on, on whichever side a text is padded
 
-They are put before the embeddings that the model's layers begin with, and taken out of what the last layer returns.
-Masks, positions and the cache of keys and values are those of a text that begins with R tokens more; where a mask of
-queries and tokens has a sliding window, the prompts are seen from beyond it too.
+They are put before the embeddings that the first layer reads, and removed from the output of the last layer. Masks,
+positions and the cache of keys and values are those of a text with R more tokens at its beginning; if a mask of queries
+and tokens has a sliding window, the prompts are visible from outside it too.
 
 Source: Lester et al. 2021, The Power of Scale for Parameter-Efficient Prompt Tuning.
 """
@@ -23,25 +23,25 @@ from torch import Tensor, nn
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
 
-READS = {"inputs_embeds", "attention_mask", "past_key_values"}  # arguments of what embeds tokens and calls the layers
+READS = {"inputs_embeds", "attention_mask", "past_key_values"}  # arguments of a decoder, which calls the layers
 OTHERS = {"input_ids", "position_ids", "use_cache", "cache_position", "return_dict", "output_attentions", "kwargs"} | {
     "output_hidden_states",
     "logits_to_keep",
     "token_type_ids",
     "encoder_hidden_states",
     "encoder_attention_mask",
-}  # that it may have besides; any other may have one value for each token
-BY_TOKEN = ("token_type_ids", "encoder_hidden_states")  # that nothing may be given for
-FULL = "full_attention"  # of a mask for each kind of layer
+}  # other allowed arguments; any further one may have one value for each token
+BY_TOKEN = ("token_type_ids", "encoder_hidden_states")  # allowed only without a value
+FULL = "full_attention"  # a kind of layer, where each kind has a mask
 
 
 def takes_prompts(decoder: nn.Module) -> bool:
-    """Return whether a module is the part of a causal language model that calls its layers, and reads tokens alone."""
+    """Return whether a module is a decoder, the caller of a causal language model's layers, that reads only tokens."""
     return _is_decoder(decoder) and not arguments_beside_tokens(decoder)
 
 
 def arguments_beside_tokens(decoder: nn.Module) -> list[str]:
-    """Return what such a part of a causal language model reads that may have a value for each token; of others none."""
+    """Return the other arguments of a decoder that may have a value for each token; none for another module."""
     return sorted(_arguments(decoder) - READS - OTHERS) if _is_decoder(decoder) else []
 
 
@@ -54,8 +54,7 @@ def _arguments(module: nn.Module) -> set[str]:
 
 
 def prepend(decoder: nn.Module, prompts: Callable[[], Tensor]) -> None:
-    """Put prompts (R, d) before all tokens of a decoder of which `takes_prompts` is true; it gets two hooks."""
-
+    """Put prompts (R, d) before all tokens of a decoder (see `takes_prompts`), with two hooks."""
     order = list(inspect.signature(type(decoder).forward).parameters)[1:]
 
     def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -73,9 +72,9 @@ def prepend(decoder: nn.Module, prompts: Callable[[], Tensor]) -> None:
 
 
 def check_room(backbone: Backbone, decoder: nn.Module, count: int) -> None:
-    """Refuse prompts that leave the longest question no position; a model on the meta device is not checked.
+    """Refuse prompts that leave too few positions for the longest question; skip a model on the meta device.
 
-    `prepend` refuses longer texts, as those with an answer, when they are read.
+    `prepend` refuses longer texts, such as those with an answer, when they are read.
     """
     inputs = getattr(backbone, "inputs", None)
     if inputs is not None and not next(decoder.parameters()).is_meta:
@@ -85,29 +84,29 @@ def check_room(backbone: Backbone, decoder: nn.Module, count: int) -> None:
 
 
 def _extended(decoder: nn.Module, given: dict[str, Any], prompts: Tensor) -> dict[str, Any]:
-    """Return a decoder's arguments with the prompts: before the tokens, or, of a text that goes on, in the cache."""
+    """Return a decoder's arguments with the prompts: before the tokens, or, for a later token, in the cache."""
     cache, mask = given.get("past_key_values"), given.get("attention_mask")
     count = len(prompts)
     tokens = given.get("inputs_embeds")
     if tokens is None:
         tokens = decoder.get_input_embeddings()(given["input_ids"])
     before = cache.get_seq_length() if cache is not None else 0
-    _check(decoder, given, tokens.shape[1] + (before or count))
+    _check_call(decoder, given, tokens.shape[1] + (before or count))
     if before:
         positions = given.get("position_ids")
         positions = None if positions is None else positions + count
-        return given | {"attention_mask": _each(mask, count, _going_on), "position_ids": positions}
+        return given | {"attention_mask": _extend_masks(mask, count, _continued), "position_ids": positions}
     embedded = torch.cat((prompts.to(tokens.dtype).expand(len(tokens), -1, -1), tokens), dim=1)
     return given | {
         "input_ids": None,
         "inputs_embeds": embedded,
-        "attention_mask": _each(mask, count, _beginning),
-        "position_ids": _positions(given.get("position_ids"), _real(mask, tokens), count),
+        "attention_mask": _extend_masks(mask, count, _prefixed),
+        "position_ids": _positions(given.get("position_ids"), _text_tokens(mask, tokens), count),
     }
 
 
-def _check(decoder: nn.Module, given: Mapping[str, Any], length: int) -> None:
-    """Refuse a call in which prompts cannot stand before all tokens; `length` counts prompts and cache."""
+def _check_call(decoder: nn.Module, given: Mapping[str, Any], length: int) -> None:
+    """Refuse a call in which prompts cannot come before all tokens; `length` includes prompts and cache."""
     _check_length(decoder, length)
     cache = given.get("past_key_values")
     if getattr(cache, "is_compileable", False):
@@ -126,11 +125,11 @@ def _check_length(decoder: nn.Module, length: int) -> None:
 
 
 def _positions(given: Tensor | None, real: Tensor, count: int) -> Tensor:
-    """Return the positions of R prompts and T tokens (..., R + T); without those of the tokens the model counts them.
+    """Return the positions of R prompts and T tokens (..., R + T); positions that are not given are counted.
 
-    `given` are (B, T), (1, T), or (3, B, T) where an image has three axes; `real` (B, T) says which tokens do not pad.
+    `given` is (B, T), (1, T), or (3, B, T) for images with three axes; `real` (B, T) marks tokens that are no padding.
     """
-    if given is None or given.dim() == 2:  # counted over what pads a text where nobody said how long that is
+    if given is None or given.dim() == 2:  # counted over padding if its length is not known
         maximum = torch.iinfo(torch.long).max
         first = 0 if given is None else given.expand(real.shape).masked_fill(~real, maximum).amin(-1, keepdim=True)
         given = (real.long().cumsum(-1) - 1).clamp_min(0) + first
@@ -138,8 +137,8 @@ def _positions(given: Tensor | None, real: Tensor, count: int) -> Tensor:
     return torch.cat((before + given.amin(-1, keepdim=True), given + count), dim=-1)
 
 
-def _real(mask: Any, tokens: Tensor) -> Tensor:
-    """Return whether a token is one of the text (B, T), from a mask of any form."""
+def _text_tokens(mask: Any, tokens: Tensor) -> Tensor:
+    """Return which tokens are no padding (B, T), from a mask of any form."""
     if isinstance(mask, Mapping):
         mask = mask.get(FULL)
     if mask is None:
@@ -149,10 +148,10 @@ def _real(mask: Any, tokens: Tensor) -> Tensor:
     return mask.bool().expand(tokens.shape[:2])
 
 
-def _each(mask: Any, count: int, extend: Callable[[Tensor, int], Tensor]) -> Any:
-    """Return a mask with the prompts, of each kind of layer where these have masks of their own."""
+def _extend_masks(mask: Any, count: int, extend: Callable[[Tensor, int], Tensor]) -> Any:
+    """Extend a mask by the prompts, or each of several masks by kind of layer."""
     if isinstance(mask, Mapping):
-        return {kind: _each(one, count, extend) for kind, one in mask.items()}
+        return {kind: _extend_masks(one, count, extend) for kind, one in mask.items()}
     return None if mask is None else extend(mask, count)
 
 
@@ -160,8 +159,8 @@ def _visible(mask: Tensor, columns: tuple[int, ...]) -> Tensor:
     return mask.new_full(columns, 0 if mask.dim() == 4 and mask.is_floating_point() else 1)
 
 
-def _beginning(mask: Tensor, count: int) -> Tensor:
-    """Return the mask of a text behind prompts: of tokens (B, R + T), or of queries and tokens (B, 1, R + T, R + T)."""
+def _prefixed(mask: Tensor, count: int) -> Tensor:
+    """Return the mask of a text after prompts: of tokens (B, R + T), or of queries and tokens (B, 1, R + T, R + T)."""
     wider = torch.cat((_visible(mask, (*mask.shape[:-1], count)), mask), dim=-1)
     if mask.dim() == 2:
         return wider
@@ -171,12 +170,12 @@ def _beginning(mask: Tensor, count: int) -> Tensor:
     return torch.cat((rows, wider), dim=-2)
 
 
-def _going_on(mask: Tensor, count: int) -> Tensor:
+def _continued(mask: Tensor, count: int) -> Tensor:
     """Return the mask of the next token of a text whose prompts are in the cache.
 
     A mask of tokens does not count the prompts; one of queries and tokens does, by the cache, at its end.
     """
     if mask.dim() == 4 and mask.shape[-2] > 1:
-        raise FedpeftError("behind prompts a text goes on token by token: leave prefill_chunk_size out.")
+        raise FedpeftError("after prompts a text continues token by token: leave prefill_chunk_size out.")
     seen = _visible(mask, (*mask.shape[:-1], count))
     return torch.cat((seen, mask if mask.dim() == 2 else mask[..., :-count]), dim=-1)

@@ -8,9 +8,9 @@
 
 At once, all prompts are trained and sent in every round, whichever layers a schedule assigns.
 
-The tokens stand after the first token, which classifies. Deep prompts are taken out again after their layer, shallow
-ones after the last. Where image and text go through layers of their own, VPT's and DVPT's are among the image's tokens,
-PromptFL's among the text's. Before all tokens stand PromptFL's in a causal language model (`prepended_prompts.py`).
+Prompts come after the first token, which classifies. Deep prompts are removed after their layer, shallow ones after the
+last. If image and text have layers of their own, VPT's and DVPT's prompts are among the image's tokens, PromptFL's
+among the text's. In a causal language model PromptFL's come before all tokens (`prepended_prompts.py`).
 
 Sources: `vpt` Jia et al. 2022, Visual Prompt Tuning (deep); `promptfl` Guo et al. 2023, PromptFL; `dvpt` the federated
 parameter-efficient tuning of vision transformers, prompts decomposed by SVD.
@@ -41,16 +41,16 @@ from fedpeft.methods.trainable import Trainable, Tuning
 SLOT = "prompt"
 PER_BLOCK, CONCATENATED = "per_block", "concatenated"
 BASIS, TOKENS = f"{SHARED}basis", f"{SHARED}tokens"
-MASKS = ("attention_mask", "attn_mask", "mask")  # what layers call the argument that hides tokens
+MASKS = ("attention_mask", "attn_mask", "mask")  # names of the argument that hides tokens
 POSITIONS = {"position_embeddings", "position_ids", "rotary_pos_emb", "rotary_embeddings"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSettings:
-    """Settings of prompts in full.
+    """Settings of prompts as whole matrices.
 
     Args:
-        tokens: R, before each layer that has prompts.
+        tokens: R, of each layer with prompts.
     """
 
     tokens: int = 50
@@ -86,9 +86,9 @@ class Stack(NamedTuple):
 
 
 class Prompts(Trainable):
-    """The prompts in a backbone, whose model is frozen and gets the parameters as its module `prompts`.
+    """Prompts in a frozen backbone, whose model gets the parameters as its module `prompts`.
 
-    With `deep` every layer of the stack has prompts of its own; otherwise those of the first layer stay to the last.
+    With `deep` every layer of the stack has its own prompts; otherwise those of the first layer stay until the last.
     """
 
     def __init__(self, model: nn.Module, stack: Stack, first: Mapping[str, Tensor], *, deep: bool) -> None:
@@ -101,20 +101,20 @@ class Prompts(Trainable):
         else:
             count, last = tokens_of(first, 0).shape[0], len(stack.layers) - 1
             for number, layer in enumerate(stack.layers):
-                enter = self._entering(layer, number, count, insert=deep or number == 0)
+                enter = self._insertion_hook(layer, number, count, insert=deep or number == 0)
                 layer.register_forward_pre_hook(enter, with_kwargs=True)
                 if deep or number == last:
-                    layer.register_forward_hook(lambda module, inputs, output: _without(output, count))
+                    layer.register_forward_hook(lambda module, inputs, output: _remove_prompts(output, count))
         self.train_only(None)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         return {key: self._model.prompts[name] for key, name in self._names.items()}
 
-    def _entering(self, layer: nn.Module, number: int, count: int, *, insert: bool) -> Any:
-        """Return a hook that inserts the prompts of a layer, and lets attention see `count` tokens more."""
+    def _insertion_hook(self, layer: nn.Module, number: int, count: int, *, insert: bool) -> Any:
+        """Return a hook that inserts the prompts of a layer and extends the attention mask by `count` tokens."""
         causal_attention = any(getattr(module, "is_causal", False) for module in layer.modules())
-        names = list(inspect.signature(type(layer).forward).parameters)[2:]  # behind the layer and the hidden states
-        found = ((name, place) for place, name in enumerate(names) if name in MASKS)  # of GPT-2 not the first
+        names = list(inspect.signature(type(layer).forward).parameters)[2:]  # after the layer and the hidden states
+        found = ((name, place) for place, name in enumerate(names) if name in MASKS)  # it is not the first of GPT-2
         mask, position = next(found, (MASKS[0], len(names)))
 
         def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -124,9 +124,9 @@ class Prompts(Trainable):
                 hidden = torch.cat((hidden[:, :1], tokens.expand(len(hidden), -1, -1), hidden[:, 1:]), dim=1)
             causal = named.get("is_causal", causal_attention)
             if position < len(others):
-                others[position] = _seen(others[position], count, causal=causal)
+                others[position] = _extend_mask(others[position], count, causal=causal)
             if mask in named:
-                named = {**named, mask: _seen(named[mask], count, causal=causal)}
+                named = {**named, mask: _extend_mask(named[mask], count, causal=causal)}
             return (hidden, *others), named
 
         return enter
@@ -147,7 +147,7 @@ class PromptTuning(Tuning):
         build(self.settings_cls, settings, section=f"method.settings.{self.name}")
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return the distribution of tokens; only the model says how large its patches are, and so VPT's bound."""
+        """Return the distribution of tokens; VPT's bound depends on the model's patch size, which is not known here."""
         if not key.endswith(".tokens"):
             return Bounded()  # factors
         return Normal(self.std) if self.std else Uniform(math.sqrt(6 / math.prod(shape[-1:])), known=False)
@@ -197,7 +197,7 @@ def uniform_bound(model: nn.Module, width: int) -> float:
 def factored(tokens: Mapping[str, Tensor], rank: int, *, together: bool) -> dict[str, Tensor]:
     """Return the factors of prompts by truncated singular value decomposition, `U sqrt(S)` and `sqrt(S) V^T`.
 
-    Of place -> (R, d); `together` decomposes all places one below the other, which then share the second factor.
+    `tokens` maps places to (R, d); `together` stacks all places and decomposes them with one second factor.
     """
     groups = [list(tokens)] if together else [[place] for place in tokens]
     factors: dict[str, Tensor] = {}
@@ -221,7 +221,7 @@ def factored(tokens: Mapping[str, Tensor], rank: int, *, together: bool) -> dict
 
 
 def tokens_of(parameters: Mapping[str, Tensor], layer: int) -> Tensor:
-    """Return the prompts of a layer, (R, d), from the parameters that this file's head lists."""
+    """Return the prompts of a layer (R, d) from parameters with the keys of the module's docstring."""
     place = place_of(layer, SLOT)
     if TOKENS in parameters:
         return parameters[TOKENS][layer]
@@ -234,14 +234,14 @@ def tokens_of(parameters: Mapping[str, Tensor], layer: int) -> Tensor:
 def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
     """Return the layers of a model, or of its `tower` if it has several stacks.
 
-    `deep`: every layer gets prompts of its own, which fails where a layer needs the positions of its tokens.
+    With `deep` every layer gets its own prompts, which is refused if a layer needs the positions of its tokens.
     """
     templates = templates_in(model, ("output",))
     if two_towers(templates.values()):
         if f"{tower}_output" not in templates:
             towers = ", ".join(role.removesuffix("_output") for role in templates)
             raise FedpeftError(
-                f"prompts of this method stand in the {tower} layers, and model family "
+                f"prompts of this method belong in the {tower} layers, and model family "
                 f"{family_of(model) or type(model).__name__!r} has the stacks {towers}: use another method."
             )
         templates = {tower: templates[f"{tower}_output"]}
@@ -254,12 +254,12 @@ def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
     decoder = owner if takes_prompts(owner) else None
     if not deep and (besides := arguments_beside_tokens(owner)):
         raise FedpeftError(
-            f"prompts stand before all tokens of a causal language model, and that of model family "
+            f"prompts come before all tokens of a causal language model, and that of model family "
             f"{family_of(model) or type(model).__name__!r} reads {', '.join(besides)} beside its tokens: use another "
             f"method."
         )
     if (deep or not decoder) and POSITIONS & set(inspect.signature(type(found[0]).forward).parameters):
-        other = "use promptfl, whose prompts stand before all tokens, or another" if decoder else "use another"
+        other = "use promptfl, whose prompts come before all tokens, or another" if decoder else "use another"
         raise FedpeftError(
             f"prompts among the tokens would move their positions, which every layer of model family "
             f"{family_of(model)!r} needs: {other} method."
@@ -267,11 +267,11 @@ def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
     return Stack(found, decoder)
 
 
-def _seen(mask: Tensor | None, count: int, *, causal: bool) -> Tensor | None:
-    """Return an attention mask in which `count` tokens more are seen, after the first; `causal`: by no earlier one."""
+def _extend_mask(mask: Tensor | None, count: int, *, causal: bool) -> Tensor | None:
+    """Insert `count` visible tokens after the first in an attention mask; `causal`: no earlier token sees them."""
     if mask is None:
         return None
-    visible = 0 if mask.is_floating_point() else 1  # what is added to the attention's logits, or whether it is seen
+    visible = 0 if mask.is_floating_point() else 1  # added to the attention's logits, or a flag
     first, rest = mask[..., :1], mask[..., 1:]
     wider = torch.cat((first, mask.new_full((*mask.shape[:-1], count), visible), rest), dim=-1)
     if wider.dim() == 4 and wider.shape[-2] > 1:  # one row for each query
@@ -284,9 +284,9 @@ def _seen(mask: Tensor | None, count: int, *, causal: bool) -> Tensor | None:
     return wider
 
 
-def _without(output: Any, count: int) -> Any:
+def _remove_prompts(output: Any, count: int) -> Any:
     if isinstance(output, tuple):
-        return (_without(output[0], count), *output[1:])
+        return (_remove_prompts(output[0], count), *output[1:])
     return torch.cat((output[:, :1], output[:, 1 + count :]), dim=1)
 
 

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Bounds on the settings of a method that a job may set at a site: a method declares them as its `limits`.
 
-No text of a job is used as a pattern: one can take hours to match. How many parameters all of it makes is limited by
-`max_trained_parameters` of the site policy. What a step computes beside them is bounded by the
-size of the adapted matrices (FourierFT, OFT and HRA compute matrices of that size), not by a setting of the file.
+No text of a job is used as a pattern: one can take hours to match. `max_trained_parameters` of the site policy limits
+the number of parameters. Other work of a step is bounded by the size of the adapted matrices (FourierFT, OFT and HRA
+compute matrices of that size), not by a setting of the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Limits = Mapping[str, Check]
 
 
 def refused_settings(settings: Mapping[str, Any], limits: Limits) -> Iterator[str]:
-    """Yield each setting that has no check or is out of bounds; nothing is built or imported for this."""
+    """Yield each setting that has no check or is out of bounds, without building or importing anything."""
     for name, value in settings.items():
         if name not in limits or not (value is None or limits[name](value)):
             yield f"has {name:.60}={value!r:.80}"
@@ -85,7 +85,7 @@ BOTTLENECK: dict[str, Check] = {
 }
 PARALLEL: Limits = BOTTLENECK | {"scaling": number(-MAX_SCALE, MAX_SCALE)}
 COMPACTER: Limits = BOTTLENECK | {"blocks": whole(MAX_BLOCKS), "rank": whole(MAX_WIDTH), "rule_std": number(0, 1)}
-OF_FIRST_VALUES = frozenset({"start_std", "init_lora_weights"})  # read when an adapter is drawn, and never again
+FIRST_VALUE_SETTINGS = frozenset({"start_std", "init_lora_weights"})  # read only when an adapter is drawn
 LORA: Limits = {
     "r": whole(MAX_WIDTH),
     "lora_alpha": number(0, MAX_SCALE),

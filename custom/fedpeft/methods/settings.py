@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What is trained, and what the federation does with it: the `method` section of a job."""
+"""The `method` section of a job: what is trained, and how the server combines it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedpeft.methods.aggregations import (
     chosen,
     read_by_server,
 )
-from fedpeft.methods.setting_limits import MAX_LAYERS, OF_FIRST_VALUES
+from fedpeft.methods.setting_limits import FIRST_VALUE_SETTINGS, MAX_LAYERS
 
 PRIVATE, FEDERATED = "private", "federated"
 MAX_SERVER_RATE = 1000
@@ -34,7 +34,7 @@ PROBE_SAMPLES = within(1, 1_000_000, max_by="max_probe_samples", min_by="min_pro
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings:
-    """What is trained, and what the federation does with it.
+    """What is trained, and how the server combines it.
 
     Args:
         name: one of `fedpeft.methods.names()`: an adapter, `classifier` (the papers' lower bound) or `full`
@@ -45,25 +45,25 @@ class MethodSettings:
             rank).
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), `svd` (for LoRA and `dvpt`: the weighted
             mean of the products of the factors, factored again), `stack`, or `none` (every site alone). `stack` is for
-            LoRA, not with `dvpt`: the factors stand side by side, without error. Every site adds their product to its
-            frozen weights and starts with fresh factors. From a list the first that the method admits is taken: by
-            default `pia` where it has neurons to align, `none` where nothing is exchanged, else `fedavg`.
-        pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. Where the method has no
+            LoRA, not with `dvpt`: it puts the factors side by side, without error. Every site adds their product to its
+            frozen weights and starts with fresh factors. From a list the first one that the method admits is taken: by
+            default `pia` if it has neurons to align, `none` if nothing is exchanged, else `fedavg`.
+        pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. If the method has no
             activations or no companion, `support` is `weights` and `integration` is `weight_space` unless they are set.
         robust: settings of `fedpeft.alignment.RobustSettings`: what the server does against sites that send wrong
             updates.
         probe_samples: m, the random training samples whose activations align the global adapter at a site.
         head: `private` (it never leaves its site) or `federated` (it is sent and averaged with the adapter). All sites
             then have the same answers, see `data.answers`, and each must allow it in its site policy.
-        matched_layers: layers of the deepest backbone, where sites have backbones of one family and of different depth
+        matched_layers: layers of the deepest backbone, if sites have backbones of one family and of different depth
             (`backbone.sites`): a layer is averaged with those at the same relative depth. None: all sites have the same
             layers.
         initialization: `shared` (every site starts from one adapter) or `own` (from a seed of its own).
         secure_sum: the sites mask what they send, so that the server learns the weighted mean of all sites and no
             single adapter; every site must answer in every round. Needs an aggregation that only adds up: `fedavg`, or
             `pia` with `aligned_at: site` or `server: false`.
-        server_optimizer: what the server makes of the change of the global adapter over a round, after alignment and
-            the check of updates: `none` (it is taken as it is), or a step of `momentum` (FedAvgM), `adagrad`, `adam` or
+        server_optimizer: how the server applies the change of the global adapter over a round, after alignment and the
+            check of updates: `none` (as it is), or a step of `momentum` (FedAvgM), `adagrad`, `adam` or
             `yogi` (FedOpt). It needs tensors that mean the same in every round: not `svd` or `stack`.
         server_learning_rate: of that step; None: 1 for `momentum`, 0.01 for the others.
         server_momentum: b1 of that step, from 0 to below 1.
@@ -120,7 +120,7 @@ class MethodSettings:
 
     @property
     def rule(self) -> Aggregation:
-        return AGGREGATIONS[cast(str, self.aggregation)]  # of a list the one that was taken
+        return AGGREGATIONS[cast(str, self.aggregation)]  # `__post_init__` has chosen one of a list
 
     @property
     def aligns(self) -> bool:
@@ -128,7 +128,7 @@ class MethodSettings:
 
     @property
     def sums(self) -> bool:
-        """Whether the server needs no more than the weighted sum of what the sites send."""
+        """Whether the server needs only the weighted sum of what the sites send."""
         return self.exchanges and (not self.pia.aligns_on_server if self.aligns else self.rule.adds_up)
 
     @property
@@ -140,7 +140,7 @@ class MethodSettings:
         return methods.get(self.name)
 
     def starts_from_one(self, *, scheduled: bool) -> bool:
-        """Return whether one site's first adapter goes to all: the server must have tensors that no site may send."""
+        """Return whether all start from one site's adapter: the server needs tensors that other sites may not send."""
         needed = scheduled or self.matched_layers is not None or self.secure_sum or self.server_rule.steps
         return self.exchanges and needed
 
@@ -153,7 +153,7 @@ class MethodSettings:
         }
 
     def _check_method(self) -> None:
-        """Refuse what the method, by its declaration, cannot do."""
+        """Refuse settings that the method does not support by its declaration."""
         method, name, pia = self.method, self.name, self.pia
         if not method.exchanges and not self.federates_head and self.aggregation != "none":
             raise FedpeftError(
@@ -237,6 +237,7 @@ class MethodSettings:
             )
 
     def _check_secure_sum(self) -> None:
+        """Refuse a secure sum if the server needs single adapters."""
         if not self.exchanges:
             raise FedpeftError("secure_sum hides what sites send, but with aggregation='none' they send nothing.")
         if self.aligns and self.pia.aligns_on_server:
@@ -256,7 +257,7 @@ class MethodSettings:
             raise FedpeftError("secure_sum needs adapters in one order from the start: use initialization='shared'.")
 
     def check_schedule(self, *, active: bool, joins: Collection[str]) -> None:
-        """Refuse what cannot be done where layers are scheduled (`active`), or sites join later."""
+        """Refuse settings that do not work if layers are scheduled (`active`) or sites join later."""
         if joins and self.rule.stacks:
             raise FedpeftError(
                 f"schedule.joins names {', '.join(joins)}, and with aggregation={self.aggregation!r} every site needs "
@@ -295,7 +296,7 @@ class MethodSettings:
             )
 
     def check_first_values(self, *, scheduled: bool) -> None:
-        """Refuse how one site's first values are drawn where all sites start from one adapter: they would be unread."""
+        """Refuse a site's own settings of first values if all sites start from one adapter and nobody reads them."""
         if not self.starts_from_one(scheduled=scheduled) or self.rule.stacks:
             return
         common = self.settings.get(self.name, {})
@@ -306,7 +307,7 @@ class MethodSettings:
                 for part, of_all in parts
                 if isinstance(part, Mapping)
                 for name, value in part.items()
-                if name in OF_FIRST_VALUES and value != (of_all or {}).get(name)
+                if name in FIRST_VALUE_SETTINGS and value != (of_all or {}).get(name)
             }
             for name, value in sorted(given.items()):
                 raise FedpeftError(
@@ -318,14 +319,14 @@ class MethodSettings:
     def unread(self, name: str) -> str:
         """Return what to do with a setting such as `pia.gamma` that changes nothing; empty: it acts."""
         part, _, name = name.rpartition(".")
-        of_part = getattr(self, part) if part else self
-        if part and getattr(of_part, name) == getattr(type(of_part)(), name):  # as if it were left out
+        section = getattr(self, part) if part else self
+        if part and getattr(section, name) == getattr(type(section)(), name):  # as if it were left out
             return ""
         if not self.exchanges and (part or name == "matched_layers"):
             return "leave it out, the sites exchange nothing"
         if part == "pia" and not self.aligns and name != "weighting":
             return f"leave it out, method.aggregation={self.aggregation!r} aligns nothing"
-        needed = unread(type(of_part), vars(of_part), name) if part else None
+        needed = unread(type(section), vars(section), name) if part else None
         return f"set method.{part}.{needed} as well" if needed else ""
 
     def check_settings(self) -> None:
@@ -339,7 +340,7 @@ class MethodSettings:
     def settings_of(self, site: str) -> dict[str, Any]:
         """Return the settings of the method at one site: those of its bases, its common ones, and the site's own.
 
-        Where several methods train together, each setting of a part is replaced by itself.
+        If several methods train together, each setting of a part is replaced separately.
         """
         common = [self.settings.get(name, {}) for name in methods.with_bases(self.name)]
         return replaced((*common, self.site_settings.get(site, {})), self.method.parts)
@@ -358,7 +359,7 @@ class MethodSettings:
 
     @property
     def exported(self) -> str:
-        """The method as whose adapter the global tensors can be saved in PEFT's format; empty: none."""
+        """The name of the method for saving the global tensors in PEFT's format; empty: there is none."""
         return next((name for name in methods.with_bases(self.name) if methods.get(name).exports), "")
 
     @property
@@ -367,7 +368,7 @@ class MethodSettings:
 
 
 def replaced(settings: Iterable[Mapping[str, Any]], parts: Collection[str] = ()) -> dict[str, Any]:
-    """Return settings of which later ones replace earlier ones, those below the names of `parts` one by one."""
+    """Merge settings, later ones over earlier ones; those of each of `parts` are merged separately."""
     result: dict[str, Any] = {}
     for special in settings:
         for name, value in special.items():
@@ -377,7 +378,7 @@ def replaced(settings: Iterable[Mapping[str, Any]], parts: Collection[str] = ())
 
 
 def check_backbones(method: MethodSettings) -> None:
-    """Refuse several backbones where what is averaged means something else in another one."""
+    """Refuse several backbones if the averaged tensors mean something else in another one."""
     if method.exchanges and not method.method.unequal_backbones:
         able = ", ".join(name for name in methods.METHODS.own_names() if methods.get(name).unequal_backbones)
         raise FedpeftError(
@@ -388,7 +389,7 @@ def check_backbones(method: MethodSettings) -> None:
 
 
 def check_depths(method: MethodSettings) -> None:
-    """Refuse backbones of different depth where layers cannot be matched."""
+    """Refuse backbones of different depth if layers cannot be matched."""
     deepest = method.matched_layers
     if deepest is None:
         return

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 
-# PEFT's settings of what it trains beside an adapter's tensors, or of layers that it adds to the backbone
-_BESIDE = ("bias", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
+# PEFT's settings to train other tensors than an adapter's, or to add layers to the backbone
+_BACKBONE_SETTINGS = ("bias", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
 LOCAL, COMPANION = "default", "global"
 
 
 class AdapterTrainable(Trainable):
-    """An adapter in a frozen backbone; `seed` is that of initial values that PEFT draws."""
+    """An adapter in a frozen backbone; `seed` is for initial values that PEFT draws."""
 
     def __init__(self, backbone: Backbone, config: PeftConfig, *, seed: int) -> None:
         self._config, self._backbone = config, backbone
-        self._asked = copy.copy(config)  # attaching writes the modules that it found into it
+        self._asked = copy.copy(config)  # `attach` writes the modules into the other
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # PEFT draws LoRA's initial values from the global generator
             self._peft = adapters.attach(backbone.model, self._config, LOCAL)
@@ -112,10 +112,10 @@ Parameters = dict[str, nn.Parameter]
 class SlotTuning(Tuning, ABC):
     """The code of a method that is a PEFT tuner; `config_cls` is its PEFT configuration.
 
-    `min_values`: the smallest whole number that PEFT can build with, by setting, where PEFT itself would fail on less.
-    `start`: the setting of the first values, true where nothing else is asked for; empty: it has none.
-    `may_differ`: the settings in which adapters may differ that `fedpeft merge` takes together.
-    Some tuners can do more; who needs that of another one refuses it, or is not called by what the method declares:
+    `min_values`: by setting, the smallest whole number that PEFT can build with, if PEFT itself would fail on less.
+    `start`: the setting of the first values, true by default; empty: it has none.
+    `may_differ`: the settings in which adapters that `fedpeft merge` combines may differ.
+    Some tuners have more functions; a caller refuses a tuner without them, or the method's registration rules it out:
 
     shapes(config, family, num_layers, hidden_size)   key -> shape of an adapter, without a model
     first_state(config, shapes)                       the values that `get_peft_model` starts from
@@ -155,19 +155,19 @@ class SlotTuning(Tuning, ABC):
             raise FedpeftError(f"adapter {self.name!r} is refused by PEFT: {str(error).rstrip('.')}.") from error
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        self.config(self.of_peft(settings))
+        self.config(self.peft_settings(settings))
         for name, share in settings.items():
             if name.endswith("dropout") and isinstance(share, int | float) and not 0 <= share <= 1:
                 raise FedpeftError(f"adapter {self.name!r} has {name}={share!r}, it must be from 0 to 1.")
-        for name in _BESIDE:
+        for name in _BACKBONE_SETTINGS:
             if (value := settings.get(name)) not in (None, False, "none", [], {}):
                 raise FedpeftError(
-                    f"adapter {self.name!r} has {name}={value!r:.80}, and a job trains and exchanges the adapter's own "
-                    f"tensors alone: leave {name} out."
+                    f"adapter {self.name!r} has {name}={value!r:.80}, and a job trains and exchanges only the "
+                    f"adapter's own tensors: leave {name} out."
                 )
 
-    def of_peft(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of a job without those that are about the first values and not PEFT's."""
+    def peft_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a job without fedpeft's own ones for the first values."""
         return dict(settings)
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,19 +179,19 @@ class SlotTuning(Tuning, ABC):
         return dict(settings)
 
     def fit(self, model: nn.Module, config: PeftConfig) -> None:
-        """Complete a configuration with what depends on the model, before PEFT reads it."""
+        """Complete a configuration with values that depend on the model, before PEFT reads it."""
 
     def settle(self, config: PeftConfig, family: str | None) -> None:
-        """Write into a configuration what follows from its other settings, where it is left to them."""
+        """Complete a configuration with values that follow from its other settings."""
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Any:
         self.check(settings)
         backbone.requires_grad_(False)
-        return AdapterTrainable(backbone, self.config(self.seeded(self.of_peft(settings), seed)), seed=seed)
+        return AdapterTrainable(backbone, self.config(self.seeded(self.peft_settings(settings), seed)), seed=seed)
 
     @abstractmethod
     def templates(self, config: PeftConfig, family: str | None) -> dict[str, str]:
-        """Return slot -> module path with `{layer}`; the family names those that the configuration does not."""
+        """Return slot -> module path with `{layer}`, from the configuration or else the table of the family."""
 
     @abstractmethod
     def parameters(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> dict[str, Parameters]:
@@ -202,7 +202,7 @@ class SlotTuning(Tuning, ABC):
         return {}
 
     def products(self, model: nn.Module, adapter_name: str) -> dict[str, Product]:
-        """Return the frozen matrices beside which factors stand, by place; none where it has no factors."""
+        """Return by place the frozen matrices with factors beside them; none without factors."""
         return {}
 
     @abstractmethod
@@ -215,32 +215,32 @@ class SlotTuning(Tuning, ABC):
 
     @abstractmethod
     def name_modules(self, config: PeftConfig, templates: Mapping[str, str], model: nn.Module | None = None) -> None:
-        """Write the module paths into a configuration that PEFT reads; those of a model's layers, if it is given."""
+        """Write the module paths into a configuration for PEFT; only those in the layers of a model, if it is given."""
 
     def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int | None:
-        """Return how many hidden neurons, or what rank, an adapter has with a site's settings; None: it is not known.
+        """Return the hidden neurons or the rank of an adapter with a site's settings; None: unknown.
 
-        The server holds a site's announcement against this. `stream` is d, the width that the adapter reads in a layer.
+        The server compares a site's announcement with this. `stream` is d, the width of the adapter's input in a layer.
         """
         return None
 
     def scale(self, config: PeftConfig, path: str, width: int) -> float:
-        """Return the factor by which the last matrix of an adapter counts in a module, of this width or rank."""
+        """Return the scale of an adapter's last matrix in a module with this width or rank."""
         return 1.0
 
     def starts(self, config: PeftConfig) -> set[str]:
-        """Return the names of the settings with which the first values of an adapter changed the frozen weights."""
+        """Return the names of the settings whose first values changed the frozen weights."""
         return set()
 
     def check_merge(self, config: PeftConfig) -> None:
-        """Refuse a configuration with which the tensors alone do not say what the adapter computes."""
+        """Refuse a configuration if the tensors alone do not determine what the adapter computes."""
 
     def merged_settings(self, config: PeftConfig, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Return what replaces the settings of an adapter whose widths or ranks are now those of a state."""
+        """Return the changed settings of a merged adapter, with the widths or ranks of its state."""
         return self.state_settings(state, {})
 
     def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what replaces a job's settings where the tensors decide: sites of unequal width or rank."""
+        """Return the changed settings of a job if sites have unequal widths or ranks, as in the state."""
         return {}
 
 
@@ -251,7 +251,7 @@ def check_layers(layers: Iterable[int], num_layers: int) -> None:
 
 
 def check_types(name: str, settings: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Refuse values of the wrong type, which PEFT would take and fail on later; `hints`: setting -> declared type."""
+    """Refuse values of the wrong type, which PEFT would accept and fail on later; `hints`: setting -> declared type."""
     for setting, value in settings.items():
         if setting not in hints or (setting == "target_modules" and isinstance(value, Mapping)):
             continue
@@ -263,7 +263,7 @@ def check_types(name: str, settings: Mapping[str, Any], hints: Mapping[str, Any]
 
 
 def check_min_values(name: str, settings: Mapping[str, Any], min_values: Mapping[str, int]) -> None:
-    """Refuse values, or values in a list or mapping, so small that PEFT would take them and fail at the first layer."""
+    """Refuse too small values, also in a list or mapping, which PEFT would accept and fail on at the first layer."""
     for setting, minimum in min_values.items():
         value = settings.get(setting)
         values = value.values() if isinstance(value, Mapping) else value

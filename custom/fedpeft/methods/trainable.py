@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Interfaces of a tuning method's code: `Tuning` prepares a backbone, `Trainable` is what is trained in it.
+"""Interfaces of a tuning method's code: `Tuning` prepares a backbone, `Trainable` is its trained part.
 
-KL(teacher || learner) is for methods that distill. A way to answer says which it is (`Answering.divergence`): that of
-one choice, of labels each for itself, or of the tokens of an answer.
+Methods that distill use KL(teacher || learner). The way to answer chooses its form (`Answering.divergence`): of one
+choice, of separate labels, or of the tokens of an answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def kl_of_choices(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def kl_of_labels(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Return KL of two distributions over sets of labels (B, L), each of which applies or not whatever the others do.
+    """Return KL of two distributions over sets of independent labels (B, L).
 
     It is the sum over labels of `p log(p / q) + (1 - p) log((1 - p) / (1 - q))` with sigmoid, mean over the batch.
     """
@@ -54,7 +54,7 @@ def kl_of_labels(logits: Tensor, teacher: Tensor) -> Tensor:
 def kl_of_tokens(logits: Tensor, teacher: Tensor, answered: Tensor) -> Tensor:
     """Return KL of the distributions over the next token (B, T, V), given the right ones before it.
 
-    It is summed over an answer, (B,): the tokens of (B, T) that are `answered`; those behind its end do not count.
+    It is summed over an answer, (B,): the tokens of (B, T) that are `answered`; those after its end do not count.
     """
     tokens = F.kl_div(logits.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True).sum(-1)
     return (tokens * answered).sum(-1)
@@ -64,10 +64,10 @@ def kl_of_tokens(logits: Tensor, teacher: Tensor, answered: Tensor) -> Tensor:
 class Part:
     """Samples of a batch that are computed at once."""
 
-    forward: Callable[[], torch.Tensor]  # their logits, by the model as it stands
-    loss: Callable[[torch.Tensor], torch.Tensor]  # from those logits to what they add to the batch's mean loss
-    share: float = 1.0  # of the batch's samples that they are
-    # from logits and those of a teacher to their KL, mean over these samples, for methods that distill
+    forward: Callable[[], torch.Tensor]  # returns their logits by the current model
+    loss: Callable[[torch.Tensor], torch.Tensor]  # from the logits to their part of the batch's mean loss
+    share: float = 1.0  # of the batch's samples
+    # from logits and a teacher's logits to KL, mean over these samples, for methods that distill
     divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = kl_of_choices
 
 
@@ -75,14 +75,14 @@ Step = Callable[[Sequence[Part], torch.optim.Optimizer], torch.Tensor]
 
 
 class ParameterCount(NamedTuple):
-    """Numbers of parameters, without the head: that are trained, and that are exchanged."""
+    """Numbers of trained and of exchanged parameters, without the head."""
 
     trained: int
     exchanged: int
 
 
 class Beside(NamedTuple):
-    """Frozen tensors that run beside the trained ones, by key, and their share in the output."""
+    """Frozen tensors beside the trained ones, by key, and their share in the output."""
 
     state: State
     share: float = 0.0
@@ -99,7 +99,7 @@ def descend(losses: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer) ->
 class Trainable:
     """The part of a backbone that a method trains, without the head.
 
-    Tensors whose key begins with `private.` stay at the site, on its disk between rounds; all others are exchanged.
+    Tensors with a key that begins with `private.` stay at the site, on its disk between rounds; others are exchanged.
     """
 
     one_model = True  # whether all passes of a step have the same active parts
@@ -121,7 +121,7 @@ class Trainable:
         return self._copies(private=True)
 
     def load_private(self, state: State) -> None:
-        """Write what `private_state` returned back; of a misfit nothing is written."""
+        """Write a result of `private_state` back; if a tensor does not fit, nothing is written."""
         private = {key: parameter for key, parameter in self.parameters().items() if key.startswith(PRIVATE)}
         check_state(state, {key: tuple(parameter.shape) for key, parameter in private.items()})
         with torch.no_grad():
@@ -129,29 +129,29 @@ class Trainable:
                 parameter.copy_(state[key])
 
     def start(self, received: State, own: State | None) -> None:
-        """Load what a round starts from: the global tensors, or what the site kept of its last round, if anything."""
+        """Load the start of a round: the received tensors, or for some methods the site's own of its last round."""
         self.load(received)
 
     def beside(self) -> Beside:
-        """Return copies on the CPU of what is frozen, was received and belongs to the model; of most methods none."""
+        """Return copies on the CPU of received, frozen tensors of the model; most methods have none."""
         return Beside({})
 
     def restore(self, state: State, beside: Beside) -> None:
-        """Load the model that was trained: what `state` and `beside` returned then."""
+        """Load a trained model: the results of `state` and `beside` at that time."""
         self.load(state)
 
     def peft_config(self) -> Any:
-        """Return the configuration with which PEFT loads the trained tensors; None: it cannot."""
+        """Return the configuration for PEFT to load the trained tensors; None: it cannot."""
         return None
 
     def merge(self) -> None:
-        """Write what is trained into the backbone's own weights, and take everything else out of the backbone."""
+        """Write the trained change into the backbone's own weights, and remove everything else from the backbone."""
         raise FedpeftError("what this method trains is no change of the backbone's weights: keep it beside them.")
 
     def step(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        """Train on the parts of one batch, and return the loss before it.
+        """Train on the parts of one batch, and return the loss from before.
 
-        Several calls of `forward` see the parameters as they then stand; the optimizer is that of all, head included.
+        Every call of `forward` uses the current parameters; the optimizer has all of them, head included.
         """
         values: list[torch.Tensor] = []
 
@@ -165,18 +165,18 @@ class Trainable:
         return torch.stack(values).sum()
 
     def reuse_passes(self) -> None:
-        """Compute passes of a step only once that have the same parameters of the backbone."""
+        """Compute equal passes of a step through the backbone only once."""
         raise FedpeftError(
             "reuse_passes is true, and no two passes of this method's step are equal: leave it out.",
             setting="training.reuse_passes",
         )
 
     def slots(self) -> dict[str, str]:
-        """Return slot -> module path with `{layer}`, where the server must know it to write a PEFT folder."""
+        """Return slot -> module path with `{layer}`, if the server needs it to write a PEFT folder."""
         return {}
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Return everything that could be trained, by key."""
+        """Return all parameters that can train, by key."""
         raise NotImplementedError
 
     def _copies(self, *, private: bool) -> State:
@@ -189,15 +189,15 @@ class Trainable:
             parameter.requires_grad_(belongs(key, layers))
 
     def products(self) -> Mapping[str, Product]:
-        """Return the frozen matrices that products of its factors are added to, by place; none without factors."""
+        """Return by place the frozen matrices to which products of factors are added; none without factors."""
         return {}
 
     def changed_by(self) -> str:
-        """Return the settings with which its first values changed the frozen weights, as text; empty: they did not."""
+        """Return, as text, the settings whose first values changed the frozen weights; empty: there are none."""
         return ""
 
     def started_by(self) -> str:
-        """Return the setting that asks for other first values than the default, as text; empty: none does."""
+        """Return, as text, a setting that asks for other first values than the default; empty: there is none."""
         return ""
 
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
@@ -213,10 +213,10 @@ class Trainable:
 
 
 class WithConnector:
-    """A `Trainable` and the connector of its backbone: all else is as the method has it.
+    """A `Trainable` with the connector of its backbone; all else is passed on to the method.
 
-    The connector trains whatever layers do. A round begins with the received one, also where a method goes on with
-    tensors of the site's own; a state may lack it, and it then stays as it is.
+    The connector always trains, whichever layers do. A round begins with the received one, even if a method continues
+    with the site's own tensors. A state may lack it, and it then does not change.
     """
 
     def __init__(self, method: Trainable, connector: Mapping[str, nn.Parameter]) -> None:
@@ -266,7 +266,7 @@ class WithConnector:
 
 
 def connector_of(backbone: Backbone, settings: BackboneSettings) -> Mapping[str, nn.Parameter]:
-    """Return what of a backbone trains beside a method; a member of that name is none where the job trains none."""
+    """Return the backbone's connector, which trains beside a method; empty if the job does not train it."""
     if not settings.trains_connector:
         return {}
     if connector := getattr(backbone, "connector", None):
@@ -278,7 +278,7 @@ def connector_of(backbone: Backbone, settings: BackboneSettings) -> Mapping[str,
 
 
 def with_connector(method: Trainable, connector: Mapping[str, nn.Parameter]) -> Trainable:
-    """Return what trains in a backbone: what the method trains, and the backbone's connector where it has one."""
+    """Return the trained part of a backbone: that of the method, and the connector if there is one."""
     return cast(Trainable, WithConnector(method, connector)) if connector else method
 
 
@@ -286,15 +286,15 @@ class Tuning(Protocol):
     """The code of a tuning method."""
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Make the part of a backbone that the method trains, in place, and freeze everything else.
+        """Add the trained part of a method to a backbone, in place, and freeze everything else.
 
-        Settings are those of a job: one that is unknown or does not fit is refused. The seed is that of first values.
+        Settings are those of a job: one that is unknown or does not fit is refused. The seed is for first values.
         """
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
-        """Return how the first values of an exchanged tensor are distributed; here they may be any up to 1000.
+        """Return the distribution of an exchanged tensor's first values; by default any values up to 1000.
 
-        In messages the number of the key's layer may be that of another backbone.
+        In messages the layer in the key may have the number of another backbone.
         """
         return Bounded()
 
@@ -306,8 +306,8 @@ def parameter_count(backbone: Backbone, tuning: Tuning, settings: Mapping[str, A
 
 
 def parameter_counts(backbone: Backbone, tuning: Tuning, settings: Mapping[str, Any]) -> dict[str, int]:
-    """Count the parameters of a method by key, on the meta device, where they take no memory; the backbone stays."""
-    # what PEFT and transformers warn of is about training, and nothing is trained here
+    """Count the parameters of a method by key, on the meta device without memory; the backbone does not change."""
+    # warnings of PEFT and transformers are about training, and nothing is trained here
     with torch.device("meta"), warnings.catch_warnings(action="ignore"):
         parameters = tuning.prepare(_copy_without_values(backbone), settings, seed=0).parameters()
     return {key: parameter.numel() for key, parameter in parameters.items()}
@@ -318,7 +318,7 @@ def _copy_without_values(backbone: Backbone) -> Backbone:
     copies: dict[int, Any] = {id(buffer): buffer.detach().to("meta") for buffer in backbone.buffers()}
     copies |= {id(one): nn.Parameter(one.detach().to("meta")) for one in backbone.parameters()}
     for module in backbone.modules():
-        # a module has a dozen empty dictionaries of hooks, and `deepcopy` takes as long for each as for a layer
+        # a module has a dozen empty dictionaries of hooks, and `deepcopy` needs as long for each as for a layer
         for value in vars(module).values():
             if type(value) is OrderedDict and not value:
                 copies[id(value)] = OrderedDict()

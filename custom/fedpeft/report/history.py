@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, TITLES, title_of
+from fedpeft.core.settings import is_number, is_whole
 from fedpeft.core.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def as_number(value: Any, where: str, what: str, *, low: float = 0, high: float 
     """Return a value that must be a finite number from low to high, or None."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         fail(where, what, value, "a number or null")
     if not low <= value <= high:
         fail(where, what, value, f"a {'fraction' if high == 1 else 'finite number'} from {low:g} to {high:g} or null")
@@ -82,7 +83,7 @@ def as_number(value: Any, where: str, what: str, *, low: float = 0, high: float 
 
 def as_count(value: Any, where: str, what: str) -> int:
     """Return a value that must be a whole number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+    if not is_whole(value) or not 0 <= value <= MAX_COUNT:
         fail(where, what, value, f"a whole number from 0 to {MAX_COUNT:,}")
     return value
 

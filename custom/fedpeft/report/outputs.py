@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fedpeft.core.console import Console, cell
 from fedpeft.core.metrics import TITLES as METRICS
-from fedpeft.core.text import csv_cell
+from fedpeft.core.text import counted, csv_cell
 from fedpeft.report.history import History
 from fedpeft.report.page_parts import Picture, figure, headline, laid_out, page_of, section
 from fedpeft.report.tables import AVERAGED, Table, all_tables, by_round, last_and_best, trained_layers
@@ -217,7 +217,7 @@ def _described(history: History, picture: str) -> str:
     if picture == "curves":
         return (
             f"Curves of {history.measured_by}, training loss and transport distance over "
-            f"{_counted(len(history.rounds), 'round')} for {', '.join(history.sites)}; the figures stand in the tables "
+            f"{counted(len(history.rounds), 'round')} for {', '.join(history.sites)}; the figures stand in the tables "
             "below."
         )
     if picture == "sent":
@@ -230,7 +230,7 @@ def _described(history: History, picture: str) -> str:
     if picture == "schedule":
         return (
             "Heat maps of every site's layer scores with the layers chosen for it marked, and how often each layer was "
-            f"chosen over {_counted(len(history.scheduled), 'scheduled round')}; a table below says how many layers."
+            f"chosen over {counted(len(history.scheduled), 'scheduled round')}; a table below says how many layers."
         )
     return (
         f"The Pareto fronts that the solvers find for the scores of round {history.scheduled[-1].round}, each beside "
@@ -251,7 +251,3 @@ def _settings(history: History) -> str:
     rows = [*facts.items(), *history.settings.items()]
     cells = "\n".join(f'<tr><th scope="row">{escape(key)}</th><td>{escape(value)}</td></tr>' for key, value in rows)
     return f'<div class="wide"><table class="settings"><tbody>\n{cells}\n</tbody></table></div>'
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

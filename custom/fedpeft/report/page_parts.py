@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import NamedTuple
 
+from fedpeft.core.text import capitalized
 from fedpeft.report.tables import AVERAGED, Table
 from fedpeft.report.wording import percent
 
@@ -193,7 +194,7 @@ def section(title: str, content: str) -> str:
 
 def warning(text: str) -> str:
     """Return a sentence that stands out; empty for none."""
-    return f'<p class="warning">{escape(text[0].upper() + text[1:])}.</p>' if text else ""
+    return f'<p class="warning">{escape(capitalized(text))}.</p>' if text else ""
 
 
 def headline(lead: str, figures: Mapping[str, float | None]) -> str:

@@ -25,6 +25,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.transforms import ScaledTranslation
 from scipy.optimize import isotonic_regression
 
+from fedpeft.core.text import capitalized
 from fedpeft.report.history import History
 from fedpeft.report.wording import note
 
@@ -132,9 +133,9 @@ class Frame:
         """Return the job's name, method and warning, and at the bottom the data's origin and `more`."""
         head = [(line, "soft", "normal") for line in textwrap.wrap(history.method, int(width * 15))]
         if text := note(history):
-            head.append((text[0].upper() + text[1:] + ".", "warning", "bold"))
+            head.append((capitalized(text) + ".", "warning", "bold"))
         source = history.source.rstrip(".")
-        text = " ".join(filter(None, (source[:1].upper() + source[1:] + "." * bool(source), more)))
+        text = " ".join(filter(None, (capitalized(source) + "." * bool(source), more)))
         return cls(title=history.job, head=head, foot=textwrap.wrap(text, int((width - 0.24) * 20.5)))
 
     @property

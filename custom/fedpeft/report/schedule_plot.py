@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
+from fedpeft.core.text import counted
 from fedpeft.report.history import History, Round, Schedule
 from fedpeft.report.palette import COLORS, DPI, LIGHT, Frame, drawn, shorten, text_width
 from fedpeft.scheduling import Front, exact_front, hypervolume, nadir, names_with_front, schedule
@@ -172,8 +173,7 @@ def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], history: Hist
     axes.tick_params(labelsize=TICK_SIZE)
     axes.tick_params(axis="x", length=0, pad=3)
     _number_layers(axes, history.scheduled[0].schedule.numbers, axes.bbox.width / axes.figure.dpi)
-    rounds = len(history.scheduled)
-    title = f"Layer use: times chosen in {rounds} scheduled round{'s' * (rounds > 1)}"
+    title = f"Layer use: times chosen in {counted(len(history.scheduled), 'scheduled round')}"
     axes.set_title(title, loc="left", fontsize=8, fontweight="bold", pad=5)
     axes.set_xlabel("layer", labelpad=2, fontsize=7.5)
 

@@ -15,6 +15,7 @@ from scipy.stats import rankdata
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, TITLES
+from fedpeft.core.text import counted
 from fedpeft.protocol.fields import MB
 from fedpeft.report.history import History, Round
 from fedpeft.report.wording import (
@@ -138,8 +139,7 @@ def ranks(history: History) -> Table | None:
         title="Rank of the layers",
         columns=("site", *map(str, plans[0].numbers)),
         rows=tuple(rows),
-        marks=f"Mean over {len(plans)} scheduled round{'s' * (len(plans) > 1)}; 1: the site's highest score"
-        + note * (equal > 0),
+        marks=f"Mean over {counted(len(plans), 'scheduled round')}; 1: the site's highest score" + note * (equal > 0),
         averages=0,
         shades=tuple(tuple(_shade(float(rank), len(row) - 1) for rank in row[1:]) for row in rows),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, NO_BETTER
 from fedpeft.core.metrics import TITLES as METRICS
+from fedpeft.core.text import capitalized, counted
 from fedpeft.report.history import History
 
 NOTHING_MEDICAL = "these figures say nothing about medicine"
@@ -56,7 +57,7 @@ def after(history: History) -> str:
 
 
 def _measured(history: History) -> str:
-    return history.measured_by[0].upper() + history.measured_by[1:]
+    return capitalized(history.measured_by)
 
 
 def parts(history: History) -> tuple[str, ...]:
@@ -179,7 +180,7 @@ class Mean:
 
 def of_sites(count: int, every: int) -> str:
     """Return of how many of all sites a mean is, in words."""
-    sites = f"{every} site{'s' * (every != 1)}"
+    sites = counted(every, "site")
     return sites if count == every else f"{count or 'none'} of {sites}"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import one_of
+from fedpeft.core.settings import is_finite, is_whole, one_of
 from fedpeft.scheduling.front import Archive, Front
 from fedpeft.scheduling.problem import Problem, balanced, greedy, take_top
 
@@ -54,8 +54,7 @@ class PopulationSettings:
 
 def require_number(name: str, value: Any, *, low: float, high: float = math.inf, whole: bool = False) -> None:
     """Refuse a value that is not a finite (whole) number from low to high."""
-    kind = int if whole else int | float
-    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or not low <= value <= high:
+    if not is_finite(value) or (whole and not is_whole(value)) or not low <= value <= high:
         limits = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
         raise FedpeftError(f"{name} is {value!r}, it must be a {'whole' if whole else 'finite'} number, {limits}.")
 

@@ -80,7 +80,7 @@ def export_adapter(
         settings |= tuning.state_settings(state, settings)
     if slots:
         settings["target_modules"] = dict(slots)
-    return save_adapter(folder, state | connector, tuning.config(tuning.of_peft(settings)), family)
+    return save_adapter(folder, state | connector, tuning.config(tuning.peft_settings(settings)), family)
 
 
 ADAPTER, HEAD_FILE = "adapter", "head.safetensors"

@@ -20,7 +20,7 @@ from fedpeft.core.states import State, Store, in_memory
 from fedpeft.job.settings import kept_share
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.site.loop import NORMALIZES, learning_in_round
+from fedpeft.site.loop import NORMALIZES, sum_of_rate_factors
 
 MEDIAN_RULE = RobustSettings(average=MEDIAN)
 MIN_REPLIES = 5  # among fewer, two that agree may set the median
@@ -186,7 +186,7 @@ class UpdateCheck:
         most = self._factor * statistics.median_high(samples.values()) if len(samples) > 2 else math.inf
         return {
             site: self._rate
-            * learning_in_round(
+            * sum_of_rate_factors(
                 self._training, samples=min(count, most), round=round, first=self._schedule.first_round(site)
             )
             for site, count in samples.items()

@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A site's half of PIA in a round: align the received adapter, merge it with the site's own, integrate after training.
 
-Which plans it takes, and how much of the global adapter, a site can decide by losses on its own samples, or by whether
-its training and that of the others agree. Sites that learn one task move it together; where their answers contradict
-each other, what one site learned the others undo. A site sees this without any message about them: of the change of the
-global adapter over a round it takes off its own part, and what is left is the others'. It is exactly that while all
-sites start from the global adapter; where they keep different shares of their own, what they kept is left as well
-(docs/fedpia.md says how much that changes).
+A site can choose the plans and its share of the global adapter by losses on its own samples, or by how much its
+training agrees with that of the others. Sites that learn one task move the adapter together; if their answers
+contradict each other, the others undo what one site learned. A site sees this without any message about them: it
+subtracts its own part from the change of the global adapter over a round, and the rest is the others'. This is exact
+while all sites start from the global adapter. If they keep different shares of their own, the rest also contains what
+they kept (docs/fedpia.md says how much that changes).
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Loss = Callable[[State], float]
 def accepted_global(
     own: State, received: State, aligned: State, *, share: float, loss: Loss, each_place: bool
 ) -> State:
-    """The global adapter with only those of its neurons moved that lower the loss of the merged adapter.
+    """Return the global adapter with only those neurons moved that lower the loss of the merged adapter.
 
-    `aligned` is the received adapter with its neurons in the order of the own one's, and `share` what it has in the
-    merged one. The loss on the probe samples decides place by place, each after the ones before, or once for all.
+    `aligned` is the received adapter with its neurons in the order of the own ones; `share` is its share in the merged
+    adapter. The loss on the probe samples decides for one place after the other, or once for all.
     """
     if not each_place:
         moved, kept = (loss(start_merged(own, state, share)) for state in (aligned, received))
@@ -59,7 +59,7 @@ def accepted_global(
 
 
 def moved_places(received: State, aligned: State) -> list[str]:
-    """The places of the global adapter whose neurons stand in another order in `aligned`."""
+    """Return the places of the global adapter whose neurons are in another order in `aligned`."""
     return [
         place
         for place, names in group_by_place(received).items()
@@ -68,7 +68,7 @@ def moved_places(received: State, aligned: State) -> list[str]:
 
 
 def chosen_share(accepted: Callable[[float], State], loss: Callable[[float, State], float]) -> tuple[float, State]:
-    """The share of `SHARES` with the lowest loss (the larger of equals), and the global adapter it goes with.
+    """Return the share of `SHARES` with the lowest loss (the larger of equals), and the adapter accepted with it.
 
     `loss` is that of the model that training would start from, on the validation questions.
     """
@@ -77,20 +77,19 @@ def chosen_share(accepted: Callable[[float], State], loss: Callable[[float, Stat
 
 
 # chosen on seeds 100 to 102 of the embedded federation, whose sites agree or contradict each other (docs/fedpia.md)
-MEMORY = 0.5  # weight of the rounds before in the mean over rounds
-ENOUGH = 0.06  # agreement from which on a site takes nothing but the global adapter
-SLOPE = 5.0  # of the share, per agreement that is lacking
+MEMORY = 0.5  # weight of earlier rounds in the mean over rounds
+ENOUGH = 0.06  # a site with this agreement or more takes only the global adapter
+SLOPE = 5.0  # loss of share per agreement below that
 
-
-STEP = "step"  # the optimizer's count of steps, which no neuron has
+STEP = "step"  # the optimizer's count of steps, which has no entry per neuron
 
 
 def next_agreement(
     own: SiteState | None, received: State, settings: PIASettings | None = None, *, round: int, part: float
 ) -> float | None:
-    """The mean agreement over the rounds so far, the last one counting most; None: there is nothing to compare yet.
+    """Return the mean agreement over the rounds so far, the last one counting most; None: nothing to compare yet.
 
-    `part` is that of the site in the mean that the received adapter is; for `settings` see `in_order_of`.
+    `part` is the weight of the site in the mean that made the received adapter; for `settings` see `reordered_to`.
     """
     if own is None:
         return None
@@ -98,17 +97,20 @@ def next_agreement(
     if not comparable or not received:
         return own.agreement
     sent = _change(own) if settings is not None and not settings.server else None  # nobody aligned what it sent
-    own = in_order_of(own, received, settings)
+    own = reordered_to(own, received, settings)
     now = agreement(_change(own), before=own.received, after=received, part=part, sent=sent)
     return now if own.agreement is None else MEMORY * own.agreement + (1 - MEMORY) * now
 
 
 def agreement(mine: State, *, before: State, after: State, part: float, sent: State | None = None) -> float:
-    """Cosine between what a site's training changed and what the others' did, over all tensors; from -1 to 1.
+    """Return the cosine between the changes of a site's training and of the others', over all tensors; from -1 to 1.
 
-    Its training changed it by `mine`, the round led from the global adapter `before` to that `after` it, a mean in
-    which the site has a `part`. There its change stands as `sent`, which has another order of neurons than `mine` where
-    a site took a plan and nobody aligned what it sent; None: as in `mine`.
+    Args:
+        mine: the change by the site's training.
+        before, after: the global adapter before and after the round.
+        part: weight of the site in the mean that made `after`.
+        sent: the change as it is in that mean: in another order of neurons than `mine` if the site took a plan and
+            nobody aligned what it sent; None: as in `mine`.
     """
     own, taken_off = _flat(mine), _flat(mine if sent is None else sent)
     change = _flat({key: after[key] for key in mine}) - _flat({key: before[key] for key in mine})
@@ -116,16 +118,16 @@ def agreement(mine: State, *, before: State, after: State, part: float, sent: St
 
 
 def _change(own: SiteState) -> dict[str, torch.Tensor]:
-    """What the site's training changed of its adapter in the last round."""
+    """Return what the site's training changed in its adapter in the last round."""
     return {key: trained.float() - own.started[key].float() for key, trained in without_connector(own.adapter).items()}
 
 
-def in_order_of(own: SiteState, received: State, settings: PIASettings | None = None) -> SiteState:
-    """A site's state with its neurons, and those of what it received last, in the order of the global adapter now.
+def reordered_to(own: SiteState, received: State, settings: PIASettings | None = None) -> SiteState:
+    """Return a site's state with its own and last received neurons in the order of the adapter that is received now.
 
-    The round before may have left them in two other orders: the site's own, where it had taken a plan, and that of the
-    former global adapter, where the server's mean follows another site now (`settings.reference`). The optimizer's
-    moments move with their neurons. No client PIA goes with SCAFFOLD, whose part of the state stays as it is.
+    The round before may have left them in two other orders: the site's own, if it took a plan, and that of the former
+    global adapter, if the server's mean now follows another site (`settings.reference`). The optimizer's moments move
+    with their neurons. SCAFFOLD, which client PIA excludes, has a part of the state that stays as it is.
     """
     follows = settings is not None and settings.aligns_on_server and own.received.keys() == received.keys()
     since = orders_between(received, own.received) if follows else {}
@@ -149,14 +151,14 @@ def _reordered(own: SiteState, orders: Mapping[str, torch.Tensor]) -> SiteState:
 
 
 def share_of(agreement: float | None) -> float:
-    """The share of the global adapter that a site with this agreement merges with its own one; None: all of it."""
+    """Return the share of the global adapter that a site with this agreement merges with its own; None: all of it."""
     if agreement is None:
         return 1.0
     return max(MIN_BY_AGREEMENT, 1.0 - SLOPE * max(0.0, ENOUGH - agreement))
 
 
 def share_in_round(settings: PIASettings | None, agreement: float | None, *, round: int, rounds: int) -> float | None:
-    """The share of the global adapter in a round; None where the validation split decides, or nothing is aligned."""
+    """Return the share of the global adapter in a round; None: the validation split decides, or nothing is aligned."""
     if settings is None:
         return None
     return share_of(agreement) if settings.follows_agreement else settings.share_in(round, rounds)
@@ -181,10 +183,10 @@ class Half(NamedTuple):
 def half_trained(
     parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, half: Half | None
 ) -> Iterator[None]:
-    """Let every step in this block train the own part of `W` alone, whose gradient is `(1 - share) dloss/dW`.
+    """Let every step in this block train only the own part of `W`, whose gradient is `(1 - share) dloss/dW`.
 
-    The parameters hold `W`, with which the model computes; the optimizer sees the own part in its place, and moves it.
-    Without a half all of `W` trains.
+    The model computes with `W` in the parameters; the optimizer sees and moves the own part instead. Without a half all
+    of `W` trains.
     """
     if half is None:
         yield
@@ -222,7 +224,7 @@ class Integration(NamedTuple):
 
     Args:
         finish: from the trained adapter to what is sent and what is kept.
-        near: the global adapter with its neurons in the order of those that are trained; FedProx holds these near it.
+        near: the global adapter with its neurons in the order of the trained ones, for FedProx.
         figures: for the site's own record: `global_share`, the share of the global adapter; `plans`, the places whose
             neurons alignment would move; `plans_taken`, those whose neurons were moved. Empty where nothing of the
             site's own is integrated.
@@ -236,17 +238,17 @@ class Integration(NamedTuple):
     orders: Mapping[str, torch.Tensor]
     half: Half | None = None
 
-    def of_trained(self, own: SiteState | None, settings: PIASettings | None) -> SiteState | None:
-        """The site's state with its neurons in the order of those that are trained."""
-        return own if own is None or self.figures else in_order_of(own, self.near, settings)
+    def reordered(self, own: SiteState | None, settings: PIASettings | None) -> SiteState | None:
+        """Return the site's state with its neurons in the order of those that are trained."""
+        return own if own is None or self.figures else reordered_to(own, self.near, settings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """What a site looks at before it integrates; drawn when it is needed.
+    """Samples that a site looks at before it integrates; they are drawn when needed.
 
     Args:
-        probe: the m random training samples, whose activations are compared, and whose loss accepts a plan.
+        probe: m random training samples, to compare activations and to accept a plan by the loss.
         validation: the validation split.
         loss: mean cross-entropy of an adapter on batches.
     """
@@ -269,8 +271,8 @@ def start(
 
     With `aligned_at="site"` only the upload is permuted into the order of the received adapter. Without client PIA
     (settings None), with a share of 1, or while the site has no adapter of its own, the received adapter is loaded as
-    it is. Where no share is given, the validation split decides. A connector is always loaded as it was received: it is
-    no adapter, and one for all sites.
+    it is. If no share is given, the validation split decides. A connector is always loaded as it was received: it is no
+    adapter, and all sites have the same.
     """
     trainable.set_companion(None)
     figures: dict[str, float] = {}
@@ -278,7 +280,7 @@ def start(
     half = None
     if own is None or settings is None or not settings.client or share == 1:
         trainable.start(received, own)
-        finish: Finish = _as_trained
+        finish: Finish = _send_and_keep
         integrated = received
     else:
         connector, adapter, own = only_connector(received), without_connector(received), without_connector(own)
@@ -305,13 +307,13 @@ def _combine(trainable: Trainable, own: State, integrated: State, settings: PIAS
     """Load both adapters, merged or one beside the other; return the function that finishes the round."""
     if share == 1 or not settings.form.second_branch:
         trainable.load(start_merged(own, integrated, share))
-        return _as_trained
+        return _send_and_keep
     trainable.load(own)
     trainable.set_companion(integrated, share)
     return lambda trained: finish_round(trained, integrated, settings, share)
 
 
-def _as_trained(trained: State) -> tuple[State, State]:
+def _send_and_keep(trained: State) -> tuple[State, State]:
     return trained, trained
 
 
@@ -323,8 +325,7 @@ def _integrated(
     share: float | None,
     samples: Samples,
 ) -> tuple[float, State, int]:
-    """The share of the global adapter, that adapter with the neurons moved that the site accepts to move, and the
-    number of places whose neurons alignment would move."""
+    """Return the share of the global adapter, that adapter with its accepted moves, and the number of possible ones."""
     needed = settings.compares_activations or settings.accept
     probe = samples.probe() if needed else []
     inputs = [batch.inputs for batch in probe]
@@ -343,10 +344,10 @@ def _integrated(
         return share, accepted(share), plans
     validation = samples.validation()
 
-    def at_start(share: float, taken: State) -> float:
+    def starting_loss(share: float, taken: State) -> float:
         _combine(trainable, own, taken, settings, share)
         value = samples.loss(validation, trainable.state())
         trainable.set_companion(None)
         return value
 
-    return *chosen_share(accepted, at_start), plans
+    return *chosen_share(accepted, starting_loss), plans

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""How a site computes what it trains: in which precision, and at which cost of time and memory.
+"""Precision, time and memory of a site's computation: what `training` says of devices, bfloat16, compiling and so on.
 
-A backbone's layers are compiled (`training.compile`) within training and evaluation alone: elsewhere hooks read what
-modules return (scores, activations of adapters), and compiled code does not call them.
+A backbone's layers are compiled (`training.compile`) only within training and evaluation: elsewhere hooks read what
+modules return (scores, activations of adapters), and compiled code does not call hooks.
 """
 
 from __future__ import annotations
@@ -36,18 +36,17 @@ if TYPE_CHECKING:
     from fedpeft.backbones.mmbt import EncodedImages
 
 SETTING = "training.compile"
-VARIANTS = 64  # of a layer: trained or not, with a way back or not, the first token alone, sizes of batches
-# dropout draws what it draws without; no compiled code of an earlier process is read, whose files are pickles
+VARIANTS = 64  # compiled forms of a layer: trained or not, with a gradient or not, first token only, sizes of batches
+# dropout draws the same numbers as without; compiled code of earlier processes is not read, its files are pickles
 OPTIONS = {"fallback_random": True, "fx_graph_cache": False, "compile_threads": 1}
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # environment variable with the folder of compiled code
 COMPILE = functools.partial(torch.compile, options=OPTIONS)
 
 
-def check(backbone: Backbone) -> None:
-    """Refuse to compile what cannot be compiled here; a small function is compiled to find out.
+def check_compiles(backbone: Backbone) -> None:
+    """Refuse `training.compile` where it cannot work; a small function is compiled to find out.
 
-    Refused are a backbone whose layers are not called one by one, a backbone that writes its answers, and a machine
-    without compiler.
+    It cannot for a backbone whose layers are not called one by one or that writes its answers, or without a compiler.
     """
     if hasattr(backbone, "writer"):
         raise FedpeftError(
@@ -97,7 +96,7 @@ def _layers(backbone: Backbone) -> list[nn.Module]:
 
 @functools.cache
 def _own_folder() -> str:
-    """Return a folder of this process alone; any user of this machine can make the default one first."""
+    """Return a private folder of this process; any user of this machine could create the default one first."""
     folder = tempfile.mkdtemp(prefix="fedpeft-compiled-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -108,7 +107,7 @@ def _twice(values: Tensor) -> Tensor:
 
 
 def device_of(settings: TrainingSettings) -> torch.device:
-    """Return the device of `training.device`, for `auto` CUDA where there is one; refuse one that is not here."""
+    """Return the device of `training.device`, for `auto` CUDA if there is one; refuse one that is not here."""
     if settings.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -122,7 +121,7 @@ def device_of(settings: TrainingSettings) -> torch.device:
 
 
 def reads_half(settings: TrainingSettings, method: TuningMethod, own: Mapping[str, Any]) -> bool:
-    """Return whether a backbone's matrices can be read in bfloat16, with the same results as rounding them later."""
+    """Return whether a backbone's matrices can be read in bfloat16 with the same results as rounding them later."""
     return settings.frozen_precision != FLOAT32 and settings.precision == BFLOAT16 and method.reads_half(own)
 
 
@@ -135,8 +134,8 @@ def keep_frozen(
 ) -> None:
     """Keep the frozen matrices of a backbone in the precision that `training` says.
 
-    The backbone has the method in it, and everything that a method trains is set to train; it may not be on its device.
-    What it, the method or the device cannot do, or what would change nothing, is refused.
+    The backbone contains the method, whose parameters are set to train, and need not be on its device yet. What it, the
+    method or the device cannot do, or what would change nothing, is refused.
     """
     if settings.frozen_precision == FLOAT32:
         return
@@ -150,7 +149,7 @@ def keep_frozen(
         if not method.method.four_bits:
             raise FedpeftError(
                 f"frozen_precision is {NF4!r}, and method {method.name!r} trains parameters of the backbone's linear "
-                f"layers or computes with their values itself: use 'bfloat16', or a method that stands beside them.",
+                f"layers or computes with their values itself: use 'bfloat16', or one that adds layers beside them.",
                 setting="training.frozen_precision",
             )
         quantized.quantize(backbone, weights, device, getattr(torch, settings.precision))
@@ -166,22 +165,22 @@ def set_up(backbone: Backbone, settings: TrainingSettings) -> None:
     if settings.attention == FUSED:
         _fuse_attention(backbone)
     if settings.last_layer == FIRST_TOKEN:
-        _switch(backbone, only=True)
-        _switch(backbone, only=False)
+        _switch_first_token(backbone, only=True)
+        _switch_first_token(backbone, only=False)
     if settings.checkpointing:
         _checkpoint_layers(backbone)
     if settings.precision == BFLOAT16:
         _autocast(backbone)
     if settings.compile:
-        check(backbone)
+        check_compiles(backbone)
 
 
 @contextmanager
-def as_trained(backbone: Backbone, settings: TrainingSettings, features: KeptFeatures | None = None) -> Iterator[None]:
-    """Compute no more in this block than training and evaluation need: elsewhere all tokens and layers are read."""
+def optimized(backbone: Backbone, settings: TrainingSettings, features: KeptFeatures | None = None) -> Iterator[None]:
+    """Apply the settings in this block that only training and evaluation allow: others read all tokens and layers."""
     only = settings.last_layer == FIRST_TOKEN
     if only:
-        _switch(backbone, only=True)
+        _switch_first_token(backbone, only=True)
     try:
         with (
             features.used() if features else nullcontext(),
@@ -190,7 +189,7 @@ def as_trained(backbone: Backbone, settings: TrainingSettings, features: KeptFea
             yield
     finally:
         if only:
-            _switch(backbone, only=False)
+            _switch_first_token(backbone, only=False)
 
 
 def kept_features(
@@ -201,7 +200,7 @@ def kept_features(
     some_layers: bool,
     images: EncodedImages | None = None,
 ) -> KeptFeatures | None:
-    """Return where features are kept; None without a budget for them, or where the backbone itself keeps them."""
+    """Return the store of features; None without a budget for them, or if the backbone itself keeps them."""
     if not settings.features_mib:
         return None
     if keep := getattr(backbone, "keep_encoded", None):
@@ -227,12 +226,12 @@ def _fuse_attention(backbone: Backbone) -> None:
     fuse()
 
 
-def _switch(backbone: Backbone, *, only: bool) -> None:
+def _switch_first_token(backbone: Backbone, *, only: bool) -> None:
     switch: Callable[[bool], bool] | None = getattr(backbone, "first_token_only", None)
     if switch is None or not switch(only):
         raise FedpeftError(
             f"last_layer is {FIRST_TOKEN!r}, and the features of this backbone (family {backbone.family!r}) need all "
-            f"tokens, or an adapter stands around its whole last layer: leave it out.",
+            f"tokens, or an adapter is around its whole last layer: leave it out.",
             setting="training.last_layer",
         )
 
@@ -257,11 +256,11 @@ def _autocast(backbone: Backbone) -> None:
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise FedpeftError(f"precision is {BFLOAT16!r}, which this GPU does not compute: use float32.")
     for name in ("forward", *filter(partial(hasattr, backbone), ("hidden", "generate"))):
-        vars(backbone)[name] = types.MethodType(partial(_in_bfloat16, name), backbone)
+        vars(backbone)[name] = types.MethodType(partial(_call_in_bfloat16, name), backbone)
 
 
-def _in_bfloat16(name: str, self: nn.Module, *arguments: Any, **batch: Any) -> Tensor:
-    """Compute with products of matrices in bfloat16; head, output layer and loss get features in float32."""
+def _call_in_bfloat16(name: str, self: nn.Module, *arguments: Any, **batch: Any) -> Tensor:
+    """Multiply matrices in bfloat16; head, output layer and loss get features in float32."""
     with torch.autocast(next(self.parameters()).device.type, dtype=torch.bfloat16):
         result = getattr(type(self), name)(self, *arguments, **batch)
     return result.float() if result.is_floating_point() else result

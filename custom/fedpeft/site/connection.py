@@ -2,10 +2,9 @@
 """The pipe between a site's executor and its training process: frames, and the process, which may die at any time.
 
 A frame is a JSON object and named tensors, no pickle: two messages of a `multiprocessing` connection, which prefixes
-each with its length. What went wrong at a site (`Failure`) has the full message for the site's own log, and the code
-that the server gets.
+each with its length. A `Failure` has the full message for the site's own log and the code that the server gets.
 
-The process is forked where the run has a fork server, else it is a fresh Python.
+The process is forked if the run has a fork server; otherwise it is a fresh Python.
 """
 
 from __future__ import annotations
@@ -85,8 +84,8 @@ class Failure:
 
     detail: str  # the full message, for the site's own log
     code: str  # what the server gets, one of `protocol.fields.CODES`
-    setting: str = ""  # of the job, that is the cause; empty unless the code's sentence names a setting
-    traceback: str = ""  # of the exception; empty where the message is enough
+    setting: str = ""  # the job's setting that is the cause; empty unless the code's sentence names one
+    traceback: str = ""  # of the exception; empty if the message is enough
     retryable: bool = False  # whether another attempt in a new process may succeed
 
     def __post_init__(self) -> None:
@@ -117,14 +116,11 @@ def start_python(module: str, fd: int) -> subprocess.Popen | ForkedProcess:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd], env=python_environment())
 
 
-SECONDS_TO_CONNECT = 5.0  # to a server whose queue is full, perhaps another user's under its name
+SECONDS_TO_CONNECT = 5.0  # the server's queue may be full, or it may be another user's under its name
 
 
 class ForkedProcess:
-    """A process started by a fork server, with the part of `subprocess.Popen` that its owner uses.
-
-    It raises an OSError where there is no server of that name.
-    """
+    """A process of a fork server, with the used part of `subprocess.Popen`; raises OSError if there is no server."""
 
     def __init__(self, address: str, module: str, fd: int) -> None:
         request = {"module": module, "environment": dict(os.environ), "folder": os.getcwd()}
@@ -150,7 +146,7 @@ class ForkedProcess:
         return self._numbers[0] if began else None
 
     def poll(self) -> int | None:
-        """Its exit code, if it has ended; that of a killed process where the server has gone with it."""
+        """Return its exit code if it has ended; that of a killed process if the server has gone too."""
         while self._control.fileno() >= 0 and self._receive(0.0):
             pass
         return self._numbers[-1] if self._control.fileno() < 0 else None
@@ -215,14 +211,14 @@ class WorkerProcess:
         try:
             send(self._connection, header, tensors)
         except OSError:
-            raise Lost(self._end()) from None
+            raise Lost(self._describe_end()) from None
 
     def receive(
         self, aborted: Callable[[], bool], progress: Callable[[str], None]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Wait for the answer to the last request; `progress` takes each line that says how far the process is.
+        """Wait for the answer to the last request; `progress` is called with each line about the progress.
 
-        `Aborted` is raised, and the process ended, once `aborted` returns True; `Lost` if it ends or sends no frame.
+        Once `aborted` returns True, end the process and raise `Aborted`; raise `Lost` if it ends or sends no frame.
         """
         try:
             while True:
@@ -235,7 +231,7 @@ class WorkerProcess:
             self.end()
             raise Lost(f"sent {error}") from error
         except (EOFError, OSError):
-            raise Lost(self._end()) from None
+            raise Lost(self._describe_end()) from None
 
     def _wait(self, aborted: Callable[[], bool]) -> None:
         """Wait for the next frame; raises as `receive`."""
@@ -245,7 +241,7 @@ class WorkerProcess:
                 raise Aborted
             # a child of the dead process, such as one that decodes images, can hold its pipe open
             if self._process.poll() is not None and not self._connection.poll():
-                raise Lost(self._end())
+                raise Lost(self._describe_end())
 
     def kill(self) -> None:
         """Kill the process; files on the site's disk stay complete, and a pending `receive` raises `Lost`."""
@@ -257,7 +253,7 @@ class WorkerProcess:
         self._process.wait()
         self._connection.close()
 
-    def _end(self) -> str:
+    def _describe_end(self) -> str:
         """Describe how the process ended."""
         try:
             code = self._process.wait(SECONDS_TO_END)

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 from fedpeft.core.keys import only_head, without_head
 from fedpeft.core.states import State, copied
 from fedpeft.site.fedprox import held_near
-from fedpeft.site.loop import OfRound, moments, restore_moments
+from fedpeft.site.loop import Personalization, moments, restore_moments
 from fedpeft.site.site_model import head_state
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner
 
 
-class Ditto(OfRound):
-    """The site's own model in one round; it begins as the exchanged one."""
+class Ditto(Personalization):
+    """Trains the site's own model in one round; it begins as the exchanged one."""
 
-    def __init__(self, learner: Learner, **of_round: Any) -> None:
-        super().__init__(learner, **of_round)
+    def __init__(self, learner: Learner, **context: Any) -> None:
+        super().__init__(learner, **context)
         self.near, self.held, own = copied(self.near), copied(self.held), self.own
         self._adapter = own.trained or own.adapter if own else without_head(self.near)
         self._beside = self._head_and_private() if own is None else head_state(own.head) | own.private

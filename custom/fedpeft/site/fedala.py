@@ -18,31 +18,33 @@ import torch
 
 from fedpeft.core.keys import belongs, without_head
 from fedpeft.site import computing
-from fedpeft.site.loop import OfRound, parts_of
+from fedpeft.site.loop import Personalization, parts_of
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner
 
-SHARE, PASSES, SETTLED = 0.8, 10, 0.01
+SHARE = 0.8  # of the training samples
+FIRST_PASSES = 10  # in the first round, at most
+SETTLED = 0.01  # relative change of the loss that ends them
 
 
-class FedALA(OfRound):
-    """The start of a round; in a site's first one it is the global adapter."""
+class FedALA(Personalization):
+    """Mixes the start of a round; a site's first round starts from the global adapter."""
 
-    def __init__(self, learner: Learner, **of_round: Any) -> None:
-        super().__init__(learner, **of_round)
+    def __init__(self, learner: Learner, **context: Any) -> None:
+        super().__init__(learner, **context)
         if (own := self.own) is None:
             return
         self._own, self._received = own.adapter, without_head(self.near)
         self._gaps = {key: self._received[key] - tensor for key, tensor in self._own.items()}
         self.kept = own.personal or {key: torch.ones_like(tensor) for key, tensor in self._own.items()}
         learner.trainable.train_only(self.layers)
-        with computing.as_trained(learner.backbone, learner.training):
-            self._learn(passes=1 if own.personal else PASSES)
+        with computing.optimized(learner.backbone, learner.training):
+            self._learn(passes=1 if own.personal else FIRST_PASSES)
         self._mix()
 
     def _learn(self, *, passes: int) -> None:
-        """Learn the shares of the numbers that are trained in this round."""
+        """Learn the share of each number that is trained in this round."""
         learner, before = self.learner, float("inf")
         count = int(SHARE * len(learner.data.train))
         samples = learner.batches.sample(count, learner.seed_for("ala", self.round), size=learner.training.batch_size)

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""FedProx: every step holds what a site trains near the global adapter that its round began with.
+"""FedProx: every step holds the trained tensors near the global adapter of the round's start.
 
     w_k <- argmin_w  loss_k(w) + mu/2 |w - w_global|^2
 
-The gradient of the second term is added to that of the loss, at no pass and no graph (`training.proximal_mu`). FLARE's
+The gradient of the second term is added to that of the loss without a pass or graph (`training.proximal_mu`). FLARE's
 loss for FedProx compares two whole models instead, and the backbone is one. Ditto holds its own model in the same way.
 
 Source: Li et al. 2020, FedProx, https://arxiv.org/abs/1812.06127.

@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Fork a simulated run's training processes after all imports: `python -m fedpeft.site.fork_server FD`.
 
-With fewer threads than sites FLARE's simulator ends a site's processes after every task and starts new ones, and most
-of such a start is imports. A forked process has them already. Unlike a process that is kept between tasks it has no
-state of an earlier task, and there are never more of them than sites that FLARE runs at a time.
+With fewer threads than sites FLARE's simulator ends a site's processes after every task and starts new ones, and such a
+start is mostly imports. A forked process has them already. Unlike a process that is kept between tasks it has no state
+of an earlier task, and there are never more of them than sites that FLARE runs at a time.
 
-The server ends when its standard input closes: the process that started it holds the other end, which the system closes
-even after kill -9. It has one thread, and its imports must not touch a GPU: neither would survive a fork.
+The server ends when its standard input closes: the process that started it holds the other end, and the system closes
+that even after kill -9. It has one thread, and its imports must not touch a GPU: neither would survive a fork.
 """
 
 from __future__ import annotations
@@ -44,13 +44,10 @@ CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 def start() -> subprocess.Popen | None:
-    """Start a fork server for every process that this one starts later; None where that is not possible or not needed.
+    """Start a fork server for every process that this one starts later; it ends when the returned object is deleted.
 
-    Where the environment names one already, whoever started this process has one for it. Its socket has an abstract
-    name, so no file is left, whatever ends the run.
-
-    Returns:
-        The server; it ends when this object is deleted.
+    Return None if that is not possible, or if the environment names the server of a parent process. The socket has an
+    abstract name, so no file is left, whatever ends the run.
     """
     if sys.platform != "linux" or os.environ.get(ADDRESS):
         return None
@@ -82,7 +79,7 @@ def stop(server: subprocess.Popen | None) -> None:
 
 
 def same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end is this user's: an abstract socket has no file permissions."""
+    """Return whether the other end's process is this user's: an abstract socket has no file permissions."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return CREDENTIALS.unpack(credentials)[1] == os.geteuid()
 

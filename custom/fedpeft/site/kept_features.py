@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the first layer that is trained reads, computed once for each sample and kept while nothing below it changes.
+"""Keep the inputs of the first trained layer, computed once for each sample, while nothing below that layer changes.
 
-A sample is known by the bytes of its inputs, without what pads its question. What lies below is known by the bytes of
-its tensors and by which adapters are active there, so that a round in which another layer is the first one, or in which
-an adapter below has another value, begins anew. Kept values are those of the batch in which a sample was first seen:
-in another batch they may differ by rounding where batches have other sizes or questions are padded to another length.
+A sample is identified by the bytes of its inputs without padding. The part below is identified by the bytes of its
+tensors and by its active adapters, so that all begins anew when another layer is the first one or an adapter below has
+changed. Values are those of the batch in which a sample was first seen: in another batch they may differ by rounding,
+if batches have other sizes or questions are padded to another length.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KeptFeatures:
     Args:
         backbone: an `Enterable`; another one is refused.
         trainable: of the method.
-        mib: the most that is kept; samples beyond it are computed every time.
+        mib: memory for the samples; those beyond it are computed every time.
         some_layers: whether a schedule assigns layers; without one the same layers train in every round.
         half: whether matrix products are in bfloat16.
 
@@ -49,16 +49,16 @@ class KeptFeatures:
         self._samples: dict[bytes, Tensor] = {}
         self._below = b""
         self._layer = 0
-        _check(backbone, trainable, self._first_trained(), some_layers=some_layers)
+        _check_supported(backbone, trainable, self._first_trained(), some_layers=some_layers)
 
     @property
     def held_mib(self) -> float:
-        """How much is kept now."""
+        """The memory in use."""
         return self._held / MIB
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Let the backbone compute with what is kept in this block; nothing below the trained layers changes in it."""
+        """Let the backbone compute with kept features; in this block nothing below the trained layers changes."""
         self._layer = self._first_trained()
         if not self._layer:
             yield
@@ -76,9 +76,9 @@ class KeptFeatures:
             attributes.pop("forward") if own is None else attributes.update(forward=own)
 
     def _first_trained(self) -> int:
-        """Return the first layer with a parameter that trains, 0 if something outside the layers does.
+        """Return the first layer with a trained parameter; 0 if something outside the layers trains.
 
-        Where the head alone trains it is the last one, which may pass on a single token (`FirstTokenLayer`).
+        If only the head trains, it is the last layer, which may pass on a single token (`FirstTokenLayer`).
         """
         trained = [key for key, parameter in self._trainable.parameters().items() if parameter.requires_grad]
         numbers = [layer_of(key) for key in trained]
@@ -95,7 +95,7 @@ class KeptFeatures:
             return self._backbone.leaving(moved, batch, self._layer).float()
 
     def _entered(self, batch: dict[str, Tensor]) -> list[Tensor] | None:
-        """Return each sample's tokens at the first trained layer; None where they are not distinguishable."""
+        """Return each sample's tokens at the first trained layer; None if they cannot be told apart."""
         names = sample_names(batch)
         missing = [row for row, name in enumerate(names) if name not in self._samples]
         computed: dict[bytes, Tensor] = {}
@@ -118,7 +118,7 @@ class KeptFeatures:
 
 
 def sample_names(batch: Mapping[str, Tensor]) -> list[bytes]:
-    """Return a name for each sample of a batch: a hash of its inputs, without what pads its question."""
+    """Return a name for each sample of a batch: a hash of its inputs without padding."""
     rows = {name: tensor.cpu() for name, tensor in batch.items()}
     mask = rows.get("attention_mask")
     names = []
@@ -135,7 +135,7 @@ def sample_names(batch: Mapping[str, Tensor]) -> list[bytes]:
 
 
 def fingerprint(model: nn.Module, layer: int) -> bytes:
-    """Return a hash of everything outside the layers from this one on: tensors, and which adapters are active."""
+    """Return a hash of all tensors and active adapters outside the layers from this one on."""
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if _below(name, layer) and not tensor.requires_grad:  # what trains is not below, whatever its name
@@ -157,7 +157,7 @@ def _bytes(tensor: Tensor) -> Any:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def _check(backbone: Backbone, trainable: Trainable, first: int, *, some_layers: bool) -> None:
+def _check_supported(backbone: Backbone, trainable: Trainable, first: int, *, some_layers: bool) -> None:
     reason = ""
     if not hasattr(backbone, "entering"):
         reason = f"a backbone of family {backbone.family!r} cannot be entered at a layer"
@@ -172,7 +172,7 @@ def _check(backbone: Backbone, trainable: Trainable, first: int, *, some_layers:
 
 
 def drops(backbone: Backbone) -> bool:
-    """Return whether two passes over the same samples differ in training, because something drops values."""
+    """Return whether dropout makes two passes over the same samples differ in training."""
     rates = ("dropout", "attention_dropout", "activation_dropout")  # of modules that call the function, as OPT's
     return any(
         (isinstance(module, nn.Dropout) and module.p)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A site's learner: combines backbone, adapters, head and data into the local half of a round.
 
-FLARE's executor and the benchmarks' bare loop both drive this class, so both compute the same numbers.
+FLARE's executor and the bare loop of the benchmarks both call this class, so both compute the same numbers.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ class Learner:
         site_data: the site's splits.
         dataset: registered name of the data set.
         folder: the site's state folder.
-        schedule: how layers are scored and how many the site may train; None: all of them, unscored.
+        schedule: how layers are scored and how many the site may train; None: all layers, without scores.
         policy: the site policy; None in the simulator and in a notebook, where the job's settings apply.
-        answers: what the heads of all sites tell apart, where they are federated; None: the site's own answers.
+        answers: the classes of a federated head, the same at all sites; None: the site's own answers.
         sections: of the job that these settings are from, kept with the site's state; None: there is no job.
-        window: through which the site's images are shown, kept there too (`fedpeft.data.settings`).
+        window: gray window of the site's images, kept there too (`fedpeft.data.settings`).
         shared: models of the other sites that take turns in this process; None: the site has one of its own.
 
     Attributes:
-        constant: what the best constant answer reaches on the test split; None: nothing can be measured.
-        record: what the states of all its rounds have in common.
+        constant: score of the best constant answer on the test split; None: nothing can be measured.
+        record: what the states of all rounds have in common.
         on_step: called after each step of a round, as `train_epochs` does.
-        salt: goes into every seed of the next round's training, secret in secure sums; empty: the job alone does.
+        salt: part of every seed of the next round's training, secret in secure sums; empty: only the job's seed counts.
 
     Raises:
         FedpeftError: a setting is wrong, or the trained part is larger than the site allows.
@@ -114,7 +114,7 @@ class Learner:
         self.dataset, self.backbone_name, self.schedule = dataset, backbone.name, schedule or ScheduleSettings()
         self.pia = method.pia if method.aligns else None
         if self.pia:
-            method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
+            method.method.neuron_layout()  # fail now if a plugin's cannot be imported
         self.model = SiteModel(
             site=site,
             backbone=backbone,
@@ -143,7 +143,7 @@ class Learner:
         )
         min_images = policy.min_class_images if policy else 1
         self.constant = baseline(site_data, min_images=min_images)
-        self._evaluation = Evaluation(self.model, site_data, self.batches.of, min_images=min_images)
+        self._evaluation = Evaluation(self.model, site_data, self.batches.draw, min_images=min_images)
         self.values = RoundValues(site, self.model, method, folder)
         self._personalization = imported(PERSONALIZATIONS[training.personalization].home)
         self.record = SiteRecord(
@@ -191,14 +191,14 @@ class Learner:
         )
 
     def first_state(self) -> State:
-        """What this site begins with, untouched by data, to be sent where the server asks for it."""
+        """Return what this site begins with, before any data, for a server that asks for it."""
         if not self.method.exchanges:
             return {}
         head = head_state(self.values.first_head) if self.method.federates_head else {}
         return self._numbers.renumber_to_send(self.values.first) | head
 
     def start_digest(self) -> str:
-        """The digest of `first_state` where all sites begin alike and one sends it to all, otherwise empty."""
+        """Return the digest of `first_state` if all sites begin with the values of one; otherwise an empty text."""
         needed = self.method.starts_from_one(scheduled=self.schedule.active)
         return digest(self.first_state()) if needed and not self.model.init_site else ""
 
@@ -212,7 +212,7 @@ class Learner:
             received: the global adapter under wire keys, with the head if that is federated; empty: continue from the
                 site's own.
             layers: train and upload these transformer layers only; None: all.
-            part: of the site in the mean that `received` is; 0: it had none.
+            part: weight of the site in the mean that made `received`; 0: it had none.
         """
         layers, received = layer_numbers(layers), self._numbers.received(received)
         own = self._own_state(round)
@@ -223,7 +223,7 @@ class Learner:
         compares = self.pia is not None and self.pia.follows_agreement
         agreed = client_round.next_agreement(own, received, self.pia, round=round, part=part) if compares else None
         integration = self.integrate(round, own.adapter if own else None, received, agreed)
-        own = integration.of_trained(own, self.pia)
+        own = integration.reordered(own, self.pia)
         near = integration.near | (head_state(self.head.state_dict()) if self.method.federates_head else {})
         held = near if received or (round == 1 and not self.model.init_site) else {}  # what sites have in common
         personal = self._personalization(self, round=round, own=own, near=near, held=held, layers=layers)
@@ -231,15 +231,15 @@ class Learner:
         started = self.trainable.state() if compares or scores_change else {}
         started_private = self.trainable.private_state() if scores_change else {}
         self.trainable.train_only(layers)
-        control = ControlVariates.of_round(self, round, own, near if received or round == 1 else {})
+        control = ControlVariates.start_round(self, round, own, near if received or round == 1 else {})
         optimizer, metrics = self._fitted(round, own, near, held, integration.half, control)
         changed = self._changes(round, layers, started | started_private) if scores_change else {}
         trained = self.trainable.state()
         upload, kept = integration.finish(control.uncorrected(trained))
-        beside, sent = self.model.beside(received), self._to_send(upload, layers, control)
+        beside, sent = self.model.beside(received), self._uploaded(upload, layers, control)
         metrics |= personal.train()
         measured = self.trainable.state()
-        figures, thresholds = self._evaluation.of_round()
+        figures, thresholds = self._evaluation.measure_round()
         metrics |= figures
         rounds = with_round(own.record.rounds if own and own.record else (), round, metrics | integration.figures)
         metrics[BELOW_CONSTANT] = below_constant(rounds, self.constant)
@@ -255,10 +255,10 @@ class Learner:
             exchanged=personal.exchanged,
             personal=personal.kept,
             control=control.kept,
-            losses=site_state.with_losses(own, round, self._evaluation.course),
+            losses=site_state.courses_until(own, round, self._evaluation.course),
             agreement=agreed,
             facts=self.facts,
-            record=self.record.after(rounds, thresholds=thresholds, share=beside.share),
+            record=self.record.model_record(rounds, thresholds=thresholds, share=beside.share),
             received=(received or self.values.first_in_common) if compares or integration.orders else {},
             started=started if compares else {},
             orders=integration.orders,
@@ -270,27 +270,27 @@ class Learner:
     def _fitted(
         self, round: int, own: SiteState | None, near: State, held: State, half: Half | None, control: ControlVariates
     ) -> tuple[torch.optim.Optimizer, dict[str, float | None]]:
-        """Train a round's epochs with what beside the loss is set; return the optimizer and the losses."""
+        """Train a round's epochs with the terms that settings add to the loss; return optimizer and losses."""
         optimizer, named = self.optimizer(), self.parameters()
         if own is not None and self.training.optimizer_state == "keep":
             restore_moments(optimizer, self.values.moments(own, round))
         probe = partial(self.batches.lasting_sample, self.method.probe_samples)
         pull = held_near(named, optimizer, held, self.training.proximal_mu)
         with pull, half_trained(named, optimizer, half), control.correcting(optimizer), contrasted(self, near, own):
-            return optimizer, self._evaluation.around(partial(self.fit, optimizer, round), probe)
+            return optimizer, self._evaluation.measure_training(partial(self.fit, optimizer, round), probe)
 
     def _own_state(self, round: int) -> SiteState | None:
-        """The site's state of the round before; None: it has none yet."""
+        """Return the site's state of the round before; None: it has none yet."""
         return site_state.load_before(self.folder, round, facts=self.facts)
 
-    def _to_send(self, upload: State, layers: Sequence[int] | None, control: ControlVariates) -> State:
-        """What leaves the site: the trained layers of the adapter, and the head where it is federated."""
+    def _uploaded(self, upload: State, layers: Sequence[int] | None, control: ControlVariates) -> State:
+        """Return what leaves the site: the trained layers of the adapter, and a federated head."""
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
         head = control.uncorrected(head_state(self.head.state_dict())) if self.method.federates_head else {}
         return self._numbers.renumber_to_send(sent) | head
 
     def score_layers(self, round: int, received: State) -> list[float]:
-        """Score each layer of the global adapter, or without one of the site's own, on random training samples."""
+        """Score each layer of the global adapter, or of the site's own if there is none, on random training samples."""
         own, received = self._own_state(round), self._numbers.received(received)
         self.values.restore(own, received)
         self.trainable.set_companion(None)  # one of an earlier round may still be in the model
@@ -320,7 +320,7 @@ class Learner:
         return seed, self.batches.sample(self.schedule.score_samples, seed)
 
     def layer_budget(self) -> int:
-        """How many layers this site can train: set by the job, or measured from its memory."""
+        """Return how many layers this site can train: set by the job, or measured from its memory."""
         if not self.schedule.active:
             return len(layers_of(self.trainable.parameters()))
         if (budget := self.schedule.budget_of(self.site, seed=self.training.seed)) is not None:
@@ -329,22 +329,22 @@ class Learner:
         size = training.micro_batch or training.batch_size
         batch = self.batches.sample(size, derive(training.seed, "budget", self.site), size=size)[0]
         self.trainable.train_only(layers_of(parameters)[:1])  # with what trains beside any layer, and nothing else
-        with computing.as_trained(self.backbone, training):
+        with computing.optimized(self.backbone, training):
             model = self.answering.train()
             return measure_budget(model, parameters, batch, self.schedule, training)
 
     def finished(self, last: int) -> int:
-        """The last round, up to `last`, of which the site has a state; 0: none."""
+        """Return the last round up to `last` with a state at this site; 0: none."""
         return own.round if (own := self._own_state(last + 1)) else 0
 
     @property
     def facts(self) -> Facts:
-        """What a state of this site belongs to, a digest of its examples among it; it never leaves the site."""
+        """What a state of this site belongs to, with a digest of its examples; it never leaves the site."""
         return self.record.facts
 
     @property
     def announced(self) -> dict[str, int]:
-        """The number of samples in each split as the server gets to know it, rounded where only a sum may leave."""
+        """The number of samples in each split as the server gets it; rounded if only sums may leave the site."""
         counts = {split: len(examples) for split, examples in self.data.splits().items()}
         if self._policy and self._policy.sum_with:
             return {split: rounded_count(count) for split, count in counts.items()}
@@ -352,13 +352,13 @@ class Learner:
 
     @property
     def announced_classes(self) -> int:
-        """The size of the label space as the server gets to know it: rounded as `announced`, but for a shared one."""
+        """The size of the label space as the server gets it: rounded as `announced`, unless all sites share it."""
         rounded = self._policy and self._policy.sum_with and not self.method.federates_head
         return rounded_count(len(self.vocabulary)) if rounded else len(self.vocabulary)
 
     @property
     def unanswerable(self) -> int:
-        """Number of test questions that the site cannot answer, whatever it learns; they always count as wrong."""
+        """Number of test questions that the site can never answer; they always count as wrong."""
         return self.answering.unanswerable(self.data.test)
 
     @property
@@ -368,21 +368,21 @@ class Learner:
         return {"open": len(self.data.test) - closed, "closed": closed}
 
     def evaluate(self, examples: Sequence[Example] | None = None) -> Measured:
-        """Measure the model as it stands (after a round with Ditto the exchanged one) on the test split, or others."""
+        """Measure the current model (after a round with Ditto the exchanged one) on the test split, or on examples."""
         return self.measured(self.data.test if examples is None else examples).figures()
 
     def measured(self, examples: Sequence[Example]) -> Measure:
         """Answer examples, to measure the current model by the metric of the site's data."""
-        return self._evaluation.of(examples)
+        return self._evaluation.measure(examples)
 
     def recognized(self) -> dict[str, tuple[int, int]]:
-        """By class the test images and how many the last round recognized; empty without balanced accuracy."""
+        """Return by class the test images and how many the last round recognized; empty without balanced accuracy."""
         return self._evaluation.recognized(self.vocabulary)
 
     def integrate(
         self, round: int, own: State | None, received: State, agreement: float | None = None
     ) -> client_round.Integration:
-        """Load what the round starts from: the site's adapter of its last round, if any, and the global one, if any."""
+        """Load the start of a round from the site's adapter of its last round and the global one, if there are any."""
         probe, validation = partial(self.probe, round), self.batches.validation
         return client_round.start(
             self.trainable,
@@ -394,17 +394,17 @@ class Learner:
         )
 
     def probe(self, round: int) -> list[Batch]:
-        """The m random training samples whose activations align the global adapter."""
+        """Return the m random training samples whose activations align the global adapter."""
         return self.batches.sample(self.method.probe_samples, self.seed_for("probe", round))
 
     def loss(self, batches: Sequence[Batch], state: State) -> float:
-        """Mean loss of an adapter with the head as it stands, without dropout, over answers that exist."""
+        """Return the mean loss of an adapter with the current head, without dropout, over samples with a target."""
         self.trainable.load(state)
-        with computing.as_trained(self.backbone, self.training, self.model.features):
+        with computing.optimized(self.backbone, self.training, self.model.features):
             return mean_loss(self.answering.eval(), batches)
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer of what is trained now."""
+        """Build the optimizer of all parameters that train now."""
         settings = self.training
         return build_optimizer(
             self.trainable.parameters().items(),
@@ -417,10 +417,10 @@ class Learner:
 
     def fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
         """Train the epochs of a round; return the mean losses."""
-        settings, rows = self.training, self.batches.of_training(self.seed_for("order", round))
+        settings, rows = self.training, self.batches.training(self.seed_for("order", round))
         first = self.schedule.first_round(self.site)
         total = len(rows) * settings.epochs_before(settings.rounds + 1, first=first)
-        with computing.as_trained(self.backbone, settings, self.model.features):
+        with computing.optimized(self.backbone, settings, self.model.features):
             return train_epochs(
                 self.answering.train(),
                 rows,
@@ -436,7 +436,7 @@ class Learner:
             )
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Everything that could be trained, by key."""
+        """Return all parameters that can train, by key."""
         return {**self.trainable.parameters(), **{f"{HEAD}{name}": p for name, p in self.head.named_parameters()}}
 
     def seed_for(self, purpose: str, round: int) -> int:

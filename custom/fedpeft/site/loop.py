@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A round's training: optimizer with the papers' parameter groups, learning rate, steps, measuring, personalization.
+"""The parts of a site's round: learning rate, optimizer, training epochs, `Evaluation`, and `Personalization`.
 
-The learning rate runs over the whole federation, not over one round.
+The learning rate follows one schedule over the whole federation, not over one round. `Learner` puts the parts together.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.methods.trainable import Part, Step
 from fedpeft.site import computing
-from fedpeft.site.metrics import Measure, Measured, measured, shares_of
+from fedpeft.site.metrics import Measure, Measured, measured, thresholds_by_share
 from fedpeft.site.site_model import SiteModel
 from fedpeft.site.site_state import SiteState
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner
 
-COURSE_POINTS = 20  # of the loss in a round
-POINTS = 1000  # at which the rates of a round are added up, at most
+COURSE_POINTS = 20  # points of a round's loss curve
+MAX_SUMMED_RATES = 1000  # a longer round is sampled
 
 
 def rate_factor(step: int, *, total_steps: int, warmup: float, decays: bool = True) -> float:
@@ -56,18 +56,18 @@ def rate_factor(step: int, *, total_steps: int, warmup: float, decays: bool = Tr
 
 @cache
 def _warmup_steps(total_steps: int, warmup: float) -> int:
-    return math.ceil(Fraction(str(warmup)) * total_steps)  # the product of floats may lie above the whole number
+    return math.ceil(Fraction(str(warmup)) * total_steps)  # a product of floats may be above the whole number
 
 
-def learning_in_round(training: TrainingSettings, *, samples: float, round: int, first: int = 1) -> float:
-    """Return the sum of the factors of all steps of a round, counted from 1, at a site that joined in round `first`."""
+def sum_of_rate_factors(training: TrainingSettings, *, samples: float, round: int, first: int = 1) -> float:
+    """Return the sum of `rate_factor` over the steps of a round (from 1) at a site that joined in round `first`."""
     batches = math.ceil(samples / training.batch_size)
     begin = batches * training.epochs_before(round, first=first)
     steps = batches * training.epochs_in(round, first=first)
     total = batches * training.epochs_before(training.rounds + 1, first=first)
-    counted = range(begin, begin + steps, math.ceil(max(steps, 1) / POINTS))
+    sampled = range(begin, begin + steps, math.ceil(max(steps, 1) / MAX_SUMMED_RATES))
     decays = training.decay == LINEAR
-    factors = [rate_factor(step, total_steps=total, warmup=training.warmup, decays=decays) for step in counted]
+    factors = [rate_factor(step, total_steps=total, warmup=training.warmup, decays=decays) for step in sampled]
     return steps * sum(factors) / len(factors) if factors else 0.0
 
 
@@ -75,9 +75,9 @@ Named = Iterable[tuple[str, nn.Parameter]]
 
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {ADAMW: torch.optim.AdamW, SGD: torch.optim.SGD}
-# whether a step changes a number by hardly more than the learning rate, whatever the gradient's size
+# whether a step changes a number by about the learning rate at most, whatever the size of its gradient
 NORMALIZES = {ADAMW: True, SGD: False}
-KEPT_TENSORS = {ADAMW: 2, SGD: 0}  # numbers that are kept for each trained number
+KEPT_TENSORS = {ADAMW: 2, SGD: 0}  # numbers that the optimizer keeps for each trained number
 
 
 def build_optimizer(
@@ -85,8 +85,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer of the trained parameters; no weight decay on biases and LayerNorm.
 
-    Biases and norms are known by their one axis, or by the name `bias`, because a bias of experts has two axes. Rates
-    are peak rates; weight decay is decoupled from the gradient with AdamW, and SGD has no momentum.
+    Biases and norms have one axis; a bias of experts has two and is recognized by its name. Rates are peak rates. AdamW
+    decouples weight decay from the gradient, and SGD has no momentum.
 
     Source: FedPIA, Training and Implementation Details (AdamW); the federated tuning of vision transformers (SGD).
     """
@@ -111,14 +111,14 @@ def moments(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Copy the optimizer's state to CPU tensors named `<parameter>/<entry>`."""
     return {
         f"{name}/{entry}": value.detach().cpu().clone()
-        for name, parameter in _named(optimizer)
+        for name, parameter in _named_parameters(optimizer)
         for entry, value in optimizer.state.get(parameter, {}).items()
     }
 
 
 def restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
     """Restore what `moments` returned; parameters without stored moments start at zero."""
-    for name, parameter in _named(optimizer):
+    for name, parameter in _named_parameters(optimizer):
         stored = {key.rsplit("/", 1)[1]: value for key, value in tensors.items() if key.rsplit("/", 1)[0] == name}
         if stored:
             optimizer.state[parameter] = {
@@ -130,24 +130,24 @@ def _decays(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim > 1 and not name.endswith("bias")
 
 
-def _named(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, nn.Parameter]]:
+def _named_parameters(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, nn.Parameter]]:
     for group in optimizer.param_groups:
         yield from zip(group["names"], group["params"], strict=True)
 
 
-OnStep = Callable[[int, int], None]  # takes the steps of a round that are done, and all of them
+OnStep = Callable[[int, int], None]  # is called with the finished steps of a round and the number of all
 
 
 def no_step(step: int, steps: int) -> None:
-    """Take no note of a step."""
+    """Ignore a step."""
 
 
 def no_loss(loss: float) -> None:
-    """Take no note of a loss."""
+    """Ignore a loss."""
 
 
 def course_of(losses: Sequence[float]) -> torch.Tensor:
-    """Return the course (`COURSE_POINTS`,) of the losses of a round's steps, means over equal parts of them."""
+    """Return the loss curve of a round (`COURSE_POINTS`,): means over equal parts of its steps."""
     parts = np.array_split(np.asarray(losses), min(len(losses), COURSE_POINTS))
     means = [part.mean() for part in parts]
     places = np.linspace(0, 1, COURSE_POINTS)
@@ -170,9 +170,9 @@ def train_epochs(
 ) -> dict[str, float]:
     """Train; return the mean loss of the first and of the last epoch, or raise if the loss is not finite.
 
-    The optimizer's groups hold the peak learning rates, of which `rate` gives the factor at a global step; this round
-    begins at `first_step`. Of a batch `micro_batch` samples are computed at once; 0: the whole batch. `on_loss` gets
-    the loss of each batch.
+    The optimizer's groups hold the peak learning rates; `rate` gives the factor at a global step, and this round begins
+    at `first_step`. At most `micro_batch` samples of a batch are computed at once; 0: all. `on_loss` gets the loss of
+    each batch.
     """
     peaks = [group["lr"] for group in optimizer.param_groups]
     means, step = [], first_step
@@ -198,8 +198,8 @@ def train_epochs(
 def parts_of(batch: Batch, answering: Answering, micro_batch: int = 0) -> list[Part]:
     """Divide a batch into parts whose losses and gradients add up to those of the whole.
 
-    Every tensor of the batch's inputs has one row for each sample; a batch that cannot be divided is refused. A part
-    has `micro_batch` samples, the last may have fewer; 0: all.
+    A batch with an input that has not one row for each sample is refused. A part has `micro_batch` samples, the last
+    one may have fewer; 0: all.
     """
     size = len(batch.target)
     if not 0 < micro_batch < size:
@@ -211,48 +211,47 @@ def parts_of(batch: Batch, answering: Answering, micro_batch: int = 0) -> list[P
             f"sample: leave it out.",
             setting="training.micro_batch",
         )
-    counted = max(1, _counted(batch.target))
+    with_target = max(1, _count_with_target(batch.target))
     parts = []
     for start in range(0, size, micro_batch):
         rows = slice(start, start + micro_batch)
         target = batch.target[rows]
         inputs = {name: tensor[rows] for name, tensor in batch.inputs.items()}
-        loss, share = _part_of_mean(answering, target, counted), len(target) / size
+        loss, share = _part_of_mean(answering, target, with_target), len(target) / size
         parts.append(Part(partial(answering, inputs), loss, share, partial(answering.divergence, target=target)))
     return parts
 
 
-def _part_of_mean(answering: Answering, target: torch.Tensor, counted: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda logits: answering.loss(logits, target, reduction="sum") / counted
+def _part_of_mean(answering: Answering, target: torch.Tensor, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda logits: answering.loss(logits, target, reduction="sum") / count
 
 
-def _counted(target: torch.Tensor) -> int:
-    """Return the number of samples that have a target."""
+def _count_with_target(target: torch.Tensor) -> int:
     return int((target >= 0).reshape(len(target), -1).any(-1).sum())
 
 
 @torch.inference_mode()
 def mean_loss(answering: Answering, batches: Iterable[Batch]) -> float:
-    """Mean loss over the samples that have a target; infinity where it is not finite."""
+    """Return the mean loss over the samples that have a target; infinity where it is not finite."""
     total = count = 0.0
     for batch in batches:
         losses = answering.loss(answering(batch.inputs), batch.target, reduction="sum")
-        total, count = total + losses.item(), count + _counted(batch.target)
+        total, count = total + losses.item(), count + _count_with_target(batch.target)
     return total / count if count and math.isfinite(total) else math.inf
 
 
 class Evaluation:
-    """How a site's model is measured by the metric of its data.
+    """Measures a site's model by the metric of its data.
 
     Args:
-        model: as it is at the time of each measurement.
+        model: measured as it is at the time.
         data: the site's splits.
-        batches: from examples and a batch size to batches.
+        batches: function from examples and a batch size to batches.
         min_images: test images that a class or label must have to count.
 
     Attributes:
-        tested: what the last round answered to the test split; None before the first one.
-        course: of the loss in the last round (`course_of`); None: it was not measured.
+        tested: the answers of the last round to the test split; None before the first round.
+        course: the loss curve of the last round (`course_of`); None: it was not measured.
     """
 
     def __init__(
@@ -266,16 +265,16 @@ class Evaluation:
         self._tunes = training.thresholds == VALIDATION and bool(data.validation)
         self._validates = training.validate and bool(data.validation)
         shares = training.thresholds in (SHARE, VALIDATION) and not self._tunes and bool(data.labels)
-        self._thresholds = shares_of(model.vocabulary, data.train) if shares else None
+        self._thresholds = thresholds_by_share(model.vocabulary, data.train) if shares else None
 
-    def of_round(self) -> tuple[Measured, tuple[float, ...] | None]:
-        """Return the figures of a round, of the test split and where wanted of the validation split, and thresholds.
+    def measure_round(self) -> tuple[Measured, tuple[float, ...] | None]:
+        """Measure the test split and, if the settings ask for it, the validation split; return figures and thresholds.
 
-        Thresholds that are chosen on the validation split flatter its own figure, in every round alike.
+        Thresholds chosen on the validation split make its own figure look better, equally in every round.
         """
-        test, validation = self._answered(self._data.test), None
+        test, validation = self._answer(self._data.test), None
         if self._tunes or self._validates:
-            validation = self._answered(self._data.validation)
+            validation = self._answer(self._data.validation)
         if self._tunes and validation:
             test.tune(validation)
             validation.tune(validation)
@@ -284,13 +283,12 @@ class Evaluation:
         self.tested = test
         return figures, test.thresholds
 
-    def around(
+    def measure_training(
         self, train: Callable[[], dict[str, float]], probe: Callable[[], Sequence[Batch]]
     ) -> dict[str, float | None]:
-        """Train and return the losses, with `training.measure: start` those on the probe before and after as well.
+        """Call `train` and return its losses; with `training.measure: start` also those on the probe before and after.
 
-        With `steps` it takes note of the losses that `note` gets. Whatever training draws, keeps of features, and
-        leaves is as without: measuring changes no bit of it.
+        With `steps` the losses that `note` gets become `course`. Measuring changes no bit of the training.
         """
         if self._model.training.measure == STEPS:
             self._losses = []
@@ -301,49 +299,45 @@ class Evaluation:
             return dict(train())
         with torch.random.fork_rng(devices=()):  # a loader draws for its workers, ViLT the order of padded patches
             batches = probe()
-            start = self._probed(batches)
+            start = self._probe_loss(batches)
         losses = train()
         with torch.random.fork_rng(devices=()):
-            return {**losses, **dict(zip(ENDS, (start, self._probed(batches)), strict=True))}
+            return {**losses, **dict(zip(ENDS, (start, self._probe_loss(batches)), strict=True))}
 
     def note(self, loss: float) -> None:
-        """Take note of the loss of a batch, if `around` wants to know it."""
+        """Record the loss of a batch while `measure_training` collects losses."""
         if self._losses is not None:
             self._losses.append(loss)
 
-    def _probed(self, batches: Sequence[Batch]) -> float | None:
-        """Return the mean loss on batches; None where it is not finite, or no sample has a target."""
+    def _probe_loss(self, batches: Sequence[Batch]) -> float | None:
+        """Return the mean loss on batches; None if it is not finite or no sample has a target."""
         model = self._model
         training = model.answering.training
-        with computing.as_trained(model.backbone, model.training):
+        with computing.optimized(model.backbone, model.training):
             loss = mean_loss(model.answering.eval(), batches)
         model.answering.train(training)
         return loss if math.isfinite(loss) else None
 
-    def of(self, examples: Sequence[Example]) -> Measure:
-        """Answer examples, with the thresholds that a round would have.
-
-        Raises:
-            FedpeftError: there are none.
-        """
+    def measure(self, examples: Sequence[Example]) -> Measure:
+        """Measure examples with the thresholds of a round; refuse an empty list."""
         if not examples:
             raise FedpeftError("there is no example to measure: give one at least.")
-        measure = self._answered(examples)
+        measure = self._answer(examples)
         if self._tunes:
-            measure.tune(self._answered(self._data.validation))
+            measure.tune(self._answer(self._data.validation))
         return measure
 
     def recognized(self, vocabulary: AnswerVocabulary) -> dict[str, tuple[int, int]]:
-        """Return by class the test images, and how many of them the last round recognized; see `Learner.recognized`."""
+        """Return by class the test images and how many of them the last round recognized; see `Learner.recognized`."""
         if self._data.metric != BALANCED_ACCURACY or self.tested is None:
             return {}
         right = self.tested.recognized()
         images = Counter(vocabulary.class_of(example) for example in self._data.test)
         return {name: (count, right.get(vocabulary.index(name), 0)) for name, count in sorted(images.items())}
 
-    def _answered(self, examples: Sequence[Example]) -> Measure:
+    def _answer(self, examples: Sequence[Example]) -> Measure:
         model = self._model
-        with computing.as_trained(model.backbone, model.training, model.features):
+        with computing.optimized(model.backbone, model.training, model.features):
             measure = measured(
                 model.answering.eval(),
                 self._batches(examples, model.training.evaluation_batch_size),
@@ -356,23 +350,22 @@ class Evaluation:
         return measure
 
 
-class OfRound:
-    """What a personalization (`training.personalization`) does in one round of a site; here nothing, the value `none`.
+class Personalization:
+    """One round of a site's own model (`training.personalization`); this base class is the value `none`.
 
-    It is made when the model has what the exchanged part starts from.
+    It is created after the model has loaded the tensors that the exchanged part starts from.
 
     Args:
         learner: of the site.
         round: counted from 1.
         own: the site's state after its last round; None: this is its first one.
-        near: the tensors that the exchanged model starts near, global ones if there are any, with the head if that is
-            federated.
+        near: the tensors that the exchanged model starts from, global ones if there are any, and a federated head.
         held: those of them that all sites have; empty in the first round of a site with initial values of its own.
         layers: transformer layers that are trained; None: all.
 
     Attributes:
-        kept: what the next round needs, by name, for the site's disk.
-        exchanged: head and private tensors of the exchanged model, where another one is measured.
+        kept: tensors by name that the next round needs, written to the site's disk.
+        exchanged: head and private tensors of the exchanged model, if another model is measured.
     """
 
     def __init__(
@@ -391,8 +384,8 @@ class OfRound:
         self.exchanged: State = {}
 
     def train(self) -> dict[str, float]:
-        """Replace the trained model by the one that is measured, if another; return the losses of its training."""
+        """Train the site's own model and leave it loaded, to be measured; return the losses of its training."""
         return {}
 
     def restore(self, trained: State) -> None:
-        """Load the exchanged model again, of which `trained` is the adapter, where `train` replaced it."""
+        """Load the exchanged model again if `train` replaced it; `trained` is its adapter."""

@@ -15,15 +15,15 @@ from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 
-THRESHOLD = 0.5  # of a label's probability, from which on it counts as predicted
+THRESHOLD = 0.5  # a label of this probability or more counts as predicted
 Measured = dict[str, float | None]
 
 
 class Measure:
-    """Collects what a model answers to the batches of a split.
+    """Collects a model's answers to the batches of a split.
 
     Attributes:
-        min_images: images that a class or label must have in the split to be counted in a mean over classes or labels.
+        min_images: images of the split that a class or label must have to be part of a mean.
         unseen: classes of the split with as many images that training does not have.
         thresholds: of the labels, where they were chosen; None: one half, or there are no labels.
     """
@@ -41,15 +41,15 @@ class Measure:
         return {}
 
     def tune(self, validation: Measure) -> None:
-        """Choose on the validation split what a metric leaves to be chosen; of most metrics nothing.
-
-        Args:
-            validation: of the same class, with the answers to that split.
-        """
+        """Choose the free values of a metric, if any; `validation` has the answers to the validation split."""
 
     def figures(self) -> Measured:
         """Return `overall`, the metric, and `open` and `closed`, all fractions; None: there is nothing to measure."""
         raise NotImplementedError
+
+
+def _overall(value: float | None) -> Measured:
+    return {"overall": value, "open": None, "closed": None}
 
 
 class Accuracy(Measure):
@@ -74,9 +74,9 @@ class Accuracy(Measure):
 
 
 def _numbers(answering: Answering, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the answers that are chosen and of those that are right, (B,) each.
+    """Return the numbers of the chosen answers and of the right ones, (B,) each.
 
-    Right is the first accepted answer that training has, and each other accepted one counts as that.
+    The first accepted answer that training has is the right one, and every other accepted answer counts as that one.
     """
     chosen, target = answering.chosen(batch), batch.target.cpu()
     if batch.accepted is None or not batch.accepted.shape[1]:
@@ -85,11 +85,8 @@ def _numbers(answering: Answering, batch: Batch) -> tuple[Tensor, Tensor]:
     return torch.where((chosen[:, None] == accepted).any(-1), accepted[:, 0], chosen), accepted[:, 0]
 
 
-class BalancedAccuracy(Measure):
-    """Mean over the classes of the split of the share of their images that are recognized.
-
-    None of a class that training does not have is.
-    """
+class _AnswerNumbers(Measure):
+    """A mean of one value for each answer of the split; the value is 0 where training does not have the answer."""
 
     def __init__(self) -> None:
         self._chosen: list[Tensor] = []
@@ -101,58 +98,55 @@ class BalancedAccuracy(Measure):
         self._chosen.append(chosen)
         self._target.append(target)
 
+    def _joined(self) -> tuple[Tensor, Tensor]:
+        return torch.cat(self._chosen), torch.cat(self._target)
+
+    def _mean_over_answers(self, values: Tensor, counts: Tensor) -> Measured:
+        """Average the values of the answers that enough images have; number 0 is not an answer of training."""
+        counted = values[1:][counts[1:] >= self.min_images]
+        number = len(counted) + self.unseen
+        return _overall(counted.sum().item() / number if number else None)
+
+
+class BalancedAccuracy(_AnswerNumbers):
+    """Mean over the classes of the split of the share of their images that are recognized."""
+
     def recognized(self) -> dict[int, int]:
         """See `Measure`."""
-        chosen, target = torch.cat(self._chosen), torch.cat(self._target)
+        chosen, target = self._joined()
         return dict(enumerate(target[chosen == target].bincount().tolist()))
 
     def figures(self) -> Measured:
         """See `Measure`."""
         from torchmetrics.functional.classification import multiclass_recall
 
-        chosen, target = torch.cat(self._chosen) + 1, torch.cat(self._target) + 1  # 0: not a class of training
+        chosen, target = (numbers + 1 for numbers in self._joined())
         classes = max(2, 1 + int(torch.maximum(chosen, target).max()))
         recall = multiclass_recall(chosen, target, num_classes=classes, average="none")
-        counts = target.bincount(minlength=classes)
-        counted = recall[1:][counts[1:] >= self.min_images]
-        number = len(counted) + self.unseen
-        return {"overall": counted.sum().item() / number if number else None, "open": None, "closed": None}
+        return self._mean_over_answers(recall, target.bincount(minlength=classes))
 
 
-class AnswersF1(Measure):
+class AnswersF1(_AnswerNumbers):
     """Mean over the answers of the split of their F1, 2 tp / (2 tp + fp + fn): one answer against all others.
 
-    A question's answer is the first accepted one that training has, and another accepted one counts as that. Where
-    training has none of them, the F1 of its answer is 0.
+    The first accepted answer that training has is the right one, and every other accepted answer counts as that one.
     """
-
-    def __init__(self) -> None:
-        self._chosen: list[Tensor] = []
-        self._target: list[Tensor] = []
-
-    def add(self, answering: Answering, batch: Batch) -> None:
-        """See `Measure`."""
-        chosen, target = _numbers(answering, batch)
-        self._chosen.append(chosen)
-        self._target.append(target)
 
     def figures(self) -> Measured:
         """See `Measure`."""
-        chosen, target = torch.cat(self._chosen) + 1, torch.cat(self._target) + 1  # 0: not an answer of training
+        chosen, target = (numbers + 1 for numbers in self._joined())
         answers = 1 + int(torch.maximum(chosen, target).max())
         count = target.bincount(minlength=answers)
         right = target[chosen == target].bincount(minlength=answers)
         scores = 2 * right / (count + chosen.bincount(minlength=answers)).clamp_min(1)
-        counted = scores[1:][count[1:] >= self.min_images]
-        number = len(counted) + self.unseen
-        return {"overall": counted.sum().item() / number if number else None, "open": None, "closed": None}
+        return self._mean_over_answers(scores, count)
 
 
 class MacroF1(Measure):
     """Mean over the labels that occur in the split of their F1, a label predicted from its threshold on.
 
-    The thresholds are 0.5, those with the highest F1 on the validation split, or those of `shares_of`. An image is left
-    out of a label that is unknown for it.
+    The thresholds are 0.5, those with the highest F1 on the validation split, or `thresholds_by_share`. An image does
+    not count for a label that is unknown for it.
     """
 
     def __init__(self) -> None:
@@ -171,7 +165,7 @@ class MacroF1(Measure):
         pairs = zip(probabilities.T, target.T, strict=True)
         self.thresholds = tuple(best_threshold(*pair).item() for pair in pairs)
 
-    def by_label(self) -> list[float | None]:
+    def f1_by_label(self) -> list[float | None]:
         """Return the F1 of each label; None: no image of the split has it."""
         from torchmetrics.functional.classification import binary_f1_score
 
@@ -184,16 +178,16 @@ class MacroF1(Measure):
 
     def figures(self) -> Measured:
         """See `Measure`."""
-        scores = [score for score in self.by_label() if score is not None]
-        return {"overall": sum(scores) / len(scores) if scores else None, "open": None, "closed": None}
+        scores = [score for score in self.f1_by_label() if score is not None]
+        return _overall(sum(scores) / len(scores) if scores else None)
 
 
-def shares_of(vocabulary: AnswerVocabulary, train: Sequence[Example]) -> tuple[float, ...]:
+def thresholds_by_share(vocabulary: AnswerVocabulary, train: Sequence[Example]) -> tuple[float, ...]:
     """Return p / (1 + p) of each label that a share p of the training images has, 0.5 where none has it.
 
     Where probabilities are right, the threshold with the highest F1 is half of that F1. Predicting a label everywhere
-    has an F1 of 2 p / (1 + p), so that no lower threshold is better. An image is left out of a label that is unknown
-    for it.
+    has an F1 of 2 p / (1 + p), so that no lower threshold is better. An image does not count for a label that is
+    unknown for it.
 
     Source: Lipton, Elkan and Naryanaswamy 2014, arXiv:1402.1892.
     """
@@ -204,9 +198,11 @@ def shares_of(vocabulary: AnswerVocabulary, train: Sequence[Example]) -> tuple[f
 
 
 def best_threshold(probabilities: Tensor, target: Tensor) -> Tensor:
-    """Return the probability from which on predicting a label gives the highest F1, the highest of equally good ones.
+    """Return the threshold for a label with the highest F1, the highest one of equally good ones.
 
-    Of n probabilities (n,) the target (n,) is 1 where the label applies, 0 where it does not, -1 where it is unknown.
+    Args:
+        probabilities: of the label, (n,).
+        target: 1 where the label applies, 0 where it does not, -1 where it is unknown, (n,).
     """
     known = target != UNKNOWN
     order = probabilities[known].argsort(descending=True, stable=True)
@@ -218,8 +214,8 @@ def best_threshold(probabilities: Tensor, target: Tensor) -> Tensor:
     return sorted_[torch.where(last_of_equal, scores, -1.0).argmax()]
 
 
-OF_LABELS: dict[str, type[Measure]] = {MACRO_F1: MacroF1}
-OF_ANSWERS: dict[str, type[Measure]] = {
+MEASURES_OF_LABELS: dict[str, type[Measure]] = {MACRO_F1: MacroF1}
+MEASURES_OF_ANSWERS: dict[str, type[Measure]] = {
     ACCURACY: Accuracy,
     BALANCED_ACCURACY: BalancedAccuracy,
     MACRO_F1: AnswersF1,
@@ -228,15 +224,15 @@ OF_ANSWERS: dict[str, type[Measure]] = {
 
 def new_measure(metric: str, *, labelled: bool) -> Measure:
     """Return an empty measure of one of `fedpeft.core.metrics`; labelled images have any number of labels."""
-    return (OF_LABELS if labelled else OF_ANSWERS)[metric]()
+    return (MEASURES_OF_LABELS if labelled else MEASURES_OF_ANSWERS)[metric]()
 
 
 def check_metric(name: str, answering: Answering) -> None:
-    """Refuse a metric that a way of answering does not have."""
+    """Refuse a metric that a way of answering cannot be measured by."""
     if name not in answering.metrics:
         raise FedpeftError(
-            f"these data are measured by {name}, and with this way of answering there is "
-            f"{' and '.join(answering.metrics)} alone: set another training.answering, or leave data.metric out.",
+            f"these data are measured by {name}, and this way of answering only by "
+            f"{' and '.join(answering.metrics)}: set another training.answering, or leave data.metric out.",
             setting="training.answering",
         )
 

@@ -3,9 +3,9 @@
 
     loss + mu mean_b -log( exp(sim(z, z_global) / tau) / (exp(sim(z, z_global) / tau) + exp(sim(z, z_before) / tau)) )
 
-z are the features that the head reads, sim is the cosine. The paper has a projection of two layers before it; here the
-backbone is pretrained and has its features already. Both other models are this one with another adapter, so that a step
-takes two forward passes more. A site's first round has no model before it, and no such term.
+z are the features that the head reads, sim is the cosine. The paper has a projection of two layers in between; here the
+backbone is pretrained. Both other models are this one with another adapter, so that a step takes two more forward
+passes. A site's first round has no earlier model and no such term.
 
 Source: Li et al. 2021, Model-Contrastive Federated Learning, https://arxiv.org/abs/2103.16257.
 """
@@ -44,10 +44,10 @@ def contrast(z: Tensor, z_global: Tensor, z_before: Tensor, temperature: float) 
 
 @contextmanager
 def contrasted(learner: Learner, near: State, own: SiteState | None) -> Iterator[None]:
-    """Train with the term beside the loss in this block, where `training.moon_mu` is set.
+    """Add the term to the loss in this block if `training.moon_mu` is set.
 
     Args:
-        learner: of the site, with what the round starts from in its model.
+        learner: of the site, with the start of the round in its model.
         near: the global adapter, by key.
         own: the site's state after its last round; None: this is its first one.
     """
@@ -64,7 +64,7 @@ def contrasted(learner: Learner, near: State, own: SiteState | None) -> Iterator
 
 
 class _Features:
-    """What the head read in the last pass."""
+    """The inputs of the head in the last pass."""
 
     def __init__(self, head: nn.Module) -> None:
         self.last = torch.empty(0)
@@ -75,7 +75,7 @@ class _Features:
 
 
 class _Step:
-    """The method's step, on parts whose loss has the term."""
+    """The method's step on parts with the term in their loss."""
 
     def __init__(self, learner: Learner, near: State, before: State, features: _Features) -> None:
         self._step, self._answering, self._features = learner.trainable.step, learner.answering, features
@@ -89,9 +89,9 @@ class _Step:
     def __call__(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> Tensor:
         references = [self._references(part) for part in parts]
         pairs = zip(parts, references, strict=True)
-        return self._step([self._with_term(part, others) for part, others in pairs], optimizer)
+        return self._step([self._add_term(part, others) for part, others in pairs], optimizer)
 
-    def _with_term(self, part: Part, others: Sequence[Tensor]) -> Part:
+    def _add_term(self, part: Part, others: Sequence[Tensor]) -> Part:
         def loss(logits: Tensor) -> Tensor:
             z_global, z_before = others
             term = contrast(self._features.last, z_global, z_before, self._temperature)

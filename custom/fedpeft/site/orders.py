@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a site accepts of the server: orders, tensors, and the copy of the global adapter on its disk.
+"""Check what the server sends to a site, orders and tensors, and keep a copy of the global adapter on its disk.
 
-Orders are checked against the job's settings and earlier orders. The site has checked these settings: a server whose
-orders exceed them does not run the lead's job. Tensors are accepted of the adapter alone that the site announced in its
-handshake, and only those that changed are sent. The announcement is stored in the job's run folder. Without it there
-was no handshake, and every order is refused.
+Orders are checked against earlier orders and the job's settings, which the site has checked: a server whose orders
+exceed them does not run the lead's job. The site accepts only tensors of the adapter that it announced in its
+handshake, and the server sends only those that changed. The announcement is stored in the job's run folder; without it
+there was no handshake, and every order is refused.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def check_received(
 ) -> None:
     """Refuse a global adapter that does not fit the site's announced adapter, before any of it is written.
 
-    If `whole`, it must have all keys, unless it is empty. If sites of the job may have `any_width`, no dimension may
-    exceed the site's largest one; where factors of all sites are `stacked`, `MAX_RANKS` times that.
+    If `whole`, it must have all keys, unless it is empty. If sites may have `any_width`, no dimension may exceed the
+    site's largest one; if factors of all sites are `stacked`, `MAX_RANKS` times that.
     """
     shapes = announced.shapes
     longest = max((side for shape in shapes.values() for side in shape), default=0) if any_width or stacked else None
@@ -89,8 +89,8 @@ def apply_delta(
     """Apply changed tensors to the cached global adapter, write the result as `version` and return it.
 
     They are those that changed since the version `base`, which must be on disk; 0: they are whole. Version 0 need not
-    be kept. Factors that are `stacked` come behind those on disk, instead of replacing them. Where `version` is on disk
-    already, because the site's processes were killed after that, it is returned as it is.
+    be kept. `stacked` factors are appended to those on disk instead of replacing them. If `version` is already on disk,
+    because the site's processes were killed after writing it, it is returned as it is.
     """
     whole = state
     if base:
@@ -113,7 +113,7 @@ def apply_delta(
 def completed(
     before: dict[str, torch.Tensor], state: dict[str, torch.Tensor], *, stacked: bool
 ) -> dict[str, torch.Tensor]:
-    """Return the whole global adapter: its tensors from before, with those that changed or came behind them."""
+    """Return the whole global adapter: the earlier tensors with the changed or appended ones."""
     return extended(before, state) if stacked else {**before, **state}
 
 
@@ -130,8 +130,8 @@ def _load(file: Path) -> tuple[int, dict[str, torch.Tensor]]:
 
 
 ORDERS = "orders.json"
-MADE = "made.json"  # by round of a lineage's folder, the job that made its state
-REPEATS = 10  # of one round: a site whose processes were killed gets its task again
+MADE = "made.json"  # in a lineage's folder: by round, the job that made its state
+REPEATS = 10  # of one round, at most: a site whose processes were killed gets its task again
 
 
 def check_order(order: Order, job: SiteJob) -> None:
@@ -139,9 +139,9 @@ def check_order(order: Order, job: SiteJob) -> None:
     rounds, schedule = job.training.rounds, job.schedule
     if isinstance(order, Hello):
         if not 0 <= order.finished <= rounds:  # after the last one the results may be missing
-            raise refused(f"to go on after round {order.finished} of {rounds}")
+            raise refused(f"to continue after round {order.finished} of {rounds}")
         if any(not 0 < last <= order.finished for last in order.sessions.values()):
-            raise refused(f"to go on after round {order.finished}, and with later ones that count")
+            raise refused(f"to continue after round {order.finished}, and with later ones that count")
         return
     if not 1 <= order.round <= rounds:
         raise refused(f"for round {order.round} of {rounds}")
@@ -192,11 +192,11 @@ def note_order(order: Order, folder: Path) -> None:
     write_json(folder / ORDERS, seen)
 
 
-def newest(state: Path, finished: int, sessions: Mapping[str, int]) -> int:
-    """Return the last round up to `finished` whose state in a lineage's folder the job goes on from; 0: there is none.
+def newest_round(state: Path, finished: int, sessions: Mapping[str, int]) -> int:
+    """Return the round, up to `finished`, with whose state in a lineage's folder the job continues; 0: there is none.
 
-    The state of another round may be there of a job that is not among `sessions`: a later job resumed from a round
-    before it and gave this site no order.
+    The folder may have a later state of a job that is not among `sessions`: a later job resumed from an earlier round
+    and gave this site no order.
     """
     made = _read(state / MADE)
     for number in sorted(map(number_of, rounds_in(state)), reverse=True):
@@ -207,29 +207,28 @@ def newest(state: Path, finished: int, sessions: Mapping[str, int]) -> int:
     return 0
 
 
-def begin(state: Path, folder: Path, round: int) -> None:
-    """Set aside, with a job's first order, the states in a lineage's folder that it does not go on from.
+def begin_round(state: Path, folder: Path, round: int) -> None:
+    """Note which job makes the state of a round; with its first order, set aside the states that it does not continue.
 
-    Not in the handshake: a job that is refused there, because of other sites, goes on from no round at all. Note which
-    job makes the state of this round.
+    That is not done in the handshake: a job that is refused there, because of other sites, continues from no round.
     """
     seen = _read(folder / ORDERS)
     if "finished" in seen:
-        set_aside_after(state, newest(state, seen.pop("finished"), seen.get("sessions", {})))
+        set_aside_after(state, newest_round(state, seen.pop("finished"), seen.get("sessions", {})))
         write_json(folder / ORDERS, seen)
     kept = {str(number_of(path)) for path in rounds_in(state)}
     made = {number: name for number, name in _read(state / MADE).items() if number in kept}
     write_json(state / MADE, {**made, str(round): seen.get("session", "")})
 
 
-def note_own(round: int, folder: Path) -> None:
-    """Record in the job's folder the round of the state that this site now has; a full disk costs no finished round."""
+def note_own_round(round: int, folder: Path) -> None:
+    """Record in the job's folder the round of this site's newest state; a full disk must not cost a finished round."""
     with suppress(LocalError):
         write_json(folder / ORDERS, {**_read(folder / ORDERS), "own": round})
 
 
-def lost(state: Path, folder: Path, round: int) -> str:
-    """Return what to say where a round begins with an older state than this site had left; empty: it does not."""
+def lost_state(state: Path, folder: Path, round: int) -> str:
+    """Return a sentence for the log if a round begins with an older state than this site left; empty: it does not."""
     noted = _read(folder / ORDERS).get("own", 0)
     before = max((number_of(path) for path in rounds_in(state) if number_of(path) < round), default=0)
     if not before < noted < round:  # a round that is repeated begins with the state before it
@@ -249,7 +248,7 @@ def _read(file: Path) -> dict:
 
 
 def refused(what: str) -> FedpeftError:
-    """The error for an order that the job's settings do not provide for."""
+    """Return the error for an order that the job's settings do not provide for."""
     return FedpeftError(
         f"the server asks {what}, which is not what this job does: ask the server's administrator.", code=REFUSED
     )
@@ -259,7 +258,7 @@ ACCEPTED = "accepted.json"
 
 
 def accept(introduction: Introduction, folder: Path) -> None:
-    """Record that this site takes part in the job, and with which adapter, before it is introduced."""
+    """Record, before the introduction, that this site takes part in the job, and with which adapter."""
     write_json(folder / ACCEPTED, {"shapes": introduction.schema, "dtype": introduction.dtype})
 
 

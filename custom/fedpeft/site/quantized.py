@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Keep the frozen linear layers of a backbone in four bits (`training.frozen_precision: nf4`), by bitsandbytes.
 
-NF4 in blocks of 64 values, whose scales are quantized once more in blocks of 256: about 4.13 bits for each value. A
-product is computed with the values that these stand for.
+NF4 has blocks of 64 values, whose scales are quantized again in blocks of 256: about 4.13 bits for each value. Products
+are computed with the restored values.
 
 Source: Dettmers et al. 2023, QLoRA: Efficient Finetuning of Quantized LLMs.
 """
@@ -32,9 +32,9 @@ BLOCK = 64
 def quantize(backbone: Backbone, weights: Sequence[Tensor], device: torch.device, precision: torch.dtype) -> None:
     """Replace the linear layers in a backbone's stacks of layers by those of bitsandbytes, on a device.
 
-    Projections between stacks, embeddings, convolutions and matrices that two modules share stay as they are, and so
-    does what a method has put in. Layers whose rows are not whole blocks stay too: bitsandbytes 0.50 computes with
-    wrong values of these on the CPU. Only one layer at a time is whole on the device.
+    Projections between stacks, embeddings, convolutions, matrices that two modules share and the method's own layers
+    stay as they are. So do layers whose rows are not whole blocks: bitsandbytes 0.50 computes these wrongly on the CPU.
+    Only one layer at a time is in full precision on the device.
 
     Args:
         backbone: with the method in it.
@@ -61,11 +61,11 @@ def quantize(backbone: Backbone, weights: Sequence[Tensor], device: torch.device
     ]
     if not places:
         raise FedpeftError(
-            f"frozen_precision is {NF4!r}, and no linear layer with a multiple of {BLOCK} inputs stands in a list of "
+            f"frozen_precision is {NF4!r}, and no linear layer with a multiple of {BLOCK} inputs is in a list of "
             f"layers in this backbone (family {backbone.family!r}): use 'bfloat16'.",
             setting=SETTING,
         )
-    made: dict[int, nn.Module] = {}  # a layer that stands in several places stays one
+    made: dict[int, nn.Module] = {}  # a layer in several places stays one layer
     for parent, name, module in places:
         if id(module) not in made:
             made[id(module)] = _quantized(layers, module, device, precision)
@@ -95,24 +95,20 @@ def _quantized(layers: Any, module: nn.Linear, device: torch.device, precision: 
     ).to(device)
     if module.bias is not None:
         made.bias = nn.Parameter(module.bias.detach().to(device, precision), requires_grad=False)
-    # evaluation on processors with AVX512-BF16 would pack the weights for products without a way back, and training
-    # after it would go on without gradients
+    # evaluation on processors with AVX512-BF16 would pack the weights without a backward pass, and later training
+    # would have no gradients
     made.support_avx512bf16_for_cpu = False
-    made.register_forward_pre_hook(_in_its_precision)
+    made.register_forward_pre_hook(_cast_inputs)
     return made.train(module.training)
 
 
-def _in_its_precision(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Let a layer return what a plain one returns under autocast, and not its input's float32."""
+def _cast_inputs(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Cast the inputs, so that a layer returns the dtype of a plain one under autocast and not its input's float32."""
     return tuple(tensor.to(module.compute_dtype) for tensor in inputs)  # type: ignore[arg-type]
 
 
 def _check_installed(device: torch.device, precision: torch.dtype) -> Any:
-    """Return bitsandbytes' layers; a small one is tried on the device.
-
-    Raises:
-        FedpeftError: it is not installed, would run code from the hub, or cannot do this.
-    """
+    """Return bitsandbytes' layers after a trial on the device; refuse it if missing, unsafe or unable."""
     if find_spec(FETCHING):
         raise FedpeftError(
             f"frozen_precision is {NF4!r}, and the package {FETCHING!r} is installed, with which bitsandbytes fetches "

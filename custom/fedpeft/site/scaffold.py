@@ -1,20 +1,20 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""SCAFFOLD: every step of a site is corrected by what the steps of all sites have in common and its own have not.
+"""SCAFFOLD: every step of a site is corrected by the difference between the mean step of all sites and its own.
 
     y <- y - eta (g(y) - c_k + c)     in every step, eta its learning rate
     c_k <- mean of g over the steps, weighted by eta ("option II")
-    sent: y without the corrections, x - S c_k     x what the round began with, S the sum of its rates
+    sent: y without the corrections, x - S c_k     x the tensors at the start of the round, S the sum of its rates
 
-c is the mean of the c_k, so that the corrections of all sites add up to nothing. Where all take part with one S, the
-mean of what is sent is that of the y: the paper's global adapter. Its change over a round is -S times the mean of the
-c_k of that round, so a site computes c from what it received anyway: no second set of tensors travels, and c_k stays at
-the site. Where sites take different numbers of steps, c is the mean movement in steps of the site. Noise, a refused
-reply or an absent site change the next c, and none after it: each is measured anew.
+c is the mean of the c_k, so that the corrections of all sites add up to zero. If all take part with one S, the mean of
+the uploads is that of the y: the paper's global adapter. Its change over a round is -S times the mean of the c_k of
+that round, so a site computes c from the adapter that it receives anyway: no second set of tensors travels, and c_k
+stays at the site. If sites take different numbers of steps, c is the mean movement in steps of the site. Noise, a
+refused reply or an absent site change only the next c: each is measured anew.
 
-A tensor is corrected where the site trained it in its last round too; where layers are scheduled, only if that was the
-round before, because nobody may have trained it since. The correction is added after the optimizer has
-stepped, so that g stands for its step divided by eta: with SGD this is the paper's algorithm. FLARE's own
-(`nvflare.app_opt.pt.scaffold`) sends the control variates of a whole model beside it.
+A tensor is corrected if the site also trained it in its last round; if layers are scheduled, only if that was the round
+before, because nobody may have trained it since. The correction is added after the optimizer's step, so that g is that
+step divided by eta: with SGD this is the paper's algorithm. FLARE's own (`nvflare.app_opt.pt.scaffold`) sends the
+control variates of a whole model beside it.
 
 Source: Karimireddy et al. 2020, SCAFFOLD, Algorithm 1, https://arxiv.org/abs/1910.06378.
 """
@@ -29,17 +29,17 @@ import torch
 from torch import Tensor
 
 from fedpeft.core.states import State
-from fedpeft.site.loop import learning_in_round
+from fedpeft.site.loop import sum_of_rate_factors
 from fedpeft.site.site_state import SiteState
 
 if TYPE_CHECKING:
     from fedpeft.site.learner import Learner
 
-OWN, GLOBAL, RATES = "own/", "global/", "rates/"  # of what is kept from round to round
+OWN, GLOBAL, RATES = "own/", "global/", "rates/"  # prefixes of kept tensors
 
 
 class ControlVariates:
-    """Those of one site in one round.
+    """The control variates of one site in one round.
 
     Args:
         near: the global tensors x that the round begins with, by key; empty: nothing is corrected.
@@ -47,7 +47,7 @@ class ControlVariates:
         passed: by how many times the rates of that round the global tensors have moved since, 1 for the round before.
 
     Attributes:
-        kept: what the next round needs, for the site's disk, once this one is trained.
+        kept: tensors for the next round, to be written to the site's disk after training.
     """
 
     def __init__(self, near: Mapping[str, Tensor], kept: State, *, passed: float = 1.0) -> None:
@@ -62,8 +62,8 @@ class ControlVariates:
         self._added: State = {}
 
     @classmethod
-    def of_round(cls, learner: Learner, round: int, own: SiteState | None, near: State) -> ControlVariates:
-        """Those of a round, counted from 1; without `training.scaffold` of no tensor.
+    def start_round(cls, learner: Learner, round: int, own: SiteState | None, near: State) -> ControlVariates:
+        """Return the control variates of a round; without `training.scaffold` they are empty.
 
         Args:
             learner: of the site.
@@ -77,7 +77,7 @@ class ControlVariates:
             return cls(near, {})
         first, samples = learner.schedule.first_round(learner.site), len(learner.data.train)
         learned = [
-            learning_in_round(learner.training, samples=samples, round=one, first=first)
+            sum_of_rate_factors(learner.training, samples=samples, round=one, first=first)
             for one in range(own.round, round)
         ]
         return cls(near, own.control, passed=sum(learned) / learned[0] if learned[0] else 1.0)
@@ -123,7 +123,7 @@ class ControlVariates:
                 self.kept[f"{RATES}{key}"] = torch.tensor(rates[key], dtype=torch.float64)
 
     def uncorrected(self, state: State) -> State:
-        """Return trained tensors without what the corrections added to them."""
+        """Return trained tensors without the corrections."""
         return {key: tensor - self._added[key] if key in self._added else tensor for key, tensor in state.items()}
 
 

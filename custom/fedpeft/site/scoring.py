@@ -34,14 +34,14 @@ def score_layers(
 ) -> list[float]:
     """Score each transformer layer that has trainable parameters, in the order of the layers.
 
-    The model is in evaluation mode; parameters are by wire key. `changes` has, by layer, what `score_changes` returned
-    after its last training, for a score that looks at that; the seed is of random scores. Where a score is declared
+    The model is in evaluation mode; parameters are by wire key. `changes` has by layer what `score_changes` returned
+    after the last training, for scores that use it; the seed is for random scores. If a score is declared
     `zero_until_trained`, a LoRA whose B is still 0 counts as much as the best layer, so that it gets its turn, and the
     site's log says so.
     """
     if compares_with_previous(settings):
         return scores_of_changes(changes, layers_of(parameters), settings.score)
-    layers = _by_layer(parameters)
+    layers = _group_by_layer(parameters)
     values = torch.tensor(_scores(answering, layers, batches, settings, seed, normalize=False), dtype=torch.float64)
     if not values.any():
         _log.warning("%s gives every layer 0 in this round, so all layers count alike.", settings.score)
@@ -59,7 +59,7 @@ def score_layers(
 
 
 def compares_with_previous(settings: ScheduleSettings) -> bool:
-    """Whether the score looks at what the site's last training changed."""
+    """Return whether the score uses what the site's last training changed."""
     return settings.scored and settings.declares("needs_previous")
 
 
@@ -72,23 +72,23 @@ def score_changes(
     seed: int,
     previous: State,
 ) -> dict[int, float]:
-    """Score what a site's training has just changed, by layer and in the score's own numbers.
+    """Score by layer what a site's training has just changed, without normalizing.
 
-    `previous` has the tensors of the trained parameters before the training; for the others see `score_layers`.
+    `previous` has the trained parameters from before the training; for the other arguments see `score_layers`.
     """
-    layers = _by_layer(parameters)
+    layers = _group_by_layer(parameters)
     if not layers:
         return {}
-    before = _by_layer({key: previous[key] for key in parameters})
+    before = _group_by_layer({key: previous[key] for key in parameters})
     values = _scores(answering, layers, batches, settings, seed, previous=before, normalize=False)
     return dict(zip(layers, values, strict=True))
 
 
 def scores_of_changes(changes: Mapping[int, float], layers: Sequence[int], method: str) -> list[float]:
-    """Return scores of all layers, in their order, from those of what their last trainings changed.
+    """Return the scores of all layers, in their order, from the changes of their last trainings.
 
-    A layer that was never trained counts as the one that changed most, so that it gets its turn. Where nothing was
-    trained or nothing has changed, all layers score the same.
+    A layer that was never trained counts like the one that changed most, so that it gets its turn. If nothing was
+    trained or nothing has changed, all layers have the same score.
     """
     largest = max(changes.values(), default=0.0)
     values = torch.tensor([changes.get(layer, largest) for layer in layers], dtype=torch.float64)
@@ -104,9 +104,9 @@ def measure_budget(
     schedule: ScheduleSettings,
     training: TrainingSettings,
 ) -> int:
-    """How many transformer layers fit into the device's memory, less the schedule's margin.
+    """Return how many transformer layers fit into the device's memory, less the schedule's margin.
 
-    In main memory, what the site may keep of features and images is not free either.
+    In main memory the space for kept features and images is not free either.
 
     Source: F3OCUS, supplement, Algorithm 46.
     """
@@ -116,7 +116,12 @@ def measure_budget(
         margin=schedule.memory_margin, optimizer_tensors=KEPT_TENSORS[training.optimizer], reserved_mib=kept
     )
     return layer_budget(
-        lambda rows: answering(rows.inputs), _by_layer(parameters), batch, losses, model=answering, settings=memory
+        lambda rows: answering(rows.inputs),
+        _group_by_layer(parameters),
+        batch,
+        losses,
+        model=answering,
+        settings=memory,
     )
 
 
@@ -128,6 +133,7 @@ def _scores(
     seed: int,
     **options: Any,
 ) -> list[float]:
+    """Call `score` with the random numbers of a seed."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)  # ViLT draws the order of padded patches
         return score(
@@ -148,5 +154,5 @@ def _losses(answering: Answering) -> Callable[[torch.Tensor, Batch], torch.Tenso
     return lambda logits, batch: answering.loss(logits, batch.target, reduction="none")
 
 
-def _by_layer(tensors: Mapping[str, T]) -> dict[int, list[T]]:
+def _group_by_layer(tensors: Mapping[str, T]) -> dict[int, list[T]]:
     return {n: [tensor for key, tensor in tensors.items() if layer_of(key) == n] for n in layers_of(tensors)}

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The batches that a site draws from its own splits; whatever is random follows from a seed.
+"""Draw the batches of a site from its own splits; all randomness follows from a seed.
 
 Decoded images are kept in main memory within a budget, so that a file is read and decoded once.
 """
@@ -28,11 +28,11 @@ class KeptImages:
 
     def __init__(self, mib: float) -> None:
         self._limit, self._held = mib * MIB, 0
-        self._images: dict[ImageSource, np.ndarray] = {}  # by all that tells two apart, the window of a scan too
+        self._images: dict[ImageSource, np.ndarray] = {}  # the key includes the window of a scan
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are kept now."""
+        """Bytes in use."""
         return self._held
 
     def open(self, image: ImageSource) -> Image.Image:
@@ -55,10 +55,10 @@ class SiteBatches:
     Args:
         site: the site's name.
         data: its splits.
-        collate: from examples to what the model reads (`fedpeft.answering`).
+        collate: function from examples to what the model reads (`fedpeft.answering`).
         training: the local recipe.
-        device: on which the batches of samples are.
-        smallest: examples that a batch of training has at least, where the site wants some.
+        device: of the batches of samples.
+        smallest: examples in a training batch, at least, if the site sets such a limit.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class SiteBatches:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the images that are kept in memory: those that were opened, and those of computed examples."""
-        images = {id(one.image): one.image for split in self._data.splits().values() for one in split}
+        """Bytes of the images in memory: opened ones, and those of computed examples."""
+        images = {id(example.image): example.image for split in self._data.splits().values() for example in split}
         return self._images.held_bytes + sum(getattr(image, "nbytes", 0) for image in images.values())
 
-    def of(
+    def draw(
         self,
         examples: Sequence[Example],
         batch_size: int,
@@ -90,7 +90,7 @@ class SiteBatches:
         smallest: int = 1,
         **drawing: Any,
     ) -> Batches:
-        """Batches of examples, in order or, with a generator, in a random one; `drawing` is of `Batches`."""
+        """Return batches of examples, in random order if there is a generator; `drawing` is passed to `Batches`."""
         return Batches(
             examples,
             self._collate,
@@ -102,11 +102,11 @@ class SiteBatches:
             **drawing,
         )
 
-    def of_training(self, seed: int) -> Batches:
-        """The training split in a random order, drawn and turned as the settings say."""
+    def training(self, seed: int) -> Batches:
+        """Return the training split in random order, sampled and augmented as the settings say."""
         generator = torch.Generator().manual_seed(seed)
         training, examples = self._training, self._data.train
-        return self.of(
+        return self.draw(
             examples,
             training.batch_size,
             generator,
@@ -116,27 +116,23 @@ class SiteBatches:
         )
 
     def sample(self, count: int, seed: int, *, size: int = 0) -> list[Batch]:
-        """Random samples of the training split, on the device, in batches of steps of a size; 0: as in evaluation."""
+        """Return random training samples on the device, in training batches of a size; 0: in batches of evaluation."""
         order = torch.randperm(len(self._data.train), generator=torch.Generator().manual_seed(seed))
         chosen = [self._data.train[i] for i in order[:count].tolist()]
         smallest, size = (self._smallest, size) if size else (1, self._training.evaluation_batch_size)
-        return [batch.to(self._device) for batch in self.of(chosen, size, smallest=smallest)]
+        return [batch.to(self._device) for batch in self.draw(chosen, size, smallest=smallest)]
 
     def lasting_sample(self, count: int) -> list[Batch]:
-        """Random samples of the training split, the same in every round, on the device."""
+        """Return random training samples on the device, the same in every round."""
         return self.sample(count, derive(self._training.seed, "measure", self._site))
 
     def validation(self) -> list[Batch]:
-        """The validation split on the device.
-
-        Raises:
-            FedpeftError: it is empty.
-        """
+        """Return the validation split on the device; refuse an empty one."""
         if not self._data.validation:
             raise FedpeftError(
                 f"method.pia.share is 'validation', and site {self._site} has no validation split: set "
                 f"data.validation_fraction, or a number as share.",
                 setting="method.pia",
             )
-        rows = self.of(self._data.validation, self._training.evaluation_batch_size)
+        rows = self.draw(self._data.validation, self._training.evaluation_batch_size)
         return [batch.to(self._device) for batch in rows]

@@ -1,8 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's model: a backbone with a method's tensors in it, and what answers with its features.
+"""A site's model: a backbone with a method's tensors in it, and a way to answer with its features.
 
-The learner trains it, predictions are made with it, and doctor measures it: all build it here, so that all compute the
-same numbers.
+Learner, predictions and doctor all build their model here, so that all compute the same numbers.
 
 A round starts from the global values, the site's own of the round before, or its first ones. The tensors of a head that
 is averaged over the sites travel beside the adapter's, under `head.<parameter>`.
@@ -53,13 +52,13 @@ if TYPE_CHECKING:
 
 
 class SharedModels:
-    """Models of one process in which several sites take turns: equal ones are built once, with one frozen backbone.
+    """Models of a process in which several sites take turns: equal ones are built once, with one frozen backbone.
 
-    A site has a head of its own, and loads all values that train before it computes; none of another site's are left.
+    A site has a head of its own and loads all trained values before it computes; nothing of another site is left.
 
     Args:
-        images: where frozen image encoders keep what they made of images, for several runs of a process
-            (`training.features_mib`); None: each model keeps its own.
+        images: store of the outputs of frozen image encoders, for several runs of a process (`training.features_mib`);
+            None: each model keeps its own.
     """
 
     def __init__(self, images: EncodedImages | None = None) -> None:
@@ -67,11 +66,11 @@ class SharedModels:
         self._models: dict[str, SiteModel] = {}
 
     def like(self, built_from: Mapping[str, Any]) -> SiteModel | None:
-        """Return the model that was built from the same settings; None: there is none yet."""
+        """Return the model that was built from these settings; None: there is none yet."""
         return self._models.get(_text_of(built_from))
 
     def keep(self, model: SiteModel, built_from: Mapping[str, Any]) -> None:
-        """Keep a model for the sites that come after it."""
+        """Keep a model for the sites that follow."""
         self._models[_text_of(built_from)] = model
 
 
@@ -86,11 +85,11 @@ class SiteModel:
         site: the site's name.
         backbone: which foundation model.
         method: what is trained.
-        training: how it is answered and computed.
+        training: how it answers and computes.
         schedule: of layers.
         vocabulary: the site's answers or labels, or those of a federated head.
         labelled: whether its images have labels.
-        metric: by which its data are measured; empty: nobody has looked at them yet.
+        metric: of its data; empty: nobody has looked at them yet.
         train: the training split, whose classes `training.class_weights` counts; empty: nothing is trained.
         policy: the site policy; None in the simulator and in a notebook.
         shared: models of the other sites of this process; None: this site has one of its own.
@@ -124,7 +123,9 @@ class SiteModel:
         self.device = computing.device_of(training)
         self._labelled, self._own_head = labelled, not method.federates_head
         own_start = method.initialization == "own" or site in schedule.joins
-        self.init_site = site if own_start else ""  # whose seed the first values have; empty: that of all
+        self.init_site = (
+            site if own_start else ""
+        )  # the site whose seed draws the first values; empty: all sites have one
         own = method.settings_of(site)
         sections = {"training": asdict(training), "schedule": asdict(schedule), "backbone": asdict(backbone)}
         built_from = {**sections, "method": method.name, "own": own, "start": self.init_site, "labelled": labelled}
@@ -153,7 +154,7 @@ class SiteModel:
 
     @property
     def own_bytes(self) -> int:
-        """What the backbone takes that no other site uses; 0: it is that of all sites of the process."""
+        """Memory of the backbone that no other site uses; 0: all sites of the process share it."""
         tensors = chain(self.backbone.parameters(), self.backbone.buffers())
         return 0 if self._shares else sum(tensor.nbytes for tensor in tensors)
 
@@ -187,7 +188,7 @@ class SiteModel:
         self.first, self.first_private = self.trainable.state(), self.trainable.private_state()
 
     def _check_start(self, method: MethodSettings) -> None:
-        """Refuse first values that the aggregation would not keep, or that sites do not share."""
+        """Refuse first values that the aggregation would discard, or that sites do not share."""
         if method.rule.stacks and (asked := self.trainable.started_by()):
             raise FedpeftError(
                 f"{asked} asks for first values, and aggregation={method.aggregation!r} draws new factors in every "
@@ -203,7 +204,7 @@ class SiteModel:
             )
 
     def _set_up(self, schedule: ScheduleSettings, images: EncodedImages | None) -> None:
-        """Let the model compute as `training` says."""
+        """Prepare the model to compute as `training` says."""
         computing.set_up(self.backbone, self.training)
         if self.training.reuse_passes:
             self.trainable.reuse_passes()
@@ -217,7 +218,7 @@ class SiteModel:
         )
 
     def _take_over(self, like: SiteModel) -> None:
-        """Take the backbone of another site's model, with first values in all that trains."""
+        """Take the backbone of another site's model, with first values in all trained parameters."""
         self.backbone, self.trainable, self.features = like.backbone, like.trainable, like.features
         self.products, self.first, self.first_private = like.products, like.first, like.first_private
         self.trainable.set_companion(None)
@@ -227,7 +228,7 @@ class SiteModel:
             self.products.set({})
 
     def _check_trained(self, method: MethodSettings) -> None:
-        """Refuse a way of answering without a head where a head is all that is trained, or is to be averaged."""
+        """Refuse a way of answering without a head if only a head would train, or be averaged."""
         if any(True for _ in self.answering.head.parameters()):
             return
         name = self.training.answering
@@ -244,16 +245,16 @@ class SiteModel:
         return ways.build(self.backbone, self.vocabulary, self.training, generator, labelled=self._labelled)
 
     def drawn_head(self, seed: int) -> State:
-        """Return first values of the site's head from another seed; empty where the head is federated."""
+        """Return first values of the site's head from another seed; empty if the head is federated."""
         head = self._answering(seed).head.state_dict() if self._own_head else {}
         return {key: value.detach().cpu() for key, value in head.items()}
 
     def beside(self, received: State) -> Beside:
-        """Return what is frozen in this round and belongs to the model that is measured."""
+        """Return the tensors of the measured model that are frozen in this round."""
         return Beside(dict(received)) if self.products else self.trainable.beside()
 
     def restore(self, state: SiteState) -> None:
-        """Load what a round left: the model that was measured at its end."""
+        """Load the model that was measured at the end of a round."""
         beside = Beside(state.beside, state.record.share if state.record else 0.0)
         try:
             self.answering.head.load_state_dict(state.head)
@@ -275,14 +276,14 @@ def head_state(head: Mapping[str, Tensor]) -> State:
 
 
 def exchanged(own: SiteState) -> tuple[State, State]:
-    """Return head and private tensors of the model that a site exchanges, where it may have measured a personal one."""
+    """Return head and private tensors of the model that a site exchanges, even if it measured a personal one."""
     if own.exchanged:
         return only_head(own.exchanged), without_head(own.exchanged)
     return own.head, own.private
 
 
 class RoundValues:
-    """What a model starts its rounds from: as it was built, it has the first values; `folder` is for errors."""
+    """Loads the start of each round into a model, which is built with first values; `folder` is for errors."""
 
     def __init__(self, site: str, model: SiteModel, method: MethodSettings, folder: Path) -> None:
         self._site, self._model, self._folder = site, model, folder
@@ -296,14 +297,14 @@ class RoundValues:
 
     @property
     def first_in_common(self) -> State:
-        """The first adapter where all sites have the same one; empty: this site has one of its own."""
+        """The first adapter if all sites have the same; empty: this site has one of its own."""
         return {} if self._model.init_site else self.first
 
     def restore(self, own: SiteState | None, received: State, *, first_head: State | None = None) -> None:
-        """Load the head, the global one where it is federated, and what else of the model never leaves the site.
+        """Load the head, the global one if it is federated, and the tensors that never leave the site.
 
-        They are from the site's state after its last round, or from the global values that it received; `first_head`
-        are other first values of the head than those it was built with.
+        They come from the site's state after its last round, or from the received global values. `first_head` replaces
+        the first values that the head was built with.
         """
         first = first_head or self.first_head
         head, private = exchanged(own) if own else (first, self._first_private)
@@ -316,7 +317,7 @@ class RoundValues:
             ) from error
 
     def adapter(self, round: int, own: State | None, received: State) -> State:
-        """The global adapter as this site can load it; without one, that of its last round, or its first one.
+        """Return the global adapter as this site can load it; without one, that of its last round, or its first one.
 
         New factors are drawn with the seed of the round, counted from 1.
         """
@@ -331,9 +332,9 @@ class RoundValues:
         return received or own or self.first
 
     def moments(self, own: SiteState, round: int) -> State:
-        """The optimizer's moments of the last round that still apply.
+        """Return the optimizer's moments of the last round that still apply.
 
-        None do of factors that every round makes anew, nor where rounds went by without this site of what moved then.
+        Those of factors that every round draws anew do not, nor those of exchanged tensors if the site missed a round.
         """
         gone = self._new_in_every_round | (self._exchanged if own.round != round - 1 else set())
         return {key: tensor for key, tensor in own.optimizer.items() if key.rpartition("/")[0] not in gone}

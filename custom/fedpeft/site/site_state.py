@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a site keeps between rounds, on its own disk only: adapter, private tensors, head and optimizer.
+"""Save and load a site's state between rounds, on its own disk only: adapter, private tensors, head and optimizer.
 
 A round's folder is written under a temporary name and renamed once it is complete, because a process can die. Beside
-the tensors stand what they belong to, what their model is, so that it can be built again without the training data,
-and what must be equal when they are read back: a digest of the site's answers and examples, and a few settings.
+the tensors are a record of the model, so that it can be built again without the training data, and facts that must be
+equal when the state is read back: a digest of the site's answers and examples, and a few settings.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ ROUNDING = 1e-6  # of means in single precision
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRecord:
-    """A site's model after a round. It holds the site's answers and stays with its head.
+    """A site's model after a round. It contains the site's answers and stays with its head.
 
     Args:
         site: the site's name.
         fedpeft: version that wrote it.
         sections: of the job; empty: the learner was made without a job.
-        answers: what the head tells apart, or the answers of training; labels where images have these.
-        spellings: by class or label how the site writes it, where that differs from the answer.
+        answers: the classes of the head, or the answers of training; labels if images have labels.
+        spellings: by class or label, the site's own spelling if it differs from the answer.
         labelled: whether images have labels instead of a question with one answer.
         asks: whether its examples have questions.
-        reads_text: whether texts stood beside images in training; None: the version that wrote it did not say.
-        metric: by which the site is measured (`fedpeft.core.metrics`).
-        thresholds: of each label, from which on it counts as predicted; None: one half, or there are no labels.
-        share: of the tensors beside the trained ones in what an adapter adds (`fedpeft.site.site_state`).
-        window: through which its images were shown (`fedpeft.data.settings`), where they have more than 8 bits.
+        reads_text: whether images had texts in training; None: the version that wrote it did not say.
+        metric: of the site (`fedpeft.core.metrics`).
+        thresholds: probability from which on each label counts as predicted; None: one half, or there are no labels.
+        share: of the tensors beside the trained ones in the output of an adapter (`SiteState.beside`).
+        window: gray window of its images (`fedpeft.data.settings`), if they have more than 8 bits.
         procedural, tiny: whether the data are computed, and whether the backbone is too small for medicine.
         source: one sentence on the origin of the data.
         samples: of each split.
@@ -92,20 +92,20 @@ class ModelRecord:
                 f"a model has {len(self.answers)} answers and {len(self.thresholds or ())} thresholds: it needs one "
                 f"answer at least, and as many thresholds or none."
             )
-        if not all(type(one.get("round")) is int for one in self.rounds):
+        if not all(type(figures.get("round")) is int for figures in self.rounds):
             raise FedpeftError("rounds has an entry without a number as round: leave it out.")
-        if not all(isinstance(one, str) for one in self.spellings.values()):
+        if not all(isinstance(spelling, str) for spelling in self.spellings.values()):
             raise FedpeftError("spellings has a value that is no text: leave it out.")
 
 
-def as_json(record: ModelRecord) -> dict[str, Any]:
-    """Return what `fedpeft.core.settings.build` reads back; what is None is left out."""
+def record_as_json(record: ModelRecord) -> dict[str, Any]:
+    """Return a record without its None values, as `fedpeft.core.settings.build` reads it back."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
 
 def with_round(rounds: tuple[Figures, ...], number: int, figures: Figures) -> tuple[Figures, ...]:
-    """Return the figures of the rounds before one, and behind them its own."""
-    return (*(one for one in rounds if one["round"] < number), {"round": number, **figures})
+    """Return the figures of the rounds before this one, followed by its own."""
+    return (*(former for former in rounds if former["round"] < number), {"round": number, **figures})
 
 
 def course_name(round: int) -> str:
@@ -113,17 +113,14 @@ def course_name(round: int) -> str:
     return f"{round:05d}"
 
 
-def with_losses(own: SiteState | None, round: int, course: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Return the courses of the loss until a round; empty where they are not measured."""
+def courses_until(own: SiteState | None, round: int, course: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Return the loss curves up to a round; empty if they are not measured."""
     return {} if course is None else {**(own.losses if own else {}), course_name(round): course}
 
 
 def below_constant(rounds: tuple[Figures, ...], constant: float | None) -> float | None:
-    """Return 1 if a site was no better than the best constant answer in each of its last rounds, else 0.
-
-    None: nothing can be measured.
-    """
-    figures = [one.get("overall") for one in rounds[-ROUNDS_BELOW:]]
+    """Return 1 if the site's last rounds were no better than the best constant answer, else 0; None: no figures."""
+    figures = [values.get("overall") for values in rounds[-ROUNDS_BELOW:]]
     if constant is None or figures[-1] is None:
         return None
     below = [figure is not None and figure <= constant + ROUNDING and figure < 1 for figure in figures]
@@ -132,13 +129,13 @@ def below_constant(rounds: tuple[Figures, ...], constant: float | None) -> float
 
 def best_round(rounds: tuple[Figures, ...]) -> int | None:
     """Return the round with the best figure on the validation split, the first of several; None: none was measured."""
-    measured = {int(one["round"]): one[VALIDATION] for one in rounds if one.get(VALIDATION) is not None}
+    measured = {int(r["round"]): r[VALIDATION] for r in rounds if r.get(VALIDATION) is not None}
     return max(measured, key=lambda number: (measured[number], -number)) if measured else None
 
 
 KEPT_ROUNDS = 4  # the three that the server can resume from by default, and an unfinished one
 _PARTS = ("adapter", "head", "optimizer")
-_OPTIONAL = (
+_OPTIONAL = (  # written if there are such tensors
     "private",
     "received",
     "started",
@@ -149,7 +146,7 @@ _OPTIONAL = (
     "personal",
     "control",
     "losses",
-)  # written where there are such tensors
+)
 RECORD = "model.json"
 
 
@@ -161,24 +158,24 @@ class SiteState:
         round: number of the round, counted from 1.
         adapter: the site's own adapter, wire keys.
         head: the classifier's tensors.
-        private: what else the method trains and never sends, by key.
-        received: the global adapter of the round, where the next one is compared with it (`fedpeft.site.client_round`).
-        started: what training started from, kept for the same purpose.
-        orders: by place (r,), of the neurons of the adapter against those of the received one: its neuron order[j] is
-            neuron j there; only places where they differ. The optimizer's moments are in the order of the adapter.
-        trained: what the round trained, where the site keeps another adapter for the next round.
-        beside: what was frozen beside the trained tensors in the model that was measured: the aligned global adapter,
-            a received one, or the factors whose products the frozen weights hold.
-        exchanged: head and private tensors of the exchanged model, where a personal one was measured: `head`,
-            `private` and `trained` are then that one's.
-        personal: what a personalization needs in the next round (`fedpeft.site.loop.OfRound`).
+        private: other trained tensors, which are never sent, by key.
+        received: the global adapter of the round, if the next one is compared with it (`fedpeft.site.client_round`).
+        started: the start of training, kept for the same purpose.
+        orders: by place (r,), the order of the adapter's neurons against the received ones: its neuron order[j] is
+            neuron j there; only places that differ. The optimizer's moments are in the order of the adapter.
+        trained: the result of training, if the site keeps another adapter for the next round.
+        beside: frozen tensors of the measured model beside the trained ones: the aligned global adapter, a received
+            one, or the factors whose products are in the frozen weights.
+        exchanged: head and private tensors of the exchanged model, if a personal one was measured, which then has
+            `head`, `private` and `trained`.
+        personal: tensors that a personalization needs in the next round (`fedpeft.site.loop.Personalization`).
         losses: by round, the course of the loss in it (`training.measure: steps`).
-        control: what SCAFFOLD needs in the next round (`fedpeft.site.scaffold`).
-        changes: by layer, the score of what its last training changed, where layers are scored by that.
+        control: tensors that SCAFFOLD needs in the next round (`fedpeft.site.scaffold`).
+        changes: by layer, the score of its last change, if the score of layers uses it.
         agreement: of the site's training with the others', up to the round before; None: nothing was compared.
         optimizer: AdamW's moments and step counts, by parameter name.
         facts: must be equal when the state is read back, e.g. the digest of the answer vocabulary.
-        record: what the model is; None: the state holds tensors alone.
+        record: of the model; None: the state contains only tensors.
     """
 
     round: int
@@ -214,7 +211,7 @@ def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
             values["changes"] = {str(layer): value for layer, value in state.changes.items()}
         (draft / "state.json").write_text(json.dumps(values, sort_keys=True))
         if state.record:
-            (draft / RECORD).write_text(json.dumps(as_json(state.record), indent=1, sort_keys=True))
+            (draft / RECORD).write_text(json.dumps(record_as_json(state.record), indent=1, sort_keys=True))
     for old in [path for path in rounds_in(folder) if number_of(path) <= state.round][:-KEPT_ROUNDS]:
         if number_of(old) != best:
             drop(old)
@@ -222,15 +219,15 @@ def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Remove the states of a run, of which another begins in the same folder."""
+    """Remove the states of a run before another one begins in the same folder."""
     for path in rounds_in(folder):
         drop(path)
 
 
 def load_before(folder: Path, round: int, *, facts: Facts | None = None) -> SiteState | None:
-    """Load the newest complete state older than `round`, or None; a repeated round thus starts from the same state.
+    """Load the newest complete state older than `round`, or None, so that a repeated round starts from the same state.
 
-    If `facts` are given, a state with other ones is refused.
+    If `facts` are given, a state with other facts is refused.
     """
     older = [path for path in rounds_in(folder) if number_of(path) < round]
     if not older:
@@ -239,7 +236,7 @@ def load_before(folder: Path, round: int, *, facts: Facts | None = None) -> Site
     if facts is not None and own.facts != facts:
         raise LocalError(
             f"the state of site {facts['site']} in {folder} belongs to other data, another backbone, another seed or "
-            f"another site: remove that folder, or give the site what it had."
+            f"another site: remove that folder, or restore what the site had."
         )
     return own
 
@@ -263,7 +260,7 @@ def load(path: Path) -> SiteState:
 
 
 def read_record(file: Path) -> ModelRecord:
-    """Read what a model is.
+    """Read the record of a model.
 
     Raises:
         OSError: the file cannot be read.
@@ -277,7 +274,7 @@ Facts = dict[str, str | int]
 
 
 def facts_of(site: str, data: SiteData, vocabulary: AnswerVocabulary, *, backbone: str, seed: int) -> Facts:
-    """Return what a state belongs to."""
+    """Return what a state must belong to: site, answers, examples, backbone and seed."""
     answers = hashlib.sha256("\n".join(vocabulary.answers).encode()).hexdigest()
     facts: Facts = {"site": site, "answers": answers, "examples": examples_digest(data), "backbone": backbone}
     return facts | {"train": len(data.train), "seed": seed}
@@ -292,7 +289,7 @@ def examples_digest(data: SiteData) -> str:
 
 
 def images_digest(data: SiteData) -> str:
-    """Return a digest of the bytes of all images, in the order of the examples: files may change under their names."""
+    """Return a digest of the bytes of all images, in the order of the examples: a file may change under its name."""
     images = {str(e.image_id): e.image for examples in data.splits().values() for e in examples}
     return hashlib.sha256("\n".join(map(_bytes_digest, images.values())).encode()).hexdigest()
 
@@ -311,17 +308,17 @@ def _target(example: Example) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteRecord:
-    """What all rounds of a site have in common.
+    """The facts of a site that are the same in all rounds.
 
     Args:
         site: the site's name.
         data: its splits.
         dataset: registered name of the data set.
-        vocabulary: what its head tells apart.
+        vocabulary: the classes of its head.
         backbone: name of the backbone.
         seed: of the training.
         sections: of the job; empty: there is none.
-        window: through which the site's images are shown (`fedpeft.data.settings`).
+        window: gray window of the site's images (`fedpeft.data.settings`).
     """
 
     site: str
@@ -335,16 +332,18 @@ class SiteRecord:
 
     @functools.cached_property
     def facts(self) -> Facts:
-        """What must be equal when a state is read back."""
+        """Facts that must be equal when a state is read back."""
         return facts_of(self.site, self.data, self.vocabulary, backbone=self.backbone, seed=self.seed)
 
     @functools.cached_property
     def images(self) -> str:
-        """A digest of its images, as they were when it was first asked for."""
+        """A digest of its images, computed at the first access."""
         return images_digest(self.data)
 
-    def after(self, rounds: tuple[Figures, ...], *, thresholds: Sequence[float] | None, share: float) -> ModelRecord:
-        """The model after a round; see `ModelRecord`."""
+    def model_record(
+        self, rounds: tuple[Figures, ...], *, thresholds: Sequence[float] | None, share: float
+    ) -> ModelRecord:
+        """Return the record of the model after a round."""
         texts = any(example.question for example in self.data.train)
         return ModelRecord(
             site=self.site,

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Handle each task at a site: from the server's order to a request to the learner, and back to a reply.
 
-It also says which job a state folder belongs to and how much state a site keeps; a server cannot use or remove another
-job's.
+This file also decides which job a state folder belongs to and how much state a site keeps; a server cannot use or
+remove that of another job.
 
 <lineages>/<lineage>/job.json                       whose job made it, its settings, the jobs that used it
 <lineages>/<lineage>/made.json                      which of these jobs made each of the rounds
@@ -59,13 +59,13 @@ from fedpeft.site.connection import Failure
 from fedpeft.site.orders import (
     accept,
     apply_delta,
-    begin,
+    begin_round,
     check_accepted,
     check_order,
-    lost,
-    newest,
+    lost_state,
+    newest_round,
     note_order,
-    note_own,
+    note_own_round,
 )
 from fedpeft.site.sum_member import SumMember
 from fedpeft.site.supervisor import Answer, RequestFailed
@@ -73,30 +73,30 @@ from fedpeft.site.supervisor import Answer, RequestFailed
 OWNER = "job.json"
 OTHER, FULL = "state-of-another-job", "state-full"
 DAY, GIB = 24 * 3600, 2**30
-SHOWN = 3  # settings in which jobs differ
+SHOWN = 3  # names of different settings in an error, at most
 
 
 def claim(folder: Path, settings: Mapping[str, Any], job: str, *, submitter: str) -> None:
-    """Let a job use a lineage's folder that is new or was made with the same settings for the same submitter.
+    """Claim a lineage's folder for a job: a new one, or one with the same settings and submitter.
 
-    A resumed job must have the same JSON-serializable settings. In the simulator the submitter is empty. What an
-    earlier version did not store had its default.
+    A resumed job must have the same JSON-serializable settings. In the simulator the submitter is empty. A setting that
+    an earlier version did not store had its default.
     """
     file, settings = folder / OWNER, json.loads(json.dumps(settings))
     if not file.exists():
         if rounds_in(folder):
-            raise _other(folder, f"its {OWNER} is missing")
+            raise _other_job(folder, f"its {OWNER} is missing")
         write_json(file, {"settings": settings, "submitter": submitter, "jobs": [job]})
         return
     try:
         owner = json.loads(file.read_text())
         made_with, made_for, jobs = owner["settings"], owner.get("submitter", ""), list(owner["jobs"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _other(folder, f"{file} cannot be read: {error}") from error
+        raise _other_job(folder, f"{file} cannot be read: {error}") from error
     if made_for != submitter:
-        raise _other(folder, f"it was made for {made_for or 'nobody'!r:.80}, this job is of {submitter!r:.80}")
+        raise _other_job(folder, f"it was made for {made_for or 'nobody'!r:.80}, this job is of {submitter!r:.80}")
     if names := differing(made_with, settings, _defaults()):
-        raise _other(folder, f"it was made with another {', '.join(names[:SHOWN])}")
+        raise _other_job(folder, f"it was made with another {', '.join(names[:SHOWN])}")
     if job not in jobs:
         write_json(file, {"settings": settings, "submitter": submitter, "jobs": [*jobs, job]})
 
@@ -104,8 +104,8 @@ def claim(folder: Path, settings: Mapping[str, Any], job: str, *, submitter: str
 def make_room(lineages: Path, current: str, *, days: float, gib: float, needed: int = 0) -> None:
     """Remove the oldest state that is not in use and older than `days`, until the total fits into `gib`.
 
-    State that was set aside is removed first. A server that invents jobs can fill the space and remove no newer state.
-    What is left, with the bytes `needed` for the lineage that a job is about to use, must fit.
+    State that was set aside is removed first. A server that invents jobs can fill the space but cannot remove newer
+    state. The rest, with the bytes `needed` for the lineage that a job is about to use, must fit.
     """
     total = _size(lineages) + needed
     before = time.time() - days * DAY
@@ -138,20 +138,20 @@ def _last_use(path: Path) -> float:
 
 
 def _size(folder: Path) -> int:
-    # unlike `Path.rglob`, which ends with an error where another job removes a round meanwhile
+    # `Path.rglob` fails if another job removes a round meanwhile
     files = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
     return sum(found.st_size for found in map(_stat, files) if found)
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """Return what is known of a file; None: another job has removed it."""
+    """Return the status of a file; None: another job has removed it."""
     try:
         return path.lstat()
     except FileNotFoundError:
         return None
 
 
-def _other(folder: Path, why: str) -> LocalError:
+def _other_job(folder: Path, why: str) -> LocalError:
     return LocalError(
         f"the state in {folder} belongs to another job ({why}): submit the job without resume_from.", code=OTHER
     )
@@ -162,7 +162,7 @@ Request = Callable[..., Answer]
 
 @dataclass(frozen=True, kw_only=True)
 class SitePlace:
-    """Where a site keeps the files of a job, and whose job it is.
+    """The folders of a job at a site, and its submitter.
 
     Args:
         site: its name.
@@ -211,12 +211,12 @@ class SiteTasks:
             admitted(policy, self._job)  # the training process checks too; here before anything is stored for the job
 
     def answer(self, task: str, order: Order) -> tuple[Reply, str]:
-        """Carry out an order; return the reply, without what the site does not release, and a line for its log."""
+        """Carry out an order; return the reply, limited to what the site releases, and a line for its log."""
         reply, line = WORK[task](order, self)
         return without_withheld(reply, self.policy), line
 
     def member(self) -> SumMember:
-        """The site's part in the job's secure sums."""
+        """Return the site's part in the job's secure sums."""
         place = self._place
         return SumMember.of(
             place.site, self._job.method, self.policy, self._sections, job=place.job_id, startup=self._startup
@@ -236,16 +236,16 @@ class SiteTasks:
             prune(place.lineages, order.lineage)
         else:
             make_room(place.lineages, order.lineage, days=policy.kept_days, gib=policy.kept_gib, needed=needed)
-        claim(folder, _lasting(job), place.job_id, submitter=place.submitter)
+        claim(folder, _lasting_settings(job), place.job_id, submitter=place.submitter)
         if policy is not None:  # the simulator has several processes, one after another, and its own lock
             self._lock.take(folder, place.job_id)
         if not isinstance(order, Hello):
-            begin(folder, place.run, order.round)
+            begin_round(folder, place.run, order.round)
         return folder
 
 
-def _lasting(job: SiteJob) -> dict[str, Any]:
-    """The settings that jobs with the same state must share; not the data folder, which may have moved."""
+def _lasting_settings(job: SiteJob) -> dict[str, Any]:
+    """Return the settings that jobs with the same state share; not the data folder, which may have moved."""
     sections = {name: asdict(getattr(job, name)) for name in SECTIONS}
     return {**sections, "data": {name: value for name, value in sections["data"].items() if name != "root"}}
 
@@ -279,7 +279,7 @@ def problem_reply(
 
 
 def note_problem(folder: Path, site: str, problem: str) -> None:
-    """Write the full message of a site's problem into its `problem.json`; a full disk must not keep back the reply."""
+    """Write the full message of a site's problem into its `problem.json`; a full disk must not stop the reply."""
     try:
         write_json(folder / PROBLEM, {"site": site, "problem": problem})
     except LocalError as error:
@@ -287,9 +287,10 @@ def note_problem(folder: Path, site: str, problem: str) -> None:
 
 
 def _introduce(hello: Hello, site: SiteTasks) -> tuple[Introduction, str]:
+    """Introduce the site: claim its state, let the learner describe itself, and offer the first key."""
     member = site.member()
     folder = site.folder_of(hello)
-    own = newest(folder, hello.finished, hello.sessions)
+    own = newest_round(folder, hello.finished, hello.sessions)
     request = {"do": training_process.INTRODUCE, "initial": hello.initial, "finished": hello.finished, "own": own}
     answer = site.request({**request, "folder": str(folder)})
     values = dict(answer.values)
@@ -299,7 +300,7 @@ def _introduce(hello: Hello, site: SiteTasks) -> tuple[Introduction, str]:
     key = member.offer(folder, job=hello.lineage, round=hello.finished + 1, facts=facts)
     introduction = Introduction(version=fedpeft.__version__, **values, sum_key=key, state=answer.state)
     accept(introduction, site.run)
-    note_own(introduction.finished, site.run)
+    note_own_round(introduction.finished, site.run)
     return introduction, line * bool(unanswerable)
 
 
@@ -315,13 +316,14 @@ def _score(order: ScoreOrder, site: SiteTasks) -> tuple[ScoreReply, str]:
 
 
 def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
+    """Train a round, and return only figures and tensors that the site releases."""
     member = site.member()
     stacked, folder = member.method.rule.stacks, site.folder_of(order)
     state = apply_delta(folder, order.state, base=order.base, version=order.version, stacked=stacked)
     request = {"do": training_process.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
-    salt, gone = member.salt(folder, order, received=state), lost(folder, site.run, order.round)
+    salt, gone = member.salt(folder, order, received=state), lost_state(folder, site.run, order.round)
     answer = site.request({**request, "part": order.part, "salt": salt, "folder": str(folder)}, state)
-    note_own(order.round, site.run)
+    note_own_round(order.round, site.run)
     facts = {"own": order.round, "data": answer.values["facts"]}
     measured, samples = answer.values["metrics"], answer.values["samples"]
     metrics: dict[str, float | None] = {name: measured.get(name) for name in METRICS}
@@ -352,5 +354,5 @@ def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
     return reply, "; ".join([f"round {order.round}: training loss {measured['loss']:.3f}", *remarks])
 
 
-# functions of the server's message and the site; each returns the reply and a line for the site's log
+# by task: functions of the order and the site that return the reply and a line for the site's log
 WORK: dict[str, Callable[..., tuple[Reply, str]]] = {HELLO: _introduce, SCORE: _score, TRAIN: _train}

@@ -27,11 +27,11 @@ class SumMember:
     Args:
         site: its name.
         method: of the job.
-        settings: digest of the job as deployed to this site; sums of sites with different ones reveal nothing.
+        settings: digest of the job as deployed to this site; a sum of sites with different digests reveals nothing.
         kit: its certificate; None in the simulator, where keys are not signed.
         members: the sites of every sum, from the site policy; None in the simulator.
-        policy: that file as JSON; its training depends on it.
-        noised: settings with which the adapter is clipped and noised before it is masked; None: it is not.
+        policy: that file as JSON; the training depends on it.
+        noised: settings to clip and noise the adapter before it is masked; None: it is not noised.
     """
 
     site: str
@@ -53,10 +53,10 @@ class SumMember:
         job: str,
         startup: Path | None,
     ) -> SumMember:
-        """Create it for a site that takes part in a job; `startup` is the folder of its certificate.
+        """Create the member of a site in a job; `startup` is the folder of its certificate.
 
-        Without policy and folder, in the simulator, keys are not signed. Without certificate, or an accountant for the
-        noise that the site policy demands, it refuses.
+        Without policy and folder, in the simulator, keys are not signed. A missing certificate is refused, and a
+        missing accountant for the noise that the site policy demands.
         """
         settings = digest_of(sections, job=job)
         if policy is None or startup is None or not method.secure_sum:
@@ -79,8 +79,8 @@ class SumMember:
     def offer(self, folder: Path, *, job: str, round: int, facts: Mapping[str, Any]) -> SignedKey:
         """Return the signed public key for a round; empty without secure sums.
 
-        The private key is stored in the site's state folder of this job. The facts are what the training of that round
-        depends on at this site.
+        The private key is stored in the site's state folder of this job. The training of that round depends on the
+        facts.
         """
         if not self.method.secure_sum:
             return {}
@@ -88,14 +88,14 @@ class SumMember:
         if self.members is not None:
             facts = {**facts, "policy": self.policy, "fedpeft": fedpeft.__version__}
             start = signed_keys.start_of(signed_keys.secret_of(folder), facts)
-        return self._in_round(job, round).offer(folder, start)
+        return self._sum_of_round(job, round).offer(folder, start)
 
     def salt(self, folder: Path, order: TrainOrder, *, received: State) -> str:
-        """Return what goes into the seeds of a round's training; empty in the simulator and without secure sums."""
+        """Return the secret part of a round's seeds; empty in the simulator and without secure sums."""
         if not self.method.secure_sum or self.members is None:
             return ""
         job, round = order.lineage, order.round
-        offers = self._in_round(job, round).verified(order.sum_keys)
+        offers = self._sum_of_round(job, round).verified(order.sum_keys)
         starts = {name: offer.start for name, offer in offers.items()}
         secret, state = signed_keys.secret_of(folder), digest(received)
         return signed_keys.salt_of(secret, job=job, round=round, starts=starts, received=state)
@@ -103,7 +103,7 @@ class SumMember:
     def upload(self, trained: State, folder: Path, order: TrainOrder, *, samples: int, received: State) -> State:
         """Mask the trained adapter; without secure sums return it unchanged.
 
-        The order has the members' keys; the round started from the whole global adapter that was received.
+        The order has the members' keys; `received` is the whole global adapter that the round started from.
         """
         if not self.method.secure_sum:
             return trained
@@ -111,7 +111,7 @@ class SumMember:
             raise SecureSumError(
                 f"the server assigned layers {order.layers} in a job with method.secure_sum, which sums whole adapters."
             )
-        return self._in_round(order.lineage, order.round).upload(
+        return self._sum_of_round(order.lineage, order.round).upload(
             self._noised(trained, folder, order, received),
             folder,
             settings=self.settings,
@@ -120,13 +120,13 @@ class SumMember:
             received=received,
         )
 
-    def _in_round(self, job: str, round: int) -> SumRound:
+    def _sum_of_round(self, job: str, round: int) -> SumRound:
         return SumRound(job=job, round=round, site=self.site, kit=self.kit, members=self.members)
 
     def _noised(self, trained: State, folder: Path, order: TrainOrder, received: State) -> State:
-        """Clip and noise what is about to be masked, and record that in the site's ledger.
+        """Clip and noise the adapter before it is masked, and record that in the site's ledger.
 
-        Nothing is kept of it, because a repeated order finds no key.
+        The result is not stored, because a repeated order finds no key.
         """
         if self.noised is None:
             return trained

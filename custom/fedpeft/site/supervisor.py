@@ -37,9 +37,9 @@ class RequestFailed(Exception):
 
 
 class WorkerSupervisor:
-    """Sends requests to a site's learner, and repeats one that failed for another reason than bad input once.
+    """Sends requests to a site's learner, and repeats one once if it failed for another reason than bad input.
 
-    What a site needs for a round is on its disk, so a repeated round gives the same result.
+    Everything that a round needs is on the site's disk, so a repeated round gives the same result.
 
     Args:
         sections: the job's sections, see `Learner.from_sections`.
@@ -60,11 +60,11 @@ class WorkerSupervisor:
         return self._process.pid if self._process else None
 
     def open_for_several(self) -> None:
-        """Start the process for sites that take turns in it; every request then names a `site` and its `log`."""
+        """Start the process for several sites in turn; every request then names a `site` and its `log`."""
         self._open({"sections": self._sections, "site": None, "log": None, "policy": None})
 
     def open(self, site: str, folder: Path, *, policy: SitePolicy | None) -> None:
-        """Start building the learner in the background, with its log in a folder; in the simulator it has no policy."""
+        """Start building the learner in the background, with its log in `folder`; the simulator has no policy."""
         log = str(folder / LOG)
         own = asdict(policy) if policy else None
         self._open({"sections": self._sections, "site": site, "log": log, "policy": own})
@@ -90,7 +90,7 @@ class WorkerSupervisor:
             state: the tensors sent with it.
             aborted: whether the answer is no longer needed.
             report: called with the failure of an attempt before the next one.
-            progress: called with each line that says how far the learner is.
+            progress: called with each line about the learner's progress.
 
         Raises:
             RequestFailed: no attempt succeeded, or the first one failed because of bad input.
@@ -127,6 +127,7 @@ class WorkerSupervisor:
         aborted: Callable[[], bool],
         progress: Callable[[str], None],
     ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Send a request once and wait for the answer; end the process if the task is aborted."""
         try:
             if aborted():
                 raise Aborted

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A site's training process, `python -m fedpeft.site.training_process FD`: answers requests on a pipe.
 
-It ends when the pipe closes, so that it never outlives the executor, however that one ends. The site policy sets
-how much memory it may have.
+It ends when the pipe closes, so that it never outlives the executor, however that one ends. The site policy limits
+its memory.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ GIB = 2**30
 def limit_memory(gib: float) -> None:
     """Limit this process's main memory and its share of each GPU; the limit cannot be raised again.
 
-    RLIMIT_DATA counts private writable memory. RLIMIT_AS (address space) would also count what CUDA reserves and never
-    uses.
+    RLIMIT_DATA counts private writable memory. RLIMIT_AS (address space) would also count unused reservations of CUDA.
 
     Args:
         gib: above 0, in GiB.
@@ -56,8 +55,8 @@ def limit_memory(gib: float) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / whole), number)
 
 
-LEARNER_BYTES = 2**20  # of a learner without its images and its backbone
-MAX_HELD_BYTES = 256 * 2**20  # of the learners of sites that take turns in one process
+LEARNER_BYTES = 2**20  # a learner without its images and its backbone
+MAX_HELD_BYTES = 256 * 2**20  # all learners of sites that take turns in one process
 OPEN, INTRODUCE, SCORE, TRAIN = "open", "introduce", "score", "train"
 State = dict[str, Any]
 Answer = tuple[dict[str, Any], State]
@@ -87,10 +86,10 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
     """Build the learner, then answer requests until one fails for another reason than bad input.
 
     Args:
-        read: waits for the next request; all but `open` name the folder of the site's state, and in a process that
-            several sites use in turn the site and its log.
-        answer: sends `values` and tensors, or a `failure`; before them any number of `progress`, a line. `open` has no
-            answer: an error in it is raised again when the learner is needed.
+        read: waits for the next request; all but `open` name the folder of the site's state, and the site and its log
+            if several sites take turns.
+        answer: sends `values` and tensors, or a `failure`; before them any number of `progress` lines. `open` has no
+            answer: its error is raised again when the learner is needed.
     """
     opening: dict[str, Any] = {}
     learners: Learners | None = None
@@ -104,7 +103,7 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
             continue
         try:
             learners = learners or Learners.opened(**opening)
-            learner = learners.of(request.pop("site", opening["site"]), request.pop("log", opening["log"]))
+            learner = learners.switch_to(request.pop("site", opening["site"]), request.pop("log", opening["log"]))
             learner.folder = Path(request.pop("folder"))
             learner.on_step = StepLines(lambda line: answer({"progress": line}, {}))
             values, tensors = HANDLERS[do](learner, state, **request)
@@ -118,7 +117,7 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
 
 
 class Learners:
-    """The learners of a training process: of its one site, or of several that take turns and share a backbone.
+    """The learners of a training process: one, or those of several sites that take turns and share a backbone.
 
     Args:
         sections: of the job.
@@ -128,15 +127,15 @@ class Learners:
 
     def __init__(self, sections: dict[str, Any], policy: SitePolicy | None, shared: SharedModels | None) -> None:
         self._sections, self._policy, self._shared = sections, policy, shared
-        self._learners: dict[str, Learner] = {}  # the one that was used last comes last
-        self._held: dict[str, int] = {}  # bytes that each holds for itself
+        self._learners: dict[str, Learner] = {}  # the last used one comes last
+        self._held: dict[str, int] = {}  # bytes of each learner alone
 
     @classmethod
     def opened(
         cls, *, sections: dict[str, Any], site: str | None, log: str | None, policy: dict[str, Any] | None
     ) -> Learners:
-        """Limit this process as the site policy says; with a site build its learner."""
-        os.umask(0o077)  # what a site keeps is its own account's
+        """Limit this process as the site policy says; if a site is given, build its learner."""
+        os.umask(0o077)  # only the site's own account may read its files
         if log:
             _print_to(Path(log))
         own = build(SitePolicy, policy, section=FILE, source=FILE) if policy is not None else None
@@ -147,11 +146,11 @@ class Learners:
 
         made = cls(sections, own, None if site else SharedModels())
         if site and log:
-            made.of(site, log)
+            made.switch_to(site, log)
         return made
 
-    def of(self, site: str, log: str) -> Learner:
-        """Return a site's learner, built if it is not there, and print to the site's log from now on."""
+    def switch_to(self, site: str, log: str) -> Learner:
+        """Return a site's learner, build it if there is none, and print to the site's log from now on."""
         if self._shared:
             _print_to(Path(log))
         self._make_room(site)
@@ -166,13 +165,13 @@ class Learners:
         return learner
 
     def _make_room(self, site: str) -> None:
-        """Drop the learners that were not used for the longest time, until the rest hold few enough bytes.
+        """Drop the least recently used learners until the rest use at most `MAX_HELD_BYTES`; never that of `site`.
 
-        Not that of `site`, whose turn it is. The one before it opened images in its turn.
+        Only the last learner has opened images since.
         """
         for name, last in list(self._learners.items())[-1:]:
             self._held[name] = LEARNER_BYTES + last.batches.held_bytes + last.model.own_bytes
-        for other in [one for one in self._learners if one != site]:
+        for other in [name for name in self._learners if name != site]:
             if sum(self._held.values()) <= MAX_HELD_BYTES:
                 return
             del self._learners[other], self._held[other]
@@ -188,6 +187,7 @@ def _print_to(file: Path) -> None:
 
 
 def _introduce(learner: Learner, _: State, *, initial: bool, finished: int, own: int) -> Answer:
+    """Return what the server may know of the site, and the first adapter if it is asked for."""
     _print_remarks(learner)
     sent = learner.first_state()
     values = {
@@ -215,23 +215,23 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int, own:
 
 
 def training_facts(learner: Learner) -> dict[str, Any]:
-    """What the site's training follows from; in a secure sum, where that decides its randomness, also the images."""
+    """Return the facts that determine the site's training; for the seeds of a secure sum also the images."""
     return {**learner.facts, **({"images": learner.record.images} if learner.method.secure_sum else {})}
 
 
 def _print_remarks(learner: Learner) -> None:
-    """Write what a site should know of its data to its own log, which FLARE does not pass on: it may name images."""
+    """Write remarks on a site's data to its own log, which FLARE does not pass on: they may name images."""
     constant, questions = learner.constant, len(learner.data.test)
     reached = f"The best constant answer reaches {constant:.1%} on {questions:,} test samples." if constant else ""
     cut = cut_texts(learner.data, learner.backbone, answers=not ANSWERING.get(learner.training.answering).head)
     unread = unread_questions(learner.data, learner.backbone_name)
     for text in filter(None, [*remarks(learner.data), *unread, *cut, reached]):
-        CleanedStream(sys.stdout).write(f"{one_line(text)}\n")  # a file may be called what no terminal can print
+        CleanedStream(sys.stdout).write(f"{one_line(text)}\n")  # the name of a file may be unprintable
     sys.stdout.flush()
 
 
 def _dtype(tensors: State) -> str:
-    """The dtype of the exchanged tensors; float32 where nothing is exchanged."""
+    """Return the dtype of the exchanged tensors; float32 if nothing is exchanged."""
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()} or {"float32"}
     if len(dtypes) > 1:
         raise FedpeftError(f"the trained tensors are of {', '.join(sorted(dtypes))}: load the backbone in one dtype.")

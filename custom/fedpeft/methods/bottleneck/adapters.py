@@ -1,23 +1,23 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The bottleneck adapters: Houlsby, Pfeiffer, Parallel and Compacter.
 
-houlsby    after the attention and after the feed-forward block: ``h -> h + up(swish(down(h)))``
-           Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP; AdapterHub's ``DoubleSeqBnConfig``
-pfeiffer   after the feed-forward block only: ``h -> h + up(relu(down(h)))``
-           Pfeiffer et al. 2021, AdapterFusion (the bottleneck under the fusion); AdapterHub's ``SeqBnConfig``
-parallel   beside the feed-forward block: ``output = block(x) + s * up(relu(down(x)))``
-           He et al. 2022, Towards a Unified View of Parameter-Efficient Transfer Learning; ``ParBnConfig``
+houlsby    after the attention and after the feed-forward block: `h -> h + up(swish(down(h)))`
+           Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP; AdapterHub's `DoubleSeqBnConfig`
+pfeiffer   after the feed-forward block only: `h -> h + up(relu(down(h)))`
+           Pfeiffer et al. 2021, AdapterFusion (the bottleneck under the fusion); AdapterHub's `SeqBnConfig`
+parallel   beside the feed-forward block: `output = block(x) + s * up(relu(down(x)))`
+           He et al. 2022, Towards a Unified View of Parameter-Efficient Transfer Learning; `ParBnConfig`
 compacter  Houlsby's places; each projection is a sum of Kronecker products (PHM layer)
            Karimi Mahabadi et al. 2021, Compacter; first values as in the authors' code
 
-Swish, ReLU, reductions 16, 16, 2 and s = 4 are AdapterHub's. Parallel's x is the residual stream that enters the block:
-the last positional tensor that the wrapped module is called with (``ViltOutput(hidden_states, input_tensor)``: its
+Swish, ReLU, reductions 16, 16, 2 and s = 4 are AdapterHub's. Parallel's x is the residual stream that enters the
+block: the last positional tensor of the wrapped module's call (`ViltOutput(hidden_states, input_tensor)`: its
 second).
 
     H = sum_i kron(rule[i], left[i] @ right[i])    (in, out)        y = x H + bias
 
-Compacter has one ``rule`` (n, n, n) for the whole model, n = 4, rank 1, GELU, reduction 32. It lives on the tuner, once
-per adapter name; every layer looks it up there, so that it is counted, trained, saved and sent once. First values:
+Compacter has one `rule` (n, n, n) for the whole model, n = 4, rank 1, GELU, reduction 32. The tuner stores it, once per
+adapter name; every layer looks it up there, so that it is counted, trained, saved and sent once. First values:
 Glorot uniform for each left[i] and right[i], N(0, rule_std^2) for the rule, biases 0.
 """
 
@@ -32,7 +32,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.methods.bottleneck.config import Bottleneck, BottleneckConfig, Projection, is_number
+from fedpeft.core.settings import is_finite
+from fedpeft.methods.bottleneck.config import Bottleneck, BottleneckConfig, Projection
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.bottleneck.model import BottleneckModel
 from fedpeft.methods.bottleneck.tuning import BottleneckTuning
@@ -42,7 +43,7 @@ from fedpeft.methods.peft_types import register
 
 @dataclass(kw_only=True)
 class HoulsbyConfig(BottleneckConfig):
-    """Settings of Houlsby adapters; see ``BottleneckConfig``."""
+    """Settings of Houlsby adapters; see `BottleneckConfig`."""
 
     method: ClassVar[str] = "houlsby"
     roles: ClassVar[tuple[str, ...]] = ("attention", "output")
@@ -65,10 +66,10 @@ HOULSBY = BottleneckTuning(HoulsbyConfig)
 
 @dataclass(kw_only=True)
 class PfeifferConfig(BottleneckConfig):
-    """Settings of Pfeiffer adapters; see ``BottleneckConfig`` for the others.
+    """Settings of Pfeiffer adapters; see `BottleneckConfig` for the others.
 
     Args:
-        layer_norm: give the adapter its own LayerNorm before the down-projection: ``h + up(relu(down(LN(h))))``.
+        layer_norm: give the adapter its own LayerNorm before the down-projection: `h + up(relu(down(LN(h))))`.
     """
 
     method: ClassVar[str] = "pfeiffer"
@@ -106,7 +107,7 @@ PFEIFFER = BottleneckTuning(PfeifferConfig)
 
 @dataclass(kw_only=True)
 class ParallelConfig(BottleneckConfig):
-    """Settings of parallel adapters; see ``BottleneckConfig`` for the others.
+    """Settings of parallel adapters; see `BottleneckConfig` for the others.
 
     Args:
         scaling: the factor s.
@@ -120,7 +121,7 @@ class ParallelConfig(BottleneckConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_number(self.scaling):
+        if not is_finite(self.scaling):
             raise FedpeftError(f"parallel: scaling={self.scaling!r} must be a number.")
 
     def first_values(self, name: str, shape: tuple[int, ...]) -> Drawn:
@@ -173,7 +174,7 @@ PARALLEL = BottleneckTuning(ParallelConfig)
 
 @dataclass(kw_only=True)
 class CompacterConfig(BottleneckConfig):
-    """Settings of Compacter; see ``BottleneckConfig`` for the others.
+    """Settings of Compacter; see `BottleneckConfig` for the others.
 
     Args:
         blocks: number n of Kronecker terms; divides the hidden and the bottleneck width.
@@ -194,7 +195,7 @@ class CompacterConfig(BottleneckConfig):
         super().__post_init__()
         self._integer("blocks", self.blocks, 1)
         self._integer("rank", self.rank, 1)
-        if not is_number(self.rule_std) or self.rule_std <= 0:
+        if not is_finite(self.rule_std) or self.rule_std <= 0:
             raise FedpeftError(f"compacter: rule_std={self.rule_std!r} must be a number above 0.")
 
     def width(self, hidden_size: int, layer: int) -> int:
@@ -240,7 +241,7 @@ def phm_weight(rule: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> t
 
 
 class PHMProjection(nn.Module):
-    """A linear layer with the weight of ``phm_weight``; the rule is looked up in ``shared["rule"]``."""
+    """A linear layer with the weight of `phm_weight`; the rule is looked up in `shared["rule"]`."""
 
     def __init__(
         self, in_features: int, out_features: int, config: CompacterConfig, shared: Mapping[str, torch.Tensor]
@@ -290,7 +291,7 @@ class CompacterLayer(BottleneckLayer):
 
 
 class CompacterModel(BottleneckModel):
-    """The PEFT tuner, which owns the rules: ``compacter_shared.<adapter name>.rule``, (n, n, n) each."""
+    """The PEFT tuner, which owns the rules: `compacter_shared.<adapter name>.rule`, (n, n, n) each."""
 
     uses_shared_state = True
     prefix = "compacter_"
@@ -332,7 +333,7 @@ class CompacterModel(BottleneckModel):
         was_active = adapter_name in self.active_adapters
         super().delete_adapter(adapter_name)
         del self.compacter_shared[adapter_name]
-        if was_active:  # PEFT's layers make what is active now trainable; the rule goes with them
+        if was_active:  # PEFT's layers make the adapters that are active now trainable; so must the rule be
             for name in self.active_adapters:
                 self.compacter_shared[name].requires_grad_(True)
 

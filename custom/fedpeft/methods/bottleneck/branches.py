@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Several bottleneck adapters side by side in a frozen backbone, some of them active at a time; AdapterFusion.
 
-In AdapterFusion, attention over the adapters of one place decides, token by token, what each of them adds:
+In AdapterFusion, attention over the adapters of one place decides for each token how much each adapter adds:
 
     h -> h + V sum_n s_n z_n        s = softmax_n((Q h + q) . K z_n)        z_n: what adapter n would add to h
 
-In a federation two Pfeiffer adapters are fused: the site's own, which trains together with the fusion, and the global
-one as it was received, which is frozen. The own adapter is sent, averaged into the next global one, and kept at its
-site; the fusion never leaves the site. With one adapter alone nothing is fused.
+In a federation two Pfeiffer adapters are fused: the site's own, which trains together with the fusion, and the received
+global one, which is frozen. The own adapter is sent, averaged into the next global one, and kept at its site; the
+fusion never leaves the site. A single adapter is not fused.
 
 Source: Pfeiffer et al. 2021, AdapterFusion, section 3. As in the authors' code, V starts as the identity and has no
 bias, and the dot products are not scaled. K has no bias here: it would add the same to every score of a token. The
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Branches:
-    """Adapters by name, each with its seed and tensors of its own; what the active ones add is averaged, or fused."""
+    """Adapters by name, each with its own seed and tensors; the outputs of the active ones are averaged or fused."""
 
     def __init__(
         self, backbone: Backbone, tuning: BottleneckTuning, settings: Mapping[str, Any], seeds: Mapping[str, int]
@@ -62,7 +62,7 @@ class Branches:
         load_adapter_state(self._peft, state, name)
 
     def use(self, *names: str) -> None:
-        """Make these adapters the active ones, and leave what trains as it is."""
+        """Make these adapters the active ones without changing which parameters train."""
         for layer in self.layers():
             layer.use(names)
 
@@ -70,7 +70,7 @@ class Branches:
         return (module for module in self._peft.modules() if isinstance(module, BottleneckLayer))
 
     def fusions(self) -> dict[str, nn.Parameter]:
-        """Return by key the parameters that fuse the active adapters; empty where they are averaged."""
+        """Return by key the parameters that fuse the active adapters; empty if they are averaged."""
         return {
             f"{layer.place}.fusion.{name}": parameter
             for layer in self.layers()
@@ -80,9 +80,9 @@ class Branches:
 
 
 class SideBySide(Trainable):
-    """Adapters of which one is sent, and of which a local and a received, frozen one make the site's model.
+    """Several adapters: one is sent, and a local and a received, frozen one make the site's model.
 
-    The local one is private, as is what fuses the two, or it is the one that is sent.
+    The local one is private or the one that is sent; a fusion of the two is always private.
     """
 
     def __init__(self, branches: Branches, *, sent: str, local: str, received: str) -> None:
@@ -115,8 +115,8 @@ class SideBySide(Trainable):
         self._branches.use(self._local, self._received)
 
 
-class OverAdapters(Tuning):
-    """A method over a kind of adapter: it has that one's settings, and only these adapters are sent."""
+class AdapterBasedTuning(Tuning):
+    """A method on top of a kind of adapter, with its settings; only these adapters are sent."""
 
     def __init__(self, base: BottleneckTuning | FusionTuning) -> None:
         self._base = base
@@ -133,7 +133,7 @@ STD = 0.02
 
 
 class Fusion(nn.Module):
-    """Attention over what several adapters would add at one place, in a stream of width d."""
+    """Attention over the outputs of several adapters at one place, in a stream of width d."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Fusion(nn.Module):
         self.value = Projection(width, width, bias=False)
 
     def forward(self, h: Tensor, outputs: Sequence[Tensor]) -> Tensor:
-        """Return what is added instead: h (..., d) and N outputs (..., d) -> (..., d)."""
+        """Return the fused output: h (..., d) and N outputs (..., d) -> (..., d)."""
         stacked = torch.stack(tuple(outputs), dim=-2)
         query = self.query(h) @ self.key.weight  # (K z) . q = z . (K^T q): one product for all adapters
         shares = (stacked @ query.unsqueeze(-1)).squeeze(-1).softmax(-1)
@@ -150,14 +150,14 @@ class Fusion(nn.Module):
 
 
 class FusedAdapters(SideBySide):
-    """The site's own adapter and the received one in a frozen backbone, and what fuses the two."""
+    """The site's own adapter and the received one in a frozen backbone, with their fusion."""
 
     def start(self, received: State, own: State | None) -> None:
-        """Go on with the own adapter, which in the first round is the received one, and freeze the received one."""
+        """Continue with the own adapter, in the first round the received one, and freeze the received one."""
         self.restore(received if own is None else own, Beside(received))
 
 
-class FusionTuning(OverAdapters):
+class FusionTuning(AdapterBasedTuning):
     def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
         """Put adapters with a fusion into a backbone; see `Branches`. The first seed is the fusion's as well."""
         branches = self._base.branches(backbone, settings, seeds)

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The bottleneck, a down-projection, an activation and an up-projection, and the settings that every kind of it has."""
+"""The bottleneck (a down-projection, an activation and an up-projection) and the settings of every kind."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from fedpeft.backbones.slots import slot_templates
 from fedpeft.backbones.structure import check_targets
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import is_finite, is_whole
 from fedpeft.methods.first_values import Constant, Drawn, Normal, key_generator
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "swish": F.silu, "gelu": F.gelu}
@@ -30,12 +30,12 @@ class Projection(nn.Linear):
 
 
 class Bottleneck(nn.Module):
-    """One adapter at one place: ``up(act(down(norm(h))))``; the layer around it adds the result to its output.
+    """One adapter at one place: `up(act(down(norm(h))))`; the layer around it adds the result to its output.
 
     Args:
         down: projection from the hidden width d to the bottleneck width r.
         up: projection from r to d.
-        activation: key of ``ACTIVATIONS``.
+        activation: key of `ACTIVATIONS`.
         norm: the adapter's own LayerNorm, applied to h first.
         scaling: factor of the result when the layer adds it.
 
@@ -55,7 +55,7 @@ class Bottleneck(nn.Module):
 
     @property
     def kind(self) -> tuple:
-        """What must be equal for bottlenecks to be fused: without a LayerNorm, only their weights then differ."""
+        """Bottlenecks of one kind without a LayerNorm differ only in their weights and can be fused."""
         return self.norm is None, self.activation, self.scaling, self.down.bias.dtype
 
     def hidden(self, h: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ def add_branches(
 ) -> torch.Tensor:
     """Return `output + sum_k weight_k scaling_k up_k(act(down_k(norm_k(h))))`, output and h (..., d).
 
-    Bottlenecks of one kind are computed as one with all their neurons: a second costs no further pass over the tokens.
+    Bottlenecks of one kind are computed as one with all neurons: a second one needs no further pass over the tokens.
     """
     first, alike = bottlenecks[0], len(set(weights)) == 1
     if len(bottlenecks) > 1 and alike and first.norm is None and all(other.kind == first.kind for other in bottlenecks):
@@ -96,16 +96,16 @@ MIN_REDUCTION = 0.01  # a hundred times as many neurons as the hidden width
 
 @dataclass(kw_only=True)
 class BottleneckConfig(PeftConfig):
-    """Settings of a bottleneck adapter of width ``r = hidden_size // reduction_factor`` in some slots of each layer.
+    """Settings of a bottleneck adapter of width `r = hidden_size // reduction_factor` in some slots of each layer.
 
     Args:
-        target_modules: role -> module path with ``{layer}``; or, as PEFT has them, a list of module names or a pattern
-            of their paths. None takes the method's roles from ``SLOTS`` by the model's ``model_type``.
+        target_modules: role -> module path with `{layer}`; or, as PEFT has them, a list of module names or a pattern
+            of their paths. None takes the method's roles from `SLOTS` by the model's `model_type`.
         layers: transformer layers that get an adapter, counted from 0; None for all.
         reduction_factor: hidden width over bottleneck width.
-        layer_widths: layer -> bottleneck width r, where it differs from the reduction factor's.
+        layer_widths: layer -> bottleneck width r, if it differs from that of the reduction factor.
         activation: "relu", "swish" or "gelu".
-        init_seed: each initial weight depends on this seed and its own key, on nothing else.
+        init_seed: each initial weight depends only on this seed and its own key.
         modules_to_save: names of other modules to train and save with the adapter, such as a head.
 
     Raises:
@@ -134,7 +134,7 @@ class BottleneckConfig(PeftConfig):
                     f"{self.method}: layers={self.layers!r} must be a list that is not empty, or None for all."
                 )
             self.layers = sorted({self._integer("layers", layer, 0) for layer in self.layers})
-        if not is_number(self.reduction_factor) or not self.reduction_factor >= MIN_REDUCTION:
+        if not is_finite(self.reduction_factor) or not self.reduction_factor >= MIN_REDUCTION:
             raise FedpeftError(
                 f"{self.method}: reduction_factor={self.reduction_factor!r} must be a number of at least "
                 f"{MIN_REDUCTION}."
@@ -170,7 +170,7 @@ class BottleneckConfig(PeftConfig):
         return slot_templates(family, self.roles)
 
     def width(self, hidden_size: int, layer: int) -> int:
-        """Return the bottleneck width r of one layer; refuse a reduction that leaves no neuron."""
+        """Return the bottleneck width r of one layer; refuse a reduction without any neuron left."""
         width = (self.layer_widths or {}).get(layer, int(hidden_size // self.reduction_factor))
         if width < 1:
             raise FedpeftError(
@@ -193,21 +193,16 @@ class BottleneckConfig(PeftConfig):
         return {}
 
     def first_values(self, name: str, shape: tuple[int, ...]) -> Drawn:
-        """Return how a tensor ("down.weight", …) begins: weights N(0, 0.02^2), biases 0, LayerNorm gains 1."""
+        """Return the first values of a tensor ("down.weight", …): weights N(0, 0.02^2), biases 0, LayerNorm gains 1."""
         if name.endswith("bias"):
             return Constant()
         return Constant(1.0) if name == "norm.weight" else Normal(0.02)
 
     def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:
-        """Return the initial value of one tensor, float32 on the CPU; it depends on `init_seed` and its key alone."""
+        """Return the initial value of one tensor, float32 on the CPU; it depends only on `init_seed` and its key."""
         return self.first_values(name, shape).drawn(shape, key_generator(self.init_seed, key))
 
     def _integer(self, name: str, value: object, minimum: int) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        if not is_whole(value) or value < minimum:
             raise FedpeftError(f"{self.method}: {name}={value!r} must be an integer of at least {minimum}.")
         return value
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a finite integer or float, and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

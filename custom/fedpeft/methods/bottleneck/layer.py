@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The wrapper that replaces a module of the backbone and adds the adapters' outputs to that module's output."""
+"""The wrapper that replaces a module of the backbone and adds the adapters' outputs to the module's output."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -15,11 +15,11 @@ from fedpeft.methods.bottleneck.config import Bottleneck, BottleneckConfig, Proj
 
 
 class BottleneckLayer(nn.Module, BaseTunerLayer):
-    """A module of the backbone with adapters: ``output + mean_k scaling_k * up_k(act(down_k(input)))``.
+    """A module of the backbone with adapters: `output + mean_k scaling_k * up_k(act(down_k(input)))`.
 
     The mean is over the active adapters that have a bottleneck at this place. With one active adapter this is the
     plain adapter of the papers; with two it is FedPIA read as two branches, and the dual form of FedDAT. A `fusion`
-    takes the place of the mean (AdapterFusion). The role is the slot: its name in ``target_modules`` and in keys.
+    replaces the mean (AdapterFusion). The role is the slot: its name in `target_modules` and in keys.
     """
 
     def __init__(self, base_layer: nn.Module, role: str, layer_index: int) -> None:
@@ -28,8 +28,8 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         self.role = role
         self.layer_index = layer_index
         self.merged_adapters = []
-        self.weights: dict[str, float] = {}  # by adapter, of what the active ones add; empty: their mean
-        self.fusion: nn.Module | None = None  # from the input and what several active adapters add to one addition
+        self.weights: dict[str, float] = {}  # by adapter, in the sum of outputs; empty: their mean
+        self.fusion: nn.Module | None = None  # from the input and the outputs of several active adapters to one output
         setattr(self, self.adapter_layer_names[0], nn.ModuleDict())
 
     @property
@@ -38,7 +38,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
 
     @property
     def place(self) -> str:
-        """Layer and slot, the beginning of its keys, for instance ``layer.3.output``."""
+        """Layer and slot, the beginning of its keys, for instance `layer.3.output`."""
         return place_of(self.layer_index, self.role)
 
     def build_adapter(self, config: BottleneckConfig, hidden_size: int, width: int, adapter_name: str) -> Bottleneck:
@@ -66,7 +66,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
     def probe(
         self, adapter_name: str, tensors: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor]
     ) -> Bottleneck:
-        """Return a copy of one adapter with other weights, of any width; it is not part of the model.
+        """Return a copy of one adapter with other weights, of any width, outside the model.
 
         `tensors` are those of the place, for instance "down.weight" (r, d); `shared` those that all places share.
         """
@@ -85,7 +85,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         return bottleneck
 
     def branch_input(self, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        """Return the adapters' input: the wrapped module's output, or what its own `adapter_input` makes of it."""
+        """Return the adapters' input: the wrapped module's output, or the result of its own `adapter_input`."""
         reads = getattr(self.base_layer, "adapter_input", None)
         return output if reads is None else reads(args, output)
 
@@ -109,11 +109,11 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         return (output, *result[1:]) if isinstance(result, tuple) else output
 
     def use(self, names: Iterable[str]) -> None:
-        """Make these adapters the active ones; unlike PEFT's `set_adapter` it leaves `requires_grad` as it is."""
+        """Make these adapters the active ones; unlike PEFT's `set_adapter` this does not change `requires_grad`."""
         self._active_adapter = list(names)
 
     def enable_adapters(self, enabled: bool) -> None:
-        """Switch all adapters on or off without changing ``requires_grad``.
+        """Switch all adapters on or off without changing `requires_grad`.
 
         PEFT's own method makes every active adapter trainable when it is switched on again, the frozen ones included.
         """

@@ -19,9 +19,9 @@ from fedpeft.methods.bottleneck.layer import BottleneckLayer, raise_cannot_merge
 
 
 class BottleneckModel(BaseTuner):
-    """A backbone with bottleneck adapters; made by ``peft.get_peft_model``.
+    """A backbone with bottleneck adapters; made by `peft.get_peft_model`.
 
-    Children set ``prefix`` (PEFT's mark of the method in state dict keys) and ``tuner_layer_cls``.
+    Children set `prefix` (PEFT's mark of the method in state dict keys) and `tuner_layer_cls`.
     """
 
     tuner_layer_cls: type[BottleneckLayer]

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What all bottleneck adapters have in common besides their layers: shapes, parameters, names, initial values.
+"""The tuning code of all bottleneck adapters (shapes, parameters, names, initial values) and their activations.
 
 The activations of their neurons on the same inputs are the supports of client-side alignment.
 """
@@ -32,15 +32,15 @@ def hidden_activations(
     masks: Iterable[torch.Tensor | None] | None = None,
     adapter_name: str = "default",
 ) -> list[dict[str, torch.Tensor]]:
-    """Token-averaged activations of the bottleneck neurons of several adapter states on the same inputs.
+    """Return token-averaged activations of the bottleneck neurons of several adapter states on the same inputs.
 
         a_k[s, i] = sum_t w[s, t] act(down_k(h[s, t]))_i / sum_t w[s, t]
 
-    h is the adapter's input at a place while the model runs with its active adapters. It is used for every state at
-    once and never stored: beyond a forward pass, only one (B, T, r) tensor and the result are held in memory.
+    h is the adapter's input at a place while the model runs with its active adapters. It is used for all states at once
+    and never stored: beyond a forward pass, only one (B, T, r) tensor and the result need memory.
 
     Args:
-        model: module with bottleneck adapters, called as ``model(**batch)``.
+        model: module with bottleneck adapters, called as `model(**batch)`.
         states: adapter states k, of any widths; each may leave out places.
         batches: keyword arguments of the calls.
         masks: for each batch w (B, T), 1 where a token counts and 0 where it is padding, or None for all tokens.
