@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 NO_PUNCTUATION = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")
 
+NAME = "ALBEF"
+MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
+DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711])
+
 
 def plain(text: str) -> str:
     """Return a text in lower case without punctuation, as ALBEF was trained."""
@@ -59,11 +63,6 @@ def lengths(tokenizer: Any, texts: Sequence[str], *, ends: bool) -> list[int]:
 
 def _words(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return tokenizer([plain(text) for text in texts], add_special_tokens=False, verbose=False)["input_ids"]
-
-
-NAME = "ALBEF"
-MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
-DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711])
 
 
 class Albef(nn.Module):

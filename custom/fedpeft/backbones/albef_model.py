@@ -61,6 +61,24 @@ from fedpeft.backbones.weights import from_timm
 
 VISION_EPS = 1e-6
 
+VISION, TEXT, WORDS = "visual_encoder.", "text_encoder.bert.", "text_encoder.cls.predictions."
+DECODER = "text_decoder."
+POSITIONS, PATCHES = f"{VISION}pos_embed", f"{VISION}patch_embed.proj.weight"
+NOT_READ = re.compile(
+    r"((visual_encoder_m|text_encoder_m|text_decoder_m|vision_proj|vision_proj_m|text_proj|text_proj_m|itm_head)\..*"
+    r"|temp|image_queue|text_queue|queue_ptr|text_(encoder|decoder)\.(bert\.)?embeddings\.position_ids"
+    r"|text_(encoder|decoder)\.cls\.predictions\.decoder\..*)"  # the table of embeddings again, and the head's bias
+)
+HEAD = {"bias": "word_bias"} | {
+    f"transform.{module}.{kind}": f"word_transform.{module}.{kind}"
+    for module in ("dense", "LayerNorm")
+    for kind in ("weight", "bias")
+}
+LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d{1,4})\.(.*)")
+# what a pickle of tensors is made of; what else torch allows, as bytearray and encode, can fill the memory
+MADE = re.compile(r"collections OrderedDict|torch \w+Storage|torch\._utils _rebuild_(tensor|tensor_v2|parameter)")
+OUTPUT = re.compile(r"(encoder\.layer\.\d+\.(?:attention\.)?output)\.dense\.")
+
 
 class AlbefConfig(BertConfig):
     """Sizes of an ALBEF: those of BERT, and of its image encoder, whose layers are as wide as those of the text."""
@@ -228,25 +246,6 @@ class AlbefDecoderModel(AlbefModel):
         decoded = self.decoder(ids, mask, encoder_hidden_states=states, encoder_attention_mask=states_mask)
         hidden = self.word_transform(decoded.last_hidden_state)
         return F.linear(hidden, self.decoder.embeddings.word_embeddings.weight, self.word_bias)
-
-
-VISION, TEXT, WORDS = "visual_encoder.", "text_encoder.bert.", "text_encoder.cls.predictions."
-DECODER = "text_decoder."
-POSITIONS, PATCHES = f"{VISION}pos_embed", f"{VISION}patch_embed.proj.weight"
-NOT_READ = re.compile(
-    r"((visual_encoder_m|text_encoder_m|text_decoder_m|vision_proj|vision_proj_m|text_proj|text_proj_m|itm_head)\..*"
-    r"|temp|image_queue|text_queue|queue_ptr|text_(encoder|decoder)\.(bert\.)?embeddings\.position_ids"
-    r"|text_(encoder|decoder)\.cls\.predictions\.decoder\..*)"  # the table of embeddings again, and the head's bias
-)
-HEAD = {"bias": "word_bias"} | {
-    f"transform.{module}.{kind}": f"word_transform.{module}.{kind}"
-    for module in ("dense", "LayerNorm")
-    for kind in ("weight", "bias")
-}
-LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d{1,4})\.(.*)")
-# what a pickle of tensors is made of; what else torch allows, as bytearray and encode, can fill the memory
-MADE = re.compile(r"collections OrderedDict|torch \w+Storage|torch\._utils _rebuild_(tensor|tensor_v2|parameter)")
-OUTPUT = re.compile(r"(encoder\.layer\.\d+\.(?:attention\.)?output)\.dense\.")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

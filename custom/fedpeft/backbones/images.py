@@ -16,6 +16,8 @@ Images = Sequence["Image.Image | np.ndarray"]
 COLORS = 3  # red, green and blue
 HALF = (0.5,) * COLORS
 
+CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
+
 
 def pictures(images: Images) -> list[Image.Image]:
     """Return images, PIL or (H, W, 3) uint8, as RGB pictures of PIL."""
@@ -82,9 +84,6 @@ class ProportionalImages:
             return image
         width, height = (self.patch if side == shorter else self.max_side for side in image.size)
         return image.resize((width, height), Image.Resampling.BICUBIC)
-
-
-CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 
 
 def patch_area(model: nn.Module) -> int:

@@ -17,6 +17,8 @@ from torch.nn.modules.module import (
 
 MATRICES = (nn.Linear, nn.Conv2d, nn.Embedding)
 
+MAX_PARTS = 2**18  # twice as many as DeepSeek-V3 has where its experts are modules of their own
+
 
 def matrices(model: nn.Module) -> list[Tensor]:
     """Return the weights of a model's linear layers, convolutions and embeddings; call it before a method is in."""
@@ -67,9 +69,6 @@ def products(model: nn.Module) -> Iterator[bool]:
     half = any(weight.dtype == torch.bfloat16 for weight in matrices(model))
     with torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16, enabled=half):
         yield half
-
-
-MAX_PARTS = 2**18  # twice as many as DeepSeek-V3 has where its experts are modules of their own
 
 
 @contextmanager

@@ -38,6 +38,27 @@ if TYPE_CHECKING:
 DEFAULT_SIDE, MAX_DEFAULT_SIDE = 224, 1024
 OWN_CODE = {"trust_remote_code": False}
 
+MAX_SIDE, MAX_PATCH, MAX_PIXELS, MAX_TOKENS = 4096, 256, 2**24, 2**14
+MAX_MADE, MAX_PATCHES = 2**26, 2**17
+KINDS = (  # of numbers, by their names: the first that fits
+    ("pixels", re.compile(r"(min|max)_pixels"), MAX_PIXELS),
+    ("tiles", re.compile(r"(?s)^(?!.*num_patches).*(tiles|slice|crops|max_patches|temporal|frames)"), MAX_SIDE),
+    (
+        "patch",
+        re.compile(r"patch_size|merge_size|expand_factor|pooling_kernel_size|ensure_multiple_of|size_divisor"),
+        MAX_PATCH,
+    ),
+    ("canvas", re.compile(r"pinpoints|resolution"), MAX_SIDE),
+    ("side", re.compile(r"size|edge|height|width"), MAX_SIDE),
+)
+NO_SIDE = re.compile(r"(^|\.)min_|text_size|patch_size\.width")
+TOKEN = re.compile(r"_ids?($|\.)")
+OTHERS = re.compile(r".*(processor|extractor)")  # of images: checked above; of videos and sound: not read
+
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+MAX_GROWTH = 2**10
+GROWTH = {"ByteLevel": 2, "Precompiled": 32}  # a byte becomes a letter of two; one letter can stand for a word
+
 
 class ModelInputs:
     """Turns images and questions into a batch, with the tokenizer and image processor of a folder.
@@ -255,24 +276,6 @@ def _mark(config: Any, processor: Any) -> str:
     return f"{first}{processor.image_token}{last}"
 
 
-MAX_SIDE, MAX_PATCH, MAX_PIXELS, MAX_TOKENS = 4096, 256, 2**24, 2**14
-MAX_MADE, MAX_PATCHES = 2**26, 2**17
-KINDS = (  # of numbers, by their names: the first that fits
-    ("pixels", re.compile(r"(min|max)_pixels"), MAX_PIXELS),
-    ("tiles", re.compile(r"(?s)^(?!.*num_patches).*(tiles|slice|crops|max_patches|temporal|frames)"), MAX_SIDE),
-    (
-        "patch",
-        re.compile(r"patch_size|merge_size|expand_factor|pooling_kernel_size|ensure_multiple_of|size_divisor"),
-        MAX_PATCH,
-    ),
-    ("canvas", re.compile(r"pinpoints|resolution"), MAX_SIDE),
-    ("side", re.compile(r"size|edge|height|width"), MAX_SIDE),
-)
-NO_SIDE = re.compile(r"(^|\.)min_|text_size|patch_size\.width")
-TOKEN = re.compile(r"_ids?($|\.)")
-OTHERS = re.compile(r".*(processor|extractor)")  # of images: checked above; of videos and sound: not read
-
-
 def check_image_processor(processor: Any) -> None:
     """Refuse an image processor that would make a huge image; none is made for this."""
     in_pixels = hasattr(type(processor), "merge_size")  # Qwen's and its kin: `size` has numbers of pixels
@@ -336,11 +339,6 @@ def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
             waiting += [(path, inner) for inner in value]
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield path, value
-
-
-PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-MAX_GROWTH = 2**10
-GROWTH = {"ByteLevel": 2, "Precompiled": 32}  # a byte becomes a letter of two; one letter can stand for a word
 
 
 def check_growth(tokenizer: Any) -> None:

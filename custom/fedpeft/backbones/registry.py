@@ -44,6 +44,12 @@ WRITES = {"bare": True, "half": True, "makes": (FEATURES, TEXT), "prompts": True
 
 BACKBONES: Registry[Pretrained] = Registry("backbone", "fedpeft.backbones", Pretrained)
 
+MAX_PROMPT_LENGTH = 400
+MAX_GRID = 16  # ViT-B/16 has 14
+# In the metadata of a field: adapters were trained in another model where its value is another. Of weights, the name
+# under which the registry has their default.
+FROZEN = "frozen"
+
 
 def _add(name: str, build: str, skeleton: str, **declared: Any) -> None:
     """Register a backbone whose functions are in `fedpeft.backbones`."""
@@ -114,13 +120,6 @@ _add(
     source="Wolf et al. 2020, Transformers",
     tokenizer=False,
 )
-
-
-MAX_PROMPT_LENGTH = 400
-MAX_GRID = 16  # ViT-B/16 has 14
-# In the metadata of a field: adapters were trained in another model where its value is another. Of weights, the name
-# under which the registry has their default.
-FROZEN = "frozen"
 
 
 @dataclass(frozen=True, kw_only=True)

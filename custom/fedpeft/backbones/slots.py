@@ -99,6 +99,9 @@ _FAMILIES: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
     "albef_decoder": _ALBEF_TOWERS | {"decoder": ("decoder.encoder.layer.{layer}", _ALBEF)},
 }
 
+# families outside the table of which one part alone is adapted, as their papers do
+ADAPTED_PART = {"llava": "language_model", "blip-2": "language_model"}
+
 
 def _roles(towers: Mapping[str, tuple[str, dict[str, str]]], *, slots: bool) -> dict[str, str]:
     return {
@@ -111,8 +114,6 @@ def _roles(towers: Mapping[str, tuple[str, dict[str, str]]], *, slots: bool) -> 
 
 SLOTS = {family: _roles(towers, slots=True) for family, towers in _FAMILIES.items()}
 INNER = {family: _roles(towers, slots=False) for family, towers in _FAMILIES.items()}
-# families outside the table of which one part alone is adapted, as their papers do
-ADAPTED_PART = {"llava": "language_model", "blip-2": "language_model"}
 
 
 def places(family: str) -> dict[str, str]:

@@ -37,6 +37,9 @@ TEXT, VISION = "text", "vision"
 TOWERS = {TEXT: re.compile(r"text|language"), VISION: re.compile(r"vision|visual|image")}
 WRAPPED = "base_layer"  # PEFT's name of what an adapter stands around
 
+_PARENT = r"(?:.*\.)?"
+_NUMBER = r"\d+"
+
 
 def templates_in(model: nn.Module, roles: Iterable[str], *, joint: bool = False) -> dict[str, str]:
     """Return the module path templates of some roles in a model, whose family need not be in the table."""
@@ -196,10 +199,6 @@ def _is_linear(module: nn.Module) -> bool:
 
 def _width(module: nn.Module | None) -> int:
     return getattr(module, "out_features", None) or getattr(module, "nf", None) or 0
-
-
-_PARENT = r"(?:.*\.)?"
-_NUMBER = r"\d+"
 
 
 def check_targets(targets: object, method: str) -> None:

@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 TOWER_OUTPUTS = ("vision_model_output", "text_model_output")
 LAST, FIRST, MEAN = "last", "first", "mean"
 
+NAME = "the model"
+POOLER = "pooler."
+
+# of its training; adapters stand in the layers of its language model, 32 of the 7B model, the number that F3OCUS gives
+LLAVA_PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or phrase. ASSISTANT:"
+
 
 def pooled(output: Mapping[str, Any], mask: Tensor | None, token: str) -> Tensor:
     """Return the features (B, d) of a model's output, of the token that `token_of` names among those of the mask (B,
@@ -75,10 +81,6 @@ def token_of(model: nn.Module, has_first: bool) -> str:
         return LAST
     classifies = any(name.endswith(("cls_token", "class_embedding")) for name, _ in model.named_parameters())
     return FIRST if has_first or classifies else MEAN
-
-
-NAME = "the model"
-POOLER = "pooler."
 
 
 class TransformersModel(nn.Module):
@@ -228,10 +230,6 @@ def check_features(backbone: TransformersModel) -> None:
     if features.dim() != 2 or len(features) != 2:
         raise ValueError(f"its features of two samples are of shape {tuple(features.shape)}")
     backbone.hidden_size = features.shape[1]
-
-
-# of its training; adapters stand in the layers of its language model, 32 of the 7B model, the number that F3OCUS gives
-LLAVA_PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or phrase. ASSISTANT:"
 
 
 def build_llava(settings: BackboneSettings, *, half: bool = False, weights: bool = True) -> TransformersModel:

@@ -26,6 +26,8 @@ from fedpeft.backbones.matrices import without_weights
 if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
 
+NAME = "ViLT"
+
 
 class FusedAttention(ViltSelfAttention):
     """Self-attention by torch's `scaled_dot_product_attention`, which keeps no attention matrix for the way back."""
@@ -63,9 +65,6 @@ def attended(module: ViltSelfAttention, queries: Tensor, tokens: Tensor, mask: T
         mask = mask.to(query.dtype)
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return context.transpose(1, 2).reshape(len(tokens), -1, module.all_head_size)
-
-
-NAME = "ViLT"
 
 
 def build(

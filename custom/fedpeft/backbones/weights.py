@@ -29,6 +29,34 @@ REMEDY = (
     "AutoModel.from_pretrained(folder, use_safetensors=False).save_pretrained(folder)"
 )
 
+TIMM_KEY, VILT_KEY = "blocks.0.attn.qkv.weight", "embeddings.text_embeddings.word_embeddings.weight"
+TIMM_HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}  # by width: their number is not in the weights
+TIMM_NOT_READ = re.compile(r"(head|head_dist|pre_logits)\..*")
+VILT_NOT_READ = re.compile(r"(embeddings\.text_embeddings|pooler)\..*|embeddings\.token_type_embeddings\.weight")
+OUTSIDE = {
+    "cls_token": "embeddings.cls_token",
+    "pos_embed": "embeddings.position_embeddings",
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "norm": "layernorm",
+}
+TIMM_LAYER = {
+    "norm1": "layernorm_before",
+    "attn.proj": "attention.o_proj",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+}
+VILT_LAYER = {
+    "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj",
+    "attention.attention.value": "attention.v_proj",
+    "attention.output.dense": "attention.o_proj",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+    "layernorm_before": "layernorm_before",
+    "layernorm_after": "layernorm_after",
+}
+
 
 def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -> None:
     """Refuse a folder from which transformers would read a pickle, or a file that is not beside its config.json.
@@ -106,35 +134,6 @@ def _parts(index: Path) -> set[Any]:
         return set(bounded_files.read_json(index)["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its {INDEX} cannot be read ({type(error).__name__}); copy it again") from error
-
-
-TIMM_KEY, VILT_KEY = "blocks.0.attn.qkv.weight", "embeddings.text_embeddings.word_embeddings.weight"
-TIMM_HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}  # by width: their number is not in the weights
-TIMM_NOT_READ = re.compile(r"(head|head_dist|pre_logits)\..*")
-VILT_NOT_READ = re.compile(r"(embeddings\.text_embeddings|pooler)\..*|embeddings\.token_type_embeddings\.weight")
-OUTSIDE = {
-    "cls_token": "embeddings.cls_token",
-    "pos_embed": "embeddings.position_embeddings",
-    "patch_embed.proj": "embeddings.patch_embeddings.projection",
-    "norm": "layernorm",
-}
-TIMM_LAYER = {
-    "norm1": "layernorm_before",
-    "attn.proj": "attention.o_proj",
-    "norm2": "layernorm_after",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
-}
-VILT_LAYER = {
-    "attention.attention.query": "attention.q_proj",
-    "attention.attention.key": "attention.k_proj",
-    "attention.attention.value": "attention.v_proj",
-    "attention.output.dense": "attention.o_proj",
-    "intermediate.dense": "mlp.fc1",
-    "output.dense": "mlp.fc2",
-    "layernorm_before": "layernorm_before",
-    "layernorm_after": "layernorm_after",
-}
 
 
 def timm_settings(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,8 @@ EXPECTED = """
     <name>.npz                      a file of MedMNIST, or a folder of them"""
 _SHOWN = 8
 
+_HEADER = ("image", "question", "answer", "answer_type", "question_type", "split")
+
 
 class Item(NamedTuple):
     """One image: its path in the site's folder, its classes, and how it is written there."""
@@ -169,9 +171,6 @@ def _check_sites(folders: Sequence[str]) -> None:
         if (site := _site_of(name)) in seen:
             raise DataError(f"the folders {seen[site]!r} and {name!r} would both be the site {site!r}; rename one.")
         seen[site] = name
-
-
-_HEADER = ("image", "question", "answer", "answer_type", "question_type", "split")
 
 
 def build(parts: Sequence[Source], out: Path, *, seed: int = 0, test_fraction: float = 0.2) -> None:

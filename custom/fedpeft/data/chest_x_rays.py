@@ -39,6 +39,25 @@ CHEST_LABELS = (*CHEXPERT, OTHERS)
 NOT_INDEXED = "no indexing"
 _YES, _NO, _UNCERTAIN = 1.0, 0.0, -1.0
 
+TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
+LISTS = ("train_val_list.txt", "test_list.txt")
+NO_FINDING = "No Finding"
+FINDINGS: list[str] = packaged("class_names")["nih_cxr14"]
+_KEYS = ("Image Index", "Finding Labels", "Patient ID")
+
+MAX_BYTES = 2**18
+SECTIONS = frozenset({"FINDINGS", "FINDING", "FINDINGS AND IMPRESSION", "FINDINGS/IMPRESSION"})
+_HEADER = re.compile(r"[ \t]*([A-Z][A-Z ()/,&-]{2,80}):(.*)")
+
+TABLE = "mimic-cxr-2.0.0-{}"
+IMAGES, REPORTS = "files", ("files", "mimic-cxr-reports/files")
+FRONTAL = frozenset({"PA", "AP"})
+SPLITS = {"train": "train", "validate": "validation", "test": "test"}
+_ID = re.compile(r"[0-9]{1,12}", re.ASCII)
+_IMAGE = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
+Study = tuple[str, str]
+Labels = tuple[tuple[str, ...], tuple[str, ...]]
+
 
 def of_mesh(terms: Iterable[str]) -> tuple[str, ...] | None:
     """Return the labels of terms such as `Opacity/lung/base/left` (Open-I); None: the report is not indexed."""
@@ -80,13 +99,6 @@ def _label_value(value: str, label: str) -> float:
     if number not in (_YES, _NO, _UNCERTAIN):
         raise DataError(f"the value of {label!r} is none of 1.0, 0.0, -1.0 and empty")
     return number
-
-
-TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
-LISTS = ("train_val_list.txt", "test_list.txt")
-NO_FINDING = "No Finding"
-FINDINGS: list[str] = packaged("class_names")["nih_cxr14"]
-_KEYS = ("Image Index", "Finding Labels", "Patient ID")
 
 
 def nih_cxr14_answers() -> tuple[str, ...]:
@@ -160,11 +172,6 @@ def _spelled(finding: str) -> str:
 NIH_CXR14 = published_set("nih_cxr14", load_nih_cxr14, answers=nih_cxr14_answers, takes=TAKES)
 
 
-MAX_BYTES = 2**18
-SECTIONS = frozenset({"FINDINGS", "FINDING", "FINDINGS AND IMPRESSION", "FINDINGS/IMPRESSION"})
-_HEADER = re.compile(r"[ \t]*([A-Z][A-Z ()/,&-]{2,80}):(.*)")
-
-
 def findings(report: str) -> str:
     """Return the findings of a report, every run of white space one blank; empty: it has no such section.
 
@@ -197,16 +204,6 @@ def folder_of(subject: str) -> Path:
 def read_report(path: Path) -> str:
     """Return the text of a report."""
     return read_text(path, MAX_BYTES)
-
-
-TABLE = "mimic-cxr-2.0.0-{}"
-IMAGES, REPORTS = "files", ("files", "mimic-cxr-reports/files")
-FRONTAL = frozenset({"PA", "AP"})
-SPLITS = {"train": "train", "validate": "validation", "test": "test"}
-_ID = re.compile(r"[0-9]{1,12}", re.ASCII)
-_IMAGE = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
-Study = tuple[str, str]
-Labels = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def load_mimic_cxr_jpg(settings: DataSettings) -> SiteData:

@@ -52,6 +52,11 @@ MAX_GRAY = 65_535  # to which Pillow scales the grays of a PGM
 MAX_VOXELS = 2**32  # of a volume, which a compressed file is read through up to the slice
 _FIRST, _SECOND = 348, 540  # bytes of the headers of NIfTI-1 and NIfTI-2
 
+AXIAL = "axial"
+SCALED = "has a largest gray below 65,535, to which Pillow scales, or signed ones"
+TIFF_INTERPRETATION = 262  # the tag PhotometricInterpretation
+_PART = re.compile(rf"(?:({'|'.join(PLANES)})(?:-([0-9]{{1,6}}))?|([0-9]{{1,6}}))")
+
 
 def is_nifti(file: Path) -> bool:
     """Return whether a file's name is that of a NIfTI volume."""
@@ -154,12 +159,6 @@ def _nibabel() -> Any:
     logging.getLogger("nibabel").disabled = True
     logging.getLogger("nibabel.global").disabled = True
     return nibabel
-
-
-AXIAL = "axial"
-SCALED = "has a largest gray below 65,535, to which Pillow scales, or signed ones"
-TIFF_INTERPRETATION = 262  # the tag PhotometricInterpretation
-_PART = re.compile(rf"(?:({'|'.join(PLANES)})(?:-([0-9]{{1,6}}))?|([0-9]{{1,6}}))")
 
 
 def image_of(root: Path, name: str, window: Window | None, *, where: str) -> tuple[Path | ChosenImage, str]:

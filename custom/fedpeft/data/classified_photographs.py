@@ -20,6 +20,17 @@ from fedpeft.data.settings import NATURAL, DataSettings
 TABLES = tuple(f"HAM10000_metadata{suffix}" for suffix in ("", ".csv", ".tab", ".tsv"))  # Dataverse serves .tab
 HAM_CLASSES: dict[str, str] = packaged("class_names")["ham10000"]
 
+TABLE, METADATA = "train_test_split", "ISIC_2019_Training_Metadata.csv"
+WHOLE = "fed-isic2019"
+CENTERS = ("bcn", "vidir-molemax", "vidir-modern", "rosendahl", "mskcc", "vienna-dias")
+ISIC_CLASSES = tuple(packaged("class_names")["fed_isic2019"])
+FOLDS = ("train", "test")
+
+BACKGROUND = "BACKGROUND_Google"
+CALTECH_CLASSES: list[str] = packaged("class_names")["caltech101"]
+
+FLOWERS_CLASSES = 102
+
 
 def load_ham10000(settings: DataSettings) -> SiteData:
     """HAM10000 (Tschandl et al., Sci Data 2018): dermatoscopy of seven kinds of lesions, 10,015 images of 7,470.
@@ -53,13 +64,6 @@ def load_ham10000(settings: DataSettings) -> SiteData:
 
 
 HAM10000 = published_set("ham10000", load_ham10000, answers=lambda: tuple(HAM_CLASSES.values()), takes=TAKES)
-
-
-TABLE, METADATA = "train_test_split", "ISIC_2019_Training_Metadata.csv"
-WHOLE = "fed-isic2019"
-CENTERS = ("bcn", "vidir-molemax", "vidir-modern", "rosendahl", "mskcc", "vienna-dias")
-ISIC_CLASSES = tuple(packaged("class_names")["fed_isic2019"])
-FOLDS = ("train", "test")
 
 
 def load_fed_isic2019(settings: DataSettings) -> SiteData:
@@ -146,10 +150,6 @@ FED_ISIC2019 = published_set(
 )
 
 
-BACKGROUND = "BACKGROUND_Google"
-CALTECH_CLASSES: list[str] = packaged("class_names")["caltech101"]
-
-
 def load_caltech101(settings: DataSettings) -> SiteData:
     """Caltech101 (Fei-Fei et al., 2004): photographs of 101 kinds of objects.
 
@@ -183,9 +183,6 @@ CALTECH101 = published_set(
     answers=lambda: tuple(name.replace("_", " ") for name in CALTECH_CLASSES),
     takes=TAKES,
 )
-
-
-FLOWERS_CLASSES = 102
 
 
 def load_flowers102(settings: DataSettings) -> SiteData:

@@ -32,6 +32,14 @@ MAX_PADDING = 4096  # bytes
 _SIZE = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}  # JPEG's markers of frames, JPEG-LS's too
 _BARE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
 
+MAGIC, MAGIC_AT = b"DICM", 128
+SUFFIXES = (".dcm", ".dicom", ".ima")
+DEFLATED = "1.2.840.10008.1.2.1.99"
+GRAYS = ("MONOCHROME1", "MONOCHROME2")
+READ = (*dicom_grays.READ, "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames")
+COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422")
+COLORS_OF_JPEG_2000 = ("YBR_ICT", "YBR_RCT")  # which its decoders make RGB of
+
 
 def check_frame(pydicom: Any, file: Path, number: int, header: Any) -> None:
     """Refuse a frame of compressed pixels that does not decode to the size of the header."""
@@ -95,15 +103,6 @@ def _jpeg_size(frame: bytes) -> tuple[int, int] | None:
         else:
             position += 2 if marker in _BARE else 2 + struct.unpack_from(">H", frame, position + 2)[0]
     return None
-
-
-MAGIC, MAGIC_AT = b"DICM", 128
-SUFFIXES = (".dcm", ".dicom", ".ima")
-DEFLATED = "1.2.840.10008.1.2.1.99"
-GRAYS = ("MONOCHROME1", "MONOCHROME2")
-READ = (*dicom_grays.READ, "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames")
-COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422")
-COLORS_OF_JPEG_2000 = ("YBR_ICT", "YBR_RCT")  # which its decoders make RGB of
 
 
 def is_dicom(file: Path) -> bool:

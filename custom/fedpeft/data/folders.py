@@ -33,6 +33,11 @@ IMAGE_SUFFIXES = frozenset(
 MAX_FOLDERS = 1_000_000  # below one; links that lead into each other make more
 _DEPTH = 4
 
+DEPTH = 5
+MAX_SEEN = 2_000  # that are opened, from the shallowest on, as many of each folder around them
+MAX_IMAGES = 20  # of one folder that are remembered
+_SHOWN, _SHOWN_INSIDE = 8, 3
+
 
 def dataset_folder(settings: DataSettings, known_as: tuple[str, ...] = ()) -> Path:
     """Return a data set's folder: `settings.root`, else the first of its known names that FEDPEFT_DATA has."""
@@ -225,12 +230,6 @@ def _search(root: Path, name: str, *, folder: bool) -> list[Path]:
             return matches
         level = deeper
     return []
-
-
-DEPTH = 5
-MAX_SEEN = 2_000  # that are opened, from the shallowest on, as many of each folder around them
-MAX_IMAGES = 20  # of one folder that are remembered
-_SHOWN, _SHOWN_INSIDE = 8, 3
 
 
 @dataclass(frozen=True)

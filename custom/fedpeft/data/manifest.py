@@ -54,6 +54,9 @@ from fedpeft.data.settings import DataSettings, Window, window_of
 FILES = ("manifest.csv", "manifest.jsonl")
 _SHOWN = 300
 
+_IMAGE = "image"
+_OF_ALL = ("split", "patient")  # optional ones
+
 
 class Table(NamedTuple):
     """A folder's table."""
@@ -120,10 +123,6 @@ def _named(row: Row, as_known: dict[str, str]) -> Row:
 
 def _spelled(name: object) -> str:
     return "_".join(str(name).lower().replace("-", " ").replace("_", " ").split())
-
-
-_IMAGE = "image"
-_OF_ALL = ("split", "patient")  # optional ones
 
 
 class Kind(NamedTuple):

@@ -51,6 +51,18 @@ from fedpeft.data.settings import DataSettings
 MAX_BYTES = 2**20
 MAX_LEVELS = 50
 
+KAGGLE, PROJECTIONS, NLM = "indiana_reports.csv", "indiana_projections.csv", "ecgen-radiology"
+FRONTAL, LATERAL, UNKNOWN = "Frontal", "Lateral", "unknown"
+GUESSED = (
+    "{} of {} reports do not say which image is the frontal view; the first by name is taken. Kaggle's "
+    f"{PROJECTIONS} beside them says it."
+)
+_NAMED = {
+    FRONTAL: re.compile(r"\b(pa|ap|frontal|posteroanterior|anteroposterior)\b", re.IGNORECASE),
+    LATERAL: re.compile(r"\blat(eral)?\b", re.IGNORECASE),
+}
+_NAME = re.compile(r"(?:CXR[0-9]+_)?(?:CXR)?([0-9]+_IM.*?)(?:\.dcm)?", re.ASCII)
+
 
 def xml_root(path: Path) -> Element:
     """Return the root element of a file."""
@@ -83,19 +95,6 @@ def xml_root(path: Path) -> Element:
         line = f", line {error.lineno}" if isinstance(error, expat.ExpatError) else ""
         raise DataError(f"{path}{line}: it is not valid XML; download it again.") from error
     return builder.close()
-
-
-KAGGLE, PROJECTIONS, NLM = "indiana_reports.csv", "indiana_projections.csv", "ecgen-radiology"
-FRONTAL, LATERAL, UNKNOWN = "Frontal", "Lateral", "unknown"
-GUESSED = (
-    "{} of {} reports do not say which image is the frontal view; the first by name is taken. Kaggle's "
-    f"{PROJECTIONS} beside them says it."
-)
-_NAMED = {
-    FRONTAL: re.compile(r"\b(pa|ap|frontal|posteroanterior|anteroposterior)\b", re.IGNORECASE),
-    LATERAL: re.compile(r"\blat(eral)?\b", re.IGNORECASE),
-}
-_NAME = re.compile(r"(?:CXR[0-9]+_)?(?:CXR)?([0-9]+_IM.*?)(?:\.dcm)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,22 @@ SPELLINGS = {  # of a split's name in tables and folders
 _SIMILAR = {**SPELLINGS, "eval": "test", "evaluation": "test"}
 Splits = tuple[tuple[Example, ...], tuple[Example, ...], tuple[Example, ...]]
 
+Placed = tuple[str | None, Example]  # the split, where the table has one
+REPEATED = "another row has the same image, question and answer"
+CONTRADICTED = "another row has the same image and question, and another answer"
+_LAST_STAYS = ("train", "validation", "test")
+
+MIN_UNITS = 3  # of a part: one for each split
+DRAWS = 100
+_NUMBER = re.compile(r"(?<![0-9])0*([1-9][0-9]{0,4})$")
+NO_LABEL = ""
+ANOTHERS = "it is another client's"
+NOT_DRAWN = "not among data.samples"
+MAX_OFF = 0.05  # of a share, before it is said
+NOT_IN_SHARE = "not in data.train_share"
+
+Parts = dict[tuple[Hashable, ...], list[list[tuple[Example, ...]]]]  # by the settings that decide them, site by site
+
 
 def named_like_splits(names: Iterable[str]) -> bool:
     """Return whether by their words one name is that of training and another that of a test or validation."""
@@ -121,12 +137,6 @@ def halves(image_ids: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(ranked[:middle]), frozenset(ranked[middle:])
 
 
-Placed = tuple[str | None, Example]  # the split, where the table has one
-REPEATED = "another row has the same image, question and answer"
-CONTRADICTED = "another row has the same image and question, and another answer"
-_LAST_STAYS = ("train", "validation", "test")
-
-
 def cleaned(rows: Sequence[Placed]) -> tuple[list[Placed], dict[str, int]]:
     """Return the rows without those that repeat or contradict each other, in their order, and how many of each."""
     targets: dict[Hashable, set[Hashable]] = {}
@@ -191,16 +201,6 @@ def _target(example: Example) -> Hashable:
     return example.answer, frozenset(example.alternatives), example.labels, example.unknown_labels
 
 
-MIN_UNITS = 3  # of a part: one for each split
-DRAWS = 100
-_NUMBER = re.compile(r"(?<![0-9])0*([1-9][0-9]{0,4})$")
-NO_LABEL = ""
-ANOTHERS = "it is another client's"
-NOT_DRAWN = "not among data.samples"
-MAX_OFF = 0.05  # of a share, before it is said
-NOT_IN_SHARE = "not in data.train_share"
-
-
 def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Example, ...]]:
     """Return the examples that take part, split by split and in their order; see `_units`."""
     if settings.samples is None or sum(map(len, splits)) <= settings.samples:
@@ -242,9 +242,6 @@ def _units(sizes: Mapping[str, int], limit: float, seed: int, *, min_units: int 
         for number, (unit, total) in enumerate(zip(order, totals, strict=True))
         if total <= limit or number < min_units
     }
-
-
-Parts = dict[tuple[Hashable, ...], list[list[tuple[Example, ...]]]]  # by the settings that decide them, site by site
 
 
 def own_parts(

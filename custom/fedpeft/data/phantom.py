@@ -53,20 +53,6 @@ SIZES = {"train": 300, "validation": 60, "test": 150}
 QUESTIONS_PER_IMAGE = 3
 LANGUAGES = (CLINICAL, CLINICAL, CLINICAL, PLAIN)  # a quarter of the words is plain, so that heads can start to learn
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
-    """What makes a site different from the others."""
-
-    modality: str
-    kinds: tuple[str, ...]
-    type_weights: tuple[float, ...]  # one per question type
-    wordings: tuple[int, ...]
-    answers: dict[str, str]  # concept -> the site's words for it
-    others: float = 0.15  # share of images of any of MODALITIES
-    colors: Scale = GRAY
-
-
 # shares of presence, placement, density, location, abnormality, shade, count, organ, modality
 _MIXES = {
     "slake": ("ct", (4, 3, 2, 4, 3, 2, 1, 1, 1)),
@@ -80,9 +66,49 @@ _FINDING_ANSWERS = (
     ("mass", "abscess", "fracture", "atelectasis", "thickening", "narrowing", "consolidation", "hemorrhage"),
 )
 
-
 # which of SITES swaps the pair of the same number in PAIRS: two or three of five, no two pairs alike
 _SWAPS = ("11000", "00110", "10001", "10011", "11100", "01011", "01010")
+
+TAKES = frozenset({"train_size", "validation_size", "test_size", "dialects", "label_skew"})
+
+MODALITY_SITES = {  # OmniMedVQA's modalities, and their looks
+    "ct": "ct",
+    "ultrasound": "ultrasound",
+    "oct": "oct",
+    "fundus": "fundus",
+    "microscopy": "microscopy",
+    "histopathology": "histopathology",
+    "dermatoscopy": "dermatoscopy",
+    "x-ray": "xray",
+}
+DEFAULT_MODALITY = next(iter(MODALITY_SITES))
+STYLES = 5
+_WEIGHTS = {
+    "presence": 4,
+    "placement": 3,
+    "density": 2,
+    "location": 4,
+    "abnormality": 4,
+    "shade": 3,
+    "count": 1,
+    "organ": 1,
+    "modality": 0,  # it would have one answer at a site
+}
+
+_MODALITIES_TAKE = TAKES - {"label_skew"}  # all sites ask the same mix of types
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What makes a site different from the others."""
+
+    modality: str
+    kinds: tuple[str, ...]
+    type_weights: tuple[float, ...]  # one per question type
+    wordings: tuple[int, ...]
+    answers: dict[str, str]  # concept -> the site's words for it
+    others: float = 0.15  # share of images of any of MODALITIES
+    colors: Scale = GRAY
 
 
 def load(settings: DataSettings) -> SiteData:
@@ -239,33 +265,7 @@ def _examples(
     return tuple(examples)
 
 
-TAKES = frozenset({"train_size", "validation_size", "test_size", "dialects", "label_skew"})
 DATASET = DataSet(load=load, procedural=True, answers=all_answers, takes=TAKES)
-
-
-MODALITY_SITES = {  # OmniMedVQA's modalities, and their looks
-    "ct": "ct",
-    "ultrasound": "ultrasound",
-    "oct": "oct",
-    "fundus": "fundus",
-    "microscopy": "microscopy",
-    "histopathology": "histopathology",
-    "dermatoscopy": "dermatoscopy",
-    "x-ray": "xray",
-}
-DEFAULT_MODALITY = next(iter(MODALITY_SITES))
-STYLES = 5
-_WEIGHTS = {
-    "presence": 4,
-    "placement": 3,
-    "density": 2,
-    "location": 4,
-    "abnormality": 4,
-    "shade": 3,
-    "count": 1,
-    "organ": 1,
-    "modality": 0,  # it would have one answer at a site
-}
 
 
 def load_modalities(settings: DataSettings) -> SiteData:
@@ -299,5 +299,4 @@ def modality_answers() -> set[str]:
     return {word for site in MODALITY_SITES for word in modality_profile(site).answers.values()}
 
 
-_MODALITIES_TAKE = TAKES - {"label_skew"}  # all sites ask the same mix of types
 MODALITIES_DATASET = DataSet(load=load_modalities, procedural=True, answers=modality_answers, takes=_MODALITIES_TAKE)

@@ -61,6 +61,23 @@ SIZES = {"train": 210, "validation": 30, "test": 90}
 TAKES = frozenset({"train_size", "validation_size", "test_size", "partition"})
 NO_PIXELS = np.zeros((0, 0, 3), dtype=np.uint8)
 
+Draw = Callable[[np.random.Generator], Scene]
+
+SIZE = 48
+SKIN: Color = (222, 180, 158)
+PIGMENT: Color = (150, 95, 75)  # what all spots have in common
+MIDDLE = (SIZE - 1) / 2
+_ROWS, _COLUMNS = (axis.astype(np.float64) - MIDDLE for axis in np.mgrid[0:SIZE, 0:SIZE])
+
+OF_KINDS = {kind: CLINICAL[kind] for kind in KINDS}
+OF_SCENES = ("dense finding", "lucent finding", "large finding", "several findings", "upper zone", "lower zone")
+NOTHING = "no finding"
+LABELS = (*OF_KINDS.values(), *OF_SCENES, NOTHING)
+_FREQUENCY = np.array([8, 7, 6, 5, 4, 3, 2, 1]) / 36  # of KINDS among findings
+_FINDINGS = (0, 1, 1, 2, 2, 3)
+_IMAGES = (1, 1, 2)  # of a patient
+_NAMED, _DENIED = 0.6, 2
+
 
 def number_of_images(settings: DataSettings) -> int:
     """Return how many images the data set has: those of the splits, and times `parts` where it is shared out."""
@@ -115,9 +132,6 @@ def _with_shares(settings: DataSettings) -> DataSettings:
     return replace(settings, validation_fraction=sizes["validation"] / total, test_fraction=sizes["test"] / total)
 
 
-Draw = Callable[[np.random.Generator], Scene]
-
-
 def load_objects(settings: DataSettings, *, classes: dict[str, Draw]) -> SiteData:
     """Make the images of one site, or its part of a data set that is shared out; all classes are equally likely."""
     names, name = sorted(classes), collection(settings)
@@ -158,13 +172,6 @@ OBJECTS_DATASET = DataSet(
 FLOWERS_DATASET = DataSet(
     load=partial(load_objects, classes=FLOWERS), procedural=True, answers=lambda: tuple(sorted(FLOWERS)), takes=TAKES
 )
-
-
-SIZE = 48
-SKIN: Color = (222, 180, 158)
-PIGMENT: Color = (150, 95, 75)  # what all spots have in common
-MIDDLE = (SIZE - 1) / 2
-_ROWS, _COLUMNS = (axis.astype(np.float64) - MIDDLE for axis in np.mgrid[0:SIZE, 0:SIZE])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,16 +298,6 @@ _TEXTURES: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = 
     "scales": _scales,
 }
 SKIN_DATASET = DataSet(load=load_skin, procedural=True, answers=lambda: LESION_CLASSES, takes=TAKES)
-
-
-OF_KINDS = {kind: CLINICAL[kind] for kind in KINDS}
-OF_SCENES = ("dense finding", "lucent finding", "large finding", "several findings", "upper zone", "lower zone")
-NOTHING = "no finding"
-LABELS = (*OF_KINDS.values(), *OF_SCENES, NOTHING)
-_FREQUENCY = np.array([8, 7, 6, 5, 4, 3, 2, 1]) / 36  # of KINDS among findings
-_FINDINGS = (0, 1, 1, 2, 2, 3)
-_IMAGES = (1, 1, 2)  # of a patient
-_NAMED, _DENIED = 0.6, 2
 
 
 def load(settings: DataSettings) -> SiteData:

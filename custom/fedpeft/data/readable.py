@@ -32,6 +32,13 @@ LEFT_OUT = "its image cannot be read"
 NAMED = 5  # images that one message names
 _AT_ONCE = 4  # Pillow decodes several files at once
 
+Size = tuple[int, int]  # width and height
+TAKEN = 16  # sizes in a row that are taken, before the less extreme ones are believed to be
+USUAL_SIDE = 224
+# what transformers' processors raise for an image that they make nothing of, and Pillow for one without pixels
+REFUSED = (ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, MemoryError)
+REMEDY = "crop or pad it, or choose another backbone.name"
+
 
 def images_of(data: SiteData) -> dict[str, Any]:
     """Return the images of a site that are not computed, by id."""
@@ -99,14 +106,6 @@ def _problem(image: Any, look: Callable[[Any], object]) -> UnreadableImage | Non
     except UnreadableImage as error:
         return error
     return None
-
-
-Size = tuple[int, int]  # width and height
-TAKEN = 16  # sizes in a row that are taken, before the less extreme ones are believed to be
-USUAL_SIDE = 224
-# what transformers' processors raise for an image that they make nothing of, and Pillow for one without pixels
-REFUSED = (ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, MemoryError)
-REMEDY = "crop or pad it, or choose another backbone.name"
 
 
 def fitting(data: SiteData, settings: BackboneSettings, share: float, *, download: bool = True) -> SiteData:

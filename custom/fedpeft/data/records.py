@@ -36,6 +36,9 @@ T = TypeVar("T")
 _SEPARATOR_LINE = re.compile(r'("?)sep=(?P<separator>[,;\t|])\1(?P=separator)* *(?:\r\n?|\n)', re.IGNORECASE)
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
+MAX_BYTES = 2**29
+MAX_LINE = 2**16
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -293,10 +296,6 @@ def _object(row: Row) -> Row:
     if not isinstance(row.values, dict):
         raise DataError(f"{row.where}: it is not a JSON object; correct that row.")
     return row
-
-
-MAX_BYTES = 2**29
-MAX_LINE = 2**16
 
 
 def table(root: Path, name: str) -> Path:

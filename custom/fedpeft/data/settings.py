@@ -25,6 +25,20 @@ from fedpeft.data.registry import DATASETS, require_known
 if TYPE_CHECKING:
     import numpy as np
 
+SPLITS = ("published", "image_disjoint", "paper")
+MAX_DIALECTS = 7
+OWN_MIX = 1.0  # a label skew that changes nothing
+MAX_LABEL_SKEW = 10
+NATURAL, IID, DIRICHLET = PARTITIONS = ("natural", "iid", "dirichlet")
+IGNORED, AS_POSITIVE, AS_NEGATIVE = UNCERTAIN = ("ignore", "positive", "negative")
+MAX_PARTS = 10_000
+MAX_ANSWERS = 10_000
+COLUMNS = ("image", "question", "answer", "answer_type", "question_type", "split", "id")
+
+# which samples of a shared data set a site has
+SIZES = ("train_size", "validation_size", "test_size")
+DECIDE_PARTS = ("partition", "parts", "alpha", "seed", "samples", "uncertain", *SIZES)
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -70,17 +84,6 @@ def window_of(settings: Mapping[str, Any]) -> Window | None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-SPLITS = ("published", "image_disjoint", "paper")
-MAX_DIALECTS = 7
-OWN_MIX = 1.0  # a label skew that changes nothing
-MAX_LABEL_SKEW = 10
-NATURAL, IID, DIRICHLET = PARTITIONS = ("natural", "iid", "dirichlet")
-IGNORED, AS_POSITIVE, AS_NEGATIVE = UNCERTAIN = ("ignore", "positive", "negative")
-MAX_PARTS = 10_000
-MAX_ANSWERS = 10_000
-COLUMNS = ("image", "question", "answer", "answer_type", "question_type", "split", "id")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,11 +313,6 @@ class DataSettings:
             raise DataError(
                 f"{name}={getattr(self, name)!r} is not a setting of dataset={self.dataset!r}; remove it.", setting=name
             )
-
-
-# which samples of a shared data set a site has
-SIZES = ("train_size", "validation_size", "test_size")
-DECIDE_PARTS = ("partition", "parts", "alpha", "seed", "samples", "uncertain", *SIZES)
 
 
 def listed_answers(answers: Any) -> tuple[str, ...]:

@@ -55,6 +55,12 @@ CLOSED_SHARE = 0.25
 OPEN, CLOSED = _WORDINGS["open"], _WORDINGS["closed"]
 IS_NORMAL: list[str] = _WORDINGS["normal_or_abnormal"]
 
+_ROUNDS, _MIN = 200, 0.25
+
+GRADES = tuple(f"grade {number}" for number in range(QUADRANTS + 1))
+
+TAKES = frozenset({"train_size", "validation_size", "test_size"})
+
 
 class Subject(NamedTuple):
     """What is known of all images of one set."""
@@ -111,9 +117,6 @@ def _worded(wordings: Sequence[str], subject: Subject, rng: np.random.Generator,
     return wordings[int(rng.integers(len(wordings)))].format(name=name, in_anatomy=in_anatomy)
 
 
-_ROUNDS, _MIN = 200, 0.25
-
-
 def numbers(sets: Sequence[tuple[Subject, int]]) -> np.ndarray:
     """Return how many questions of each type a set gets, (sets, 6): one for each image.
 
@@ -153,9 +156,6 @@ def load(settings: DataSettings) -> SiteData:
 DATASET = DataSet(
     load=load, metric=ACCURACY, origin=medmnist.ORIGIN, layout=tree(__doc__), folders=manifest.DATASET.folders
 )
-
-
-GRADES = tuple(f"grade {number}" for number in range(QUADRANTS + 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,5 +235,4 @@ def _scene(site: str, name: str, rng: np.random.Generator) -> Scene:
     return Scene(region=region, modality=SITES[site].look, findings=findings)
 
 
-TAKES = frozenset({"train_size", "validation_size", "test_size"})
 PROCEDURAL = DataSet(load=load_procedural, procedural=True, answers=all_answers, takes=TAKES)

@@ -27,6 +27,10 @@ from fedpeft.data.settings import DataSettings
 
 _PAIR = ("id", "question", "answer")
 
+_WITH_ANSWERS_2018 = "VQAMed2018Test-QA-Eval.csv"
+
+CATEGORIES = {"C1_Modality": "modality", "C2_Plane": "plane", "C3_Organ": "organ", "C4_Abnormality": "abnormality"}
+
 
 class Asked(NamedTuple):
     """A row with `id` and `question`, its answers, of which the first is the one to learn, and its category."""
@@ -56,9 +60,6 @@ def without_incomplete(*splits: Sequence[Example | None]) -> tuple[list[tuple[Ex
     """Return the splits without incomplete rows, and how many those are, as `added` takes it."""
     whole = [tuple(each for each in split if each) for split in splits]
     return whole, [(INCOMPLETE, sum(map(len, splits)) - sum(map(len, whole)))]
-
-
-_WITH_ANSWERS_2018 = "VQAMed2018Test-QA-Eval.csv"
 
 
 def load_2018(settings: DataSettings) -> SiteData:
@@ -103,9 +104,6 @@ def load_2018(settings: DataSettings) -> SiteData:
 
 
 VQA_MED_2018 = published_set("vqa_med_2018", load_2018)
-
-
-CATEGORIES = {"C1_Modality": "modality", "C2_Plane": "plane", "C3_Organ": "organ", "C4_Abnormality": "abnormality"}
 
 
 def load_2019(settings: DataSettings) -> SiteData:

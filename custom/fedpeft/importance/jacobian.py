@@ -36,6 +36,9 @@ Receive = Callable[[Tensor, int, Tensor], None]
 # hashes of the operations with which a model was found to keep its samples apart
 _INDEPENDENT: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
 
+MAX_DERIVATION_LENGTH = 64  # autograd nodes between a weight and its parameters; beyond, it counts as an activation
+RowsOf = Callable[[Tensor, Tensor], Tensor]
+
 
 def jacobian_rows(
     outputs: Callable[[], Tensor],
@@ -286,11 +289,6 @@ def _sum_to(values: Tensor, shape: torch.Size) -> Tensor:
     """Sum (B, ...) to (B, *shape), where shape broadcasts to one sample."""
     padded = (1,) * (values.ndim - len(shape)) + tuple(shape)
     return values.sum_to_size(len(values), *padded[1:]).reshape(len(values), *shape)
-
-
-MAX_DERIVATION_LENGTH = 64  # autograd nodes between a weight and its parameters; beyond, it counts as an activation
-
-RowsOf = Callable[[Tensor, Tensor], Tensor]
 
 
 class Use(NamedTuple):

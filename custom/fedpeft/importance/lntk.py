@@ -39,6 +39,11 @@ from fedpeft.importance.scoring_task import ScoringTask
 
 SAFE = 1e-25, 1e35  # squared lengths beyond these leave the range of single precision
 
+HASHED = 1024
+MAX_BYTES_OF_DIRECTIONS = 2**29
+
+HELD_BYTES = 2**30
+
 
 def principal_eigenvalue(gram: Tensor) -> float:
     """Return the largest eigenvalue of a symmetric positive semidefinite matrix (n, n), by Lanczos iteration.
@@ -75,10 +80,6 @@ def gram(rows: Tensor) -> Tensor:
         return product
     scaled = flat / largest
     return (scaled @ scaled.T).to("cpu", torch.float64) * largest**2
-
-
-HASHED = 1024
-MAX_BYTES_OF_DIRECTIONS = 2**29
 
 
 def leading_directions(task: ScoringTask, batch: Any, count: int) -> Tensor:
@@ -120,9 +121,6 @@ class _Hash:
     def __call__(self, rows: Tensor) -> Tensor:
         """Return (n, width) of rows (n, p)."""
         return rows.new_zeros(len(rows), self.width).index_add_(1, self.places, rows * self.signs)
-
-
-HELD_BYTES = 2**30
 
 
 class Outputs(NamedTuple):

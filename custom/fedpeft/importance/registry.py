@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+Score = Callable[..., "Tensor"]  # (task[, settings]) -> (L,); the annotation of settings names their dataclass
+SCORES: Registry[Score] = Registry("score", "fedpeft.scores", Callable)
+register, names = SCORES.register, SCORES.names
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSum:
@@ -149,11 +153,6 @@ class MemorySettings:
         if self.available_mib is not None:
             at_least("available_mib", self.available_mib, 0)
         at_least("reserved_mib", self.reserved_mib, 0)
-
-
-Score = Callable[..., "Tensor"]  # (task[, settings]) -> (L,); the annotation of settings names their dataclass
-SCORES: Registry[Score] = Registry("score", "fedpeft.scores", Callable)
-register, names = SCORES.register, SCORES.names
 
 
 def method_settings(method: str, values: Mapping[str, Any] | None = None) -> Any:

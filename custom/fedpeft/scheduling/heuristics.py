@@ -23,6 +23,8 @@ from fedpeft.scheduling.problem import Problem, balanced, greedy, take_top
 SWEEPS = 2  # of best responses; a third gains little
 MAX, MAX_EVALUATIONS = 10_000, 200_000  # a job may set them, and it is the server that computes
 
+BASIS_POINT = 1e-4
+
 
 @dataclass(frozen=True, kw_only=True)
 class PopulationSettings:
@@ -131,9 +133,6 @@ def _exchange_prices(task: Problem, count: int) -> np.ndarray:
     client, dropped, added = np.nonzero(mask[:, :, None] & ~mask[:, None, :] & (relief > 0))
     prices = (task.scores[client, dropped] - task.scores[client, added]) / relief[dropped, added]
     return np.quantile(prices, np.linspace(0, 1, count)) if len(prices) else np.zeros(count)
-
-
-BASIS_POINT = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,10 @@ FRESH = "fresh"  # scores of their own task, of the adapter that the round begin
 MAX_BUDGET = 1_000_000
 SCORE_SAMPLES = within(1, 1_000_000, max_by="max_score_samples", min_by="min_score_samples")
 
+OF_SITES = ("clients_per_round", "joins")  # which sites take part, also where no layers are scheduled
+OF_SCORES = ("score", "score_settings", "scoring", "every", "score_samples")
+OF_FRONT = ("weight_importance", "weight_diversity")  # which assignment of a front is chosen
+
 
 def schedule_of(section: Mapping[str, Any] | None, method: TuningMethod) -> ScheduleSettings:
     """Return the checked schedule of a job, with what its method sets; another value of the job there is refused."""
@@ -61,11 +65,6 @@ def _check_own(section: Mapping[str, Any], method: TuningMethod) -> None:
             f"use another method.",
             setting=f"schedule.{other[0]}",
         )
-
-
-OF_SITES = ("clients_per_round", "joins")  # which sites take part, also where no layers are scheduled
-OF_SCORES = ("score", "score_settings", "scoring", "every", "score_samples")
-OF_FRONT = ("weight_importance", "weight_diversity")  # which assignment of a front is chosen
 
 
 @dataclass(frozen=True, kw_only=True)
