@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The weights in a checkpoint folder: safetensors only, because a pickle can run code when it is read.
 
-Weights of a vision transformer under other names, as transformers' ViT has them:
+How transformers' ViT names the weights of a vision transformer from elsewhere:
 
 timm   blocks.3.attn.qkv.weight (3d, d)                      ->  layers.3.attention.{q,k,v}_proj.weight (d, d)
 ViLT   encoder.layer.3.attention.attention.query.weight      ->  layers.3.attention.q_proj.weight
@@ -71,7 +71,9 @@ def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -
         raise ValueError(
             f"it has an {ADAPTER}, whose adapter transformers would load as well; give the folder of the model alone"
         )
-    if (named := config.get("transformers_weights")) is not None:  # it may be any file, and goes before the others
+    if (
+        named := config.get("transformers_weights")
+    ) is not None:  # it may be any file, and is read instead of the others
         raise ValueError(f"its config.json names {named!r:.80} as transformers_weights: remove that entry; {REMEDY}")
     if (folder / WEIGHTS).is_file():
         return
@@ -167,7 +169,7 @@ def timm_settings(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, An
 
 
 def from_timm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return timm's tensors by the names of transformers' ViT, and the names of those that have no place there."""
+    """Return timm's tensors by the names of transformers' ViT, and the names of those that it does not have."""
     renamed: dict[str, Tensor] = {}
     unknown = []
     for name, tensor in tensors.items():
@@ -184,7 +186,7 @@ def from_timm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[st
 
 
 def from_vilt(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return a ViLT's image half by the names of transformers' ViT; what marks images is added to the positions."""
+    """Return the same of a ViLT's image half; its embedding of the image modality is added to the positions."""
     read = [name for name in tensors if not VILT_NOT_READ.fullmatch(name)]
     places = {name: _renamed(name, "encoder.layer", VILT_LAYER) for name in read}
     places |= {name: name for name in read if not places[name] and name.startswith(("embeddings.", "layernorm."))}
