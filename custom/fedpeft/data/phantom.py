@@ -4,9 +4,9 @@
 Every site has its own scanner (gray values, noise), findings, wordings, mix of question types and answers; all share
 the clinical words of `phantom_scene`, whose meaning the tiny backbone has to learn. Nothing was measured on anybody.
 
-`phantom_modalities` has eight sites with one modality each, as OmniMedVQA is used: its sites differ in their pictures.
-Questions, words and answers are those of `phantom`; five of the eight looks, three of them in color, are none that the
-tiny backbones saw in pre-training.
+`phantom_modalities` has eight sites with one modality each, like the clients of OmniMedVQA: its sites differ in their
+pictures. Questions, words and answers are those of `phantom`. The tiny backbones did not see five of the eight looks,
+three of them in color, in pre-training.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _FINDING_ANSWERS = (
     ("mass", "abscess", "fracture", "atelectasis", "thickening", "narrowing", "consolidation", "hemorrhage"),
 )
 
-# which of SITES swaps the pair of the same number in PAIRS: two or three of five, no two pairs alike
+# by pair in PAIRS, which of SITES swap it: two or three of five, different ones for each pair
 _SWAPS = ("11000", "00110", "10001", "10011", "11100", "01011", "01010")
 
 TAKES = frozenset({"train_size", "validation_size", "test_size", "dialects", "label_skew"})
@@ -83,7 +83,7 @@ MODALITY_SITES = {  # OmniMedVQA's modalities, and their looks
 }
 DEFAULT_MODALITY = next(iter(MODALITY_SITES))
 STYLES = 5
-_WEIGHTS = {
+_MODALITY_WEIGHTS = {
     "presence": 4,
     "placement": 3,
     "density": 2,
@@ -164,10 +164,10 @@ def site_profile(site: str) -> Profile:
 
 
 def skewed(weights: tuple[float, ...], label_skew: float) -> tuple[float, ...]:
-    """Type weights (K,) of sum 1 with another skew s: s w_k + (1 - s) / K up to 1, and w_k^s / sum_j w_j^s above.
+    """Return type weights (K,) of sum 1 with skew s: s w_k + (1 - s) / K up to 1, and w_k^s / sum_j w_j^s above.
 
-    0: all types alike; 1: the weights as they are, to the bit. A power below 1 would leave out what a site never asks
-    for any s but 0, and so keep most of the sites' distance.
+    0: all types alike; 1: the weights as they are, to the bit. Powers from 0 to 1 would not do: for any s but 0 a site
+    would still never ask types of weight 0, and the sites would stay far apart.
     """
     if label_skew == 1:
         return weights
@@ -183,9 +183,9 @@ def all_answers() -> set[str]:
 
 
 def swapped_pairs(site: str, dialects: int) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of concepts whose words a site uses the other way round.
+    """Return the pairs of concepts whose words a site swaps.
 
-    `dialects` of `PAIRS`, from the first on, are swapped at some site; about half of the sites swap each.
+    About half of the sites swap each of the first `dialects` pairs of `PAIRS`.
     """
     if site in SITES:
         swaps = [bits[SITES.index(site)] == "1" for bits in _SWAPS]
@@ -195,9 +195,9 @@ def swapped_pairs(site: str, dialects: int) -> tuple[tuple[str, str], ...]:
 
 
 def site_languages(site: str, dialects: int) -> tuple[Language, ...]:
-    """The languages that a site takes the words of a question from, each as often as it stands here.
+    """Return the languages that a site draws the words of a question from, all equally likely.
 
-    A dialect concerns clinical words, which sites learn; the plain ones mean what they meant in pre-training.
+    A dialect concerns clinical words, which sites learn; the plain ones mean the same as in pre-training.
     """
     own = dialect(CLINICAL, swapped_pairs(site, dialects))
     return tuple(own if language is CLINICAL else language for language in LANGUAGES)
@@ -218,7 +218,7 @@ def answer_words(style: int) -> dict[str, str]:
 
 
 def _ambiguous_scene(rng: np.random.Generator, kinds: tuple[str, ...], modality: str) -> Scene:
-    """Draw a scene with findings of both shades, so that the question's words are needed to answer."""
+    """Draw a scene with findings of both shades, so that only the question's words decide the answer."""
     while True:
         scene = draw_scene(rng, kinds=kinds, modality=modality, counts=(2, 3, 3, 4))
         if len({finding.bright for finding in scene.findings}) == 2:
@@ -282,11 +282,11 @@ def modality_profile(site: str) -> Profile:
         )
     number, look = list(MODALITY_SITES).index(site), MODALITY_SITES[site]
     first = number * 3 % len(KINDS)
-    total = sum(_WEIGHTS.values())
+    total = sum(_MODALITY_WEIGHTS.values())
     return Profile(
         modality=look,
         kinds=tuple(KINDS[(first + k) % len(KINDS)] for k in range(6)),
-        type_weights=tuple(_WEIGHTS[name] / total for name in QUESTION_TYPES),
+        type_weights=tuple(_MODALITY_WEIGHTS[name] / total for name in QUESTION_TYPES),
         wordings=(number % 3, (number + 1) % 3),
         answers=answer_words(number % STYLES),
         others=0.0,

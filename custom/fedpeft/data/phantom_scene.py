@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Procedural images, findings in the quadrants of a body region, and questions about them with answers as concepts.
+"""Draw images with findings in the quadrants of a body region, and questions about them with answers as concepts.
 
 Only arithmetic that IEEE 754 fixes and integer noise are used: one seed gives the same bytes on every machine. A scale
-of colors, in whole numbers, can take the place of the scale of grays.
+of colors, in whole numbers, can replace the scale of grays.
 
-Words for the concepts ("ring", "top left", "yes"): PLAIN, used to pre-train the tiny backbones, and CLINICAL, used by
-the sites. Every CLINICAL word is absent from pre-training, so its embedding is random, and its meaning has to be
-learned inside the layers. All sites share the words, and each site alone has few questions with each of them.
+There are two sets of words for the concepts ("ring", "top left", "yes"): PLAIN, used to pre-train the tiny backbones,
+and CLINICAL, used by the sites. No CLINICAL word occurs in pre-training, so its embedding is random, and the layers
+have to learn its meaning. All sites share the words, and no single site has many questions with any of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Language = Mapping[str, str]  # concept -> word
 _WORDS = packaged("phantom_words")
 CLINICAL: Language = _WORDS["clinical"]
 PLAIN: Language = {concept: concept for concept in CLINICAL}
-# concepts whose words a site may use the other way round: left of the patient or left of the picture
+# concepts whose words a site may swap: left of the patient or left of the picture
 PAIRS = (
     ("left", "right"),
     ("disc", "ring"),
@@ -107,7 +107,7 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """How a scanner turns tissue into gray values; all values on the scale 0 to 1."""
+    """How a scanner turns tissue into gray values, all from 0 to 1."""
 
     air: float
     body: float
@@ -212,7 +212,7 @@ def _stamp(image: np.ndarray, finding: Finding, look: Look, rng: np.random.Gener
 
 
 def _shape(kind: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return how far inside the shape a point lies, in half-widths (positive inside, 0 on the outline)."""
+    """Return how far inside the shape each point is, in half-widths (positive inside, 0 on the outline)."""
     radius = np.sqrt(x**2 + y**2)
     box = 1 - np.maximum(np.abs(x), np.abs(y))
     if kind == "disc":
@@ -233,21 +233,21 @@ def _shape(kind: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _smooth(image: np.ndarray) -> np.ndarray:
-    """Binomial 3x3 blur with repeated borders."""
+    """Blur an image by a binomial 3x3 filter with repeated borders."""
     padded = np.pad(image, 1, mode="edge")
     rows = (padded[:-2] + 2 * padded[1:-1] + padded[2:]) / 4
     return (rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / 4
 
 
 def dialect(language: Language, pairs: Iterable[tuple[str, str]]) -> Language:
-    """The language of a site that uses the words of some pairs of concepts the other way round."""
+    """Return the language of a site that swaps the words of some pairs of concepts."""
     other = {concept: partner for pair in pairs for concept, partner in (pair, pair[::-1])}
     return {concept: language[other.get(concept, concept)] for concept in language}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A worded question, its answer as a concept, and the quadrants that one has to look at."""
+    """A worded question, its answer as a concept, and the quadrants that the answer depends on."""
 
     text: str
     answer: str
@@ -265,10 +265,10 @@ def ask(
     kinds: tuple[str, ...] = KINDS,
     wordings: tuple[int, ...] = (0, 1, 2),
 ) -> Question:
-    """Ask one question of a type, about a scene with a finding; yes and no are equally likely, whatever the scene.
+    """Ask one question of a type about a scene with a finding; yes and no are equally likely, whatever the scene.
 
-    Every word comes from one of the languages at random; `kinds` and `wordings` say what questions may be about and how
-    they may be worded.
+    Each word comes from one of the languages at random; `kinds` and `wordings` limit the findings and wordings of
+    questions.
     """
     present = [finding for finding in scene.findings if finding.kind in kinds]
     target = present[rng.integers(len(present))]
