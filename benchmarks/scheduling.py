@@ -30,7 +30,7 @@ from scheduling_transcription import TRANSCRIPTIONS, Transcription
 from fedpeft.scheduling import Front, exact_front, hypervolume, nadir, schedule
 from fedpeft.scheduling.front import Archive
 from fedpeft.scheduling.heuristics import PopulationSettings, first_population
-from fedpeft.scheduling.problem import problem
+from fedpeft.scheduling.problem import build_problem
 
 HEURISTICS = tuple(TRANSCRIPTIONS)
 STARTS = ("path", "ends", "random")
@@ -104,7 +104,7 @@ def transcribed(case: Instance, name: str, generations: int) -> tuple[float, Fro
     for mask, solution in zip(masks, solutions, strict=True):
         for client, layers in enumerate(solution):
             mask[client, layers] = True
-    archive = Archive(problem(case.scores, case.budgets))
+    archive = Archive(build_problem(case.scores, case.budgets))
     archive.evaluate(masks)
     return spent * (20 / generations if name == "nsga2" else 1), archive.front(), evaluations
 
@@ -179,9 +179,9 @@ def start_table(cases: list[Instance]) -> None:
     for start in STARTS:
         fronts = []
         for case in cases:
-            archive = Archive(problem(case.scores, case.budgets))
+            archive = Archive(build_problem(case.scores, case.budgets))
             settings = PopulationSettings(start=start)
-            archive.evaluate(first_population(archive.task, settings, np.random.default_rng(case.seed)))
+            archive.evaluate(first_population(archive.problem, settings, np.random.default_rng(case.seed)))
             fronts.append(archive.front())
         cells.append(_cell(cases, fronts))
     print(f"| the start alone | {' | '.join(cells)} |", flush=True)

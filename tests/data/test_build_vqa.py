@@ -167,7 +167,7 @@ def test_two_folders_do_not_become_one_site(tmp_path, other):
 
 
 def test_no_class_is_called_as_a_missing_value(tmp_path):
-    with pytest.raises(DataError, match=r"NA is called as programs write a missing value.*rename the folder"):
+    with pytest.raises(DataError, match=r"NA has a name that programs write for a missing value.*rename the folder"):
         sources(_classes(tmp_path / "set", names=("flu", "NA")))
 
 

@@ -4,7 +4,7 @@
 import pytest
 
 from fedpeft.core.errors import DataError
-from fedpeft.data.chest_x_rays import CHEST_LABELS, CHEXPERT, MESH, OTHERS, of_chexpert, of_mesh
+from fedpeft.data.chest_x_rays import CHEST_LABELS, CHEXPERT, MESH, OTHERS, labels_from_chexpert, labels_from_mesh
 
 TERMS = [
     (["normal"], {"No Finding"}),
@@ -25,7 +25,7 @@ TERMS = [
 
 @pytest.mark.parametrize(("terms", "labels"), TERMS)
 def test_terms_of_a_report_become_labels(terms, labels):
-    of_report = of_mesh(terms)
+    of_report = labels_from_mesh(terms)
     assert (None if of_report is None else set(of_report)) == labels
 
 
@@ -52,11 +52,11 @@ STUDIES = [
 
 @pytest.mark.parametrize(("values", "uncertain", "labels", "unknown"), STUDIES)
 def test_columns_of_a_study_become_labels(values, uncertain, labels, unknown):
-    assert of_chexpert(study(**values), uncertain) == (labels, unknown)
+    assert labels_from_chexpert(study(**values), uncertain) == (labels, unknown)
 
 
 @pytest.mark.parametrize("value", ["2.0", "yes", "nan", "inf", "0.5"])
 def test_a_value_that_is_not_chexperts_is_refused_without_it(value):
     with pytest.raises(DataError, match="the value of 'Edema' is none of") as refused:
-        of_chexpert(study(Edema=value), "ignore")
+        labels_from_chexpert(study(Edema=value), "ignore")
     assert value not in str(refused.value).replace("none of 1.0, 0.0, -1.0", "")

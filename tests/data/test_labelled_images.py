@@ -84,7 +84,7 @@ def test_nih_with_the_owners_lists_has_their_split(nih):
 
 def test_nih_with_one_of_the_owners_lists_is_not_split_again(nih):
     (nih / "test_list.txt").write_text("00000001_000.png\n")
-    with pytest.raises(DataError, match=r"holds 'test_list.txt' alone, of .*; put both there, or neither"):
+    with pytest.raises(DataError, match=r"holds only 'test_list.txt', of .*; put both there, or neither"):
         load("nih_cxr14", nih)
 
 

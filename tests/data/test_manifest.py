@@ -132,11 +132,11 @@ def test_the_folder_of_a_site_is_found_under_the_variable(tmp_path, monkeypatch)
         ("manifest.csv", ["image,question,answer,split", "scans/0.png,a,b,test"], r"'north' has an empty train split"),
         ("manifest.csv", ["image,question,answer,answer_type", "scans/0.png,a,b,x"], r"line 2: answer_type is 'x'"),
         ("manifest.csv", ["image,question,answer", 'scans/0.png,"a"b,c'], r"line 2: not valid CSV"),
-        ("manifest.jsonl", ['{"image": "scans/0.png"'], r"manifest\.jsonl, line 1: not valid JSON"),
+        ("manifest.jsonl", ['{"image": "scans/0.png"'], r"manifest\.jsonl, line 1 is not valid JSON"),
         ("manifest.jsonl", ['{"image": "scans/0.png"}'], r"line 1: 'question' is missing; a manifest needs"),
         ("manifest.jsonl", ["[1]"], r"line 1: it is not a JSON object"),
-        ("manifest.jsonl", ['{"image": ' + "[" * 100_000], r"line 1: nested too deeply"),
-        ("manifest.jsonl", ['{"split": ' + "[" * 900 + "]" * 900 + "}"], r"line 1: nested too deeply"),
+        ("manifest.jsonl", ['{"image": ' + "[" * 100_000], r"line 1 is nested too deeply"),
+        ("manifest.jsonl", ['{"split": ' + "[" * 900 + "]" * 900 + "}"], r"line 1 is nested too deeply"),
         ("manifest.jsonl", ['{"image": ' + "9" * 5000 + "}"], r"too long a number"),
         ("notes.txt", ["x"], r"neither 'manifest\.csv' nor 'manifest\.jsonl'; put"),
         ("Manifest.CSV", ["image,question"], "Manifest.CSV holds no record"),
@@ -261,7 +261,7 @@ WRONG_CSV = {  # line -> its fields, and what is wrong with it
     10: ('scans/8.png,"Is" it?,yes,train', "line 10: not valid CSV"),
 }
 WRONG_JSONL = {
-    2: ('{"image": "scans/0.png"', "line 2: not valid JSON"),
+    2: ('{"image": "scans/0.png"', "line 2 is not valid JSON"),
     4: ('{"image": "scans/0.png", "question": "Is it?"}', "line 4: 'answer' is missing, which other rows have"),
     5: ("[1]", "line 5: it is not a JSON object"),
     7: (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedpeft.data import DataError, DataSettings, Example
-from fedpeft.data.partition import arrange, by_image, halves, pooled
+from fedpeft.data.partition import arrange, halves, pooled, split_by_image
 
 PIXEL = np.zeros((1, 1, 3), np.uint8)
 
@@ -29,7 +29,7 @@ def _images(part) -> set[str]:
 @pytest.mark.parametrize("fractions", [(0.1, 0.2), (0.3,), (0, 0.5), (0.01, 0.01, 0.01)])
 def test_parts_are_disjoint_by_image_and_complete(seed, fractions):
     examples = _examples(50)
-    parts = by_image(examples, fractions, np.random.default_rng(seed))
+    parts = split_by_image(examples, fractions, np.random.default_rng(seed))
     assert sorted(e.question for part in parts for e in part) == sorted(e.question for e in examples)
     assert sum(len(_images(part)) for part in parts) == 50
     expected = [max(1, round(50 * fraction)) if fraction else 0 for fraction in fractions]
@@ -38,18 +38,18 @@ def test_parts_are_disjoint_by_image_and_complete(seed, fractions):
 
 def test_the_cut_depends_on_the_seed_and_not_on_the_order_of_rows():
     examples = _examples(40)
-    one, again = (by_image(examples, (0.25,), np.random.default_rng(7)) for _ in range(2))
+    one, again = (split_by_image(examples, (0.25,), np.random.default_rng(7)) for _ in range(2))
     assert one == again
-    shuffled = by_image(examples[::-1], (0.25,), np.random.default_rng(7))
+    shuffled = split_by_image(examples[::-1], (0.25,), np.random.default_rng(7))
     assert _images(shuffled[1]) == _images(one[1])
-    assert _images(by_image(examples, (0.25,), np.random.default_rng(8))[1]) != _images(one[1])
+    assert _images(split_by_image(examples, (0.25,), np.random.default_rng(8))[1]) != _images(one[1])
     positions = [examples.index(example) for example in one[0]]
     assert positions == sorted(positions)
 
 
 def test_too_few_images_are_refused():
     with pytest.raises(DataError, match=r"2 images are too few for parts of 0\.1, 0\.2"):
-        by_image(_examples(2), (0.1, 0.2), np.random.default_rng(0))
+        split_by_image(_examples(2), (0.1, 0.2), np.random.default_rng(0))
 
 
 def test_published_splits_stay_and_a_missing_validation_set_is_cut_from_train():

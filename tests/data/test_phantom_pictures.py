@@ -9,7 +9,7 @@ import pytest
 
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.phantom import MODALITY_SITES as MODALITIES
-from fedpeft.data.phantom_pictures import CENTERS, LABELS, NOTHING, OF_KINDS, labels_of, report
+from fedpeft.data.phantom_pictures import CENTERS, KIND_LABELS, LABELS, NOTHING, labels_of, report
 from fedpeft.data.phantom_scene import CLINICAL, GRAY, PLAIN, SCALES, SIZE, Finding, Scene, colored
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.remarks import baseline
@@ -144,7 +144,7 @@ def test_labels_follow_from_the_findings(findings, labels):
 
 def test_a_report_denies_only_what_is_not_there_and_names_only_what_is():
     shown = scene(("disc", 0, True, False), ("wedge", 3, False, True))
-    words = {word: kind for language in (PLAIN, CLINICAL) for kind, word in language.items() if kind in OF_KINDS}
+    words = {word: kind for language in (PLAIN, CLINICAL) for kind, word in language.items() if kind in KIND_LABELS}
     for seed in range(40):
         for sentence in report(shown, np.random.default_rng(seed)).split(" . "):
             kind = next(words[word] for word in sentence.split() if word in words)
@@ -154,7 +154,7 @@ def test_a_report_denies_only_what_is_not_there_and_names_only_what_is():
 def test_there_are_fifteen_labels_and_frequent_ones_are_more_frequent():
     data = small("phantom_chest", train_size=600)
     assert len(LABELS) == len(data.labels) == 15
-    counts = [sum(label in e.labels for e in data.train) for label in OF_KINDS.values()]
+    counts = [sum(label in e.labels for e in data.train) for label in KIND_LABELS.values()]
     assert counts[0] > 2 * counts[-1] > 0
 
 

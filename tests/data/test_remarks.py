@@ -6,7 +6,7 @@ import pytest
 
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data import Example, SiteData
-from fedpeft.data.remarks import unread_questions, without_variety
+from fedpeft.data.remarks import remarks_on_variety, unread_questions
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 CASES = {
@@ -28,7 +28,7 @@ def test_what_does_not_vary_is_said_without_naming_it(metric, train, test, sente
 
     parts = [tuple(map(example, part)) for part in (train, test)]
     site = SiteData("here", parts[0], (), parts[1], "made here", labels=("m", "n") if labelled else (), metric=metric)
-    for sentence, expected in zip(without_variety(site), sentences, strict=True):
+    for sentence, expected in zip(remarks_on_variety(site), sentences, strict=True):
         assert sentence.startswith(expected)
 
 

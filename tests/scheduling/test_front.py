@@ -10,7 +10,7 @@ from pymoo.indicators.hv import HV
 from fedpeft.core.errors import FedpeftError
 from fedpeft.scheduling import Front, choose, hypervolume, nadir, schedule
 from fedpeft.scheduling.front import Archive, non_dominated
-from fedpeft.scheduling.problem import problem
+from fedpeft.scheduling.problem import build_problem
 
 
 def front(*points):
@@ -85,13 +85,13 @@ def test_nadir_leaves_both_ends_without_area():
 
 def test_archive_keeps_the_non_dominated_of_all_batches_and_counts():
     scores = np.random.default_rng(0).random((4, 5))
-    task = problem(scores, [2, 2, 2, 2])
-    archive = Archive(task)
+    problem = build_problem(scores, [2, 2, 2, 2])
+    archive = Archive(problem)
     rng = np.random.default_rng(1)
     batches = [np.argsort(np.argsort(rng.random((30, 4, 5)))) < 2 for _ in range(4)]
     evaluated = [archive.evaluate(batch) for batch in batches]
     importance, variance = (np.concatenate(values) for values in zip(*evaluated, strict=True))
-    kept = non_dominated(importance, variance, resolution=task.resolution)
+    kept = non_dominated(importance, variance, resolution=problem.resolution)
     assert archive.evaluations == 120
     assert archive.front().importance.tolist() == importance[kept].tolist()
     assert [scores[mask].sum() for mask in archive.masks] == pytest.approx(importance[kept].tolist())

@@ -10,7 +10,8 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.scheduling import exact_front, hypervolume, nadir, schedule
 from fedpeft.scheduling.front import Archive
 from fedpeft.scheduling.heuristics import path, redraw_client, swap_layer
-from fedpeft.scheduling.problem import balanced, greedy, problem
+from fedpeft.scheduling.nsga2 import NSGA2Settings
+from fedpeft.scheduling.problem import balanced, build_problem, greedy
 
 FEW = {"population": 6, "iterations": 3}
 STARTS = ("path", "ends", "random")
@@ -88,9 +89,9 @@ def test_heuristics_find_97_percent_of_the_exact_hypervolume(solver):
 def test_informed_starts_keep_both_ends(solver, start):
     scores, budgets = realistic(6, 8, seed=3, budget=3)
     front = schedule(scores, budgets, solver=solver, start=start, **few(solver))
-    task = problem(scores, budgets)
-    assert front.importance[-1] == pytest.approx(scores[greedy(task)].sum())
-    assert front.variance[0] == pytest.approx(balanced(task).sum(axis=0).var())
+    problem = build_problem(scores, budgets)
+    assert front.importance[-1] == pytest.approx(scores[greedy(problem)].sum())
+    assert front.variance[0] == pytest.approx(balanced(problem).sum(axis=0).var())
 
 
 @pytest.mark.parametrize("solver", HEURISTICS)
@@ -119,28 +120,28 @@ def test_annealing_accepts_what_is_worse_with_exp_of_gain_over_temperature(tempe
 
 
 def test_path_runs_from_greedy_to_balanced():
-    task = problem(*realistic(10, 12, seed=0))
-    masks = path(task, 20, np.random.default_rng(0))
+    problem = build_problem(*realistic(10, 12, seed=0))
+    masks = path(problem, 20, np.random.default_rng(0))
     counts = masks.sum(axis=1)
-    assert (masks[0] == greedy(task)).all()
+    assert (masks[0] == greedy(problem)).all()
     assert counts[-1].max() - counts[-1].min() <= 1
     assert len(np.unique(masks, axis=0)) > 10
 
 
 def test_swap_changes_one_layer_of_one_client_that_can():
-    task = problem(np.ones((4, 6)), [0, 6, 2, 3])
-    masks = np.repeat(greedy(task)[None], 200, axis=0)
-    changed = swap_layer(task, masks, np.random.default_rng(0)) ^ masks
+    problem = build_problem(np.ones((4, 6)), [0, 6, 2, 3])
+    masks = np.repeat(greedy(problem)[None], 200, axis=0)
+    changed = swap_layer(problem, masks, np.random.default_rng(0)) ^ masks
     assert (changed.sum(axis=(1, 2)) == 2).all()
     assert set(np.flatnonzero(changed.any(axis=(0, 2)))) == {2, 3}
     assert (changed.any(axis=2).sum(axis=1) == 1).all()
 
 
 def test_redraw_changes_one_client_and_reaches_every_layer():
-    task = problem(np.ones((4, 6)), [1, 6, 2, 3])
-    masks = np.repeat(greedy(task)[None], 300, axis=0)
-    moved = redraw_client(task, masks, np.random.default_rng(0))
-    assert (moved.sum(axis=2) == task.budgets).all()
+    problem = build_problem(np.ones((4, 6)), [1, 6, 2, 3])
+    masks = np.repeat(greedy(problem)[None], 300, axis=0)
+    moved = redraw_client(problem, masks, np.random.default_rng(0))
+    assert (moved.sum(axis=2) == problem.budgets).all()
     assert ((moved ^ masks).any(axis=2).sum(axis=1) <= 1).all()
     assert moved[:, [0, 2, 3]].any(axis=0).all()
 
@@ -148,12 +149,12 @@ def test_redraw_changes_one_client_and_reaches_every_layer():
 def test_crossover_keeps_what_both_parents_train_and_adds_only_what_one_does():
     from fedpeft.scheduling.nsga2 import _UnionCrossover
 
-    task = problem(np.ones((5, 8)), [1, 2, 3, 4, 8])
+    problem = build_problem(np.ones((5, 8)), [1, 2, 3, 4, 8])
     rng = np.random.default_rng(0)
-    first, second = (redraw_client(task, np.repeat(greedy(task)[None], 40, axis=0), rng) for _ in range(2))
+    first, second = (redraw_client(problem, np.repeat(greedy(problem)[None], 40, axis=0), rng) for _ in range(2))
     parents = np.stack([first, second]).reshape(2, 40, -1)
-    children = _UnionCrossover(task)._do(None, parents, random_state=rng).reshape(2, 40, 5, 8)
-    assert (children.sum(axis=3) == task.budgets).all()
+    children = _UnionCrossover(problem)._do(None, parents, random_state=rng).reshape(2, 40, 5, 8)
+    assert (children.sum(axis=3) == problem.budgets).all()
     assert (children <= (first | second)).all()
     assert (children >= (first & second)).all()
 
@@ -161,16 +162,16 @@ def test_crossover_keeps_what_both_parents_train_and_adds_only_what_one_does():
 @pytest.mark.parametrize(
     ("solver", "settings", "message"),
     [
-        ("nsga2", {"population": 1}, "population is 1, it must be a whole number, from 2 to"),
+        ("nsga2", {"population": 1}, "population is 1, it must be at least 2"),
         ("nsga2", {"iterations": 0}, "iterations is 0"),
-        ("nsga2", {"mutation": 1.5}, "mutation is 1.5, it must be a finite number, from 0 to 1"),
+        ("nsga2", {"mutation": 1.5}, "mutation is 1.5, it must be at most 1"),
         ("mopso", {"inertia": -0.1}, "inertia is -0.1"),
         ("mopso", {"social": float("nan")}, "social is nan"),
         ("annealing", {"initial_temperature": 0.0}, "initial_temperature is 0"),
         ("annealing", {"cooling": 2.0}, "cooling is 2.0"),
         ("ant_colony", {"evaporation": 1.0}, "evaporation is 1"),
         ("ant_colony", {"initial_pheromone": 0.0}, "initial_pheromone is 0"),
-        ("ant_colony", {"colonies": 51}, "colonies is 51, it must be a whole number, from 1 to 50"),
+        ("ant_colony", {"colonies": 51}, "colonies is 51, it must be at most 50"),
         ("bee_colony", {"limit": 0}, "limit is 0"),
         ("bee_colony", {"start": "greedy"}, "start is 'greedy', allowed are random, ends, path"),
         ("mopso", {"mutation": 0.5}, "mopso.mutation is not a setting"),
@@ -181,3 +182,8 @@ def test_bad_settings_are_refused(solver, settings, message):
     scores, budgets = realistic(3, 4, seed=0, budget=2)
     with pytest.raises(FedpeftError, match=message):
         schedule(scores, budgets, solver=solver, **settings)
+
+
+def test_settings_that_a_program_builds_are_checked_for_whole_numbers():
+    with pytest.raises(FedpeftError, match=r"population is 2\.5, it must be a whole number"):
+        NSGA2Settings(population=2.5)

@@ -75,7 +75,7 @@ def test_input_stays_as_it_is(solver):
 
 
 def made_up(masks):
-    def search(task, rng, settings: DrawnSettings):
+    def search(problem, rng, settings: DrawnSettings):
         return (
             Front(masks=masks, importance=np.zeros(1), variance=np.zeros(1), evaluations=1) if masks is not None else 3
         )

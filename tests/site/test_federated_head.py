@@ -13,7 +13,7 @@ from fedpeft import backbones
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import HEAD
 from fedpeft.data import registry
-from fedpeft.data.answer_space import UNLISTED, shared_answers, vocabulary_of, with_answers
+from fedpeft.data.answer_space import UNLISTED, keep_listed_answers, shared_answers, vocabulary_of
 from fedpeft.data.remarks import remarks
 from fedpeft.data.settings import DataSettings
 from fedpeft.federate import federate
@@ -164,17 +164,17 @@ def test_a_list_of_answers_that_is_none_is_refused(answers):
 def test_training_rows_with_other_answers_are_left_out_and_such_test_questions_stay():
     data = registry.load(DataSettings(train_size=30, validation_size=3, test_size=30))
     own = {example.answer for example in data.train}
-    assert with_answers(data, own) is data
+    assert keep_listed_answers(data, own) is data
     assert vocabulary_of(data, tuple(sorted(own))).answers == tuple(sorted(own))
     listed = tuple(sorted(own - {"yes"}))
-    fewer = with_answers(data, listed)
+    fewer = keep_listed_answers(data, listed)
     assert fewer.train == tuple(example for example in data.train if example.answer != "yes")
     assert (fewer.validation, fewer.test) == (data.validation, data.test)
     assert fewer.left_out == ((UNLISTED, len(data.train) - len(fewer.train)),)
     assert fewer.unseen(vocabulary_of(fewer, listed)) >= sum(example.answer == "yes" for example in data.test) > 0
     assert not any("'yes'" in remark for remark in remarks(fewer))
     with pytest.raises(FedpeftError, match=f"empty train split.*; 30 left out: {re.escape(UNLISTED)}"):
-        with_answers(data, ["of nobody"])
+        keep_listed_answers(data, ["of nobody"])
 
 
 def test_a_learner_trains_without_the_rows_that_the_head_does_not_know(sections, tmp_path):

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """ALBEF (Li et al. 2021, arXiv:2107.07651): an image encoder, and a text encoder whose upper half attends to the image.
 
-The features are the first token's after the last fusion layer; its decoder says how probable an answer is, token by
-token, given image and question. Both are read without punctuation. A question is [CLS] and its words: the tokenizer of
-ALBEF's authors ends a single text with nothing, in pre-training as in tuning. An answer has [SEP] at its end, which
-their code writes behind it as text: there the decoder ends.
+The features are those of the first token after the last fusion layer; the decoder says how probable an answer is, token
+by token, given image and question. Questions and answers are read without punctuation. A question is [CLS] and its
+words: the tokenizer of ALBEF's authors adds nothing after a single text, in pre-training as in tuning. An answer ends
+with [SEP], which their code appends as text: there the decoder ends.
 
 Source: models/tokenization_bert.py, dataset/utils.py and dataset/vqa_dataset.py of github.com/salesforce/ALBEF.
 """
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 NO_PUNCTUATION = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")
 
+MODEL_NAME = "ALBEF"
+COLOR_MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
+COLOR_DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711])
+
 
 def plain(text: str) -> str:
     """Return a text in lower case without punctuation, as ALBEF was trained."""
@@ -42,9 +46,9 @@ def plain(text: str) -> str:
 
 
 def tokens(tokenizer: Any, texts: Sequence[str], max_length: int, *, ends: bool) -> tuple[Tensor, Tensor]:
-    """Return B texts without punctuation as tokens, (B, T), and where they are, (B, T).
+    """Return B texts without punctuation as tokens, (B, T), and their mask, (B, T).
 
-    The words behind `max_length` tokens, [CLS] and [SEP] included, are cut; `ends`: whether [SEP] stands behind each.
+    Words are cut after `max_length` tokens, including [CLS] and [SEP]; `ends`: whether each text ends with [SEP].
     """
     begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id] * ends
     max_words = max_length - len(begin) - len(end)
@@ -59,11 +63,6 @@ def lengths(tokenizer: Any, texts: Sequence[str], *, ends: bool) -> list[int]:
 
 def _words(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return tokenizer([plain(text) for text in texts], add_special_tokens=False, verbose=False)["input_ids"]
-
-
-NAME = "ALBEF"
-MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
-DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711])
 
 
 class Albef(nn.Module):
@@ -95,7 +94,7 @@ class Albef(nn.Module):
     @staticmethod
     def scaled(pixels: Tensor) -> Tensor:
         """Return pixels of 0 to 1, (B, 3, H, W), by ALBEF's mean and deviation of each color."""
-        return (pixels - MEAN[:, None, None]) / DEVIATION[:, None, None]
+        return (pixels - COLOR_MEAN[:, None, None]) / COLOR_DEVIATION[:, None, None]
 
     def save_inputs(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)
@@ -116,7 +115,7 @@ def skeleton(source: str | None = None) -> Albef:
 
 
 def empty(kind: type[AlbefModel], source: str | None) -> AlbefModel:
-    with checkpoint.reading(source or "", NAME):
+    with checkpoint.reading(source or "", MODEL_NAME):
         return _empty(kind, _config(source, kind.config_class) if source else kind.config_class())
 
 
@@ -126,7 +125,7 @@ def load(
     """Return a model with its weights, and its tokenizer; `decodes` says whether it has an answer decoder."""
     from transformers import BertTokenizerFast
 
-    with checkpoint.reading(settings.source, NAME):
+    with checkpoint.reading(settings.source, MODEL_NAME):
         tokenizer = BertTokenizerFast.from_pretrained(settings.source)
         vocabulary = _config(settings.source, kind.config_class).vocab_size
         checkpoint.check_vocabulary(tokenizer, vocabulary, settings.source)
@@ -139,6 +138,7 @@ def load(
 
 
 def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decodes: bool) -> AlbefModel:
+    """Return the model of a folder with its weights; positions are resized to `image_size`, None: the stored one."""
     config = _config(source, kind.config_class)
     tensors = albef_model.read_tensors(Path(source))
     for name, pixels in albef_model.image_sizes(tensors).items():
@@ -158,7 +158,7 @@ def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decode
     model = _empty(kind, config)
     weights.check_size(model, {name: tuple(tensor.shape) for name, tensor in kept.items()})
     expected = dict(model.named_parameters())
-    checkpoint.check_complete(misfits(kept, expected), source, NAME)
+    checkpoint.check_complete(misfits(kept, expected), source, MODEL_NAME)
     if extra := sorted(kept.keys() - expected.keys()):
         raise checkpoint.unusable(
             f"The weights in {source!r} have {len(extra)} tensors that an ALBEF of its config.json does not have, "
@@ -178,7 +178,7 @@ def _config(source: str, kind: type[AlbefConfig]) -> AlbefConfig:
     """Return the sizes in a folder's config.json, which may be ALBEF's own config_bert.json."""
     stored = checkpoint.read_config(source, pickle=ALBEF_PICKLE)
     if not (stored.get("model_type") == "bert" and "fusion_layer" in stored):
-        checkpoint.check_kind(stored, (AlbefConfig.model_type,), source, f"model of {NAME}")
+        checkpoint.check_kind(stored, (AlbefConfig.model_type,), source, f"model of {MODEL_NAME}")
     width = stored.get("hidden_size", AlbefConfig.hidden_size)
     if stored.get("encoder_width", width) != width:
         raise ValueError(
@@ -198,7 +198,7 @@ class AlbefDecoder(Albef):
         self.max_answer: int = model.config.max_position_embeddings
 
     def answer_tokens(self, answers: Sequence[str]) -> dict[str, Tensor]:
-        """Return N answers as tokens between [CLS] and [SEP], (N, T), and where they are, (N, T)."""
+        """Return N answers as tokens between [CLS] and [SEP], (N, T), and their mask, (N, T)."""
         ids, mask = tokens(self.tokenizer, answers, self.max_answer, ends=True)
         return {ANSWER: ids, ANSWER_MASK: mask}
 
@@ -206,10 +206,10 @@ class AlbefDecoder(Albef):
         return lengths(self.tokenizer, answers, ends=True)
 
     def forward(self, **batch: Tensor) -> Tensor:
-        """Return the logits (B, T - 1, V) of each token of answers, those before it given; 0 behind their ends.
+        """Return the logits (B, T - 1, V) of each answer token given those before it; 0 after an answer's end.
 
-        Without answers the states of the questions (B, T, d) are returned; given as `states` beside `attention_mask`,
-        they take the place of question and image.
+        Without answers it returns the states of the questions (B, T, d). A batch with `states` and `attention_mask`
+        needs no question and image.
         """
         seen = batch["attention_mask"]
         states = batch.get(STATES)

@@ -1,19 +1,19 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The modules and checkpoints of ALBEF (Li et al. 2021, arXiv:2107.07651), out of transformers' ViT and BERT.
+"""The modules and checkpoints of ALBEF (Li et al. 2021, arXiv:2107.07651), built from transformers' ViT and BERT.
 
-The image goes through a ViT. The question goes through BERT's layers, of which those from `fusion_layer` on attend to
-the image's tokens as well:
+The image goes through a ViT. The question goes through BERT's layers; those from `fusion_layer` on also attend to the
+image's tokens:
 
     vision   x = x + attention(norm1(x));  x = x + mlp(norm2(x))
     text     x = LN(self_attention(x) + x);  [x = LN(cross_attention(x, image) + x)];  x = LN(mlp(x) + x)
 
-Adapters are after the residual in the vision layers. In the text layers they stand inside the output block, before its
+Adapters are after the residual in the vision layers. In the text layers they are inside the output block, before its
 norm: f = dropout(dense(h)), LN(f + A(LN(f + x)) + x).
 
-The decoder, with which its authors answer questions, is BERT's layers, which see the answer's tokens so far and attend
-to the states of the question. Its weights are those of a checkpoint that was fine-tuned on questions; from a pre-
-trained one it begins as in the authors' code, as a copy of the fusion layers, of the embeddings and of the head of
-masked words, whose output layer is the table of embeddings.
+The authors answer questions with a decoder of BERT's layers, which see the answer's tokens so far and attend to the
+states of the question. Its weights come from a checkpoint that was fine-tuned on questions. From a pre-trained one it
+begins as in the authors' code: as a copy of the fusion layers, of the embeddings and of the head of masked words, whose
+output layer is the table of embeddings.
 
 The official checkpoints:
 
@@ -60,6 +60,26 @@ from fedpeft.backbones.registry import ALBEF_PICKLE
 from fedpeft.backbones.weights import from_timm
 
 VISION_EPS = 1e-6
+
+VISION, TEXT, WORDS = "visual_encoder.", "text_encoder.bert.", "text_encoder.cls.predictions."
+DECODER = "text_decoder."
+POSITIONS, PATCHES = f"{VISION}pos_embed", f"{VISION}patch_embed.proj.weight"
+NOT_READ = re.compile(
+    r"((visual_encoder_m|text_encoder_m|text_decoder_m|vision_proj|vision_proj_m|text_proj|text_proj_m|itm_head)\..*"
+    r"|temp|image_queue|text_queue|queue_ptr|text_(encoder|decoder)\.(bert\.)?embeddings\.position_ids"
+    r"|text_(encoder|decoder)\.cls\.predictions\.decoder\..*)"  # the table of embeddings again, and the head's bias
+)
+HEAD = {"bias": "word_bias"} | {
+    f"transform.{module}.{kind}": f"word_transform.{module}.{kind}"
+    for module in ("dense", "LayerNorm")
+    for kind in ("weight", "bias")
+}
+LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d{1,4})\.(.*)")
+# all that a pickle of tensors needs; what else torch allows, such as bytearray and encode, can fill the memory
+ALLOWED_IN_PICKLE = re.compile(
+    r"collections OrderedDict|torch \w+Storage|torch\._utils _rebuild_(tensor|tensor_v2|parameter)"
+)
+OUTPUT = re.compile(r"(encoder\.layer\.\d+\.(?:attention\.)?output)\.dense\.")
 
 
 class AlbefConfig(BertConfig):
@@ -151,7 +171,7 @@ class OutputBlock(nn.Module):
 
 
 def reset_positions(model: AlbefModel) -> None:
-    """Fill the buffers that no checkpoint has, of a model that was made on the meta device."""
+    """Fill the position buffers of a model that was made on the meta device; no checkpoint has them."""
     for module in model.modules():
         if isinstance(module, BertEmbeddings):
             positions = torch.arange(module.position_ids.shape[1]).expand(1, -1)
@@ -167,7 +187,7 @@ def put_slots(encoder: BertModel) -> BertModel:
 
 
 def bert_config(config: AlbefConfig, **changes: Any) -> BertConfig:
-    """Return the sizes of the text layers as transformers' BERT has them."""
+    """Return the sizes of the text layers as a configuration of transformers' BERT."""
     plain = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")}
     return BertConfig(**(plain | changes))
 
@@ -230,25 +250,6 @@ class AlbefDecoderModel(AlbefModel):
         return F.linear(hidden, self.decoder.embeddings.word_embeddings.weight, self.word_bias)
 
 
-VISION, TEXT, WORDS = "visual_encoder.", "text_encoder.bert.", "text_encoder.cls.predictions."
-DECODER = "text_decoder."
-POSITIONS, PATCHES = f"{VISION}pos_embed", f"{VISION}patch_embed.proj.weight"
-NOT_READ = re.compile(
-    r"((visual_encoder_m|text_encoder_m|text_decoder_m|vision_proj|vision_proj_m|text_proj|text_proj_m|itm_head)\..*"
-    r"|temp|image_queue|text_queue|queue_ptr|text_(encoder|decoder)\.(bert\.)?embeddings\.position_ids"
-    r"|text_(encoder|decoder)\.cls\.predictions\.decoder\..*)"  # the table of embeddings again, and the head's bias
-)
-HEAD = {"bias": "word_bias"} | {
-    f"transform.{module}.{kind}": f"word_transform.{module}.{kind}"
-    for module in ("dense", "LayerNorm")
-    for kind in ("weight", "bias")
-}
-LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d{1,4})\.(.*)")
-# what a pickle of tensors is made of; what else torch allows, as bytearray and encode, can fill the memory
-MADE = re.compile(r"collections OrderedDict|torch \w+Storage|torch\._utils _rebuild_(tensor|tensor_v2|parameter)")
-OUTPUT = re.compile(r"(encoder\.layer\.\d+\.(?:attention\.)?output)\.dense\.")
-
-
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint (model.safetensors, or ALBEF.pth as it is downloaded), by their own names."""
     if (folder / weights.WEIGHTS).is_file():
@@ -291,35 +292,35 @@ def resized(positions: Tensor, grid: int) -> Tensor:
 
 
 def renamed(tensors: Mapping[str, Tensor], decoder_of: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors by their names in `AlbefModel`, and the names of those that have no place there.
+    """Return the tensors by their names in `AlbefModel`, and the names of those that it does not have.
 
-    From the fusion layer `decoder_of` on, an answer decoder is a copy where the checkpoint has none; None: no decoder.
+    Without an answer decoder in the checkpoint, it is copied from the fusion layer `decoder_of` on; None: no decoder.
     """
     tuned = any(name.startswith(DECODER) for name in tensors)
     if tuned:
-        tensors = _as_pretrained(tensors)
+        tensors = _rename_as_pretrained(tensors)
     vision = {name.removeprefix(VISION): tensor for name, tensor in tensors.items() if name.startswith(VISION)}
     placed, unknown = from_timm(vision)
     found = {f"{VISION}{name}": tensor for name, tensor in placed.items()}
     unknown = [f"{VISION}{name}" for name in unknown]
     for name, tensor in tensors.items():
         if name.startswith(TEXT):
-            found[f"text_encoder.{_inner(name.removeprefix(TEXT))}"] = tensor
+            found[f"text_encoder.{_name_with_slots(name.removeprefix(TEXT))}"] = tensor
         elif name.startswith(f"{DECODER}bert."):
             if decoder_of is not None:
-                found[f"decoder.{_inner(name.removeprefix(f'{DECODER}bert.'))}"] = tensor
+                found[f"decoder.{_name_with_slots(name.removeprefix(f'{DECODER}bert.'))}"] = tensor
         elif name.startswith(WORDS) and name.removeprefix(WORDS) in HEAD:
             if decoder_of is not None:
                 found[HEAD[name.removeprefix(WORDS)]] = tensor
         elif not name.startswith(VISION):
             unknown.append(name)
     if decoder_of is not None and not tuned:
-        found |= _decoder(found, decoder_of)
+        found |= _copy_as_decoder(found, decoder_of)
     return found, unknown
 
 
-def _as_pretrained(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a fine-tuned checkpoint with the names that encoder and head have in a pre-trained one."""
+def _rename_as_pretrained(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a fine-tuned checkpoint with the names of encoder and head in a pre-trained one."""
     head = WORDS.replace("encoder", "decoder", 1)
     renamed = {}
     for name, tensor in tensors.items():
@@ -331,13 +332,13 @@ def _as_pretrained(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def _inner(name: str) -> str:
-    """Return the name of a BERT's tensor where its output blocks have slots: `DenseHalf` of the block."""
+def _name_with_slots(name: str) -> str:
+    """Return the name of a BERT tensor after `put_slots`, which moves dense layers into a `DenseHalf`."""
     return OUTPUT.sub(r"\1.inner.dense.", name)
 
 
-def _decoder(tensors: Mapping[str, Tensor], first: int) -> dict[str, Tensor]:
-    """Return copies of the embeddings and of the layers from the first one on, as the decoder has them."""
+def _copy_as_decoder(tensors: Mapping[str, Tensor], first: int) -> dict[str, Tensor]:
+    """Return copies of the embeddings and of the layers from `first` on, under the decoder's names."""
     copies = {}
     for name, tensor in tensors.items():
         if name.startswith("text_encoder.embeddings."):
@@ -348,7 +349,7 @@ def _decoder(tensors: Mapping[str, Tensor], first: int) -> dict[str, Tensor]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    """Return `checkpoint["model"]` of a file of torch.save, of whose pickle only tensors and plain values are made."""
+    """Return `checkpoint["model"]` of a torch.save file; refuse pickles of more than tensors and plain values."""
     convert = f"convert it once where you trust its author, as docs/backbones.md shows, and give the {weights.WEIGHTS}"
     more = f"its {ALBEF_PICKLE} is damaged or holds more than tensors and plain values; {convert}"
     if not zipfile.is_zipfile(file):
@@ -375,9 +376,9 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
 
 
 def _is_plain(pickle: IO[bytes]) -> bool:
-    """Return whether tensors and plain values are all that a pickle makes; it is not run for this."""
+    """Return whether a pickle makes only tensors and plain values; it is not run for this."""
     try:
         made = [argument for operation, argument, _ in pickletools.genops(pickle) if operation.name == "GLOBAL"]
     except ValueError:
         return False
-    return all(MADE.fullmatch(str(name)) for name in made)
+    return all(ALLOWED_IN_PICKLE.fullmatch(str(name)) for name in made)

@@ -2,7 +2,7 @@
 """BLIP-2 (Li et al. 2023, arXiv:2301.12597) with a causal language model: OPT.
 
 An image tower, a Q-Former that makes 32 tokens of an image, and a language model that reads them before the question.
-Adapters stand in the language model's layers.
+Adapters are in the language model's layers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedpeft.core.errors import FedpeftError
 if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
 
-NAME = "BLIP-2"
+MODEL_NAME = "BLIP-2"
 PROMPT = "{image}Question: {question} Answer:"  # of the paper's question answering
 OPT_2_7B = {"hidden_size": 2560, "ffn_dim": 10240, "num_hidden_layers": 32, "num_attention_heads": 32}
 
@@ -49,6 +49,7 @@ class Blip2(TransformersModel):
 
 
 def build(settings: BackboneSettings, *, half: bool = False, weights: bool = True) -> Blip2:
+    """Load BLIP-2 from a folder; `weights=False` leaves it on the meta device."""
     from transformers import Blip2ForConditionalGeneration
 
     source, settings = settings.source, replace(settings, prompt=settings.prompt or PROMPT)
@@ -57,13 +58,13 @@ def build(settings: BackboneSettings, *, half: bool = False, weights: bool = Tru
             f"prompt is {settings.prompt!r}, and BLIP-2 reads the image before all text: begin it with '{{image}}'.",
             setting="backbone.prompt",
         )
-    with reading(source, NAME):
+    with reading(source, MODEL_NAME):
         config = _config(source)
         if not weights:
             model = _empty(config)
             return Blip2(model, ModelInputs.from_settings(model, settings), source)
         model, _ = load_model(
-            Blip2ForConditionalGeneration, source, what=NAME, skeleton=lambda: _empty(config), half=half
+            Blip2ForConditionalGeneration, source, what=MODEL_NAME, skeleton=lambda: _empty(config), half=half
         )
         backbone = Blip2(model, ModelInputs.from_settings(model, settings), source)
         check_features(backbone)
@@ -75,14 +76,14 @@ def skeleton(source: str | None = None) -> Blip2:
     from transformers import Blip2Config, OPTConfig
 
     text = OPTConfig(**OPT_2_7B, vocab_size=50_304, word_embed_proj_dim=OPT_2_7B["hidden_size"])
-    with reading(source or "", NAME):
+    with reading(source or "", MODEL_NAME):
         return Blip2(_empty(_config(source) if source else Blip2Config(text_config=text)), None)
 
 
 def _config(source: str) -> Any:
     from transformers import Blip2Config
 
-    check_kind(read_config(source), ("blip-2",), source, NAME)
+    check_kind(read_config(source), ("blip-2",), source, MODEL_NAME)
     config = Blip2Config.from_pretrained(source)
     if not config.use_decoder_only_language_model:
         raise unusable(

@@ -1,11 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Load a transformers model from a folder: its own code only, safetensors only, and complete.
+"""Load a complete transformers model from a folder, with transformers' own code and from safetensors only.
 
-What goes wrong is one sentence with the source and the remedy. A config.json that would fetch code or fill the memory
-is refused. The number of layers is what transformers loops over before it allocates anything; so their sum is bounded,
-over all entries and lists. What they make together is counted on the meta device (`matrices.without_weights`). Sizes
-are held against what the weights' file has (`weights.check_size`), and before that against a bound, so that nothing
-overflows.
+An error is one sentence with the source and the remedy. A config.json that would fetch code or fill the memory is
+refused. transformers loops over the number of layers before it allocates anything, so the sum of layers over all
+entries and lists is bounded. The modules that they make are counted on the meta device (`matrices.without_weights`).
+Sizes must be within a bound, so that nothing overflows, and fit the weights' file (`weights.check_size`).
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from fedpeft.core.settings import is_whole
 LAYERS = re.compile(r"(layer|depth|block|stage|expert|label|level)")
 SIZES = re.compile(r"(size|dim|width|head|channel|embd|model|state)")
 MAX_LAYERS, MAX_SIZE, MAX_NUMBER = 4096, 2**20, 2**40
-MAX_IN_ALL = 2**15  # lists of layers' indices are among the entries, as mlp_only_layers
+MAX_IN_ALL = 2**15  # layers of all entries, also of lists of their numbers such as mlp_only_layers
 MAX_ENTRIES = 200_000
-ANSWERS = ("id2label", "label2id")
-FETCHING = ("mra", "rwkv", "sam3_video", "yoso")  # with the package kernels, whatever USE_HUB_KERNELS says
+LABEL_TABLES = ("id2label", "label2id")
+FETCHING = ("mra", "rwkv", "sam3_video", "yoso")  # they use the package kernels, whatever USE_HUB_KERNELS says
 KINDS = ("model_type", "image_processor_type", "feature_extractor_type", "processor_class")
 REACHING_OUT = re.compile(r"oneformer|layoutlmv[23]|layoutxlm", re.IGNORECASE)  # processors, see `refuse_kind`
 OWN_ATTENTION = (None, "eager", "sdpa")
 
 
 def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
-    """Refuse a configuration from which transformers would load code of others, or whose numbers are absurd.
+    """Refuse a configuration that makes transformers load other people's code, or whose numbers are absurd.
 
-    With `timm` it may be timm's, which the caller reads itself and never gives to timm.
+    With `timm` it may be timm's; the caller reads it itself and never gives it to timm.
     """
     layers = 0
     for count, (name, value) in enumerate(_entries(config)):
@@ -83,7 +82,7 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
 
 
 def refuse_kind(kind: Any) -> None:
-    """Refuse a model or processor whose image processor reaches beyond its folder by what its settings name.
+    """Refuse a model or processor whose image processor reads a file or starts a program that its settings name.
 
     OneFormer's reads any file, or fetches it from the hub, as soon as it is made (`class_info_file`); those of LayoutLM
     (v2, v3) and LayoutXLM start the program tesseract on every image, with arguments of `tesseract_config`.
@@ -96,7 +95,7 @@ def refuse_kind(kind: Any) -> None:
 
 
 def check_kinds(content: Any) -> None:
-    """Refuse the content of a file that names such a kind (`refuse_kind`) of model or processor anywhere."""
+    """Refuse the content of a file that names anywhere a model or processor that `refuse_kind` refuses."""
     for name, value in _entries(content):
         if name in KINDS:
             refuse_kind(value)
@@ -116,7 +115,7 @@ def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):
             if name == "quantization_config" and value:
                 yield name, value
-            waiting += [(str(key), inner) for key, inner in value.items() if key not in ANSWERS]
+            waiting += [(str(key), inner) for key, inner in value.items() if key not in LABEL_TABLES]
         elif isinstance(value, list | tuple):
             waiting += [(name, inner) for inner in value]
         else:
@@ -129,7 +128,7 @@ def unusable(sentence: str) -> FedpeftError:
 
 @contextmanager
 def reading(source: str, what: str) -> Iterator[None]:
-    """Turn every error of this block into one sentence about a source; `what` is loaded, for instance "ViLT"."""
+    """Turn every error of this block into one sentence about a source; `what` names what is loaded, such as "ViLT"."""
     try:
         with _quiet():
             yield
@@ -167,7 +166,7 @@ def load_model(
     options: Mapping[str, Any] | None = None,
     half: bool = False,
 ) -> tuple[nn.Module, list[str]]:
-    """Return a model with its weights in float32, and the names of those that it lacks; call it within `reading`.
+    """Return a model with its weights in float32, and the names of missing ones; call it within `reading`.
 
     `skeleton` makes it without weights; tensors with the prefix `may_lack` may be missing; `half`: matrices in
     bfloat16.

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Images as the pixel tensors of ViLT and ViT, without torchvision, and the patches into which a model cuts them."""
+"""Turn images into the pixel tensors of ViLT and ViT, without torchvision, and find the size of a model's patches."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 Images = Sequence["Image.Image | np.ndarray"]
 COLORS = 3  # red, green and blue
 HALF = (0.5,) * COLORS
+
+CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 
 
 def pictures(images: Images) -> list[Image.Image]:
@@ -56,7 +58,7 @@ class SquareImages:
 class ProportionalImages:
     """Scale the shortest side to `size` pixels and pad the batch, as ViLT was trained (transformers' PIL processor).
 
-    Sides become whole patches. A shorter side of which none would be left is stretched to one.
+    Sides become whole patches; a shorter side that would become less than one patch is stretched to one.
     """
 
     def __init__(self, size: int, patch: int) -> None:
@@ -84,14 +86,11 @@ class ProportionalImages:
         return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
-
-
 def patch_area(model: nn.Module) -> int:
     """Return the pixels of a patch, height times width; 0: the model embeds no patches of images.
 
-    A patch embedding is a convolution that reads an image's colors and moves on by its own size. Where there is none,
-    because patches are cut before a linear layer, it is what the configuration declares as `patch_size`.
+    A patch embedding is a convolution that reads an image's colors with a stride of its own size. A model without one
+    cuts patches before a linear layer, and declares their size in its configuration as `patch_size`.
     """
     for module in model.modules():
         if isinstance(module, CONVOLUTIONS) and module.in_channels == COLORS and module.kernel_size == module.stride:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A backbone's matrices, which hold nearly all of its parameters: their precision, and models without them."""
+"""The precision of a backbone's matrices, which hold nearly all of its parameters, and models without weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from torch.nn.modules.module import (
 
 MATRICES = (nn.Linear, nn.Conv2d, nn.Embedding)
 
+MAX_PARTS = 2**18  # twice as many as DeepSeek-V3 has where its experts are modules of their own
+
 
 def matrices(model: nn.Module) -> list[Tensor]:
-    """Return the weights of a model's linear layers, convolutions and embeddings; call it before a method is in."""
+    """Return the weights of a model's linear layers, convolutions and embeddings; call it before a method is added."""
     return [module.weight for module in model.modules() if isinstance(module, MATRICES)]
 
 
 @contextmanager
 def made_in_bfloat16() -> Iterator[None]:
-    """Let every model that is made in this block have its matrices in bfloat16; all else keeps its precision.
+    """Build every model in this block with matrices in bfloat16; all else keeps its precision.
 
-    transformers reads each tensor in the precision that the model has for it, so that no matrix is ever whole in
-    float32. The values are those of a matrix that was read in float32 and rounded.
+    transformers reads each tensor in the model's own precision, so that no whole matrix is ever in float32. The values
+    are those of a matrix that was read in float32 and rounded.
     """
 
     def rounded(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -47,9 +49,9 @@ def made_in_bfloat16() -> Iterator[None]:
 
 @contextmanager
 def seen_in_float32(weights: Sequence[Tensor]) -> Iterator[None]:
-    """Let matrices in bfloat16, none of which the method trains or reads, look like float32 in this block.
+    """Let matrices in bfloat16 look like float32 in this block; the method must not train or read them.
 
-    PEFT draws an adapter's first values in the precision of the matrix beside it; so they are those of float32.
+    PEFT draws an adapter's first values in the precision of the adapted matrix, and so those of float32.
     """
     kept = [(weight, weight.data) for weight in weights if weight.dtype == torch.bfloat16]
     for weight, data in kept:
@@ -63,20 +65,17 @@ def seen_in_float32(weights: Sequence[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def products(model: nn.Module) -> Iterator[bool]:
-    """Compute products in bfloat16 in this block if a model's matrices are; yields whether they are."""
+    """Compute products in bfloat16 in this block if a model's matrices have it; yield whether they do."""
     half = any(weight.dtype == torch.bfloat16 for weight in matrices(model))
     with torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16, enabled=half):
         yield half
 
 
-MAX_PARTS = 2**18  # twice as many as DeepSeek-V3 has where its experts are modules of their own
-
-
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Make the models of this block on the meta device, and stop at one of too many modules and parameters.
+    """Build the models of this block on the meta device; refuse one with too many modules and parameters.
 
-    Tensors take no memory there, modules do: a number of layers, groups or experts is what fills it.
+    Tensors take no memory there, but modules do, and a large number of layers, groups or experts would fill it.
     """
     parts = itertools.count(1)
 

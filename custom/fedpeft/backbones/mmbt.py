@@ -1,15 +1,15 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""MMBT (Kiela et al. 2019, arXiv:1909.02950): image features as tokens of a BERT, behind those of the question.
+"""MMBT (Kiela et al. 2019, arXiv:1909.02950): image features as tokens of a BERT, after those of the question.
 
     c_1, ..., c_n     means of the image encoder's features over the n cells of a square grid, each (d_image)
     tokens            E[words], then s P norm(c_i); P: (d, d_image) orthogonal, s: root mean square of E
     features          mean text token, mean image token, norm(mean of all features): 2 d + d_image
 
-`norm` subtracts a vector's mean and divides by its deviation. The image encoder and P are frozen and outside of
-`model`, the text encoder, in which methods train. P is drawn from a constant seed: it is the same at every site. Or it
-is a ridge regression (`closed_form`) from the rows of the encoder's classifier, each the direction of a class, to the
-words of the class's name. Neither needs data. Or the drawn P is where training begins (`trained`): it is the connector
-(`Backbone.connector`), and s stays as it is. Images are encoded one by one, so that their features do not depend on the
+`norm` subtracts a vector's mean and divides by its deviation. Methods train in the text encoder, `model`; the image
+encoder and P are frozen and outside of it. P is drawn from a constant seed, and so the same at every site. Or it is a
+ridge regression (`closed_form`) from the rows of the encoder's classifier, each the direction of a class, to the words
+of the class's name. Neither needs data. Or training begins with the drawn P (`trained`): it is the connector
+(`Backbone.connector`), and s stays fixed. Images are encoded one by one, so that their features do not depend on the
 batch, and can be kept. An exported model's folder has s P beside the text encoder, whose words may have been trained.
 """
 
@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from fedpeft.backbones import checkpoint, vit
 from fedpeft.backbones.backbone import CLOSED_FORM, LITE0_FILE, ORTHOGONAL, PROJECTION, TRAINED
 from fedpeft.backbones.images import Images, SquareImages
-from fedpeft.backbones.model_inputs import ModelInputs, image_processor
+from fedpeft.backbones.model_inputs import ModelInputs, ReadsText, image_processor
 from fedpeft.backbones.transformers_model import POOLER, config_of, empty_model
 from fedpeft.backbones.weights import TIMM_KEY, read_tensor, stored
 from fedpeft.core.errors import FedpeftError
@@ -57,9 +57,9 @@ MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
 
 
 class EncodedImages:
-    """What frozen encoders made of images, by the encoder's values and the image's pixels.
+    """The features that frozen encoders made of images, by the encoder's values and the image's pixels.
 
-    Whoever looks something up has the image, so sites and runs of one process may share it.
+    A lookup needs the image itself, so sites and runs of one process may share them.
     """
 
     def __init__(self) -> None:
@@ -74,10 +74,10 @@ class EncodedImages:
 
 
 class ImageEncoder(nn.Module):
-    """A frozen image encoder, always in evaluation mode, with what it made of images as long as it fits into memory.
+    """A frozen image encoder, always in evaluation mode, that keeps features of images as far as memory allows.
 
-    It returns a grid (B, d, h, w), or tokens (B, T, d) of which the last are a square grid; `grid` are the cells along
-    each side of the image, `classes` returns the classifier that it was trained with.
+    `encoder` returns a grid (B, d, h, w), or tokens (B, T, d) that end with a square grid; `grid` is how many cells
+    each side of the image has; `classes` returns the classifier that it was trained with.
     """
 
     def __init__(self, encoder: nn.Module, grid: int, classes: Classes) -> None:
@@ -91,12 +91,12 @@ class ImageEncoder(nn.Module):
         return super().train(False)
 
     def keep(self, limit: int, kept: EncodedImages | None = None) -> None:
-        """Keep what is made of each image, in so many bytes of main memory; see `Backbone.keep_encoded`."""
+        """Keep the features of each image, in at most `limit` bytes of main memory; see `Backbone.keep_encoded`."""
         self.kept, self._limit = kept if kept is not None else self.kept, limit
         self._name = bytes.fromhex(digest(self.state_dict(), after=f"{self.grid} ".encode()))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return the cells of images (B, 3, H, W), and behind them the mean of the whole grid: (B, n + 1, d)."""
+        """Return the cells of images (B, 3, H, W), followed by the mean of the whole grid: (B, n + 1, d)."""
         return torch.stack([self._features(image) for image in pixels])
 
     def _features(self, image: Tensor) -> Tensor:
@@ -152,13 +152,13 @@ class Lite0(nn.Module):
 def _classifier(folder: Path, width: int) -> tuple[Tensor, list[str]]:
     """Return the rows (C, width) of the classifier that a network of transformers was trained with, and its classes."""
     with checkpoint.reading(str(folder), IMAGE):
-        found = [one for one, shape in stored(folder).items() if CLASSIFIER.fullmatch(one) and shape[1:] == (width,)]
+        found = [name for name, shape in stored(folder).items() if CLASSIFIER.fullmatch(name) and shape[1:] == (width,)]
         rows = read_tensor(folder, found[0]) if found else torch.empty(0, width)
         labels = config_of(str(folder)).id2label if found else {}
         names = [str(labels.get(number, "")) for number in range(len(rows))]
     rows = rows.float() if rows.is_floating_point() else torch.empty(0, width)
-    told_apart = rows.isfinite().all() and norm(rows).any()
-    if not told_apart or len(labels) != len(rows) or not all(map(_is_name, names)):
+    distinct = rows.isfinite().all() and norm(rows).any()
+    if not distinct or len(labels) != len(rows) or not all(map(_is_name, names)):
         raise FedpeftError(
             f"projection is 'closed_form', and {folder} has no classifier of its last features with a name for each "
             f"class (id2label in its config.json): leave it out, or give a network that was trained to tell classes.",
@@ -168,7 +168,7 @@ def _classifier(folder: Path, width: int) -> tuple[Tensor, list[str]]:
 
 
 def _is_name(name: str) -> bool:
-    """Return whether it is a class's name, and not the number that transformers writes where there is none."""
+    """Return whether a text is a class's name, and not the number that transformers writes without one."""
     return bool(re.search(r"\w", name)) and len(name) <= MAX_NAME and not re.fullmatch(r"LABEL_\d+", name)
 
 
@@ -176,7 +176,7 @@ def norm(features: Tensor) -> Tensor:
     return F.layer_norm(features, features.shape[-1:])
 
 
-class Mmbt(nn.Module):
+class Mmbt(ReadsText):
     """A text encoder, `model`, that reads an image as tokens; without inputs and image encoder in a skeleton."""
 
     def __init__(
@@ -194,7 +194,7 @@ class Mmbt(nn.Module):
         super().__init__()
         self.model, self.inputs, self.prepare, self.images = model, inputs, prepare, images
         if getattr(model, "pooler", None) is not None:
-            model.pooler = None  # of the first token, which is not read
+            model.pooler = None  # it reads only the first token, and is not used
         self.family: str = model.config.model_type
         self.num_layers: int = model.config.num_hidden_layers
         width: int = model.config.hidden_size
@@ -224,16 +224,9 @@ class Mmbt(nn.Module):
         return {"projection": self.projection} if isinstance(self.projection, nn.Parameter) else {}
 
     @property
-    def text_length(self) -> int:
-        return self.inputs.text_length
-
-    @property
     def max_text(self) -> int | None:
         longest = self.inputs.max_text
         return longest and longest - self._first_position - self._tokens
-
-    def text_tokens(self, texts: Sequence[str]) -> list[int]:
-        return self.inputs.text_tokens(texts)
 
     def save_inputs(self, folder: Path) -> None:
         self.inputs.save(folder)
@@ -264,14 +257,14 @@ class Mmbt(nn.Module):
 
 
 def _first_position(model: nn.Module) -> int:
-    """Return the first token's position: RoBERTa and its kin begin behind that of padding."""
+    """Return the first token's position: RoBERTa and similar models begin after that of padding."""
     embeddings = getattr(model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
     return 0 if padding is None else padding + 1
 
 
 def orthogonal(model: nn.Module, image_width: int) -> tuple[Tensor, float]:
-    """Return P: (d, d_image), and s, by which a normalized feature becomes as long as the embedding of a word."""
+    """Return P: (d, d_image), and s, the factor that makes a normalized feature as long as a word's embedding."""
     words = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(PROJECTION_SEED)
     drawn = nn.init.orthogonal_(torch.empty(words.shape[1], image_width, device="cpu"), generator=generator)
@@ -289,13 +282,13 @@ def closed_form(words: Tensor, tokenizer: Any, rows: Tensor, names: Sequence[str
     """
     words = words.detach().float().cpu()
     tokens = tokenizer(list(names), add_special_tokens=False)["input_ids"]
-    if without := [number for number, one in enumerate(tokens) if not one]:
+    if wordless := [number for number, ids in enumerate(tokens) if not ids]:
         raise FedpeftError(
-            f"projection is 'closed_form', and the text encoder reads no word in the name of class {without[0]} of the "
-            f"image encoder (id2label in its config.json): leave it out, or give that class a name.",
+            f"projection is 'closed_form', and the text encoder reads no word in the name of class {wordless[0]} of "
+            f"the image encoder (id2label in its config.json): leave it out, or give that class a name.",
             setting="backbone.projection",
         )
-    targets = torch.stack([words[one].mean(0) for one in tokens]).double()
+    targets = torch.stack([words[ids].mean(0) for ids in tokens]).double()
     features = norm(rows.float().cpu()).double()
     square = features.T @ features
     ridge = square.diagonal().mean() * torch.eye(len(square), dtype=square.dtype)
@@ -325,7 +318,7 @@ def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
     folder = Path(settings.image_source)
     lite0 = (folder / LITE0_FILE).is_file()
     with checkpoint.reading(str(folder), IMAGE):
-        load = _lite0 if lite0 else _of_timm if vit.is_of_timm(str(folder)) else _of_transformers
+        load = _load_lite0 if lite0 else _load_timm if vit.is_timm(str(folder)) else _load_transformers
         images, width, prepare = load(folder, settings, weights=weights)
     classes = images.classes if isinstance(images, Lite0) else partial(_classifier, folder, width)
     encoder = ImageEncoder(images, settings.image_grid, classes) if images else None
@@ -358,8 +351,10 @@ def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
     return backbone
 
 
-def _lite0(folder: Path, settings: BackboneSettings, *, weights: bool) -> tuple[nn.Module | None, int, SquareImages]:
-    """Load EfficientNet-Lite0, of whose pickle tensors alone are read."""
+def _load_lite0(
+    folder: Path, settings: BackboneSettings, *, weights: bool
+) -> tuple[nn.Module | None, int, SquareImages]:
+    """Load EfficientNet-Lite0; only tensors of its pickle are read."""
     try:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
@@ -380,7 +375,9 @@ def _lite0(folder: Path, settings: BackboneSettings, *, weights: bool) -> tuple[
     return Lite0(model), LITE0_WIDTH, prepare
 
 
-def _of_timm(folder: Path, settings: BackboneSettings, *, weights: bool) -> tuple[nn.Module | None, int, SquareImages]:
+def _load_timm(
+    folder: Path, settings: BackboneSettings, *, weights: bool
+) -> tuple[nn.Module | None, int, SquareImages]:
     """Load a vision transformer of timm as transformers' own, without timm, which would bring torchvision."""
     source = str(folder)
     if TIMM_KEY not in stored(folder):
@@ -395,7 +392,7 @@ def _of_timm(folder: Path, settings: BackboneSettings, *, weights: bool) -> tupl
     return model if weights else None, model.config.hidden_size, prepare
 
 
-def _of_transformers(
+def _load_transformers(
     folder: Path, settings: BackboneSettings, *, weights: bool
 ) -> tuple[nn.Module | None, int, SquareImages]:
     """Load an image encoder of transformers, or the image half of two towers."""
@@ -423,7 +420,7 @@ def _of_transformers(
 
 
 def _made_width(model: nn.Module, size: int) -> int:
-    """Return the width of the features that a model without weights makes, of which its configuration does not tell."""
+    """Return the width of a model's features where its configuration does not tell; it needs no weights for this."""
     with torch.no_grad():
         made = model.eval()(torch.empty(1, 3, size, size, device="meta"))
     return as_grid(made["last_hidden_state"]).shape[1]
@@ -435,7 +432,7 @@ def _processed_size(source: str) -> int:
 
 
 def skeleton(source: str | None = None) -> Mmbt:
-    """Return the text encoder without weights on torch's meta device, in whose layers methods train."""
+    """Return the text encoder, where methods train, without weights on torch's meta device."""
     from transformers import BertConfig
 
     with checkpoint.reading(source or "", TEXT):

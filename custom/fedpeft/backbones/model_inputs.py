@@ -1,17 +1,17 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Images and questions as the inputs of any transformers model, by the tokenizer and image processor of its folder.
 
-What a model reads is what its forward function takes: `input_ids`, `pixel_values` or both. Where the image stands in
-the text as tokens (PaliGemma, Qwen-VL, LLaVA), `backbone.prompt` says what is around them; no chat template is applied.
+What a model reads is what its forward function takes: `input_ids`, `pixel_values` or both. Where the image is a part of
+the text's tokens (PaliGemma, Qwen-VL, LLaVA), `backbone.prompt` says what is around it; no chat template is applied.
 Image processors are transformers' PIL ones: torchvision is not needed.
 
-What they and the tokenizer may make of an input is limited; a few numbers decide it, and others wrote them.
+What they and the tokenizer may make of an input is limited, because a few numbers in other people's files decide it.
 
     pixels made = side^2 * tiles * frames
 
-Where an image is cut into tiles by sizes alone, there are at most (largest size / smallest size)^2, and each is resized
-to the largest side. Qwen's processors bound the number of pixels instead of a side, and cut into patches. A few steps
-of a tokenizer that each double a text fill the memory.
+Where only sizes decide the tiles, there are at most (largest size / smallest size)^2, each resized to the largest
+side. Qwen's processors bound the number of pixels instead of a side, and cut into patches. A tokenizer with a few steps
+that each double a text would fill the memory.
 """
 
 from __future__ import annotations
@@ -39,11 +39,32 @@ if TYPE_CHECKING:
 DEFAULT_SIDE, MAX_DEFAULT_SIDE = 224, 1024
 OWN_CODE = {"trust_remote_code": False}
 
+MAX_SIDE, MAX_PATCH, MAX_PIXELS, MAX_TOKENS = 4096, 256, 2**24, 2**14
+MAX_MADE, MAX_PATCHES = 2**26, 2**17
+KINDS_OF_NUMBERS = (  # by their names; the first match counts
+    ("pixels", re.compile(r"(min|max)_pixels"), MAX_PIXELS),
+    ("tiles", re.compile(r"(?s)^(?!.*num_patches).*(tiles|slice|crops|max_patches|temporal|frames)"), MAX_SIDE),
+    (
+        "patch",
+        re.compile(r"patch_size|merge_size|expand_factor|pooling_kernel_size|ensure_multiple_of|size_divisor"),
+        MAX_PATCH,
+    ),
+    ("canvas", re.compile(r"pinpoints|resolution"), MAX_SIDE),
+    ("side", re.compile(r"size|edge|height|width"), MAX_SIDE),
+)
+NO_SIDE = re.compile(r"(^|\.)min_|text_size|patch_size\.width")
+TOKEN = re.compile(r"_ids?($|\.)")
+OTHERS = re.compile(r".*(processor|extractor)")  # of images: checked above; of videos and sound: not read
+
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+MAX_GROWTH = 2**10
+GROWTH = {"ByteLevel": 2, "Precompiled": 32}  # a byte becomes a letter of two; one letter can stand for a word
+
 
 class ModelInputs:
     """Turns images and questions into a batch, with the tokenizer and image processor of a folder.
 
-    In whose text images stand, a model has a prompt with `{image}` and `{question}`; None: one after the other.
+    A model with images in its text has a prompt with `{image}` and `{question}`; None: one after the other.
     """
 
     def __init__(
@@ -140,7 +161,7 @@ class ModelInputs:
         return {name: value for name, value in batch.items() if name in self.names and isinstance(value, Tensor)}
 
     def text_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return how many tokens each text is before it is cut to `text_length`."""
+        """Return how many tokens each text has before it is cut to `text_length`."""
         if not self.tokenizer:
             return [0] * len(texts)
         if self.joint:
@@ -148,7 +169,7 @@ class ModelInputs:
         return [len(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]]
 
     def answer(self, answer: str) -> list[int]:
-        """Return the tokens of an answer behind a prompt, with the one that ends it."""
+        """Return the tokens of an answer after a prompt, with the one that ends it."""
         ids = self.tokenizer(f" {answer}", add_special_tokens=False, verbose=False)["input_ids"]
         return [*ids, self.tokenizer.eos_token_id]
 
@@ -158,7 +179,7 @@ class ModelInputs:
                 part.save_pretrained(folder)
 
     def _cut(self, question: str) -> str:
-        """Return a question of at most `text_length` tokens, without the token of images."""
+        """Return a question cut to `text_length` tokens, without special tokens such as that of images."""
         tokens = self._ids(question := self._plain(question))
         if len(tokens) <= self.text_length:
             return question
@@ -171,6 +192,26 @@ class ModelInputs:
 
     def _ids(self, question: str) -> list[int]:
         return self.tokenizer(self._plain(question), add_special_tokens=False, verbose=False)["input_ids"]
+
+
+class ReadsText(nn.Module):
+    """A backbone that reads texts through its `inputs`."""
+
+    inputs: ModelInputs
+
+    @property
+    def text_length(self) -> int:
+        return self.inputs.text_length
+
+    @property
+    def max_text(self) -> int | None:
+        return self.inputs.max_text
+
+    def text_tokens(self, texts: Sequence[str]) -> list[int]:
+        return self.inputs.text_tokens(texts)
+
+    def save_inputs(self, folder: Path) -> None:
+        self.inputs.save(folder)
 
 
 def _tokenizer(source: str) -> Any:
@@ -212,7 +253,7 @@ def _resized(size: Any, pixels: int) -> dict[str, int]:
 
 
 def _check_processor(source: str, images: Any) -> None:
-    """Refuse a processor of huge texts, or that names a model for sound, which transformers would load unchecked."""
+    """Refuse a processor that writes huge texts, or names a model for sound, which would be loaded unchecked."""
     from transformers.utils import AUDIO_TOKENIZER_NAME, PROCESSOR_NAME
 
     sound = (Path(source) / AUDIO_TOKENIZER_NAME).exists()
@@ -227,7 +268,7 @@ def _check_processor(source: str, images: Any) -> None:
 
 
 def _processor(config: Any, source: str, images: Any) -> Any:
-    """Return transformers' processor of a model in whose text images stand as tokens, with our image processor."""
+    """Return transformers' processor of a model with images as tokens of its text, with our image processor."""
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
     kind = PROCESSOR_MAPPING.get(type(config), None)
@@ -238,9 +279,9 @@ def _processor(config: Any, source: str, images: Any) -> Any:
         return [name for name in kind.get_attributes() if name in ("image_processor", "tokenizer")]
 
     # videos are not read, and their processors need torchvision
-    of_images = type(kind.__name__, (kind,), {"get_attributes": classmethod(attributes)})
+    images_only = type(kind.__name__, (kind,), {"get_attributes": classmethod(attributes)})
     _check_processor(source, images)
-    processor = of_images.from_pretrained(source, **OWN_CODE)
+    processor = images_only.from_pretrained(source, **OWN_CODE)
     processor.image_processor = images
     return processor
 
@@ -256,55 +297,37 @@ def _mark(config: Any, processor: Any) -> str:
     return f"{first}{processor.image_token}{last}"
 
 
-MAX_SIDE, MAX_PATCH, MAX_PIXELS, MAX_TOKENS = 4096, 256, 2**24, 2**14
-MAX_MADE, MAX_PATCHES = 2**26, 2**17
-KINDS = (  # of numbers, by their names: the first that fits
-    ("pixels", re.compile(r"(min|max)_pixels"), MAX_PIXELS),
-    ("tiles", re.compile(r"(?s)^(?!.*num_patches).*(tiles|slice|crops|max_patches|temporal|frames)"), MAX_SIDE),
-    (
-        "patch",
-        re.compile(r"patch_size|merge_size|expand_factor|pooling_kernel_size|ensure_multiple_of|size_divisor"),
-        MAX_PATCH,
-    ),
-    ("canvas", re.compile(r"pinpoints|resolution"), MAX_SIDE),
-    ("side", re.compile(r"size|edge|height|width"), MAX_SIDE),
-)
-NO_SIDE = re.compile(r"(^|\.)min_|text_size|patch_size\.width")
-TOKEN = re.compile(r"_ids?($|\.)")
-OTHERS = re.compile(r".*(processor|extractor)")  # of images: checked above; of videos and sound: not read
-
-
 def check_image_processor(processor: Any) -> None:
-    """Refuse an image processor that would make a huge image; none is made for this."""
+    """Refuse an image processor that would make a huge image; the check itself makes none."""
     in_pixels = hasattr(type(processor), "merge_size")  # Qwen's and its kin: `size` has numbers of pixels
     sides, canvases, pixels, patches, tiles = [1.0], [1.0], [1.0], [1.0], [1.0]
     for path, number in _numbers(processor.to_dict()):
         kind, maximum = _kind(path, in_pixels)
-        _check(path, number, maximum)
+        _check_maximum(path, number, maximum)
         if number > 0 and kind and not NO_SIDE.search(path):
             {"side": sides, "canvas": canvases, "pixels": pixels, "patch": patches, "tiles": tiles}[kind].append(number)
     step, both = math.prod(patches), sides[1:] + canvases[1:]
     cuts = (max(both) / min(both)) ** 2 if both else 1
     made = max(max(sides) ** 2 * cuts, max(canvases) ** 2, *pixels, step**2)
-    _check("all its tiles together", made * math.prod(tiles), MAX_MADE)
-    _check("the number of its patches", max(pixels) / step**2, MAX_PATCHES)
+    _check_maximum("all its tiles together", made * math.prod(tiles), MAX_MADE)
+    _check_maximum("the number of its patches", max(pixels) / step**2, MAX_PATCHES)
 
 
 def check_processor(content: Mapping[str, Any], images: Any) -> None:
-    """Refuse a processor that would write a huge text, in which an image has that many tokens."""
+    """Refuse a processor that would write a huge text, with a huge number of tokens for an image."""
     own = {name: value for name, value in content.items() if not OTHERS.fullmatch(name)}
     for path, number in _numbers(own):
         if not TOKEN.search(path):
-            _check(path, number, MAX_TOKENS)
+            _check_maximum(path, number, MAX_TOKENS)
     patch = own.get("patch_size")
     if isinstance(patch, int | float) and not hasattr(type(images), "merge_size"):
         sizes = {name: value for name, value in images.to_dict().items() if name in ("size", "crop_size")}
         side = max((number for _, number in _numbers(sizes)), default=1)
-        _check("the number of its patches", (side / max(patch, 1)) ** 2, MAX_PATCHES)
+        _check_maximum("the number of its patches", (side / max(patch, 1)) ** 2, MAX_PATCHES)
 
 
 def check_scaled(processor: Any, size: tuple[int, int]) -> None:
-    """Refuse an image so narrow that a processor that sets its shortest side alone would make it huge."""
+    """Refuse an image so narrow that a processor which only sets the shortest side would make it huge."""
     sides = {name: value for name, value in dict(processor.size).items() if value}
     if set(sides) == {"shortest_edge"}:
         edge = sides["shortest_edge"]
@@ -314,14 +337,14 @@ def check_scaled(processor: Any, size: tuple[int, int]) -> None:
 
 
 def _kind(path: str, in_pixels: bool) -> tuple[str, int]:
-    """Return what a number stands for, empty where it is none of a size, and the largest that is read."""
+    """Return which kind of size a number is (empty: none), and the largest that is read."""
     if in_pixels and path.startswith("size."):
         return "pixels", MAX_PIXELS
-    found = ((kind, maximum) for kind, name, maximum in KINDS if name.search(path))
+    found = ((kind, maximum) for kind, name, maximum in KINDS_OF_NUMBERS if name.search(path))
     return next(found, ("", MAX_TOKENS))
 
 
-def _check(name: str, number: float, maximum: int) -> None:
+def _check_maximum(name: str, number: float, maximum: int) -> None:
     if not abs(number) <= maximum:  # NaN as well
         raise ValueError(f"its image processor has {name} = {number:.15g}, at most {maximum:,} is read")
 
@@ -337,11 +360,6 @@ def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
             waiting += [(path, inner) for inner in value]
         elif is_number(value):
             yield path, value
-
-
-PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-MAX_GROWTH = 2**10
-GROWTH = {"ByteLevel": 2, "Precompiled": 32}  # a byte becomes a letter of two; one letter can stand for a word
 
 
 def check_growth(tokenizer: Any) -> None:
@@ -369,7 +387,7 @@ def _growth(step: Mapping[str, Any]) -> int:
 
 
 def _steps(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every step of a part, those of sequences among them."""
+    """Yield every step of a part, including those of sequences."""
     waiting = [value]
     while waiting:
         value = waiting.pop()

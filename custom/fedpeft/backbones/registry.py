@@ -44,6 +44,12 @@ WRITES = {"bare": True, "half": True, "makes": (FEATURES, TEXT), "prompts": True
 
 BACKBONES: Registry[Pretrained] = Registry("backbone", "fedpeft.backbones", Pretrained)
 
+MAX_PROMPT_LENGTH = 400
+MAX_GRID = 16  # ViT-B/16 has 14
+# in the metadata of a field: another value means that adapters were trained in another model. For weights it is the
+# name under which the registry has their default.
+FROZEN = "frozen"
+
 
 def _add(name: str, build: str, skeleton: str, **declared: Any) -> None:
     """Register a backbone whose functions are in `fedpeft.backbones`."""
@@ -66,7 +72,7 @@ _add(
     "vit:skeleton",
     **VIT | TINY,
     default_source=str(TINY_VIT_FOLDER),
-    method_settings={"compacter": {"reduction_factor": 4}},  # of its own 32 its 4 blocks cannot share 3 neurons
+    method_settings={"compacter": {"reduction_factor": 4}},  # its own 32 leaves 3 neurons, which 4 blocks cannot share
 )
 _add("vit", "vit:build", "vit:skeleton", **VIT, default_source="google/vit-base-patch16-224-in21k")
 _add("tiny-albef", "albef:build", "albef:skeleton", **TINY_ALBEF)
@@ -116,13 +122,6 @@ _add(
 )
 
 
-MAX_PROMPT_LENGTH = 400
-MAX_GRID = 16  # ViT-B/16 has 14
-# In the metadata of a field: adapters were trained in another model where its value is another. Of weights, the name
-# under which the registry has their default.
-FROZEN = "frozen"
-
-
 @dataclass(frozen=True, kw_only=True)
 class BackboneSettings:
     """Which pre-trained model reads image and question.
@@ -134,16 +133,16 @@ class BackboneSettings:
         image_size: pixels: both sides for the tiny backbones and vit (images are squeezed to a square), the shortest
             side for vilt (the aspect ratio stays), the size in its image processor for transformers. None: what the
             weights were trained with.
-        image_source: as `source`, of the image encoder that mmbt has beside its text encoder, which `source` names.
-        image_grid: cells along each side of an image, of which mmbt reads each as a token.
+        image_source: as `source`, for the image encoder of mmbt; its text encoder is the one that `source` names.
+        image_grid: cells along each side of an image; mmbt reads each as a token.
         image_features: of mmbt: whether the head reads the image encoder's own features besides the means of the text
-            and image tokens. Without them all that it knows of an image has passed the layers in which methods train.
+            and image tokens. Without them, all that it knows of an image has passed the layers where methods train.
         projection: of mmbt, from the image encoder's features to the width of words: `orthogonal`, drawn from a
-            constant seed; `closed_form`, by which a class of the image encoder becomes the words of its name; or
-            `trained`, which begins as the orthogonal one and is trained, sent and averaged beside whatever the method
+            constant seed; `closed_form`, which turns a class of the image encoder into the words of its name; or
+            `trained`, which begins as the orthogonal one and is trained, sent and averaged beside what the method
             trains. A site must allow that in its site policy (`connector`).
-        text_length: longest question in tokens, the rest is cut; `fedpeft doctor` and the site's log say of how many.
-        prompt: what a model reads in whose text the image stands as tokens, with `<image>` and `<question>` in it; from
+        text_length: longest question in tokens, the rest is cut; `fedpeft doctor` and the site's log say how often.
+        prompt: the text of a model that reads the image as tokens within it, with `<image>` and `<question>`; from
             Python also with braces, which FLARE would read as variables in a job. None: for llava and blip2 that of
             their papers, for others the image and then the question.
 

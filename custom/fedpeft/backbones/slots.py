@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Where the layers and slots of each model family are: the one table of module paths.
 
-A family is the transformers ``model_type``. A role is a slot's name ("attention": after the self-attention block,
+A family is the transformers `model_type`. A role is a slot's name ("attention": after the self-attention block,
 "output": after the feed-forward block, "query", "value": those projections). A family with two towers has a role for
 each, "text_attention" and "vision_attention", and a method with the role "attention" gets both. A template is a module
-path with ``{layer}`` for the layer number, counted from 0. Another family is one more entry.
+path with `{layer}` for the layer number, counted from 0. Another family is one more entry.
 """
 
 import re
@@ -69,7 +69,7 @@ _LLAMA = _CLIP | {
     "attention_norm": "input_layernorm",
     "output_norm": "post_attention_layernorm",
 }
-_GPT2 = {  # one matrix makes query, key and value: there is no place for query or value alone
+_GPT2 = {  # one matrix makes query, key and value: there is no separate place for query or value
     "attention": "attn",
     "output": "mlp",
     QKV: "attn.c_attn",
@@ -99,6 +99,9 @@ _FAMILIES: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
     "albef_decoder": _ALBEF_TOWERS | {"decoder": ("decoder.encoder.layer.{layer}", _ALBEF)},
 }
 
+# families outside the table that are adapted in one part only, as in their papers
+ADAPTED_PART = {"llava": "language_model", "blip-2": "language_model"}
+
 
 def _roles(towers: Mapping[str, tuple[str, dict[str, str]]], *, slots: bool) -> dict[str, str]:
     return {
@@ -111,12 +114,10 @@ def _roles(towers: Mapping[str, tuple[str, dict[str, str]]], *, slots: bool) -> 
 
 SLOTS = {family: _roles(towers, slots=True) for family, towers in _FAMILIES.items()}
 INNER = {family: _roles(towers, slots=False) for family, towers in _FAMILIES.items()}
-# families outside the table of which one part alone is adapted, as their papers do
-ADAPTED_PART = {"llava": "language_model", "blip-2": "language_model"}
 
 
 def places(family: str) -> dict[str, str]:
-    """Return role -> module path template of everything that the table has of a family; nothing of any other."""
+    """Return role -> module path template of all places that the table has for a family; empty for any other."""
     return SLOTS.get(family, {}) | INNER.get(family, {})
 
 
@@ -136,7 +137,7 @@ def chosen(table: Mapping[str, str], roles: tuple[str, ...], family: str, *, joi
     """Return the templates of some roles, with or without a tower's name before them.
 
     Without it they are those of every tower that has all of them: one that lacks a role is left out whole. With
-    `joint`, a tower's `qkv`, its one projection to query, key and value, stands for those of them that it lacks.
+    `joint`, a tower's `qkv`, its one projection to query, key and value, replaces those of them that it lacks.
     """
 
     def entry(tower: str, role: str) -> str:
@@ -158,12 +159,12 @@ def chosen(table: Mapping[str, str], roles: tuple[str, ...], family: str, *, joi
 
 
 def two_towers(templates: Iterable[str]) -> bool:
-    """Return whether templates lie in different stacks of layers, which may differ in number and width."""
+    """Return whether templates are in different stacks of layers, which may differ in number and width."""
     return len({template.split("{layer}")[0] for template in templates}) > 1
 
 
 def check_template(role: str, template: str) -> None:
-    """Refuse a template without ``{layer}``, or a role that cannot be part of a key."""
+    """Refuse a template without `{layer}`, or a role that cannot be part of a key."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", str(role)) or role == "shared":
         raise FedpeftError(f"role {role!r} in target_modules must be a word of a-z, 0-9 and _, other than 'shared'.")
     if not isinstance(template, str) or template.count("{layer}") != 1 or "{layer}" not in template.split("."):
@@ -181,7 +182,7 @@ def locate(path: str, templates: Mapping[str, str]) -> tuple[str, int, str] | No
     """Return role, layer and parent path of a module path, the inverse of `module_path`; None: it is no slot.
 
     A model that wraps the family's encoder (`vilt.encoder.layer.3.output` in a ViltForQuestionAnswering) is the same
-    family: any parent path, with its final dot, may stand before the template.
+    family: any parent path, with its final dot, may come before the template.
     """
     for role, template in templates.items():
         before, after = template.split("{layer}")

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Find the layers and slots of a model: in the table of `slots.py`, or, for other families, by its own structure.
 
-A stack of layers is a `ModuleList` of one class whose members have an attention: a linear layer named as the queries'
-projection is, or as the one that makes queries, keys and values together. Cross-attention is left out. From there
+A stack of layers is a `ModuleList` of one class whose members have an attention: a linear layer with a usual name of
+the queries' projection, or of the joint one for queries, keys and values. Cross-attention is left out. From there
 
-    attention         what the attention's last projection belongs to, with a residual norm if it is inside
+    attention         the module of the attention's last projection, with a residual norm if it is inside
     output            the block of the last linear layer that returns to the width of the stream: the feed-forward block
     attention_linear, second_linear, attention_norm, output_norm     the linear layers at their ends, the layer's norms
 
@@ -35,7 +35,10 @@ JOINT = ("qkv", "qkv_proj", "c_attn", "query_key_value", "Wqkv", "wqkv", "att_pr
 OTHER_ATTENTION = re.compile(r"cross|enc_?dec|encoder_attn", re.IGNORECASE)
 TEXT, VISION = "text", "vision"
 TOWERS = {TEXT: re.compile(r"text|language"), VISION: re.compile(r"vision|visual|image")}
-WRAPPED = "base_layer"  # PEFT's name of what an adapter stands around
+WRAPPED = "base_layer"  # PEFT's name of the module that an adapter wraps
+
+_ANY_PARENT = r"(?:.*\.)?"
+_ANY_NUMBER = r"\d+"
 
 
 def templates_in(model: nn.Module, roles: Iterable[str], *, joint: bool = False) -> dict[str, str]:
@@ -46,11 +49,11 @@ def templates_in(model: nn.Module, roles: Iterable[str], *, joint: bool = False)
 
 def model_roles(model: nn.Module, needed: Iterable[str] = ("output",)) -> dict[str, str]:
     """Return every role -> module path template: its family's in the table, else read off the model's structure."""
-    return places(str(family_of(model))) or _read(model, needed)
+    return places(str(family_of(model))) or _read_structure(model, needed)
 
 
 def family_of(model: nn.Module) -> str | None:
-    """Return the kind of a model, transformers' ``model_type``; None: its configuration names none."""
+    """Return the kind of a model, transformers' `model_type`; None: its configuration names none."""
     return getattr(getattr(model, "config", None), "model_type", None)
 
 
@@ -71,19 +74,23 @@ def layer_stacks(model: nn.Module) -> dict[str, list[nn.Module]]:
 
 
 def stream_width(layers: Sequence[nn.Module]) -> int:
-    """Return the width of the residual stream of a stack, that of what its attention or feed-forward block returns."""
+    """Return the width of a stack's residual stream, which its attention or feed-forward block returns."""
     layer = max(filter(_attention, layers), key=lambda layer: len(list(_modules(layer))))
-    modules, places = dict(_modules(layer)), _of_layer(layer)
+    modules, places = dict(_modules(layer)), _read_layer(layer)
     ends = (places.get("attention_linear"), places.get("second_linear"))
     return next((_width(modules[path]) for path in ends if path), 0)
 
 
-def _read(model: nn.Module, needed: Iterable[str]) -> dict[str, str]:
+def _read_structure(model: nn.Module, needed: Iterable[str]) -> dict[str, str]:
+    """Return every role -> module path template, from the fullest layer with an attention of each stack."""
     stacks = layer_stacks(model)
     kind = family_of(model) or type(model).__name__
     if not stacks:
-        found = [(path, one) for path, one in _modules(model) if isinstance(one, nn.ModuleList) and len(one)]
-        lists = [f"{path} ({len(one)} of {type(one[0]).__name__})" for path, one in found]
+        lists = [
+            f"{path} ({len(module)} of {type(module[0]).__name__})"
+            for path, module in _modules(model)
+            if isinstance(module, nn.ModuleList) and len(module)
+        ]
         paths = ", ".join(f"{role!r}: 'path.{{layer}}.to.{role}'" for role in needed)
         raise FedpeftError(
             f"the layers of model family {kind!r:.60} are not known and cannot be read: it has "
@@ -95,11 +102,12 @@ def _read(model: nn.Module, needed: Iterable[str]) -> dict[str, str]:
     for path, layers in stacks.items():
         prefix = f"{names[path]}_" if len(stacks) > 1 else ""
         fullest = max(filter(_attention, layers), key=lambda layer: len(list(_modules(layer))))
-        table |= {f"{prefix}{role}": f"{path}.{{layer}}.{inner}" for role, inner in _of_layer(fullest).items()}
+        table |= {f"{prefix}{role}": f"{path}.{{layer}}.{inner}" for role, inner in _read_layer(fullest).items()}
     return table
 
 
-def _of_layer(layer: nn.Module) -> dict[str, str]:
+def _read_layer(layer: nn.Module) -> dict[str, str]:
+    """Return every role -> path in a layer; BERT's layers are recognized by the `output` beside their attention."""
     modules = dict(_modules(layer))
     linear = {path: module for path, module in modules.items() if _is_linear(module)}
     block = _attention(layer).rpartition(".")[0]
@@ -121,8 +129,8 @@ def _of_layer(layer: nn.Module) -> dict[str, str]:
 
 def _feed_forward(linear: Mapping[str, nn.Module], attention: str, width: int) -> dict[str, str]:
     """Return the block outside the attention whose linear layer is the last to return to the stream's width."""
-    outside = {path: one for path, one in linear.items() if not _within(path, attention)}
-    ends = [path for path, one in outside.items() if not OTHER_ATTENTION.search(path) and width in (0, _width(one))]
+    outside = {path: layer for path, layer in linear.items() if not _within(path, attention)}
+    ends = [path for path, layer in outside.items() if not OTHER_ATTENTION.search(path) and width in (0, _width(layer))]
     if not ends:
         return {}
     parent = ends[-1].rpartition(".")[0]
@@ -133,9 +141,9 @@ def _feed_forward(linear: Mapping[str, nn.Module], attention: str, width: int) -
 
 def _norms(modules: Mapping[str, nn.Module], attention: str, residual: str) -> dict[str, str]:
     """Return the first and last norm of a layer, those inside the attention left out but for the residual's."""
-    kinds = [path for path, one in modules.items() if "norm" in type(one).__name__.lower()]
-    kinds = [path for path in kinds if not _within(path, attention) or (residual and _within(path, residual))]
-    norms = [path for path in kinds if not OTHER_ATTENTION.search(path)]
+    norms = [path for path, module in modules.items() if "norm" in type(module).__name__.lower()]
+    norms = [path for path in norms if not _within(path, attention) or (residual and _within(path, residual))]
+    norms = [path for path in norms if not OTHER_ATTENTION.search(path)]
     return {"attention_norm": norms[0], "output_norm": norms[-1]} if len(norms) > 1 else {}
 
 
@@ -176,7 +184,7 @@ def _tower_names(paths: list[str], kind: str) -> dict[str, str]:
 
 
 def _modules(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield path and module of everything in a model, as `named_modules` does, without adapters that stand in it."""
+    """Yield path and module of everything in a model, as `named_modules` does, without its adapters."""
     for name, child in root.named_children():
         inner = _unwrapped(child)
         where = f"{path}.{name}" if path else name
@@ -196,10 +204,6 @@ def _is_linear(module: nn.Module) -> bool:
 
 def _width(module: nn.Module | None) -> int:
     return getattr(module, "out_features", None) or getattr(module, "nf", None) or 0
-
-
-_PARENT = r"(?:.*\.)?"
-_NUMBER = r"\d+"
 
 
 def check_targets(targets: object, method: str) -> None:
@@ -256,7 +260,7 @@ def templates_of(targets: str | Sequence[str], model: nn.Module) -> dict[str, st
 
 
 def pattern_of(templates: Mapping[str, str], layers: Iterable[int] | None = None) -> str:
-    """Return a pattern for PEFT that selects the templates' modules; its comments are the roles, see ``roles_of``.
+    """Return a pattern for PEFT that selects the templates' modules; its comments are the roles, see `roles_of`.
 
     None: in all layers. No group has a name, because PEFT puts the patterns of adapters that it combines
     (`add_weighted_adapter`) side by side in one.
@@ -267,32 +271,32 @@ def pattern_of(templates: Mapping[str, str], layers: Iterable[int] | None = None
     if layers is not None and not (layers := list(layers)):
         raise FedpeftError("layers_to_transform is empty: name layers, or leave it out for all.")
     groups = (
-        f"(?:(?#{role}){re.escape(template.replace('{layer}', '0layer0')).replace('0layer0', _NUMBER)})"
+        f"(?:(?#{role}){re.escape(template.replace('{layer}', '0layer0')).replace('0layer0', _ANY_NUMBER)})"
         for role, template in templates.items()
     )
-    among = "" if layers is None else f"(?={_PARENT}(?:{'|'.join(map(str, layers))})(?:\\.|$))"
-    return f"{among}{_PARENT}(?:{'|'.join(groups)})"
+    among = "" if layers is None else f"(?={_ANY_PARENT}(?:{'|'.join(map(str, layers))})(?:\\.|$))"
+    return f"{among}{_ANY_PARENT}(?:{'|'.join(groups)})"
 
 
 def roles_of(pattern: str) -> dict[str, str]:
-    """Return role -> template of a pattern made by ``pattern_of``; empty for any other.
+    """Return role -> template of a pattern made by `pattern_of`; empty for any other.
 
     Earlier versions named the groups of a pattern by the roles; those are read as well.
     """
-    pattern = re.sub(r"\(\?P<([a-z][a-z0-9_]*)>", r"(?:(?#\1)", _of_one(pattern))
+    pattern = re.sub(r"\(\?P<([a-z][a-z0-9_]*)>", r"(?:(?#\1)", _single_pattern(pattern))
     groups = re.findall(r"\(\?:\(\?#([a-z][a-z0-9_]*)\)([^()|]*)\)", pattern)
-    templates = {role: re.sub(r"\\(.)", r"\1", text.replace(_NUMBER, "{layer}")) for role, text in groups}
+    templates = {role: re.sub(r"\\(.)", r"\1", text.replace(_ANY_NUMBER, "{layer}")) for role, text in groups}
     return templates if templates and pattern_of(templates, layers_of_pattern(pattern)) == pattern else {}
 
 
 def layers_of_pattern(pattern: str) -> list[int] | None:
-    """Return the layers that a pattern made by ``pattern_of`` names; None: all."""
-    found = re.match(rf"\(\?={re.escape(_PARENT)}\(\?:((?:\d{{1,6}}\|)*\d{{1,6}})\)", _of_one(pattern))
+    """Return the layers that a pattern made by `pattern_of` names; None: all."""
+    found = re.match(rf"\(\?={re.escape(_ANY_PARENT)}\(\?:((?:\d{{1,6}}\|)*\d{{1,6}})\)", _single_pattern(pattern))
     return [int(number) for number in found[1].split("|")] if found else None
 
 
-def _of_one(pattern: str) -> str:
-    """Return p of "(p)|(p)|...", which PEFT writes for adapters that it combined; of any other pattern itself."""
+def _single_pattern(pattern: str) -> str:
+    """Return p of "(p)|(p)|...", which PEFT writes for combined adapters; any other pattern as it is."""
     for count in range(pattern.count(")|(") + 1, 1, -1):
         size, rest = divmod(len(pattern) + 1, count)
         if not rest and "|".join([pattern[: size - 1]] * count) == pattern:
@@ -301,9 +305,9 @@ def _of_one(pattern: str) -> str:
 
 
 def name_modules(config: Any, templates: Mapping[str, str], model: nn.Module | None = None) -> None:
-    """Write modules of the layers that a PEFT configuration names into it, as a pattern that PEFT itself reads.
+    """Write the modules in the layers that a PEFT configuration names into it, as a pattern that PEFT reads.
 
-    PEFT takes `layers_to_transform` beside names of modules alone, and finds the layers of few models by itself.
+    PEFT takes `layers_to_transform` only beside names of modules, and finds the layers of few models by itself.
 
     Raises:
         FedpeftError: no layer is named, or one that the model does not have.
@@ -313,7 +317,7 @@ def name_modules(config: Any, templates: Mapping[str, str], model: nn.Module | N
     if layers is None and isinstance(config.target_modules, str):
         layers = layers_of_pattern(config.target_modules)
     if layers is not None:
-        there = set(layers) if model is None else _layers_with(model, templates)
+        there = set(layers) if model is None else _numbers_of_layers(model, templates)
         if missing := sorted(set(layers) - there):
             raise FedpeftError(
                 f"layers_to_transform names layer {missing[0]}, but {type(model).__name__} has layers "
@@ -323,8 +327,8 @@ def name_modules(config: Any, templates: Mapping[str, str], model: nn.Module | N
     config.target_modules = pattern_of(templates, layers)
 
 
-def in_layers(targets: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a PEFT configuration that select the layers which `settings` names of modules by role."""
+def select_layers(targets: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return PEFT settings that select modules by role, in the layers that `settings` names."""
     layers = settings.get("layers_to_transform")
     if layers is None:
         return {"target_modules": pattern_of(targets)}
@@ -332,7 +336,7 @@ def in_layers(targets: Mapping[str, str], settings: Mapping[str, Any]) -> dict[s
     return {"target_modules": names, "layers_to_transform": None, "layers_pattern": None}
 
 
-def _layers_with(model: nn.Module, templates: Mapping[str, str]) -> set[int]:
+def _numbers_of_layers(model: nn.Module, templates: Mapping[str, str]) -> set[int]:
     return {found[1] for path, _ in model.named_modules() if (found := locate(path, templates))}
 
 

@@ -2,7 +2,7 @@
 """Any model of transformers as a backbone: what it reads, its layers and its features are found in the model itself.
 
 Only transformers' own code and safetensors are loaded. When it is built, two blank images and short questions go
-through tokenizer, image processor and model, so that what does not fit is said before training begins. LLaVA-1.5 (Liu
+through tokenizer, image processor and model, so that misfits show before training begins. LLaVA-1.5 (Liu
 et al. 2024, arXiv:2310.03744) is such a model. Features are one vector for each sample:
 
 two towers       the features of image and text, one after the other, each by the rules below
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from fedpeft.backbones.checkpoint import check_kind, load_model, read_config, reading, unusable
 from fedpeft.backbones.images import Images
 from fedpeft.backbones.matrices import products, without_weights
-from fedpeft.backbones.model_inputs import ModelInputs
+from fedpeft.backbones.model_inputs import ModelInputs, ReadsText
 from fedpeft.backbones.structure import layer_stacks, model_roles
 from fedpeft.backbones.writing import Writer, writer
 from fedpeft.core.errors import FedpeftError
@@ -37,11 +36,15 @@ if TYPE_CHECKING:
 TOWER_OUTPUTS = ("vision_model_output", "text_model_output")
 LAST, FIRST, MEAN = "last", "first", "mean"
 
+MODEL_NAME = "the model"
+POOLER = "pooler."
+
+# as in its training; adapters are in its language model's layers, 32 in the 7B model, the number that F3OCUS gives
+LLAVA_PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or phrase. ASSISTANT:"
+
 
 def pooled(output: Mapping[str, Any], mask: Tensor | None, token: str) -> Tensor:
-    """Return the features (B, d) of a model's output, of the token that `token_of` names among those of the mask (B,
-    T).
-    """
+    """Return the features (B, d) of a model's output at the token that `token_of` names; the mask is (B, T)."""
     towers = [output.get(name) for name in TOWER_OUTPUTS]
     if all(tower is not None for tower in towers):
         vision, text = towers
@@ -68,7 +71,7 @@ def pooled(output: Mapping[str, Any], mask: Tensor | None, token: str) -> Tensor
 
 
 def token_of(model: nn.Module, has_first: bool) -> str:
-    """Return of which token a model without pooler has its features; texts may begin with a class token."""
+    """Return which token has the features of a model without pooler; `has_first`: texts begin with a class token."""
     stacks = layer_stacks(model)
     last = list(stacks.values())[-1] if stacks else []
     if any(getattr(module, "is_causal", None) is True for layer in last for module in layer.modules()):
@@ -77,11 +80,7 @@ def token_of(model: nn.Module, has_first: bool) -> str:
     return FIRST if has_first or classifies else MEAN
 
 
-NAME = "the model"
-POOLER = "pooler."
-
-
-class TransformersModel(nn.Module):
+class TransformersModel(ReadsText):
     """A transformers model with its inputs (None in a skeleton) and the folder of its weights."""
 
     def __init__(self, model: nn.Module, inputs: ModelInputs | None, source: str = "") -> None:
@@ -104,24 +103,10 @@ class TransformersModel(nn.Module):
         """
         return self.inputs(images, questions, padding_side="right")
 
-    @property
-    def text_length(self) -> int:
-        return self.inputs.text_length
-
-    @property
-    def max_text(self) -> int | None:
-        return self.inputs.max_text
-
-    def text_tokens(self, texts: Sequence[str]) -> list[int]:
-        return self.inputs.text_tokens(texts)
-
     max_answer: int | None = None  # it is trained on whole answers
 
     def answer_lengths(self, answers: Sequence[str]) -> list[int]:
         return [len(self.inputs.answer(answer)) for answer in answers]
-
-    def save_inputs(self, folder: Path) -> None:
-        self.inputs.save(folder)
 
     def forward(self, **batch: Tensor) -> Tensor:
         output = self.model(**batch, **self._options)
@@ -140,27 +125,27 @@ class TransformersModel(nn.Module):
         return self.model(**batch, **places, **self._options).last_hidden_state
 
     def generate(self, whole: nn.Module, **options: Any) -> Tensor:
-        """Return the tokens (B, T) of prompts and of what `whole`, the model around these layers, writes."""
+        """Return the tokens (B, T) of prompts and the answers that `whole`, the model around these layers, writes."""
         return whole.generate(**self.resized, **options)
 
     @property
     def resized(self) -> dict[str, bool]:
-        """The option, where the model has it, by which positions fit images of another size."""
+        """The option that fits positions to images of another size, where the model has it."""
         return {name: value for name, value in self._options.items() if name == "interpolate_pos_encoding"}
 
     def writer(self) -> Writer:
-        with reading(self.source, NAME):
+        with reading(self.source, MODEL_NAME):
             return writer(self, self.source)
 
 
 def build(
     settings: BackboneSettings, *, kinds: tuple[str, ...] = (), half: bool = False, weights: bool = True
 ) -> TransformersModel:
-    """Load a model of transformers from a folder; of `kinds`, transformers' `model_type`, where any are named."""
+    """Load a model of transformers from a folder; `kinds` are the allowed values of `model_type`, empty: any."""
     from transformers import AutoModel
 
     source = settings.source
-    with reading(source, NAME):
+    with reading(source, MODEL_NAME):
         config = config_of(source, kinds)
         if not weights:
             model = empty_model(config)
@@ -168,7 +153,7 @@ def build(
         model, lacking = load_model(
             AutoModel, source, what="model", skeleton=lambda: empty_model(config), may_lack=POOLER, half=half
         )
-        if lacking:  # its values would be random, and others at each site
+        if lacking:  # its values would be random, and different at each site
             model.pooler = None
         backbone = TransformersModel(model, ModelInputs.from_settings(model, settings), source)
         model_roles(model)
@@ -177,11 +162,12 @@ def build(
 
 
 def skeleton(source: str | None) -> TransformersModel:
-    with reading(source, NAME):
+    with reading(source, MODEL_NAME):
         return TransformersModel(empty_model(config_of(source)), None)
 
 
 def config_of(source: str, kinds: tuple[str, ...] = ()) -> Any:
+    """Return the configuration of a source that transformers' own code can load as an encoder."""
     from transformers import AutoConfig
 
     stored = read_config(source)
@@ -221,17 +207,13 @@ def check_features(backbone: TransformersModel) -> None:
     size = backbone.image_size or 16
     training = backbone.training
     with torch.no_grad(), torch.random.fork_rng(devices=[]), products(backbone.model):
-        longest = "word " * backbone.inputs.text_length  # whose positions the model must have
+        longest = "word " * backbone.inputs.text_length  # the model must have its positions
         batch = backbone.collate([np.zeros((size, size, 3), dtype=np.uint8)] * 2, ["a question", longest])
         features = backbone.eval()(**batch)
     backbone.train(training)
     if features.dim() != 2 or len(features) != 2:
         raise ValueError(f"its features of two samples are of shape {tuple(features.shape)}")
     backbone.hidden_size = features.shape[1]
-
-
-# of its training; adapters stand in the layers of its language model, 32 of the 7B model, the number that F3OCUS gives
-LLAVA_PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or phrase. ASSISTANT:"
 
 
 def build_llava(settings: BackboneSettings, *, half: bool = False, weights: bool = True) -> TransformersModel:

@@ -2,8 +2,8 @@
 """ViLT (Kim et al. 2021, arXiv:2102.03334): one transformer over question tokens and image patches.
 
 The same class serves the full-size model (`dandelin/vilt-b32-mlm`) and the tiny one that ships with the package. With
-fused attention, or a last layer of the first token alone, a module gets another class and keeps its parts, adapters
-among them.
+fused attention, or a last layer only for the first token, a module gets another class and keeps its parts, also its
+adapters.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from fedpeft.backbones.matrices import without_weights
 if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
 
+MODEL_NAME = "ViLT"
+
 
 class FusedAttention(ViltSelfAttention):
     """Self-attention by torch's `scaled_dot_product_attention`, which keeps no attention matrix for the way back."""
@@ -37,7 +39,7 @@ class FusedAttention(ViltSelfAttention):
 
 
 class FirstTokenLayer(ViltLayer):
-    """A layer that computes its first token alone, from all tokens of the layer before: (B, T, d) -> (B, 1, d)."""
+    """A layer that computes only its first token, from all tokens of the layer before: (B, T, d) -> (B, 1, d)."""
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False
@@ -65,22 +67,21 @@ def attended(module: ViltSelfAttention, queries: Tensor, tokens: Tensor, mask: T
     return context.transpose(1, 2).reshape(len(tokens), -1, module.all_head_size)
 
 
-NAME = "ViLT"
-
-
 def build(
     settings: BackboneSettings, *, images: Callable[[int, int], SquareImages | ProportionalImages], weights: bool = True
 ) -> Vilt:
-    """Load ViLT and its tokenizer from a folder; `images` makes their preparation of image size and patch size."""
+    """Load ViLT and its tokenizer from a folder; `images` makes their preparation from image and patch size."""
     from transformers import BertTokenizerFast
     from transformers.models.vilt.modeling_vilt import ViltModel
 
     source = settings.source
-    with checkpoint.reading(source, NAME):
-        checkpoint.check_kind(checkpoint.read_config(source), ("vilt",), source, NAME)
+    with checkpoint.reading(source, MODEL_NAME):
+        checkpoint.check_kind(checkpoint.read_config(source), ("vilt",), source, MODEL_NAME)
         model = skeleton(source).model
         if weights:
-            model, _ = checkpoint.load_model(ViltModel, source, what=NAME, skeleton=lambda: skeleton(source).model)
+            model, _ = checkpoint.load_model(
+                ViltModel, source, what=MODEL_NAME, skeleton=lambda: skeleton(source).model
+            )
         tokenizer = BertTokenizerFast.from_pretrained(source)
         checkpoint.check_vocabulary(tokenizer, model.config.vocab_size, source)
     patch = model.config.patch_size
@@ -141,7 +142,7 @@ class Vilt(nn.Module):
     def first_token_only(self, only: bool) -> bool:
         """Switch the last layer to its first token, or back; return whether it is as transformers made it.
 
-        What a method puts around a whole block is not known to `FirstTokenLayer`; nothing is switched then.
+        `FirstTokenLayer` knows no wrapper that a method puts around a whole block; nothing is switched then.
         """
         last = self.model.encoder.layer[-1]
         known = isinstance(last, ViltLayer) and type(last.attention) is ViltAttention
@@ -153,7 +154,7 @@ class Vilt(nn.Module):
     def entering(self, batch: dict[str, Tensor], layer: int) -> list[Tensor] | None:
         """Return each sample's tokens, of text and then of the image, as a layer reads them, (T_i, d).
 
-        What pads a question is left out; None of images of several sizes.
+        Padding of questions is left out; None for images of several sizes.
         """
         ordered = self.with_ordered_patches(batch)
         if "image_embeds" not in ordered:
@@ -162,7 +163,7 @@ class Vilt(nn.Module):
         hidden, seen = self.model.embeddings(
             ordered["input_ids"], text_mask, None, None, ordered["pixel_mask"], None, ordered["image_embeds"]
         )
-        hidden = self._through(self.model.encoder.layer[:layer], hidden, seen)
+        hidden = self._run_layers(self.model.encoder.layer[:layer], hidden, seen)
         kept = self._seen(text_mask, hidden.shape[1]).bool()
         return [tokens[rows].clone() for tokens, rows in zip(hidden, kept, strict=True)]
 
@@ -170,15 +171,17 @@ class Vilt(nn.Module):
         """Return the pooled output (B, d) of tokens as `entering` returns them."""
         text_mask = batch["attention_mask"]
         lengths = text_mask.sum(1).tolist()
-        texts = pad_sequence([one[:length] for one, length in zip(samples, lengths, strict=True)], batch_first=True)
+        texts = pad_sequence(
+            [sample[:length] for sample, length in zip(samples, lengths, strict=True)], batch_first=True
+        )
         texts = F.pad(texts, (0, 0, 0, text_mask.shape[1] - texts.shape[1]))
-        images = torch.stack([one[length:] for one, length in zip(samples, lengths, strict=True)])
+        images = torch.stack([sample[length:] for sample, length in zip(samples, lengths, strict=True)])
         hidden = torch.cat((texts, images), dim=1)
-        hidden = self._through(self.model.encoder.layer[layer:], hidden, self._seen(text_mask, hidden.shape[1]))
+        hidden = self._run_layers(self.model.encoder.layer[layer:], hidden, self._seen(text_mask, hidden.shape[1]))
         return self.model.pooler(self.model.layernorm(hidden))
 
-    def _through(self, layers: Iterable[nn.Module], hidden: Tensor, seen: Tensor) -> Tensor:
-        """Return tokens (B, T, d) after some layers; `seen`: which count, (B, T)."""
+    def _run_layers(self, layers: Iterable[nn.Module], hidden: Tensor, seen: Tensor) -> Tensor:
+        """Return tokens (B, T, d) after some layers; `seen` (B, T) says which count."""
         mask = create_bidirectional_mask(config=self.model.config, inputs_embeds=hidden, attention_mask=seen)
         for module in layers:
             hidden = module(hidden, mask)[0]
@@ -186,7 +189,7 @@ class Vilt(nn.Module):
 
     @staticmethod
     def _seen(text_mask: Tensor, length: int) -> Tensor:
-        """Return which of all tokens count, (B, T): some of the text (B, T_text), and all of the image."""
+        """Return which of all tokens count, (B, T): those of the text's mask (B, T_text), and all of the image."""
         return torch.cat((text_mask, text_mask.new_ones(len(text_mask), length - text_mask.shape[1])), dim=1)
 
     def with_ordered_patches(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -220,7 +223,7 @@ def skeleton(source: str | None = None) -> Vilt:
     from transformers import ViltConfig
     from transformers.models.vilt.modeling_vilt import ViltModel
 
-    with checkpoint.reading(source or "", NAME):
+    with checkpoint.reading(source or "", MODEL_NAME):
         config = ViltConfig(**checkpoint.read_config(source)) if source else ViltConfig()
         with without_weights():
             return Vilt(ViltModel(config), None, None, config.max_position_embeddings)

@@ -4,7 +4,7 @@
 Weights are read in transformers' layout, in timm's, and from a ViLT, whose layers are the same. The features are the
 first token's after the last norm.
 
-Mean and deviation of each color by which pixels were scaled in training are in a file of the folder:
+A file of the folder has the mean and deviation of each color that scaled pixels in training:
 
     transformers' folder   preprocessor_config.json: image_mean, image_std; what it leaves out is its processor's own
     timm's folder          config.json: mean and std in pretrained_cfg, or beside it in older ones
@@ -36,40 +36,40 @@ if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
 
 
-NAME = "ViT"
+MODEL_NAME = "ViT"
 TIMM_KINDS = (None, "timm_wrapper")  # `model_type` in timm's config.json, as transformers reads it
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 MAX_COLOR, MIN_DEVIATION = 1e3, 1e-4  # of pixels from 0 to 1: beyond them pixels end at infinity
 
 
 class Scaling(NamedTuple):
-    """What makes `(x - mean) / deviation` of a pixel x of 0 to 1, for each color."""
+    """Mean and deviation of each color, for `(x - mean) / deviation` of a pixel x of 0 to 1."""
 
     mean: tuple[float, ...] = HALF
     deviation: tuple[float, ...] = HALF
 
 
 def scaling_of(source: str) -> Scaling:
-    """Return by which mean and deviation of each color a source was trained."""
+    """Return the mean and deviation of each color that a source was trained with."""
     stored = checkpoint.read_config(source, timm=True)
     if stored.get("model_type") in TIMM_KINDS:
         described = stored.get("pretrained_cfg") or stored
-        return _checked("config.json", described.get("mean"), described.get("std"))
+        return _check_scaling("config.json", described.get("mean"), described.get("std"))
     named = [name for name in PROCESSORS if (Path(source) / name).is_file()]
     if not named:
         return Scaling()
     processor = image_processor(source)
     mean, deviation = (processor.image_mean, processor.image_std) if processor.do_normalize else (0, 1)
-    scaling = _checked(named[0], mean, deviation)
+    scaling = _check_scaling(named[0], mean, deviation)
     factor = processor.rescale_factor if processor.do_rescale else 1
     if not (type(factor) in (int, float) and 0 < factor <= 1):
         raise ValueError(f"its {named[0]} has rescale_factor = {factor!r:.40}: give a number above 0, at most 1")
     if math.isclose(255 * factor, 1):
         return scaling
-    return _checked(named[0], *(tuple(value / (255 * factor) for value in values) for values in scaling))
+    return _check_scaling(named[0], *(tuple(value / (255 * factor) for value in values) for values in scaling))
 
 
-def _checked(file: str, mean: Any, deviation: Any) -> Scaling:
+def _check_scaling(file: str, mean: Any, deviation: Any) -> Scaling:
     """Return the scaling that a file has, the default where it has none; refuse one that makes pixels infinite."""
     means = HALF if mean is None else _colors(f"{file} has the mean", mean)
     deviations = HALF if deviation is None else _colors(f"{file} has the deviation", deviation)
@@ -83,7 +83,7 @@ def _checked(file: str, mean: Any, deviation: Any) -> Scaling:
 
 def _colors(what: str, value: Any) -> tuple[float, ...]:
     values = (value,) * COLORS if type(value) in (int, float) else value
-    numbers = isinstance(values, list | tuple) and all(type(one) in (int, float) for one in values)
+    numbers = isinstance(values, list | tuple) and all(type(number) in (int, float) for number in values)
     if not numbers or len(values) != COLORS or not all(map(math.isfinite, values)):
         raise ValueError(f"its {what} {value!r:.80} of colors: give {COLORS} numbers")
     return tuple(map(float, values))
@@ -108,7 +108,7 @@ class FirstTokenAttention(ViTAttention):
 
 
 class FirstTokenLayer(ViTLayer):
-    """A layer that computes its first token alone, from all tokens of the layer before: (B, T, d) -> (B, 1, d)."""
+    """A layer that computes only its first token, from all tokens of the layer before: (B, T, d) -> (B, 1, d)."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
@@ -167,7 +167,7 @@ class Vit(nn.Module):
 def build(settings: BackboneSettings) -> Vit:
     """Load ViT-B/16, or another vision transformer, from a folder."""
     source = settings.source
-    with checkpoint.reading(source, NAME):
+    with checkpoint.reading(source, MODEL_NAME):
         model, scaling = load(source), scaling_of(source)
     size = settings.image_size or model.config.image_size
     checkpoint.check_image_size(size, model.config.patch_size, source)
@@ -178,7 +178,7 @@ def skeleton(source: str | None = None) -> Vit:
     """Return a ViT without weights on torch's meta device: that of a source, or ViT-B/16."""
     from transformers import ViTConfig
 
-    with checkpoint.reading(source or "", NAME):
+    with checkpoint.reading(source or "", MODEL_NAME):
         config = ViTConfig(**_config(source)) if source else ViTConfig()
         return Vit(_empty(config), config.image_size)
 
@@ -189,11 +189,11 @@ def _config(source: str) -> dict[str, Any]:
         return {name: value for name, value in stored.items() if name not in ("model_type", "architectures")}
     if stored.get("model_type") in TIMM_KINDS and TIMM_KEY in (shapes := weights.stored(Path(source))):
         return timm_settings(shapes, stored)
-    checkpoint.check_kind(stored, ("vit",), source, NAME)
+    checkpoint.check_kind(stored, ("vit",), source, MODEL_NAME)
     return stored
 
 
-def is_of_timm(source: str) -> bool:
+def is_timm(source: str) -> bool:
     """Return whether a folder is timm's, whose config.json transformers does not read."""
     return checkpoint.read_config(source, timm=True).get("model_type") in TIMM_KINDS
 
@@ -209,7 +209,7 @@ def load(source: str) -> nn.Module:
         return checkpoint.load_model(
             ViTModel,
             source,
-            what=NAME,
+            what=MODEL_NAME,
             skeleton=lambda: _empty(ViTConfig(**settings)),
             options={"add_pooling_layer": False},
         )[0]
@@ -222,7 +222,7 @@ def load(source: str) -> nn.Module:
             f"the folder of a plain vision transformer."
         )
     model = _empty(ViTConfig(**settings))
-    checkpoint.check_complete(misfits(kept, dict(model.named_parameters())), source, NAME)
+    checkpoint.check_complete(misfits(kept, dict(model.named_parameters())), source, MODEL_NAME)
     model.load_state_dict(kept, strict=True, assign=True)
     return model
 

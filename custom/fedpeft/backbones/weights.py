@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The weights in a checkpoint folder: safetensors only, because a pickle can run code when it is read.
 
-Weights of a vision transformer under other names, as transformers' ViT has them:
+How transformers' ViT names the weights of a vision transformer from elsewhere:
 
 timm   blocks.3.attn.qkv.weight (3d, d)                      ->  layers.3.attention.{q,k,v}_proj.weight (d, d)
 ViLT   encoder.layer.3.attention.attention.query.weight      ->  layers.3.attention.q_proj.weight
@@ -29,6 +29,34 @@ REMEDY = (
     "AutoModel.from_pretrained(folder, use_safetensors=False).save_pretrained(folder)"
 )
 
+TIMM_KEY, VILT_KEY = "blocks.0.attn.qkv.weight", "embeddings.text_embeddings.word_embeddings.weight"
+TIMM_HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}  # by width: their number is not in the weights
+TIMM_NOT_READ = re.compile(r"(head|head_dist|pre_logits)\..*")
+VILT_NOT_READ = re.compile(r"(embeddings\.text_embeddings|pooler)\..*|embeddings\.token_type_embeddings\.weight")
+OUTSIDE = {
+    "cls_token": "embeddings.cls_token",
+    "pos_embed": "embeddings.position_embeddings",
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "norm": "layernorm",
+}
+TIMM_LAYER = {
+    "norm1": "layernorm_before",
+    "attn.proj": "attention.o_proj",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+}
+VILT_LAYER = {
+    "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj",
+    "attention.attention.value": "attention.v_proj",
+    "attention.output.dense": "attention.o_proj",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+    "layernorm_before": "layernorm_before",
+    "layernorm_after": "layernorm_after",
+}
+
 
 def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -> None:
     """Refuse a folder from which transformers would read a pickle, or a file that is not beside its config.json.
@@ -43,7 +71,9 @@ def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -
         raise ValueError(
             f"it has an {ADAPTER}, whose adapter transformers would load as well; give the folder of the model alone"
         )
-    if (named := config.get("transformers_weights")) is not None:  # it may be any file, and goes before the others
+    if (
+        named := config.get("transformers_weights")
+    ) is not None:  # it may be any file, and is read instead of the others
         raise ValueError(f"its config.json names {named!r:.80} as transformers_weights: remove that entry; {REMEDY}")
     if (folder / WEIGHTS).is_file():
         return
@@ -108,35 +138,6 @@ def _parts(index: Path) -> set[Any]:
         raise ValueError(f"its {INDEX} cannot be read ({type(error).__name__}); copy it again") from error
 
 
-TIMM_KEY, VILT_KEY = "blocks.0.attn.qkv.weight", "embeddings.text_embeddings.word_embeddings.weight"
-TIMM_HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}  # by width: their number is not in the weights
-TIMM_NOT_READ = re.compile(r"(head|head_dist|pre_logits)\..*")
-VILT_NOT_READ = re.compile(r"(embeddings\.text_embeddings|pooler)\..*|embeddings\.token_type_embeddings\.weight")
-OUTSIDE = {
-    "cls_token": "embeddings.cls_token",
-    "pos_embed": "embeddings.position_embeddings",
-    "patch_embed.proj": "embeddings.patch_embeddings.projection",
-    "norm": "layernorm",
-}
-TIMM_LAYER = {
-    "norm1": "layernorm_before",
-    "attn.proj": "attention.o_proj",
-    "norm2": "layernorm_after",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
-}
-VILT_LAYER = {
-    "attention.attention.query": "attention.q_proj",
-    "attention.attention.key": "attention.k_proj",
-    "attention.attention.value": "attention.v_proj",
-    "attention.output.dense": "attention.o_proj",
-    "intermediate.dense": "mlp.fc1",
-    "output.dense": "mlp.fc2",
-    "layernorm_before": "layernorm_before",
-    "layernorm_after": "layernorm_after",
-}
-
-
 def timm_settings(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of `ViTConfig` that timm's weights, and `model_args` of its config.json, have."""
     try:
@@ -168,7 +169,7 @@ def timm_settings(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, An
 
 
 def from_timm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return timm's tensors by the names of transformers' ViT, and the names of those that have no place there."""
+    """Return timm's tensors by the names of transformers' ViT, and the names of those that it does not have."""
     renamed: dict[str, Tensor] = {}
     unknown = []
     for name, tensor in tensors.items():
@@ -185,7 +186,7 @@ def from_timm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[st
 
 
 def from_vilt(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return a ViLT's image half by the names of transformers' ViT; what marks images is added to the positions."""
+    """Return the same of a ViLT's image half; its embedding of the image modality is added to the positions."""
     read = [name for name in tensors if not VILT_NOT_READ.fullmatch(name)]
     places = {name: _renamed(name, "encoder.layer", VILT_LAYER) for name in read}
     places |= {name: name for name in read if not places[name] and name.startswith(("embeddings.", "layernorm."))}

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A model of transformers that writes its answer: causal language models, with or without images in their text.
 
-Prompts are padded on the left, so that all answers of a batch begin in one column; the logits of an answer's tokens are
-then one slice, and only they go through the output layer, which is frozen.
+Prompts are padded on the left, so that all answers of a batch begin in one column. The answers' tokens are then one
+slice, and only this slice goes through the output layer, which is frozen.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ class Writer(nn.Module):
         ids = prompts["input_ids"]
         if bool((ids[:, -1] == self.tokenizer.eos_token_id).all()):  # some tokenizers end every text
             length = ids.shape[1]
-            prompts = {name: one[:, :-1] if _by_token(one, length) else one for name, one in prompts.items()}
+            prompts = {
+                name: tensor[:, :-1] if _has_token_columns(tensor, length) else tensor
+                for name, tensor in prompts.items()
+            }
         return {**prompts, **self.answer_tokens(answers)}
 
     def answer_tokens(self, answers: Sequence[str], device: torch.device | None = None) -> dict[str, Tensor]:
-        """Return the tokens of B answers (B, T), and where they are; on the CPU where no device is named."""
+        """Return the tokens of B answers (B, T), and their mask; on the CPU where no device is named."""
         rows = [torch.tensor(self.tokens(answer), device=device) for answer in answers]
         target = pad_sequence(rows, batch_first=True, padding_value=NO_TOKEN)
         return {ANSWER: target.clamp_min(0), ANSWER_MASK: (target != NO_TOKEN).long()}
@@ -58,7 +61,7 @@ class Writer(nn.Module):
         return self._shared[0].inputs.answer(answer)
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the logits (B, T, V) of each token of the answers, those before it given; 0 behind an answer's end."""
+        """Return the logits (B, T, V) of each answer token given those before it; 0 after an answer's end."""
         backbone, _ = self._shared
         answer, mask = inputs[ANSWER], inputs[ANSWER_MASK]
         prompt = question_of(inputs)
@@ -69,7 +72,7 @@ class Writer(nn.Module):
 
     @torch.no_grad()
     def write(self, inputs: dict[str, Tensor], max_tokens: int) -> list[str]:
-        """Return the B answers that the model writes, each token the most probable one; `inputs` may have others."""
+        """Return the B answers that the model writes, token by token the most probable; `inputs` may have others."""
         backbone, whole = self._shared
         prompt = question_of(inputs)
         length = prompt["input_ids"].shape[1]
@@ -98,13 +101,13 @@ def writer(backbone: TransformersModel, source: str) -> Writer:
             f"{source!r} does not write text (model_type {config.model_type!r:.80}): set training.answering to "
             f"'classification', or give a causal language model."
         )
-    whole = backbone.model if isinstance(backbone.model, kind) else _with_output(backbone.model, kind, source)
+    whole = backbone.model if isinstance(backbone.model, kind) else _add_output_layer(backbone.model, kind, source)
     made = Writer(backbone, whole)
     _check_logits(made, backbone, whole, source)
     return made
 
 
-def _with_output(model: nn.Module, kind: type[nn.Module], source: str) -> nn.Module:
+def _add_output_layer(model: nn.Module, kind: type[nn.Module], source: str) -> nn.Module:
     """Return transformers' model for generation around a model, with the output layer of its source."""
     with without_weights():
         whole = kind(model.config)
@@ -127,7 +130,7 @@ def _with_output(model: nn.Module, kind: type[nn.Module], source: str) -> nn.Mod
 
 @torch.no_grad()
 def _check_logits(made: Writer, backbone: TransformersModel, whole: nn.Module, source: str) -> None:
-    """Refuse a model that scales or caps its logits: it would write from others than those that are trained."""
+    """Refuse a model that scales or caps its logits: training would not see the logits that it writes from."""
     size = backbone.image_size or 16
     training = backbone.training
     backbone.eval()
@@ -162,13 +165,13 @@ def _output_weight(source: str, shape: tuple[int, ...]) -> Tensor | None:
     return None
 
 
-def _by_token(tensor: Tensor, length: int) -> bool:
+def _has_token_columns(tensor: Tensor, length: int) -> bool:
     return tensor.dim() == 2 and tensor.shape[1] == length and not tensor.is_floating_point()
 
 
 def _extended(name: str, tensor: Tensor, answer: Tensor, mask: Tensor, length: int) -> Tensor:
-    """Return a tensor of the prompt (B, P) with the columns of the answers' tokens but the last; others as they are."""
-    if not _by_token(tensor, length):
+    """Append the columns of all answer tokens but the last to a prompt's tensor (B, P); return others as they are."""
+    if not _has_token_columns(tensor, length):
         return tensor
     if name == "input_ids":
         columns = answer

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Data sets by name. A new one is one file with a `DataSet` and one registration line below."""
+"""Data sets by name; a new one is a file with a `DataSet` and a `register` line below."""
 
 from fedpeft.core.errors import DataError
 from fedpeft.data.answers import AnswerVocabulary

@@ -1,14 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The answers that a federated head tells apart: one sorted list for all sites, which comes from no site's data.
+"""The answers that a federated head distinguishes: one sorted list for all sites, independent of any site's data.
 
-It is what the job names (`data.answers`) or what the data set itself declares. So its length, which the server learns
-from the head's shape, says nothing about a site, and no site has to reveal or compare its own answers.
+The job names it (`data.answers`), or the data set itself declares it. So its length, which the server learns from the
+head's shape, says nothing about a site, and no site has to reveal or compare its own answers.
 
 A training row with another answer is left out, and a test question with one counts as wrong; only the site's own log
-and `fedpeft doctor` there say how many. If such a row ended the job, whoever writes jobs could ask with one list after
-another which answers a site has; if it were only left out, a list could choose the few rows that a site trains on. So a
-site of a consortium takes part only with a list that its site policy names (`answers`), and leaves the same rows out of
-every job with that data set: neither a refusal nor a number of samples then depends on a list that somebody else wrote.
+and `fedpeft doctor` there say how many. If such a row ended the job, authors of jobs could try one list after another
+to learn which answers a site has. If it were only left out, a list could choose the few rows that a site trains on. So
+a site of a consortium takes part only with a list that its site policy names (`answers`), and leaves the same rows out
+of every job with that data set. Then neither a refusal nor a number of samples depends on somebody else's list.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def shared_answers(settings: DataSettings, of_sites: Mapping[str, Any], *, feder
     return tuple(sorted({normalize(answer) for answer in declared()}))
 
 
-def with_answers(data: SiteData, answers: Collection[str]) -> SiteData:
+def keep_listed_answers(data: SiteData, answers: Collection[str]) -> SiteData:
     """Return a site's data without the training rows whose answer is not in a list; they are counted in `left_out`.
 
     Validation and test rows stay: such a question counts as wrong. Images with any number of labels stay as well.

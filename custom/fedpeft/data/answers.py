@@ -29,15 +29,13 @@ MISSING = frozenset(  # as programs write a cell without value: pandas, R, Excel
         *("#value!", "#ref!", "#div/0!", "#name?", "#num!", "#null!"),
     }
 )
-MAYBE_MISSING = ("none", "-1", "-9", "-99", "999", "?", "??", ".", "-", "--")  # as people write it, and answers too
+MAYBE_MISSING = ("none", "-1", "-9", "-99", "999", "?", "??", ".", "-", "--")  # as people write it; can be answers
 
 # joiners, marks of direction, soft hyphens, byte order marks: nobody sees them, and two texts differ by them
 _NO_WIDTH = dict.fromkeys(
     (0x00AD, 0x2060, 0xFEFF, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 )
-
-
-_SAME = ("<wide>", "<narrow>", "<compat>")  # forms of a letter or digit; a raised or circled one is another
+_SAME_LETTER = ("<wide>", "<narrow>", "<compat>")  # other forms, such as raised or circled ones, are other letters
 
 
 def clean_text(text: str) -> str:
@@ -51,7 +49,7 @@ def clean_text(text: str) -> str:
 
 
 def _plain(letter: str) -> str:
-    same = letter.isalnum() and unicodedata.decomposition(letter).startswith(_SAME)
+    same = letter.isalnum() and unicodedata.decomposition(letter).startswith(_SAME_LETTER)
     return unicodedata.normalize("NFKC", letter) if same else letter
 
 
@@ -67,7 +65,7 @@ def clean_values(value: Any) -> Any:
 
 
 def normalize(answer: str | int) -> str:
-    """Return the normal form of an answer (see above); what is no text or whole number, or is empty, is refused."""
+    """Return the normal form of an answer; refuse an empty one, and any value but text and whole numbers."""
     if isinstance(answer, bool) or not isinstance(answer, str | int):
         raise DataError(f"an answer is {type(answer).__name__}, not text or a whole number")
     normal = clean_text(" ".join(clean_text(str(answer)).lower().split()))  # lower case of İ is decomposed
@@ -79,8 +77,7 @@ def normalize(answer: str | int) -> str:
 def is_missing(cell: object, *, or_none: bool = False) -> bool:
     """Return whether a cell of a table is empty, or holds what programs write where there is no value.
 
-    With `or_none` the word none counts as well; of an answer it is a value, the right one to "Which abnormality is
-    there?".
+    With `or_none` the word none counts as well; as an answer it is a value, e.g. to "Which abnormality is there?".
     """
     if cell is None or isinstance(cell, list):
         return cell is None
@@ -133,11 +130,11 @@ class AnswerVocabulary:
         return self._answers
 
     def index(self, answer: str | int) -> int:
-        """Return the class number of an answer; -1 if training has none such, and the question counts as wrong."""
+        """Return the class number of an answer; -1 if training does not have it: the question counts as wrong."""
         return self._index.get(normalize(answer), -1)
 
     def index_of_label(self, label: str) -> int:
-        """Return the number of a label; one that is not there is refused, since as -1 it would be the last."""
+        """Return the number of a label; refuse an unknown one, because -1 would be the last label."""
         if (number := self.index(label)) < 0:
             raise DataError(f"the label {normalize(label)!r:.80} is not one of this model's {len(self)}")
         return number
@@ -153,10 +150,10 @@ class AnswerVocabulary:
         return self._answers[numbers[0]] if numbers else normalize(example.answer)
 
     def unseen(self, examples: Iterable[Example]) -> int:
-        """Count the examples without an accepted answer in the vocabulary; their share bounds the accuracy."""
+        """Count the examples without an accepted answer in the vocabulary; they limit the accuracy."""
         return sum(not self.accepted(example) for example in examples)
 
     def unseen_classes(self, examples: Iterable[Example], *, min_images: int = 1) -> int:
-        """Count the answers of examples without an accepted one in the vocabulary, which as many have at least."""
+        """Count the answers outside the vocabulary that at least `min_images` of the examples have."""
         counts = Counter(normalize(example.answer) for example in examples if not self.accepted(example))
         return sum(count >= min_images for count in counts.values())

@@ -4,9 +4,9 @@
     OUT/<site>/manifest.csv, OUT/<site>/images/..., OUT/statistics.md
 
 The paper prints shares of six types of questions over all sites. Not every type can be asked about every set, so the
-number of each type per set is fitted: near to the shares as far as the sets allow it, with one question for each image.
-A third of the paper's 707,962 images have a disease as their class, so that 39 % cannot be reached with them; the
-page of statistics has both figures. Images are split 80:20 at random; the paper says no more.
+number of each type per set is fitted as near to the shares as the sets allow, with one question for each image. Only a
+third of the paper's 707,962 images have a disease as their class, so that its 39 % cannot be reached; the page of
+statistics has both figures. Images are split 80:20 at random; the paper says no more.
 
 Class-labelled images from which questions are made: MedMNIST's files, and folders of class folders.
 
@@ -48,6 +48,8 @@ EXPECTED = """
     <name>.npz                      a file of MedMNIST, or a folder of them"""
 _SHOWN = 8
 
+_HEADER = ("image", "question", "answer", "answer_type", "question_type", "split")
+
 
 class Item(NamedTuple):
     """One image: its path in the site's folder, its classes, and how it is written there."""
@@ -58,7 +60,7 @@ class Item(NamedTuple):
 
 
 class Source(NamedTuple):
-    """One set: the site that gets it, its name, what is known of all its images, the images, and what is no image."""
+    """One set: the site that gets it, its name, what is known of all images, the images, and other files."""
 
     site: str
     name: str
@@ -126,19 +128,19 @@ def _class(folder: Path) -> str:
     name = normalize(folder.name.replace("_", " "))
     if is_missing(name):
         raise DataError(
-            f"the class folder {folder} is called as programs write a missing value, which no manifest may have as an "
-            f"answer; rename the folder."
+            f"the class folder {folder} has a name that programs write for a missing value, which no manifest may have "
+            f"as an answer; rename the folder."
         )
     return name
 
 
 def _copy(file: Path, target: Path) -> None:
-    open_image(file)  # what cannot be read is refused now, not in a round of a federation
+    open_image(file)  # refuse unreadable images now, not in a round of a federation
     shutil.copyfile(file, target)
 
 
 def _largest(path: Path) -> list[Path]:
-    """Return the files of MedMNIST in a folder, of each set the one with the largest images."""
+    """Return the files of MedMNIST in a folder: the one with the largest images of each set."""
     of_sets = ([path / f"{kind.name}{size}.npz" for size in SIZES] for kind in SETS)
     return [files[0] for named in of_sets if (files := [file for file in named if file.is_file()])]
 
@@ -163,15 +165,12 @@ def _save(image: np.ndarray, target: Path) -> None:
 
 
 def _check_sites(folders: Sequence[str]) -> None:
-    """Refuse folders whose names are equal but for letter case and punctuation: they would be one site."""
+    """Refuse folders whose names differ only in letter case and punctuation: they would be one site."""
     seen: dict[str, str] = {}
     for name in folders:
         if (site := _site_of(name)) in seen:
             raise DataError(f"the folders {seen[site]!r} and {name!r} would both be the site {site!r}; rename one.")
         seen[site] = name
-
-
-_HEADER = ("image", "question", "answer", "answer_type", "question_type", "split")
 
 
 def build(parts: Sequence[Source], out: Path, *, seed: int = 0, test_fraction: float = 0.2) -> None:

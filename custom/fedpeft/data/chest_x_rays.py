@@ -1,17 +1,17 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Chest radiographs with any number of findings: NIH ChestX-ray14, and MIMIC-CXR-JPG with its reports.
 
-Open-I and MIMIC-CXR have the 15 labels of FedPIA's tasks 3 and 4, which are made of the owners' labels here.
+Open-I and MIMIC-CXR have the 15 labels of FedPIA's tasks 3 and 4, made here from the owners' labels.
 
-They are taken to be CheXpert's 14 labels and "Others", for a report with none of them, as a version of FedPIA's text
-names them that does not come with this project. Table 2 of F3OCUS's supplement shows reports with 13 of the 14, "No
-Finding" among them. The numbers that they print, 3,547 pairs of Open-I and 73,348 training samples of MIMIC-CXR (80 %
-of 91,685), are those of MedViLL (Moon et al., 2022), which has the same 15 labels.
+This assumes CheXpert's 14 labels and "Others", for a report with none of them; a version of FedPIA's text that does not
+come with this project names them so. Table 2 of F3OCUS's supplement shows reports with 13 of the 14, including "No
+Finding". The papers print 3,547 pairs of Open-I and 73,348 training samples of MIMIC-CXR (80 % of 91,685), the numbers
+of MedViLL (Moon et al., 2022), which has the same 15 labels.
 
 The papers do not say how Open-I's MeSH terms become labels. Here a term counts for a label where CheXpert's labeler
 (Irvin et al., AAAI 2019) counts the same words in a report: a scar or interstitial markings are Lung Opacity, a nodule
-or a cavity Lung Lesion, congestion Edema, fibrosis or thickened pleura Pleural Other. What it has no label for, such as
-a calcified granuloma or a degenerative spine, has none here.
+or a cavity Lung Lesion, congestion Edema, fibrosis or thickened pleura Pleural Other. Terms without such a label, for
+example a calcified granuloma or a degenerative spine, have none here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedpeft.data.registry import packaged
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import AS_POSITIVE, IGNORED, DataSettings
 
-# by label of CheXpert the MeSH terms that count for it, each alone or with one of its qualifiers
+# by CheXpert's label, the MeSH terms that count for it, each without or with one of its qualifiers
 MESH: dict[str, list[list[str]]] = packaged("chest_labels")
 CHEXPERT = tuple(MESH)
 OTHERS = "Others"
@@ -39,8 +39,27 @@ CHEST_LABELS = (*CHEXPERT, OTHERS)
 NOT_INDEXED = "no indexing"
 _YES, _NO, _UNCERTAIN = 1.0, 0.0, -1.0
 
+NIH_TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
+NIH_LISTS = ("train_val_list.txt", "test_list.txt")
+NO_FINDING = "No Finding"
+NIH_FINDINGS: list[str] = packaged("class_names")["nih_cxr14"]
+_NIH_COLUMNS = ("Image Index", "Finding Labels", "Patient ID")
 
-def of_mesh(terms: Iterable[str]) -> tuple[str, ...] | None:
+MAX_REPORT_BYTES = 2**18
+FINDINGS_SECTIONS = frozenset({"FINDINGS", "FINDING", "FINDINGS AND IMPRESSION", "FINDINGS/IMPRESSION"})
+_SECTION_HEADER = re.compile(r"[ \t]*([A-Z][A-Z ()/,&-]{2,80}):(.*)")
+
+MIMIC_TABLE = "mimic-cxr-2.0.0-{}"
+MIMIC_IMAGES, MIMIC_REPORTS = "files", ("files", "mimic-cxr-reports/files")
+FRONTAL = frozenset({"PA", "AP"})
+MIMIC_SPLITS = {"train": "train", "validate": "validation", "test": "test"}
+_ID = re.compile(r"[0-9]{1,12}", re.ASCII)
+_IMAGE = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
+Study = tuple[str, str]
+Labels = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def labels_from_mesh(terms: Iterable[str]) -> tuple[str, ...] | None:
     """Return the labels of terms such as `Opacity/lung/base/left` (Open-I); None: the report is not indexed."""
     split = [[" ".join(part.lower().split()) for part in term.split("/")] for term in terms]
     split = [parts for parts in split if parts[0]]
@@ -53,7 +72,7 @@ def of_mesh(terms: Iterable[str]) -> tuple[str, ...] | None:
     )
 
 
-def of_chexpert(values: Sequence[str], uncertain: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def labels_from_chexpert(values: Sequence[str], uncertain: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the labels of a study of MIMIC-CXR, and those that may or may not apply.
 
     CheXpert's 14 values, in the order of `CHEXPERT`, are 1.0 (yes), 0.0 (no), -1.0 (uncertain: `data.uncertain`) or
@@ -82,16 +101,9 @@ def _label_value(value: str, label: str) -> float:
     return number
 
 
-TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
-LISTS = ("train_val_list.txt", "test_list.txt")
-NO_FINDING = "No Finding"
-FINDINGS: list[str] = packaged("class_names")["nih_cxr14"]
-_KEYS = ("Image Index", "Finding Labels", "Patient ID")
-
-
 def nih_cxr14_answers() -> tuple[str, ...]:
     """Return the 14 findings."""
-    return tuple(_spelled(finding) for finding in FINDINGS)
+    return tuple(_spelled(finding) for finding in NIH_FINDINGS)
 
 
 def load_nih_cxr14(settings: DataSettings) -> SiteData:
@@ -104,8 +116,8 @@ def load_nih_cxr14(settings: DataSettings) -> SiteData:
     archive was not unpacked is left out and counted.
     """
     root = dataset_folder(settings)
-    table = either(root, *TABLES, remedy="put the owners' table there")
-    rows = csv_rows(table, _KEYS)
+    table = either(root, *NIH_TABLES, remedy="put the owners' table there")
+    rows = csv_rows(table, _NIH_COLUMNS)
     files = images_below(root)
     names = [row.text("Image Index") for row in rows]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
@@ -117,15 +129,17 @@ def load_nih_cxr14(settings: DataSettings) -> SiteData:
         ("the table does not name the image", len(files.keys() - {Path(name).stem for name in names})),
     ]
     source = "NIH ChestX-ray14 (Wang et al., CVPR 2017), real data"
-    lists = [name for name in LISTS if (root / name).is_file()]
+    lists = [name for name in NIH_LISTS if (root / name).is_file()]
     if len(lists) == 1:
         raise DataError(
-            f"{root} holds {lists[0]!r} alone, of {LISTS[0]!r} and {LISTS[1]!r}; put both there, or neither."
+            f"{root} holds only {lists[0]!r}, of {NIH_LISTS[0]!r} and {NIH_LISTS[1]!r}; put both there, or neither."
         )
     if lists:
-        listed = [dict.fromkeys(_listed(root / file)) for file in LISTS]
+        listed = [dict.fromkeys(_listed(root / file)) for file in NIH_LISTS]
         if both := listed[0].keys() & listed[1].keys():
-            raise DataError(f"{LISTS[0]} and {LISTS[1]} both name {min(both)!r:.80}; put the owners' lists there.")
+            raise DataError(
+                f"{NIH_LISTS[0]} and {NIH_LISTS[1]} both name {min(both)!r:.80}; put the owners' lists there."
+            )
         train: list[Example]
         test: list[Example] | None
         train, test = ([examples[name] for name in names if name in examples] for names in listed)
@@ -142,7 +156,7 @@ def _listed(file: Path) -> list[str]:
 
 def _example(row: Row, file: Path) -> Example:
     findings = [part.strip() for part in row.text("Finding Labels").split("|")]
-    unknown = [finding for finding in findings if finding not in (*FINDINGS, NO_FINDING)]
+    unknown = [finding for finding in findings if finding not in (*NIH_FINDINGS, NO_FINDING)]
     if unknown:
         raise DataError(f"{row.where}: a finding is none of the owners' 14; correct that row.")
     return label_example(
@@ -160,26 +174,21 @@ def _spelled(finding: str) -> str:
 NIH_CXR14 = published_set("nih_cxr14", load_nih_cxr14, answers=nih_cxr14_answers, takes=TAKES)
 
 
-MAX_BYTES = 2**18
-SECTIONS = frozenset({"FINDINGS", "FINDING", "FINDINGS AND IMPRESSION", "FINDINGS/IMPRESSION"})
-_HEADER = re.compile(r"[ \t]*([A-Z][A-Z ()/,&-]{2,80}):(.*)")
-
-
 def findings(report: str) -> str:
     """Return the findings of a report, every run of white space one blank; empty: it has no such section.
 
     They are the text from the header FINDINGS to the next. A header is a line that begins with words in capital letters
-    and a colon (`COMPARISON: ___`), as the owners' own tool reads them; text may follow in the same line. Of several
-    sections of that name the last with text counts, which in an amended report is the valid one. Some reports have one
-    section of both, FINDINGS AND IMPRESSION: it counts as well.
+    and a colon (`COMPARISON: ___`), as the owners' own tool reads them; text may follow in the same line. The last
+    section with text counts, which is the valid one in an amended report. Some reports have one section of both,
+    FINDINGS AND IMPRESSION: it counts as well.
     """
     sections: list[tuple[str, list[str]]] = []
     for line in report.splitlines():
-        if header := _HEADER.match(line):
+        if header := _SECTION_HEADER.match(line):
             sections.append((" ".join(header[1].split()), [header[2]]))
         elif sections:
             sections[-1][1].append(line)
-    texts = [" ".join(" ".join(lines).split()) for name, lines in sections if name in SECTIONS]
+    texts = [" ".join(" ".join(lines).split()) for name, lines in sections if name in FINDINGS_SECTIONS]
     return next((text for text in reversed(texts) if text), "")
 
 
@@ -196,17 +205,7 @@ def folder_of(subject: str) -> Path:
 
 def read_report(path: Path) -> str:
     """Return the text of a report."""
-    return read_text(path, MAX_BYTES)
-
-
-TABLE = "mimic-cxr-2.0.0-{}"
-IMAGES, REPORTS = "files", ("files", "mimic-cxr-reports/files")
-FRONTAL = frozenset({"PA", "AP"})
-SPLITS = {"train": "train", "validate": "validation", "test": "test"}
-_ID = re.compile(r"[0-9]{1,12}", re.ASCII)
-_IMAGE = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
-Study = tuple[str, str]
-Labels = tuple[tuple[str, ...], tuple[str, ...]]
+    return read_text(path, MAX_REPORT_BYTES)
 
 
 def load_mimic_cxr_jpg(settings: DataSettings) -> SiteData:
@@ -217,7 +216,7 @@ def load_mimic_cxr_jpg(settings: DataSettings) -> SiteData:
         files/p10/p10000032/s50414267.txt, or the same below mimic-cxr-reports/   the reports, from MIMIC-CXR
 
     A sample is a frontal view (PA or AP) with the findings of its report and 15 labels (`CHEST_LABELS`). Labels belong
-    to a study; those of which the report is uncertain are `data.uncertain`, those that it does not mention do not
+    to a study; `data.uncertain` says what uncertain ones count as, and those that the report does not mention do not
     apply. The owners' split, by patient, is `published`; the papers train on 80 % of the samples, as `image_disjoint`
     does with `test_fraction=0.2`. No patient is in two splits or at two sites.
 
@@ -230,9 +229,9 @@ def load_mimic_cxr_jpg(settings: DataSettings) -> SiteData:
     images = _frontal(root, left_out)
     labels = _labels_of_studies(root, settings.uncertain)
     parts = _split(root, images)
-    read: dict[str, list[Example]] = {name: [] for name in SPLITS.values()}
+    read: dict[str, list[Example]] = {name: [] for name in MIMIC_SPLITS.values()}
     for image, study in images.items():
-        file = root / IMAGES / folder_of(study[0]) / f"s{study[1]}" / f"{image}.jpg"
+        file = root / MIMIC_IMAGES / folder_of(study[0]) / f"s{study[1]}" / f"{image}.jpg"
         if image not in parts:
             left_out["the owners' split does not name it"] += 1
         elif study not in labels:
@@ -244,7 +243,7 @@ def load_mimic_cxr_jpg(settings: DataSettings) -> SiteData:
             example = label_example(file, known, unknown=unknown, image_id=image, group=f"patient {study[0]}")
             read[parts[image]].append(example)
     drawn = settings.samples is not None
-    splits = _with_findings(read, root, left_out) if drawn else read
+    splits = _add_findings(read, root, left_out) if drawn else read
     data = site_of(
         settings,
         "mimic-cxr",
@@ -258,14 +257,14 @@ def load_mimic_cxr_jpg(settings: DataSettings) -> SiteData:
     if drawn:
         return data
     without: Counter[str] = Counter()
-    own: dict[str, Any] = dict(_with_findings(data.splits(), root, without))
+    own: dict[str, Any] = dict(_add_findings(data.splits(), root, without))
     return replace(data, **own, left_out=added(data.left_out, without.items()))
 
 
 def _frontal(root: Path, left_out: Counter[str]) -> dict[str, Study]:
     """Return the study of every frontal view, by the name of the image."""
     images: dict[str, Study] = {}
-    path = table(root, TABLE.format("metadata"))
+    path = table(root, MIMIC_TABLE.format("metadata"))
     for row, (image, subject, study, view) in column_rows(path, ("dicom_id", "subject_id", "study_id", "ViewPosition")):
         if image in images:
             raise DataError(f"{path}, row {row}: there is another row with its image; keep one of them.")
@@ -284,13 +283,13 @@ def _frontal(root: Path, left_out: Counter[str]) -> dict[str, Study]:
 def _labels_of_studies(root: Path, uncertain: str) -> dict[Study, Labels]:
     labels: dict[Study, Labels] = {}
     of_values: dict[tuple[str, ...], Labels] = {}
-    path = table(root, TABLE.format("chexpert"))
+    path = table(root, MIMIC_TABLE.format("chexpert"))
     for row, (subject, study, *values) in column_rows(path, ("subject_id", "study_id", *CHEXPERT)):
         if (subject, study) in labels:
             raise DataError(f"{path}, row {row}: there is another row with its study; keep one of them.")
         if (own := tuple(values)) not in of_values:
             with reading(Row(f"{path}, row {row}", {})):
-                of_values[own] = of_chexpert(own, uncertain)
+                of_values[own] = labels_from_chexpert(own, uncertain)
         labels[subject, study] = of_values[own]
     return labels
 
@@ -298,22 +297,24 @@ def _labels_of_studies(root: Path, uncertain: str) -> dict[Study, Labels]:
 def _split(root: Path, images: dict[str, Study]) -> dict[str, str]:
     """Return the split of those images that are in one, under the same patient and study."""
     parts: dict[str, str] = {}
-    path = table(root, TABLE.format("split"))
+    path = table(root, MIMIC_TABLE.format("split"))
     for row, (image, subject, study, split) in column_rows(path, ("dicom_id", "subject_id", "study_id", "split")):
-        if split not in SPLITS:
-            raise DataError(f"{path}, row {row}: split is none of {', '.join(SPLITS)}; put the owners' table there.")
+        if split not in MIMIC_SPLITS:
+            raise DataError(
+                f"{path}, row {row}: split is none of {', '.join(MIMIC_SPLITS)}; put the owners' table there."
+            )
         if image in parts:
             raise DataError(f"{path}, row {row}: there is another row with its image; keep one of them.")
         if images.get(image) == (subject, study):
-            parts[image] = SPLITS[split]
+            parts[image] = MIMIC_SPLITS[split]
     return parts
 
 
-def _with_findings(
+def _add_findings(
     splits: Mapping[str, Sequence[Example]], root: Path, left_out: Counter[str]
 ) -> dict[str, Sequence[Example]]:
-    """Return the examples with their findings; those without are counted."""
-    roots = tuple(root / name for name in REPORTS)
+    """Return the examples that have findings, with them; count the others in `left_out`."""
+    roots = tuple(root / name for name in MIMIC_REPORTS)
     studies = sorted({_folder(example) for examples in splits.values() for example in examples})
     texts = {folder: _findings(roots, folder) for folder in studies}
     left_out["its report is not there"] += _number_of(None, splits, texts)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Images of which a part has to be chosen: a frame or slice of a file, a window of its range.
+"""Images that need a choice: a frame or slice of a file, or a window of its range of values.
 
 scans/7.tif#2                  the third frame of a TIFF, GIF, PNG or WebP file, counted from 0
 scans/cine.dcm#12              a frame of a DICOM file
@@ -8,7 +8,7 @@ scans/brain.nii.gz#40          the slice 40 from below
 scans/knee.nii.gz#sagittal     the middle sagittal slice; #sagittal-12, #coronal-30
 
 A slice of a NIfTI volume is shown as a radiologist sees it: the patient's right on the left. Only the fixed part of its
-header is parsed: extensions, which may hold a whole DICOM header, and texts are not. Only the slice's voxels are read.
+header is parsed, not texts or extensions, which may hold a whole DICOM header. Only the slice's voxels are read.
 """
 
 from __future__ import annotations
@@ -36,21 +36,26 @@ from fedpeft.data.images import (
     SOUND_COPY,
     ChosenImage,
     Header,
+    apply_to_file,
     as_rgb,
-    checked,
+    check_form,
     is_deep,
     is_unsigned_32,
     jpeg_2000_bits,
     upright,
-    with_file,
 )
 from fedpeft.data.settings import Window
 
 SUFFIXES = (".nii", ".nii.gz")
 PLANES = {"sagittal": 0, "coronal": 1, "axial": 2}  # the axis across the slices, of right, anterior, superior
-MAX_GRAY = 65_535  # to which Pillow scales the grays of a PGM
-MAX_VOXELS = 2**32  # of a volume, which a compressed file is read through up to the slice
+MAX_GRAY = 65_535  # Pillow scales the grays of a PGM to this
+MAX_VOXELS = 2**32  # of a volume: a compressed file is read from its beginning up to the slice
 _FIRST, _SECOND = 348, 540  # bytes of the headers of NIfTI-1 and NIfTI-2
+
+AXIAL = "axial"
+SCALED = "has a largest gray below 65,535, to which Pillow scales, or signed ones"
+TIFF_INTERPRETATION = 262  # the tag PhotometricInterpretation
+_PART = re.compile(rf"(?:({'|'.join(PLANES)})(?:-([0-9]{{1,6}}))?|([0-9]{{1,6}}))")
 
 
 def is_nifti(file: Path) -> bool:
@@ -63,7 +68,7 @@ def nifti_pixels(
 ) -> np.ndarray:
     """Return a sagittal, coronal or axial slice, (H, W) uint8; without `pixels` check the header, return a blank one.
 
-    Slices count from 0 from left, posterior or inferior; None: the middle one. Without a window that of the file
+    Slices count from 0 from left, posterior or inferior; None: the middle one. Without `window`, that of the file
     (cal_min and cal_max) shows values of more than 8 bits.
     """
     nibabel = _nibabel()
@@ -76,6 +81,7 @@ def nifti_pixels(
 
 
 def _read(nibabel: Any, file: Path, axis: int, number: int | None, window: Window | None, pixels: bool) -> np.ndarray:
+    """Return a slice of a volume, or a blank one without `pixels`, after the checks of its header."""
     header = _header(nibabel, file)
     shape = header.get_data_shape()
     if len(shape) < 3 or max(shape[3:], default=1) > 1:
@@ -99,16 +105,16 @@ def _read(nibabel: Any, file: Path, axis: int, number: int | None, window: Windo
         raise UnreadableImage.of(file, f"has no slice {number}", f"name one of 0 to {count - 1}")
     shown = _nifti_window(header, kind, file, window)
     if not pixels:
-        return _as_seen(np.broadcast_to(np.uint8(0), others), orientation, own)
+        return _orient(np.broadcast_to(np.uint8(0), others), orientation, own)
     place = number if orientation[own, 1] > 0 else count - 1 - number
     index = [slice(None)] * 3 + [0] * (len(shape) - 3)
     index[own] = place
     plane = np.asanyarray(nibabel.arrayproxy.ArrayProxy(file, header, mmap=False)[tuple(index)])
-    return shown.grays(_as_seen(plane, orientation, own))
+    return shown.grays(_orient(plane, orientation, own))
 
 
-def _as_seen(plane: np.ndarray, orientation: np.ndarray, across: int) -> np.ndarray:
-    """Return a slice (its two axes in the file's order) with rows from anterior or superior, columns from the right.
+def _orient(plane: np.ndarray, orientation: np.ndarray, across: int) -> np.ndarray:
+    """Turn a slice (its two axes in the file's order) so that rows start at anterior or superior, columns at the right.
 
     Sagittal slices have anterior on the left.
     """
@@ -156,14 +162,8 @@ def _nibabel() -> Any:
     return nibabel
 
 
-AXIAL = "axial"
-SCALED = "has a largest gray below 65,535, to which Pillow scales, or signed ones"
-TIFF_INTERPRETATION = 262  # the tag PhotometricInterpretation
-_PART = re.compile(rf"(?:({'|'.join(PLANES)})(?:-([0-9]{{1,6}}))?|([0-9]{{1,6}}))")
-
-
 def image_of(root: Path, name: str, window: Window | None, *, where: str) -> tuple[Path | ChosenImage, str]:
-    """Return the image that a table names below a folder, and the name of its file."""
+    """Return the image that a table names in a folder, and the name of its file."""
     file, part = name, ""
     if not os.path.isfile(root / name) and "#" in name:
         file, _, part = name.rpartition("#")
@@ -176,7 +176,7 @@ def open_chosen(image: ChosenImage) -> Image.Image:
     """Open such an image in mode RGB."""
     if read := _medical(image):
         return Image.fromarray(read()).convert("RGB")
-    return with_file(image.file, lambda opened, name: _raster(opened, name, image))
+    return apply_to_file(image.file, lambda opened, name: _raster(opened, name, image))
 
 
 def check_chosen(image: ChosenImage) -> Header:
@@ -184,11 +184,11 @@ def check_chosen(image: ChosenImage) -> Header:
     if read := _medical(image):
         height, width = read(pixels=False).shape[:2]
         return Header(width, height)
-    return with_file(image.file, lambda opened, name: _checked_raster(opened, name, image))
+    return apply_to_file(image.file, lambda opened, name: _checked_raster(opened, name, image))
 
 
 def _medical(image: ChosenImage) -> Callable[..., Any] | None:
-    """Return what reads a NIfTI volume or a DICOM file; None: it is an image file."""
+    """Return the function that reads a NIfTI volume or a DICOM file; None: it is an image file."""
     plane, number = _part(image)
     if is_nifti(image.file):
         return partial(nifti_pixels, image.file, plane or AXIAL, number, image.window)
@@ -198,7 +198,7 @@ def _medical(image: ChosenImage) -> Callable[..., Any] | None:
 
 
 def _checked_raster(opened: Image.Image, name: str, image: ChosenImage) -> Header:
-    """Go to the frame that is meant, check its form, and return what its header says."""
+    """Go to the chosen frame, check its form, and return what its header says."""
     _, number = _part(image)
     if number is not None:
         frames = getattr(opened, "n_frames", 1)
@@ -216,7 +216,7 @@ def _checked_raster(opened: Image.Image, name: str, image: ChosenImage) -> Heade
             raise UnreadableImage.of(name, SCALED, "save it as PNG")
         if set(jpeg_2000_bits(opened)) - {16}:
             raise UnreadableImage.of(name, SCALED, "save it as PNG or DICOM")
-    return checked(opened, name, one_frame=number is None, deep=True)
+    return check_form(opened, name, one_frame=number is None, deep=True)
 
 
 def _raster(opened: Image.Image, name: str, image: ChosenImage) -> Image.Image:
@@ -231,7 +231,7 @@ def _raster(opened: Image.Image, name: str, image: ChosenImage) -> Image.Image:
 
 
 def _white_is_zero(opened: Image.Image) -> bool:
-    """Return whether a TIFF's lowest value is white, which Pillow applies to 8 bits alone."""
+    """Return whether a TIFF's lowest value is white, which Pillow applies only to 8 bits."""
     return getattr(opened, "tag_v2", {}).get(TIFF_INTERPRETATION) == 0
 
 

@@ -5,11 +5,11 @@
     {train,validation,test}/<class>/*.png, ...          with a split; validation may be missing
 
 The name of a folder is the class, with blanks for underscores. Images in a folder inside a class folder belong
-together, as those of one patient do, and with those in a folder of that name in another class: they are never in two
-splits that are made here, nor at two sites. What lies deeper, as a patient's series, belongs to that folder;
-folders around those of the patients (`images`, years) are told by `_level`. Without the split, or where train or test
-is missing, all of it is split by `test_fraction` and `validation_fraction`. Files that are no images are counted and
-left out. Without `root` the folder is FEDPEFT_DATA/<site>.
+together, as those of one patient do, also with those in a folder of that name in another class: they are never in two
+splits that are made here, nor at two sites. Deeper folders, such as a patient's series, belong to that folder; `_level`
+finds folders around those of the patients (`images`, years). Without the split, or where train or test is missing,
+everything is split by `test_fraction` and `validation_fraction`. Files that are no images are counted and left out.
+Without `root` the folder is FEDPEFT_DATA/<site>.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedpeft.data.settings import DataSettings
 
 # what sets of images call folders that are no classes
 NO_CLASSES = frozenset({"annotations", "image", "images", "imgs", "label", "labels", "mask", "masks", "scans"})
-MAX_ENDINGS = 5  # that are named
+MAX_ENDINGS = 5  # that one message names
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 
 
@@ -46,7 +46,7 @@ def load(settings: DataSettings) -> SiteData:
             f"{root} has folders of splits and others beside them ({beside:.200}): move those elsewhere, or name each "
             f"like its split."
         )
-    classes = {one for name in names for one in class_folders(root / name)} if _are_splits(names) else {*names}
+    classes = {inner for name in names for inner in class_folders(root / name)} if _are_splits(names) else {*names}
     if _are_splits(names):
         for name in names:
             parts[SPELLINGS[name.lower()]] += _examples(root / name, root)
@@ -75,10 +75,10 @@ def load(settings: DataSettings) -> SiteData:
 
 
 def recognized(seen: Listing) -> bool:
-    """Return whether a folder holds class folders, and not several folders of such, nor another data set's folder.
+    """Return whether a folder holds class folders, and no several folders of them or another data set's folder.
 
-    The outer folders are the classes where no name inside them occurs twice; otherwise each of them has
-    classes of its own, as the sites of a federation have.
+    The outer folders are the classes where no name inside them occurs twice; otherwise each of them has its own
+    classes, as the sites of a federation do.
     """
     paths = _passed_over(seen.images)
     tops = {path.split("/")[1] for path in paths if path.count("/") > 1}
@@ -97,13 +97,14 @@ def recognized(seen: Listing) -> bool:
 
 
 def _passed_over(paths: Collection[str]) -> Collection[str]:
-    """Return paths without a folder such as `images` that stands in every class around the patients'."""
+    """Return paths without a folder such as `images` that is in every class, around the patients' folders."""
     parts = [path.split("/") for path in paths]
     around = {names[2].lower() if len(names) > 4 else "" for names in parts}
     return ["/".join((*names[:2], *names[3:])) for names in parts] if len(around & NO_CLASSES) == len(around) else paths
 
 
 def _examples(folder: Path, root: Path) -> list[Example]:
+    """Return the examples of class folders; the group is the folder of a patient."""
     examples = []
     found = {
         name: [(file, file.parent.relative_to(folder / name).parts) for file in files]
@@ -119,10 +120,10 @@ def _examples(folder: Path, root: Path) -> list[Example]:
 
 
 def _level(placed: Iterable[tuple[str, tuple[str, ...]]]) -> int:
-    """Return below how many folders in those of the classes the patients' are, of class and folders of each image.
+    """Return how many folders are between those of the classes and the patients', from class and folders of each image.
 
-    Above them are folders that are one in each class (`images`), or years: several classes have them, more folders are
-    in them than there are of them, and no name is in two of them, as those of series are.
+    Such a folder is the only one in each class (`images`), or a year: several classes have it, and all of them together
+    hold more folders than there are of them, with no name twice, as series would have.
     """
     level = 0
     while True:
@@ -144,7 +145,7 @@ def _endings(files: Iterable[Path]) -> str:
 
 
 def _twins(names: Iterable[str]) -> Iterator[str]:
-    """Yield a sentence where folders of classes differ by letter case, `_` or blanks alone."""
+    """Yield a sentence where names of class folders differ only by letter case, `_` or blanks."""
     alike = Counter(" ".join(name.casefold().replace("_", " ").split()) for name in names)
     if several := sum(count for count in alike.values() if count > 1):
         yield (
@@ -154,7 +155,7 @@ def _twins(names: Iterable[str]) -> Iterator[str]:
 
 
 def _notes(parts: Mapping[str, Sequence[Example]], *, stay: bool) -> Iterator[str]:
-    """Yield a sentence on what was taken for patients, if anything was, and on those in several splits that stay."""
+    """Yield a sentence on folders that count as patients, and on patients in several splits that stay."""
     placed = [(split, example) for split, examples in parts.items() for example in examples]
     classes: dict[str, set[str]] = {}
     for _, example in placed:

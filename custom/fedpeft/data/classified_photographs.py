@@ -17,8 +17,19 @@ from fedpeft.data.registry import packaged
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import NATURAL, DataSettings
 
-TABLES = tuple(f"HAM10000_metadata{suffix}" for suffix in ("", ".csv", ".tab", ".tsv"))  # Dataverse serves .tab
+HAM_TABLES = tuple(f"HAM10000_metadata{suffix}" for suffix in ("", ".csv", ".tab", ".tsv"))  # Dataverse serves .tab
 HAM_CLASSES: dict[str, str] = packaged("class_names")["ham10000"]
+
+ISIC_TABLE, ISIC_METADATA = "train_test_split", "ISIC_2019_Training_Metadata.csv"
+ISIC_WHOLE = "fed-isic2019"
+ISIC_CENTERS = ("bcn", "vidir-molemax", "vidir-modern", "rosendahl", "mskcc", "vienna-dias")
+ISIC_CLASSES = tuple(packaged("class_names")["fed_isic2019"])
+ISIC_FOLDS = ("train", "test")
+
+CALTECH_BACKGROUND = "BACKGROUND_Google"
+CALTECH_CLASSES: list[str] = packaged("class_names")["caltech101"]
+
+FLOWERS_CLASSES = 102
 
 
 def load_ham10000(settings: DataSettings) -> SiteData:
@@ -29,7 +40,7 @@ def load_ham10000(settings: DataSettings) -> SiteData:
     The owners publish no split: lesions are split here, so that no lesion is in two splits or at two sites.
     """
     root = dataset_folder(settings)
-    table = next((name for name in TABLES if contains(root, name)), TABLES[0])
+    table = next((name for name in HAM_TABLES if contains(root, name)), HAM_TABLES[0])
     files = images_below(root)
     examples = []
     for row in csv_rows(find(root, table), ("lesion_id", "image_id", "dx")):
@@ -55,13 +66,6 @@ def load_ham10000(settings: DataSettings) -> SiteData:
 HAM10000 = published_set("ham10000", load_ham10000, answers=lambda: tuple(HAM_CLASSES.values()), takes=TAKES)
 
 
-TABLE, METADATA = "train_test_split", "ISIC_2019_Training_Metadata.csv"
-WHOLE = "fed-isic2019"
-CENTERS = ("bcn", "vidir-molemax", "vidir-modern", "rosendahl", "mskcc", "vienna-dias")
-ISIC_CLASSES = tuple(packaged("class_names")["fed_isic2019"])
-FOLDS = ("train", "test")
-
-
 def load_fed_isic2019(settings: DataSettings) -> SiteData:
     """Fed-ISIC2019 (du Terrail et al., FLamby, NeurIPS 2022): dermatoscopy of eight kinds of lesions from six centers.
 
@@ -75,24 +79,24 @@ def load_fed_isic2019(settings: DataSettings) -> SiteData:
     and counted.
     """
     root = dataset_folder(settings)
-    site = settings.site or WHOLE
-    every = rows = csv_rows(find(root, TABLE), ("image", "target", "center", "fold"))
-    if settings.partition == NATURAL and site != WHOLE:
-        if site not in CENTERS:
-            known = ", ".join((WHOLE, *CENTERS))
+    site = settings.site or ISIC_WHOLE
+    every = rows = csv_rows(find(root, ISIC_TABLE), ("image", "target", "center", "fold"))
+    if settings.partition == NATURAL and site != ISIC_WHOLE:
+        if site not in ISIC_CENTERS:
+            known = ", ".join((ISIC_WHOLE, *ISIC_CENTERS))
             raise DataError(f"site={site!r} is not a center of Fed-ISIC2019; choose one of {known}.")
-        rows = [row for row in rows if _number(row, "center", CENTERS) == CENTERS.index(site)]
+        rows = [row for row in rows if _number(row, "center", ISIC_CENTERS) == ISIC_CENTERS.index(site)]
     files, lesions = images_below(root), _lesions(root)
     there = [row for row in rows if row.text("image") in files]
-    parts: dict[str, list[Example]] = {fold: [] for fold in FOLDS}
+    parts: dict[str, list[Example]] = {fold: [] for fold in ISIC_FOLDS}
     for row in there:
         if (fold := row.text("fold")) not in parts:
             raise DataError(f"{row.where}: fold is {fold!r:.40}, neither train nor test; put FLamby's table there.")
         parts[fold].append(_isic_example(row, files, lesions))
     own = site_of(
         settings,
-        WHOLE,
-        f"Fed-ISIC2019 (FLamby), real data, {'all centers' if site == WHOLE else site}",
+        ISIC_WHOLE,
+        f"Fed-ISIC2019 (FLamby), real data, {'all centers' if site == ISIC_WHOLE else site}",
         train=parts["train"],
         test=parts["test"],
         left_out=[
@@ -100,19 +104,25 @@ def load_fed_isic2019(settings: DataSettings) -> SiteData:
             ("its image is not there", len(rows) - len(there)),
         ],
     )
-    return replace(own, notes=(*own.notes, *_of_lesions(settings, own, table=contains(root, METADATA))))
+    return replace(own, notes=(*own.notes, *_notes_on_lesions(settings, own, table=contains(root, ISIC_METADATA))))
 
 
-def _of_lesions(settings: DataSettings, own: SiteData, *, table: bool) -> list[str]:
-    """Return a sentence each on lesions in several splits, and on images that are divided without their lesion."""
+def _notes_on_lesions(settings: DataSettings, own: SiteData, *, table: bool) -> list[str]:
+    """Return sentences on lesions in several splits, and on images that are divided without a known lesion."""
     placed = [(split, example) for split, examples in own.splits().items() for example in examples]
     remedy = ": put the owners' table there"
     notes = across_splits(placed, groups_are="lesions") if settings.split == "published" else []
     if settings.split == "published" and settings.partition == NATURAL and not table:
-        notes.append(f"Which lesions are in more than one split is not known, because {METADATA} is missing{remedy}.")
+        notes.append(
+            f"Which lesions are in more than one split is not known, because {ISIC_METADATA} is missing{remedy}."
+        )
     alone = sum(not example.group for _, example in placed)
     if alone and (settings.split == "image_disjoint" or settings.partition != NATURAL):
-        why = "have no lesion in the owners' table" if table else f"have no known lesion, because {METADATA} is missing"
+        why = (
+            "have no lesion in the owners' table"
+            if table
+            else f"have no known lesion, because {ISIC_METADATA} is missing"
+        )
         hint = "" if table else remedy
         notes.append(f"{alone:,} of {len(placed):,} images {why}, and are divided as different lesions{hint}.")
     return notes
@@ -135,19 +145,15 @@ def _number(row: Row, column: str, names: tuple[str, ...]) -> int:
 
 def _lesions(root: Path) -> dict[str, str]:
     """Return the lesion of each image, where the table is there and says it."""
-    if not contains(root, METADATA):
+    if not contains(root, ISIC_METADATA):
         return {}
-    rows = csv_rows(find(root, METADATA), ("image", "lesion_id"))
+    rows = csv_rows(find(root, ISIC_METADATA), ("image", "lesion_id"))
     return {row.text("image"): f"lesion {row.label('lesion_id')}" for row in rows if row.label("lesion_id")}
 
 
 FED_ISIC2019 = published_set(
-    "fed_isic2019", load_fed_isic2019, answers=lambda: ISIC_CLASSES, takes=TAKES, sites=CENTERS, whole=WHOLE
+    "fed_isic2019", load_fed_isic2019, answers=lambda: ISIC_CLASSES, takes=TAKES, sites=ISIC_CENTERS, whole=ISIC_WHOLE
 )
-
-
-BACKGROUND = "BACKGROUND_Google"
-CALTECH_CLASSES: list[str] = packaged("class_names")["caltech101"]
 
 
 def load_caltech101(settings: DataSettings) -> SiteData:
@@ -160,7 +166,7 @@ def load_caltech101(settings: DataSettings) -> SiteData:
     """
     root = find(dataset_folder(settings), "101_ObjectCategories", folder=True)
     folders = class_folders(root)
-    background = folders.pop(BACKGROUND, [])
+    background = folders.pop(CALTECH_BACKGROUND, [])
     if unknown := [name for name in folders if name.lower() not in CALTECH_CLASSES]:
         raise DataError(f"{root} holds the folder {unknown[0]!r:.80}, which is no class of Caltech101; remove it.")
     examples = [
@@ -173,7 +179,7 @@ def load_caltech101(settings: DataSettings) -> SiteData:
         "caltech101",
         "Caltech101 (Fei-Fei et al., 2004), real data, split by image",
         train=examples,
-        left_out=[(f"the folder {BACKGROUND} is no class", len(background))],
+        left_out=[(f"the folder {CALTECH_BACKGROUND} is no class", len(background))],
     )
 
 
@@ -183,9 +189,6 @@ CALTECH101 = published_set(
     answers=lambda: tuple(name.replace("_", " ") for name in CALTECH_CLASSES),
     takes=TAKES,
 )
-
-
-FLOWERS_CLASSES = 102
 
 
 def load_flowers102(settings: DataSettings) -> SiteData:

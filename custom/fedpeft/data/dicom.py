@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""One frame of a DICOM file as 8-bit pixels; of its header only what says how to show them is read.
+"""Read one frame of a DICOM file as 8-bit pixels, and from its header only what says how to show them.
 
-Names, ids, dates and whatever else is about a patient are not parsed, pydicom's warnings are off because they repeat
-values, and an error that it raises is replaced by one that names the file alone. Deflated files are refused, because
-they are inflated whole before anything of them is known.
+Names, ids, dates and everything else about a patient are not parsed, pydicom's warnings are off because they repeat
+values, and its errors are replaced by one that only names the file. Deflated files are refused, because they are
+inflated as a whole before their header can be read.
 
-A compressed frame that decodes to more than its header says is refused before anything decodes it. Decoders take the
-size from the compressed data. RLE has none there: it grows to 64 times its size, whatever the header says.
+A compressed frame that would decode to more than its header says is refused before it is decoded. Decoders take the
+size from the compressed data. RLE data have no size: they can grow to 64 times theirs, whatever the header says.
 """
 
 from __future__ import annotations
@@ -32,6 +32,14 @@ MAX_PADDING = 4096  # bytes
 _SIZE = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}  # JPEG's markers of frames, JPEG-LS's too
 _BARE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
 
+MAGIC, MAGIC_AT = b"DICM", 128
+SUFFIXES = (".dcm", ".dicom", ".ima")
+DEFLATED = "1.2.840.10008.1.2.1.99"
+GRAYS = ("MONOCHROME1", "MONOCHROME2")
+READ = (*dicom_grays.READ, "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames")
+COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422")
+COLORS_OF_JPEG_2000 = ("YBR_ICT", "YBR_RCT")  # its decoders convert them to RGB
+
 
 def check_frame(pydicom: Any, file: Path, number: int, header: Any) -> None:
     """Refuse a frame of compressed pixels that does not decode to the size of the header."""
@@ -51,7 +59,7 @@ def check_frame(pydicom: Any, file: Path, number: int, header: Any) -> None:
 
 
 def _rle_fits(frame: bytes, header: Any) -> bool:
-    """Return whether each segment decodes to one byte for each pixel, but for what some writers pad it with."""
+    """Return whether each segment decodes to one byte for each pixel, apart from padding by some writers."""
     segments, *starts = RLE_HEADER.unpack_from(frame)
     if segments != header.SamplesPerPixel * (header.BitsAllocated // 8) or segments > len(starts):
         return False
@@ -61,7 +69,7 @@ def _rle_fits(frame: bytes, header: Any) -> bool:
 
 
 def _rle_length(segment: bytes, limit: int) -> int:
-    """Return how many bytes a segment decodes to; where it is more than `limit`, any number above that."""
+    """Return how many bytes a segment decodes to; beyond `limit`, any larger number."""
     length = position = 0
     while position < len(segment) and length <= limit:
         code = segment[position]
@@ -77,7 +85,7 @@ def _rle_length(segment: bytes, limit: int) -> int:
 def _jpeg_size(frame: bytes) -> tuple[int, int] | None:
     """Return rows and columns that JPEG, JPEG-LS or JPEG 2000 data declare; None: it is none of them."""
     if frame[:2] != JPEG:
-        begin = frame.find(JPEG_2000)  # behind boxes, where a whole JP2 file was put in
+        begin = frame.find(JPEG_2000)  # after boxes, where it is a whole JP2 file
         if begin < 0:
             return None
         right, bottom, left, top = struct.unpack_from(">4I", frame, begin + 8)
@@ -97,15 +105,6 @@ def _jpeg_size(frame: bytes) -> tuple[int, int] | None:
     return None
 
 
-MAGIC, MAGIC_AT = b"DICM", 128
-SUFFIXES = (".dcm", ".dicom", ".ima")
-DEFLATED = "1.2.840.10008.1.2.1.99"
-GRAYS = ("MONOCHROME1", "MONOCHROME2")
-READ = (*dicom_grays.READ, "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames")
-COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422")
-COLORS_OF_JPEG_2000 = ("YBR_ICT", "YBR_RCT")  # which its decoders make RGB of
-
-
 def is_dicom(file: Path) -> bool:
     """Return whether a file's name or its first bytes are those of DICOM."""
     if file.suffix.lower() in SUFFIXES:
@@ -121,7 +120,7 @@ def is_dicom(file: Path) -> bool:
 def dicom_pixels(file: Path, frame: int | None, window: Window | None, *, pixels: bool = True) -> np.ndarray:
     """Return a frame, (H, W) or (H, W, 3), uint8; without `pixels` check the header and return a blank one.
 
-    Frames count from 0; None: there is one alone. The window, or else that of the file, shows grays of more than 8
+    Frames count from 0; None: the file has only one. `window`, or else that of the file, shows grays of more than 8
     bits.
     """
     pydicom = _pydicom()
@@ -134,6 +133,7 @@ def dicom_pixels(file: Path, frame: int | None, window: Window | None, *, pixels
 
 
 def _read(pydicom: Any, file: Path, frame: int | None, window: Window | None, pixels: bool) -> np.ndarray:
+    """Return a frame, or a blank one without `pixels`, after the checks of its header."""
     syntax = pydicom.filereader.read_file_meta_info(file).TransferSyntaxUID
     if syntax == DEFLATED:
         raise UnreadableImage.of(file, "is deflated DICOM", "save it without that compression")
@@ -150,7 +150,7 @@ def _read(pydicom: Any, file: Path, frame: int | None, window: Window | None, pi
         shown = grays_of(header, number, window, file)
     else:
         _check_colors(pydicom, syntax, header, file)
-        shown = np.ascontiguousarray  # pydicom has made RGB of them
+        shown = np.ascontiguousarray  # pydicom converts them to RGB
     _check_decoder(pydicom, syntax, header, file)
     if not pixels:
         return np.broadcast_to(np.uint8(0), (header.Rows, header.Columns))
@@ -180,7 +180,7 @@ def _check_colors(pydicom: Any, syntax: Any, header: Any, file: Path) -> None:
 
 
 def _check_decoder(pydicom: Any, syntax: Any, header: Any, file: Path) -> None:
-    """Refuse what this machine has no decoder for, and a file that holds far more than its pixels can need."""
+    """Refuse a compression without decoder on this machine, and a file that is far larger than its pixels need."""
     if not syntax.is_compressed:
         return
     size = header.Rows * header.Columns * header.SamplesPerPixel * (header.BitsAllocated // 8)

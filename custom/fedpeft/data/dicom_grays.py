@@ -5,8 +5,8 @@
     -> grays, inverted where the file says so (DICOM PS3.4 N.2, PS3.3 C.11)
     stored values -> tables of a palette -> colors (PS3.3 C.7.6.3.1.5)
 
-pydicom's functions do the same and end in values of any range. Their tables are not used: with more entries than one
-entry has numbers, such as 4,096 entries of 8 bits, they look up the wrong ones.
+pydicom's functions do the same, but return values of any range. Its tables are not used: with more entries than an
+entry has values, such as 4,096 entries of 8 bits, it looks up wrong ones.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ READ = (
     "AlphaPaletteColorLookupTableData",
 )
 LINEAR, EXACT, SIGMOID = "LINEAR", "LINEAR_EXACT", "SIGMOID"
-MIN_WIDTH = {LINEAR: 1.0, EXACT: 0.0, SIGMOID: 0.0}  # PS3.3 C.11.2.1; a width of 0 is none
+MIN_WIDTH = {LINEAR: 1.0, EXACT: 0.0, SIGMOID: 0.0}  # PS3.3 C.11.2.1; a width of 0 is no window
 NO_WINDOW = "has more than 8 bits per pixel and no window of its own"
 SET_WINDOW = "set data.window (a hospital in its site policy)"
 SAVE_GRAYS = "save it with 8 bits, as its viewer shows it"
@@ -56,7 +56,7 @@ class Table:
     """A lookup table: the first entry for all values up to `first`, the last one for all beyond the table."""
 
     entries: np.ndarray  # (N,), unsigned
-    first: int  # the value that has the first entry
+    first: int  # the value of the first entry
     bits: int  # of an entry
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
@@ -70,7 +70,7 @@ class Table:
 
 
 def check_bits(header: Any, file: Path, *, shifted: bool) -> None:
-    """Refuse bits of a pixel that are not distinguishable."""
+    """Refuse a header whose bits of a pixel contradict each other."""
     allocated, stored, high = header.BitsAllocated, header.BitsStored, _high_bit(header)
     if not (0 < stored <= high + 1 <= allocated) or (high + 1 > stored and not shifted):
         why = f"says that {stored} of {allocated} bits end at bit {high}"
@@ -78,7 +78,7 @@ def check_bits(header: Any, file: Path, *, shifted: bool) -> None:
 
 
 def stored_values(values: np.ndarray, header: Any) -> np.ndarray:
-    """Return integers (...) with the bits stored alone, signed or not; overlays may lie in the others."""
+    """Return integers (...) with only the stored bits, signed or not; the others may hold overlays."""
     allocated = header.BitsAllocated
     if allocated < EIGHT:  # unpacked to bytes
         return values
@@ -86,9 +86,9 @@ def stored_values(values: np.ndarray, header: Any) -> np.ndarray:
 
 
 def grays_of(header: Any, frame: int, window: Window | None, file: Path) -> Shown:
-    """Return what makes grays (H, W), uint8, of the stored values (H, W) of a frame, counted from 0.
+    """Return the function from stored values (H, W) of a frame, counted from 0, to grays (H, W), uint8.
 
-    For values of more than 8 bits a window takes the place of the file's own window or table.
+    For values of more than 8 bits `window` replaces the file's own window or table.
     """
     shape = str(header.get("PresentationLUTShape") or "IDENTITY").strip().upper()
     if shape not in ("IDENTITY", "INVERSE") or "PresentationLUTSequence" in header:
@@ -102,7 +102,7 @@ def grays_of(header: Any, frame: int, window: Window | None, file: Path) -> Show
 
     def gray(values: np.ndarray) -> np.ndarray:
         padding, found = _padding(header, values), scaled(values)
-        if by_share:  # by the image alone
+        if by_share:  # percentiles of the image without its padding
             found = np.where(padding, np.nan, found)
         grays = WHITE - shown(found) if inverted else shown(found)
         return np.where(padding, np.uint8(0), grays)
@@ -111,7 +111,7 @@ def grays_of(header: Any, frame: int, window: Window | None, file: Path) -> Show
 
 
 def _padding(header: Any, values: np.ndarray) -> np.ndarray:
-    """Return which stored values (H, W) are none of the image, which is shown black there (DICOM, C.7.5.1.1.2)."""
+    """Return which stored values (H, W) are padding, which is shown black (DICOM, C.7.5.1.1.2)."""
     ends = [header.get(name) for name in PADDING]
     if not isinstance(ends[0], int):
         return np.zeros(values.shape, bool)
@@ -123,7 +123,7 @@ def _padding(header: Any, values: np.ndarray) -> np.ndarray:
 
 
 def colors_of_palette(header: Any, file: Path) -> Shown:
-    """Return what makes colors (H, W, 3), uint8, of the stored values (H, W) of an image with a palette."""
+    """Return the function from stored values (H, W) of an image with a palette to colors (H, W, 3), uint8."""
     if "AlphaPaletteColorLookupTableData" in header or not all(f"{name}Data" in header for name in PALETTES.values()):
         raise UnreadableImage.of(
             file, "has a palette in segments, with transparency, or incomplete", "save it as 8-bit RGB"
@@ -134,12 +134,12 @@ def colors_of_palette(header: Any, file: Path) -> Shown:
 
 
 def _modality(header: Any, frame: int, file: Path) -> tuple[Shown, Window, int]:
-    """Return what makes the values that windows are given in, the whole range of those, and their bits."""
+    """Return the function from stored values to those that windows refer to, their whole range, and their bits."""
     if items := header.get(MODALITY):
         table = _table(header, items[0], file, negative=bool(header.PixelRepresentation))
         return table, Window(0, 2**table.bits - 1), table.bits
-    slope = float(_of_frame(header, frame, "RescaleSlope", 1))
-    intercept = float(_of_frame(header, frame, "RescaleIntercept", 0))
+    slope = float(_frame_value(header, frame, "RescaleSlope", 1))
+    intercept = float(_frame_value(header, frame, "RescaleIntercept", 0))
     if not (np.isfinite([slope, intercept]).all() and slope):
         raise UnreadableImage.of(file, f"has a rescale slope of {slope:g}", "save it with the right one")
     bits = header.BitsStored
@@ -150,15 +150,15 @@ def _modality(header: Any, frame: int, file: Path) -> tuple[Shown, Window, int]:
 
 
 def _voi(header: Any, frame: int, window: Window | None, file: Path, whole: Window, bits: int) -> Shown:
-    """Return what makes grays of values; `whole` is the range of 8 bits that have no window."""
+    """Return the function from values to grays; `whole` is the range of 8-bit values without a window."""
     deep = bits > EIGHT
     if deep and window:
         return window.grays
     for item in (header.get(VOI) or ())[:1]:
         if item.get("LUTDescriptor") is not None and item.get("LUTData") is not None:  # else the window, as pydicom
             return _table(header, item, file, negative=whole.low < 0).grays
-    center, width = (_first(_of_frame(header, frame, name, None)) for name in ("WindowCenter", "WindowWidth"))
-    function = str(_of_frame(header, frame, "VOILUTFunction", LINEAR) or LINEAR).strip().upper()
+    center, width = (_first(_frame_value(header, frame, name, None)) for name in ("WindowCenter", "WindowWidth"))
+    function = str(_frame_value(header, frame, "VOILUTFunction", LINEAR) or LINEAR).strip().upper()
     if function not in MIN_WIDTH:
         raise UnreadableImage.of(file, "has a window of a function that is not known", SAVE_GRAYS)
     least = MIN_WIDTH[function]
@@ -178,7 +178,7 @@ def _sigmoid(values: np.ndarray, center: float, width: float) -> np.ndarray:
     return np.round(WHITE / (1 + np.exp(exponent))).astype(np.uint8)
 
 
-def _of_frame(header: Any, frame: int, name: str, default: Any) -> Any:
+def _frame_value(header: Any, frame: int, name: str, default: Any) -> Any:
     """Return a value of one frame: its own, that of all frames, or that of the file."""
     groups = [
         *list(header.get("PerFrameFunctionalGroupsSequence") or ())[frame : frame + 1],
@@ -207,7 +207,7 @@ def _high_bit(header: Any) -> int:
 def _table(header: Any, item: Any, file: Path, *, name: str = "LUT", negative: bool) -> Table:
     """Return a lookup table of a header or an item of it; entries may be bytes or words, in numbers or as in the file.
 
-    With `negative` a first value beyond 15 bits is one below 0.
+    With `negative` a first value of more than 15 bits is below 0.
     """
     count, first, bits = (int(number) for number in item[f"{name}Descriptor"].value)
     count = count % 2**SIXTEEN or 2**SIXTEEN

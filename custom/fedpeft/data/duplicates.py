@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Find images that two sites, or two splits of one site, have in common.
+"""Find images that two sites, or two splits of one site, share.
 
 An image is recognized by its id and by its decoded pixels. Equal ids with different pixels are a resized copy if the
 ids come from one publisher (`same_content` is false then). Where ids are names in a site's own folder, they say nothing
@@ -12,10 +12,9 @@ that a site has it, and so, often, that a patient was there. Therefore nothing i
 - One person holds all the data (a simulation, public sets): `fingerprints(data)` of every site, in one process. The
   report names images and stays a local file.
 - Sites that do not show each other their data: they agree on a secret salt out of band, not through the server, and
-  each computes `fingerprints(data, salt=...)`. These are keyed digests (HMAC-SHA256): whoever compares them without the
-  salt learns how many images are common to whom, and nothing about which. A site that knows the salt can still test
-  whether another has an image, so the salt is for sites that trust each other with that, is new for every comparison,
-  and is thrown away after it.
+  each computes `fingerprints(data, salt=...)`. These are keyed digests (HMAC-SHA256): without the salt a comparison
+  shows how many images which sites share, and not which images. A site that knows the salt can still test whether
+  another has an image. So only sites that trust each other share a salt, and they use a new one for every comparison.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def content_digest(image: ImageSource, *, salt: bytes = b"") -> str:
 
 
 def fingerprints(data: SiteData, *, salt: bytes | None = None) -> tuple[Fingerprint, ...]:
-    """Return one fingerprint per image and split of a site; every image is decoded once.
+    """Return one fingerprint for each image and split of a site; every image is decoded once.
 
     Without a salt, a secret of at least 16 bytes, fingerprints are plain, for use on this machine only.
     """

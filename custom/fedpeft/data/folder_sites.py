@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The sites that a folder holds, and the settings with which they are loaded; nothing but the folder says which.
+"""Recognize the sites that a folder holds, and the settings to load them, from nothing but the folder.
 
 A folder in the layout of one data set is that data set's own sites, or is shared out to clients, or is one site; a
 folder of such folders is a site for each.
@@ -22,9 +22,9 @@ from fedpeft.data.registry import DATASETS, load, require_known
 from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import IID, NATURAL, DataSettings
 
-CLIENTS = 4  # that share a data set that has no sites of its own, as in FedPIA's task 3
-MIN_UNITS = 15  # images or patients of a client: below, there are fewer clients
-MAX_NAMED = 5
+CLIENTS = 4  # that share a data set without sites of its own, as in FedPIA's task 3
+MIN_UNITS = 15  # images or patients of a client; otherwise there are fewer clients
+MAX_NAMED = 5  # names in one message
 ALONE = "There is one site, so that nothing is averaged: a folder for each site makes a federation."
 _TAKEN = frozenset({"server", "simulator_server"})
 
@@ -37,7 +37,7 @@ class FolderSites:
     common: Mapping[str, Any]  # settings of all sites, a part of the section `data`
     of_sites: Mapping[str, Mapping[str, Any]]  # each site's own settings
     data: tuple[SiteData, ...] = ()
-    notes: tuple[str, ...] = ()  # what was chosen, and what was not read, a sentence each
+    notes: tuple[str, ...] = ()  # one sentence for each choice, and on what was not read
 
     @property
     def section(self) -> dict[str, Any]:
@@ -49,29 +49,29 @@ class FolderSites:
 def sites_in(
     folder: Path, chosen: Mapping[str, Any] | None = None, *, window: Mapping[str, Any] | None = None
 ) -> FolderSites:
-    """Recognize what lies in a folder, and load it.
+    """Recognize what a folder holds, and load it.
 
-    `chosen` has settings of all sites that are not to be found out; with `dataset` the folder is one of that data set.
+    `chosen` has settings of all sites that need not be found out; with `dataset` the folder is one of that data set.
     Images are shown through `window` where their layout takes one.
     """
-    return _with_split(_through(_found(folder, dict(chosen or {})), window or {}))
+    return _load_sites(_set_window(_recognize(folder, dict(chosen or {})), window or {}))
 
 
-def _found(folder: Path, chosen: Mapping[str, Any]) -> FolderSites:
+def _recognize(folder: Path, chosen: Mapping[str, Any]) -> FolderSites:
     """Return the sites without their data."""
     whole = list_folder(folder)
     if "dataset" in chosen:
         require_known(chosen["dataset"])
-        return _one(whole, chosen["dataset"], chosen)
-    seen = _unwrapped(whole)
+        return _sites_of_one(whole, chosen["dataset"], chosen)
+    seen = _unwrap(whole)
     if names := _layouts(seen):
         found = (
-            _one(seen, names[0], chosen)
+            _sites_of_one(seen, names[0], chosen)
             if len(names) == 1
-            else _several([(name, name, seen) for name in names], chosen)
+            else _sites_of_several([(name, name, seen) for name in names], chosen)
         )
     else:
-        inner = {name: _unwrapped(part) for name, part in seen.folders.items()}
+        inner = {name: _unwrap(part) for name, part in seen.folders.items()}
         known = {name: part for name, part in inner.items() if _layouts(part)}
         if not known:
             raise DataError(unknown_layout(whole))
@@ -84,17 +84,17 @@ def _found(folder: Path, chosen: Mapping[str, Any]) -> FolderSites:
         rest = {name: seen.folders[name] for name in inner if name not in known}
         one_class = {name: layout for name, part in rest.items() if (layout := _layout_of_classes(part, parts))}
         parts += [(name, layout, rest[name]) for name, layout in one_class.items()]
-        found = _several(parts, chosen)
+        found = _sites_of_several(parts, chosen)
         if others := [f"{name}/" for name in inner if name not in (*known, *one_class)]:
             found = replace(found, notes=(*found.notes, f"Not read, in no known layout: {_listed(others)}."))
     return found
 
 
-def _through(found: FolderSites, window: Mapping[str, Any]) -> FolderSites:
+def _set_window(found: FolderSites, window: Mapping[str, Any]) -> FolderSites:
     """Return the sites with a window for those whose layout takes one."""
     for site, own in found.of_sites.items() if window else ():
         if "window" in DATASETS.get({**found.common, **own}["dataset"]).takes:
-            found = _with_own(found, site, window=dict(window))
+            found = _add_settings(found, site, window=dict(window))
     return found
 
 
@@ -110,24 +110,24 @@ def unknown_layout(seen: Listing) -> str:
 
 
 def _layouts(seen: Listing) -> tuple[str, ...]:
-    """Return the published data sets that lie in a folder, or else the layout of a site's own data."""
+    """Return the published data sets in a folder, or else the layout of a site's own data."""
     found = [name for name, data_set in DATASETS.usable() if data_set.recognized and data_set.recognized(seen)]
     if not found or DATASETS.get(found[0]).origin is None:
         return tuple(found[:1])
     return tuple(name for name in found if DATASETS.get(name).origin)
 
 
-def _unwrapped(seen: Listing) -> Listing:
-    """Return the folder in which data lie that are in a folder alone, as archives unpack."""
+def _unwrap(seen: Listing) -> Listing:
+    """Return the folder with the data, without single folders around it, as archives unpack them."""
     while len(seen.folders) == 1 and not _layouts(seen):
         (seen,) = seen.folders.values()
     return seen
 
 
 def _layout_of_classes(seen: Listing, parts: Sequence[tuple[str, str, Listing]]) -> str:
-    """Return the data set of other sites whose folders are classes, if this one holds some of these; empty: none.
+    """Return the data set of other sites with class folders, if this folder only has classes of theirs; empty: none.
 
-    A folder with a single class is in no known layout: alone it could be anything.
+    A folder with a single class is in no known layout: by itself it could be anything.
     """
     for layout in dict.fromkeys(name for _, name, _ in parts if DATASETS.get(name).as_sites):
         known = {name for _, other, part in parts if other == layout for name in _classes(part)}
@@ -142,12 +142,12 @@ def _classes(seen: Listing) -> set[str]:
     return {names[0] if names else "" for names in folders}
 
 
-def _one(seen: Listing, name: str, chosen: Mapping[str, Any]) -> FolderSites:
-    """Return the sites of one data set: its own, or clients that share it, or a single one."""
+def _sites_of_one(seen: Listing, name: str, chosen: Mapping[str, Any]) -> FolderSites:
+    """Return the sites of one data set: its own ones, clients that share it, or a single one."""
     data_set, title = DATASETS.get(name), _title(name)
     common = {"dataset": name, "root": str(seen.root), **chosen}
     if data_set.sites and chosen.get("partition", NATURAL) == NATURAL:
-        sites, left = _with_data(common, data_set.sites)
+        sites, left = _find_sites_with_data(common, data_set.sites)
         return FolderSites(kind=f"{title}, which has sites of its own", common=common, of_sites=sites, notes=left)
     if "partition" in data_set.takes:
         whole = _loaded({**common, "partition": NATURAL, "parts": 1}, data_set.whole or _site_name(seen.root.name, ()))
@@ -165,8 +165,8 @@ def _one(seen: Listing, name: str, chosen: Mapping[str, Any]) -> FolderSites:
     return FolderSites(kind=title, common=common, of_sites={site: {}}, notes=(ALONE,))
 
 
-def _several(parts: Sequence[tuple[str, str, Listing]], chosen: Mapping[str, Any]) -> FolderSites:
-    """Return a site for each of several: what it is to be called, the data set, and where that lies."""
+def _sites_of_several(parts: Sequence[tuple[str, str, Listing]], chosen: Mapping[str, Any]) -> FolderSites:
+    """Return a site for each of several parts: the name it gets, its data set, and its folder."""
     of_sites: dict[str, dict[str, Any]] = {}
     for folder, name, seen in parts:
         data_set = DATASETS.get(name)
@@ -195,9 +195,9 @@ def _taken_for(parts: Sequence[tuple[str, str, Listing]]) -> Iterator[str]:
             yield data_set.as_sites.format(inside=_listed(sorted(inside)))
 
 
-def _with_split(found: FolderSites) -> FolderSites:
-    """Load all sites: without a validation split where a site has too few images for one, and split again by image
-    where a site has images in two splits. The other sites keep theirs, and what was chosen stays.
+def _load_sites(found: FolderSites) -> FolderSites:
+    """Load all sites, and choose splits that were not chosen: no validation where a site has too few images for it, and
+    a new split by image where a site has images in two splits.
     """
     chosen = set(found.common)
     few: list[str] = []
@@ -209,14 +209,14 @@ def _with_split(found: FolderSites) -> FolderSites:
         except DataError as error:
             if "validation_fraction" in chosen:
                 raise
-            found = _with_own(found, site, validation_fraction=0)
+            found = _add_settings(found, site, validation_fraction=0)
             try:
                 loaded = _load_site(found, site)
             except DataError:
                 raise DataError(f"Site {site!r}: {error}") from error
             few.append(site)
-        if "split" not in chosen and (count := _in_two_splits(loaded)):
-            found = _with_own(found, site, split="image_disjoint")
+        if "split" not in chosen and (count := _count_in_two_splits(loaded)):
+            found = _add_settings(found, site, split="image_disjoint")
             loaded = _load_site(found, site)
             shared[site] = count
         data.append(loaded)
@@ -231,14 +231,14 @@ def _with_split(found: FolderSites) -> FolderSites:
     return replace(found, data=tuple(data), notes=tuple(notes))
 
 
-def _with_own(found: FolderSites, site: str, **settings: Any) -> FolderSites:
-    """Return the sites with settings of one of them, which are all sites' where there is no other."""
+def _add_settings(found: FolderSites, site: str, **settings: Any) -> FolderSites:
+    """Add settings to one site; where it is the only one, to those of all sites."""
     if len(found.of_sites) == 1:
         return replace(found, common={**found.common, **settings})
     return replace(found, of_sites={**found.of_sites, site: {**found.of_sites[site], **settings}})
 
 
-def _in_two_splits(site: SiteData) -> int:
+def _count_in_two_splits(site: SiteData) -> int:
     units = Counter(unit for examples in site.splits().values() for unit in {example.unit for example in examples})
     return sum(count > 1 for count in units.values())
 
@@ -247,7 +247,9 @@ def _load_site(found: FolderSites, site: str) -> SiteData:
     return _loaded({**found.common, **found.of_sites[site]}, site)
 
 
-def _with_data(common: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
+def _find_sites_with_data(
+    common: Mapping[str, Any], names: tuple[str, ...]
+) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
     """Return those sites of a data set that have data, and a note on the others."""
     sites: dict[str, dict[str, Any]] = {}
     errors: dict[str, DataError] = {}
@@ -276,7 +278,7 @@ def _title(name: str) -> str:
 
 
 def _site_name(folder: str, taken: Collection[str]) -> str:
-    """Return a name that FLARE takes for a site, made of that of a folder."""
+    """Return a free name that FLARE accepts for a site, from the name of a folder."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder).strip("-._")[:60] or "site"
     name = f"{name}-site" if name in _TAKEN else name
     number = 1

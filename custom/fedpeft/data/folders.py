@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Find a data set's folder under FEDPEFT_DATA, and files in it at any depth that the archives unpack to.
 
-A `Listing` says what lies in a folder: names down to a few levels, and of the many images of a folder the first.
+A `Listing` says what a folder holds: names down to a few levels, and the first images of each folder.
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ IMAGE_SUFFIXES = frozenset(
         *(".pbm", ".pgm", ".pnm", ".ppm"),
     }
 )
-MAX_FOLDERS = 1_000_000  # below one; links that lead into each other make more
+MAX_FOLDERS = 1_000_000  # below one; links to each other make more
 _DEPTH = 4
+
+DEPTH = 5
+MAX_SEEN = 2_000  # folders that are opened, the shallowest first, spread over the folders around them
+MAX_IMAGES = 20  # that are kept for each folder
+_SHOWN, _SHOWN_INSIDE = 8, 3
 
 
 def dataset_folder(settings: DataSettings, known_as: tuple[str, ...] = ()) -> Path:
@@ -107,9 +112,9 @@ def images_below(folder: Path) -> dict[str, Path]:
 def files_below(folder: Path, *, whole: bool = True) -> list[Path]:
     """Return all files below a folder, at any depth, in the order of their paths.
 
-    Links are followed, also those to folders, but not back into a folder that they or `folder` lie in. Hidden files and
-    folders are left out, and what macOS adds to archives. An image that is a link to nothing is an error, or left out
-    where the files need not be `whole`.
+    Links are followed, also those to folders, but not back into a folder around them or around `folder`. Hidden files
+    and folders are left out, and what macOS adds to archives. An image that is a link to nothing is an error, or left
+    out where the files need not be `whole`.
     """
     files: list[Path] = []
     waiting = [(str(folder), _places(folder))]
@@ -141,7 +146,7 @@ def files_below(folder: Path, *, whole: bool = True) -> list[Path]:
 
 
 def _places(folder: Path) -> frozenset[tuple[int, int]]:
-    """Return where on the disk the folders are that a folder lies in, by its path and without links."""
+    """Return the places on the disk of all folders around a folder, both by its path and with links resolved."""
     parents = [parent for path in (folder.absolute(), folder.resolve()) for parent in path.parents]
     try:
         return frozenset((stat.st_dev, stat.st_ino) for stat in map(os.stat, parents))
@@ -171,7 +176,7 @@ def is_image(file: Path) -> bool:
 def image_file(folder: Path, name: str, *, where: str) -> Path:
     """Return the path of an image that a row names, which must exist."""
     path = folder / name
-    if not os.path.isfile(path) and (path := _in_other_form(folder, name) or path) == folder / name:
+    if not os.path.isfile(path) and (path := _find_in_other_form(folder, name) or path) == folder / name:
         raise missing_image(path, where=where)
     return path
 
@@ -183,31 +188,32 @@ def missing_image(path: Path, *, where: str) -> DataError:
 
 
 def listed_image(known: Mapping[str, Path], folder: Path, name: str, *, where: str) -> Path:
-    """Return the image that a row names by its id, with or without .jpg, of those that `images_below` found."""
+    """Return the image that a row names by its id, with or without .jpg; `known` is the result of `images_below`."""
     name = name.removesuffix(".jpg")
     if name not in known:
         raise missing_image(folder / f"{name}.jpg", where=where)
     return known[name]
 
 
-def _in_other_form(folder: Path, name: str) -> Path | None:
+def _find_in_other_form(folder: Path, name: str) -> Path | None:
     """Return the file whose name is the same text in another Unicode form: macOS decomposes names, tables compose."""
     path = folder
     for part in PurePosixPath(name).parts:
         try:
             changed = path.stat().st_mtime_ns
-            path = path / _by_text(path, changed)[clean_text(part)]
+            path = path / _names_by_text(path, changed)[clean_text(part)]
         except (OSError, KeyError):
             return None
     return path if path.is_file() else None
 
 
 @lru_cache(maxsize=16)
-def _by_text(folder: Path, changed: int) -> dict[str, str]:
+def _names_by_text(folder: Path, changed: int) -> dict[str, str]:
     return {clean_text(name): name for name in os.listdir(folder)}
 
 
 def _search(root: Path, name: str, *, folder: bool) -> list[Path]:
+    """Return the files (or folders) of a name in the shallowest level that has any."""
     level = [root]
     for _ in range(_DEPTH):
         deeper: list[Path] = []
@@ -227,27 +233,21 @@ def _search(root: Path, name: str, *, folder: bool) -> list[Path]:
     return []
 
 
-DEPTH = 5
-MAX_SEEN = 2_000  # that are opened, from the shallowest on, as many of each folder around them
-MAX_IMAGES = 20  # of one folder that are remembered
-_SHOWN, _SHOWN_INSIDE = 8, 3
-
-
 @dataclass(frozen=True)
 class Listing:
     """Names in a folder."""
 
     root: Path
-    names: tuple[str, ...]  # paths below it, each with a slash before it, and one behind it where it is a folder
-    images: tuple[str, ...]  # paths of images below it, alike
+    names: tuple[str, ...]  # paths below it, each with a slash before it, and one after it where it is a folder
+    images: tuple[str, ...]  # paths of images below it, in the same form
 
     def has(self, *patterns: str) -> bool:
-        """Return whether each of the patterns is that of a name, whatever its case; `*` stands for any folders too."""
+        """Return whether each pattern matches a name, whatever its case; `*` also stands for any folders."""
         return all(any(fnmatchcase(name, pattern.lower()) for name in self._lower) for pattern in patterns)
 
     @cached_property
     def folders(self) -> dict[str, Listing]:
-        """What lies in each folder directly in this one, by name."""
+        """The listing of each folder directly in this one, by name."""
         inside: dict[str, tuple[list[str], list[str]]] = {
             name[1:-1]: ([], []) for name in self.names if name.count("/") == 2 and name.endswith("/")
         }
@@ -278,7 +278,7 @@ Recognized = Callable[[Listing], bool]
 
 
 def list_folder(root: Path) -> Listing:
-    """Look at a folder; hidden files and what macOS adds are left out, and folders inside that cannot be read."""
+    """List a folder without hidden files, files that macOS adds, and unreadable folders inside."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; correct the path.")
     try:
@@ -301,9 +301,9 @@ def list_folder(root: Path) -> Listing:
 
 
 def _spread(folders: Sequence[str], count: int) -> Sequence[str]:
-    """Return so many folders in their order, of each folder around them, and around those, as many.
+    """Return `count` folders in their order, spread evenly over all folders around them.
 
-    The first class, or the first site, is not all there is.
+    Otherwise the first class, or the first site, could be all of them.
     """
     if len(folders) <= count:
         return folders
@@ -312,7 +312,7 @@ def _spread(folders: Sequence[str], count: int) -> Sequence[str]:
     for number, folder in enumerate(folders):
         parts = folder.split("/")[1:]
         around = ["/".join(parts[:depth]) for depth in range(len(parts))]
-        places = [inside.setdefault(one, {}) for one in around]
+        places = [inside.setdefault(outer, {}) for outer in around]
         turns.append(([place.setdefault(part, len(place)) for place, part in zip(places, parts, strict=True)], number))
     chosen = sorted(turns, key=lambda turn: turn[0][::-1])[:count]
     return [folders[number] for number in sorted(number for _, number in chosen)]
@@ -321,7 +321,7 @@ def _spread(folders: Sequence[str], count: int) -> Sequence[str]:
 def matches(*alternatives: str | tuple[str, ...]) -> Recognized:
     """Return a function that recognizes a folder by the names in it: `/name` directly in it, `*/name` anywhere below.
 
-    Of alternatives in a tuple it must have each, and no folder inside it all: that would be the data set's own then.
+    All alternatives of a tuple must match, and must not match a single folder inside: that would be the data set's own.
     """
     wanted = [(each,) if isinstance(each, str) else each for each in alternatives]
 
@@ -342,13 +342,13 @@ def tree(text: str | None) -> str:
 
 
 def _entries(root: Path, folder: str) -> tuple[list[str], list[str]]:
-    """Return the names in a folder, and the first of its images, sorted; none if it cannot be read."""
+    """Return the names in a folder and its first images, sorted; nothing if it cannot be read."""
     names: list[str] = []
     images: list[str] = []
     try:
         with os.scandir(f"{root}{folder}") as entries:
             for entry in entries:
-                if entry.name.startswith((".", "__MACOSX")):
+                if is_hidden(entry.name):
                     continue
                 inside = entry.is_dir()
                 kept = images if not inside and is_image(Path(entry.name)) else names

@@ -3,11 +3,11 @@
 
 Rows are read in small batches. The bytes of an image stay in the file until the image is opened: then one row group of
 a Parquet file is read (a hundred rows, as `datasets` writes them), or the image's place in an Arrow file, which is
-memory-mapped. So a site needs no memory for the images that it does not look at.
+memory-mapped. So images that a site does not look at need no memory.
 
-A stranger's file of a few kilobytes can unpack to any size: a dictionary holds a text once for all rows, zeros and
-missing values take next to nothing. So rows, what a column of a row group unpacks to, and what a batch can hold are
-limited.
+A stranger's file of a few kilobytes can unpack to any size: a dictionary holds a text once for all rows, and zeros and
+missing values take next to nothing. So the number of rows, the unpacked size of a column in a row group, and the size
+of a batch are limited.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from fedpeft.data.records import read_text
 _BATCH = 64
 MAX_ROWS = 5 * 10**6
 MAX_UNPACKED = 2**29  # bytes of one column in one row group
-_MAX_IN_BATCH = 2**28  # bytes that a column of a batch may have where every row is as long as its column
-ONE_READER = Lock()  # pyarrow does not say that threads may share an open file; and they find what another has read
+_MAX_IN_BATCH = 2**28  # bytes of a column in a batch, if every row were as long as the whole column
+ONE_READER = Lock()  # pyarrow does not say that threads may share an open file; and each finds what another has read
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)(?:-[0-9a-f]+)?")  # until 2023 `push_to_hub` added a digest
 _WORDS = re.compile(r"[a-z]+")
 _SAVED = "dataset_dict.json"
-# of files that may hold a split in a form that is not read, or of a download that did not end
+# endings of files that may hold a split in another form, or of an unfinished download
 _OTHER_TABLES = frozenset(
     {
         *(".csv", ".tsv", ".json", ".jsonl", ".arrow", ".feather", ".pq", ".tar", ".zip", ".gz", ".zst", ".xz", ".7z"),
@@ -44,7 +44,7 @@ _OTHER_TABLES = frozenset(
 
 
 class SeveralSetsError(DataError):
-    """A folder holds several data sets, each of which is to be named alone."""
+    """A folder holds several data sets; name the folder of one."""
 
 
 class Shard(NamedTuple):
@@ -69,7 +69,7 @@ def shards(root: Path) -> list[Shard]:
 
 
 def _saved_shards(below: Sequence[Path], states: Sequence[Path], root: Path) -> list[Shard]:
-    """The files of what `save_to_disk` wrote."""
+    """Return the files of what `save_to_disk` wrote."""
     saved = sorted({state.parent if state.parent == root else state.parent.parent for state in states})
     if len(saved) > 1:
         raise SeveralSetsError(
@@ -80,7 +80,7 @@ def _saved_shards(below: Sequence[Path], states: Sequence[Path], root: Path) -> 
 
 
 def _parquet_shards(below: Sequence[Path], parquet: Sequence[Path], root: Path) -> list[Shard]:
-    """The Parquet files of one configuration."""
+    """Return the Parquet files of one configuration."""
     named = [(path, *_split_of(path, root)) for path in parquet]
     homes = sorted({home for _, _, home in named})
     if len(homes) > 1:
@@ -98,7 +98,7 @@ def _parquet_shards(below: Sequence[Path], parquet: Sequence[Path], root: Path) 
 
 
 def _check_numbers(parquet: Sequence[Path]) -> None:
-    """Refuse a split of which some of the numbered files are not there."""
+    """Refuse a split if some of its numbered files are missing."""
     there: dict[tuple[Path, str, int], set[int]] = {}
     for path in parquet:
         if shard := _SHARD.fullmatch(path.stem):
@@ -139,7 +139,7 @@ def _check_saved(files: Iterable[Path]) -> None:
 
 
 def columns_of(file: Path) -> tuple[tuple[str, ...], dict[str, list[str]]]:
-    """Return the names of a file's columns, and the classes of those whose numbers stand for classes."""
+    """Return the names of a file's columns, and the classes of columns with numbers of classes."""
     schema = _parquet(file).schema_arrow if _is_parquet(file) else _arrow(file).schema
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
@@ -214,7 +214,7 @@ def _content(cell: Any) -> bytes:
 
 
 def _split_of(file: Path, root: Path) -> tuple[str, Path]:
-    """Return the split that a Parquet file's name, or its folder's, has, and the folder of the configuration."""
+    """Return the split in the name of a Parquet file or its folder, and the folder of the configuration."""
     if shard := _SHARD.fullmatch(file.stem):
         return shard[1].lower(), file.parent
     if split := _split_in(file.stem, file):
@@ -228,7 +228,7 @@ def _split_of(file: Path, root: Path) -> tuple[str, Path]:
 
 
 def _split_in(name: str, file: Path) -> str:
-    """Return the split that is a word of a name, as the hub finds it; empty: there is none."""
+    """Return the split that a word of a name is, as the hub finds it; empty: none."""
     splits = {SPELLINGS[word] for word in _WORDS.findall(name.lower()) if word in SPELLINGS}
     if len(splits) > 1:
         raise DataError(f"{file} is named like {' and '.join(sorted(splits))}; name it like one split.")
@@ -236,6 +236,7 @@ def _split_in(name: str, file: Path) -> str:
 
 
 def _saved(state: Path, root: Path) -> list[Shard]:
+    """Return the files that a state.json lists, with their split."""
     together = state.parent != root and (state.parent.parent / _SAVED).is_file()
     try:
         values = json.loads(read_text(state))
@@ -258,7 +259,7 @@ def _is_parquet(file: Path) -> bool:
 
 
 def _stamp(file: Path) -> tuple[int, int]:
-    """Return time and size of a file, so that one that was written anew is opened anew."""
+    """Return time and size of a file, so that a rewritten file is opened again."""
     try:
         stat = file.stat()
     except OSError as error:

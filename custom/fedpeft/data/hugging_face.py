@@ -5,11 +5,11 @@
     default/train/0000.parquet                              as the hub converts other sets
     dataset_dict.json, train/{state.json,data-00000-of-00001.arrow}, ...         as `save_to_disk` writes them
 
-`columns` names the columns: image, question and answer, which are called so where it does not, and, only where it does,
+`columns` names the columns: image, question and answer, by default with these names, and, only if it names them,
 answer_type, question_type, split and id (of the image). An image is a cell with the file's bytes, or a path inside the
-folder. An answer is text, a whole number, a class, or a list, of which the first is learned and all count as right.
-Without an id column images are recognized by their bytes, and so are those whose id other images have too. Without
-`root` the folder is FEDPEFT_DATA/<site>.
+folder. An answer is text, a whole number, a class, or a list: its first entry is learned, and all count as right.
+Images are recognized by their bytes where there is no id column, or where several images have one id. Without `root`
+the folder is FEDPEFT_DATA/<site>.
 
 Rows without an image, or with several, without a question or an answer, and splits other than train, validation and
 test are counted and left out. Where there is no train or no test, everything is split by image.
@@ -38,7 +38,7 @@ from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 
 REQUIRED = ("image", "question", "answer")
-MAX_LETTERS = 2**16  # of a text, a short book
+MAX_LETTERS = 2**16  # of a text: a short book
 _INCOMPLETE = "no image or several, no question or no answer"
 _OTHER_SPLIT = "its split is none of train, validation and test"
 
@@ -70,7 +70,7 @@ def load(settings: DataSettings) -> SiteData:
     stays = _keeps_splits(settings, parts)
 
     def renamed(example: Example) -> Example:
-        """The example with its image's name; where all is split anew, images of one id stay together."""
+        """Return the example with its image's name; where everything is split anew, images of one id stay together."""
         own, name = next(iter(ids[example.image_id])), names[example.image_id]
         return replace(example, image_id=name, group="" if stays or name == own else own)
 
@@ -79,7 +79,7 @@ def load(settings: DataSettings) -> SiteData:
     notes += unusual
     site = settings.site or root.resolve().name
     source = f"the site's own data ({site}), real data as its Hugging Face folder lists them"
-    # others have a digest of the file
+    # other images have a digest of the file as their id
     own_ids = "id" in settings.columns or any(isinstance(image, Path) for image in images.values())
     return SiteData(site, *splits, source, left_out=added(left_out.items()), notes=tuple(notes), own_ids=own_ids)
 
@@ -87,16 +87,16 @@ def load(settings: DataSettings) -> SiteData:
 def _names(
     ids: Mapping[str, Mapping[str, None]], images: Mapping[str, Path | EncodedImage]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return by digest the id of an image, and a sentence each on ids that do not tell images apart.
+    """Return the id of each image by its digest, and sentences on ids that do not distinguish images.
 
     Args:
-        ids: by digest of the image, or its path, the ids that rows give it.
-        images: by the same.
+        ids: by digest or path of an image, the ids that rows give it.
+        images: by digest or path.
     """
     first = {digest: next(iter(own)) for digest, own in ids.items()}
     count = Counter(first.values())
-    content = {digest: _content(digest, images[digest]) for digest, own in first.items() if count[own] > 1}
-    several_of = Counter(own for own, _ in {(first[digest], one) for digest, one in content.items()})
+    content = {digest: _content_digest(digest, images[digest]) for digest, own in first.items() if count[own] > 1}
+    several_of = Counter(own for own, _ in {(first[digest], of_bytes) for digest, of_bytes in content.items()})
     notes = []
     if several := sum(len(own) for own in ids.values() if len(own) > 1):
         notes.append(
@@ -111,8 +111,8 @@ def _names(
     return {digest: content[digest] if several_of[own] > 1 else own for digest, own in first.items()}, notes
 
 
-def _content(digest: str, image: Path | EncodedImage) -> str:
-    """Return the digest of an image's bytes, whether it stands in the table or in a file of its own."""
+def _content_digest(digest: str, image: Path | EncodedImage) -> str:
+    """Return the digest of an image's bytes, whether the table or a file has them."""
     if not isinstance(image, Path):
         return digest
     try:
@@ -132,7 +132,7 @@ def _keeps_splits(settings: DataSettings, parts: Mapping[str, list[Example]]) ->
 
 
 def _arranged(settings: DataSettings, parts: Mapping[str, list[Example]]) -> tuple[Splits, list[str]]:
-    """Return the site's splits, and a sentence each on what is unusual in the folder's."""
+    """Return the site's splits, and sentences on what is unusual in the folder's splits."""
     stays = _keeps_splits(settings, parts)
     notes = published([(split if stays else None, e) for split, examples in parts.items() for e in examples])
     if _divided(parts):
@@ -152,7 +152,7 @@ def _examples(
 ) -> Any:
     """Yield the split and the example of each row of a file; None where the row is incomplete.
 
-    The example's id is the digest of its image, or its path, under which `ids` gathers the ids that rows give.
+    The example's id is the digest or path of its image; `ids` gathers the ids that rows give by it.
     """
     columns = {**{key: key for key in REQUIRED}, **named}
     there, classes = columns_of(shard.file)
@@ -168,7 +168,7 @@ def _examples(
         named_cells = zip(columns, values, strict=True)
         split, example = of_file, None
         with bad.gathering():
-            row = Row(where, {key: _named(value, classes.get(columns[key]), where) for key, value in named_cells})
+            row = Row(where, {key: _class_name(value, classes.get(columns[key]), where) for key, value in named_cells})
             cells = row.values
             if "split" in named:
                 split = SPELLINGS.get(row.label("split").lower(), "other")
@@ -187,13 +187,13 @@ def _examples(
                 ids.setdefault(digest, {})[example.image_id] = None
                 example = replace(example, image_id=digest)
         yield split, example
-    bad.check(count)
+    bad.refuse_any(count)
 
 
-def _named(value: Any, classes: list[str] | None, where: str) -> Any:
-    """Return the name of a class whose number a cell holds, None where it is not known, any other value as it is."""
+def _class_name(value: Any, classes: list[str] | None, where: str) -> Any:
+    """Return the name of the class whose number a cell holds, None if it is unknown, and any other value as it is."""
     if classes and isinstance(value, list):
-        return [_named(one, classes, where) for one in value]
+        return [_class_name(entry, classes, where) for entry in value]
     if not classes or not isinstance(value, int):
         return value
     if value >= len(classes):
@@ -232,14 +232,14 @@ def _example(row: Row, image: Path | EncodedImage, digest: str, texts: dict[str,
 
 
 def recognized(seen: Listing) -> bool:
-    """Return whether the rows of one data set lie in a folder, and not those of several."""
+    """Return whether a folder holds the rows of one data set, and not of several."""
     if not seen.has("*.parquet") and not seen.has("*/state.json"):
         return False
     try:
         return bool(shards(seen.root))
     except SeveralSetsError:
         return False
-    except DataError:  # which loading says then
+    except DataError:  # loading raises it again
         return True
 
 

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Read images as 8-bit RGB, and refuse what is no single picture with 8 bits per channel.
+"""Read images as 8-bit RGB, and refuse files that are not a single picture with 8 bits per channel.
 
 Gray, palette and CMYK files become RGB. Transparent pixels become black, like the background of a radiograph; an opaque
 RGBA file keeps its colors. A photograph is turned as its EXIF orientation says, so that the model sees what a viewer
 shows. Files with more than 8 bits per channel are refused: which window of the range shows the finding is a clinical
-choice, and a wrong window hides it. For the same reason files with several frames are, and images of which nothing is
-visible.
+choice, and a wrong window hides it. For the same reason files with several frames are refused. So are images without a
+visible pixel.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ ONE_FRAME = "save one frame as a file of its own, or list it in a manifest with 
 EIGHT_BITS = "save it with 8 bits per channel, or list it in a manifest and set data.window"
 MAX_OF_8_BITS = 255
 TIFF_BITS, TIFF_SAMPLES, UNSIGNED, SIGNED = 258, 339, 1, 2  # the tags BitsPerSample and SampleFormat
-CODESTREAM, COMPONENTS = b"\xff\x4f\xff\x51", 40  # of JPEG 2000: its begin, and behind it the number of components
+CODESTREAM, COMPONENTS = b"\xff\x4f\xff\x51", 40  # of JPEG 2000: its begin, and from there the number of components
 MAX_BOXES = 2**20  # bytes before the codestream
-UNKNOWN_BITS = 99  # of signed values too, to which Pillow adds half of their range
+UNKNOWN_BITS = 99  # also for signed values, since Pillow adds half of their range to them
 MAX_PIXELS = 89_478_485  # Pillow warns from here on, and refuses twice as many
 ONE_PICTURE = ("MPO",)  # a camera's photograph with smaller copies of it
-TURNED, ASIDE = range(2, 9), range(5, 9)  # orientations in EXIF: any but upright, and on one side
-MAX_EXIF = 1 << 20  # bytes that are read for the orientation, whatever length a file says
+TURNED, ASIDE = range(2, 9), range(5, 9)  # orientations in EXIF: all but upright, and those on one side
+MAX_EXIF = 1 << 20  # bytes that are read for the orientation, whatever length a file declares
 MAX_CHUNKS = 1 << 16  # of a PNG: 8 KiB each, as they often are, make half a gigabyte
 PNG_BEGIN, PNG_CHUNK, PNG_CHECK = b"\x89PNG\r\n\x1a\n", struct.Struct(">I4s"), 4  # bytes
 SOUND_COPY = "replace the file by a sound copy"
-# what Pillow's readers raise for files that are not what they begin as
+# what Pillow's readers raise for files that do not go on as they begin
 BROKEN = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, ArithmeticError, struct.error, zlib.error)
 
 Result = TypeVar("Result")
@@ -62,7 +62,7 @@ class ChosenImage:
     """A part of an image file, see `fedpeft.data.chosen_image`."""
 
     file: Path
-    part: str  # what stands behind the file's name and `#`; empty: it has one image, or its middle slice is meant
+    part: str  # what follows the file's name and `#`; empty: the only image, or the middle slice
     window: Window | None  # of gray values of more than 8 bits; None: the file's own, if it has one
 
     def __str__(self) -> str:
@@ -89,11 +89,11 @@ def open_image(image: ImageSource) -> Image.Image:
         from fedpeft.data.chosen_image import open_chosen
 
         return open_chosen(image)
-    return with_file(image, decoded)
+    return apply_to_file(image, decoded)
 
 
 class Header(NamedTuple):
-    """What the header of an image file says: its size as it is shown, and whether a photograph is turned for that."""
+    """What an image file's header says: its size as shown, and whether a photograph is turned for that."""
 
     width: int
     height: int
@@ -101,9 +101,9 @@ class Header(NamedTuple):
 
 
 def check_header(image: ImageSource, *, inside_tables: bool = False) -> Header | None:
-    """Refuse a file of which its header alone says that `open_image` will; that its pixels are sound stays open.
+    """Refuse a file whose header shows that `open_image` refuses it; its pixels are not checked.
 
-    Files inside tables are read for it only with `inside_tables`; otherwise None is returned for them.
+    Files inside tables are only read with `inside_tables`; otherwise None is returned for them.
     """
     if isinstance(image, ChosenImage):
         from fedpeft.data.chosen_image import check_chosen
@@ -111,7 +111,7 @@ def check_header(image: ImageSource, *, inside_tables: bool = False) -> Header |
         return check_chosen(image)
     if isinstance(image, np.ndarray):
         return Header(image.shape[1], image.shape[0])
-    return with_file(image, checked) if inside_tables or not isinstance(image, EncodedImage) else None
+    return apply_to_file(image, check_form) if inside_tables or not isinstance(image, EncodedImage) else None
 
 
 def as_array(image: ImageSource) -> np.ndarray:
@@ -119,10 +119,10 @@ def as_array(image: ImageSource) -> np.ndarray:
     return np.asarray(open_image(image))
 
 
-def with_file(image: Path | str | EncodedImage, use: Callable[[Image.Image, str], Result]) -> Result:
-    """Open a file, and return what a function makes of it and of its name."""
+def apply_to_file(image: Path | str | EncodedImage, use: Callable[[Image.Image, str], Result]) -> Result:
+    """Open a file, and return what `use` makes of it and its name."""
     try:
-        # opened here: of a path Pillow maps the pixels of a TIFF into memory, and garbles those that are turned
+        # not opened by Pillow, which would map the pixels of a TIFF into memory and garble turned ones
         with (
             BytesIO(image.read()) if isinstance(image, EncodedImage) else Path(image).open("rb") as content,
             Image.open(content, formats=FORMATS) as opened,
@@ -138,31 +138,27 @@ def with_file(image: Path | str | EncodedImage, use: Callable[[Image.Image, str]
         raise UnreadableImage.of(image, "cannot be decoded", SOUND_COPY) from error
 
 
-def checked(opened: Image.Image, name: str, *, one_frame: bool = True, deep: bool = False) -> Header:
+def check_form(opened: Image.Image, name: str, *, one_frame: bool = True, deep: bool = False) -> Header:
     """Check the form of a file, and return what its header says."""
     if opened.width * opened.height > MAX_PIXELS:
         raise _too_large(name)
     if one_frame and opened.format not in ONE_PICTURE and (frames := getattr(opened, "n_frames", 1)) > 1:
-        raise UnreadableImage.of(
-            name,
-            f"has {frames} frames",
-            ONE_FRAME,
-        )
+        raise UnreadableImage.of(name, f"has {frames} frames", ONE_FRAME)
     if is_signed(opened):
         raise UnreadableImage.of(name, "has signed values, or does not say of how many bits", "save it as PNG")
     if is_deep(opened) and not deep:
         why = f"has more than 8 bits per channel (mode {opened.mode})"
         raise UnreadableImage.of(name, why, EIGHT_BITS)
     if opened.format == "PNG" and not {"exif", "Raw profile type exif"} & set(opened.info):
-        opened.info["exif"] = _exif_behind_pixels(opened, name)  # for which Pillow would decode all of it
+        opened.info["exif"] = _exif_behind_pixels(opened, name)  # Pillow would decode the whole file for this
     orientation = _orientation(opened)
-    aside = orientation in ASIDE and opened.format != "TIFF"  # of which Pillow gives the size as it is shown
+    aside = orientation in ASIDE and opened.format != "TIFF"  # Pillow gives the size of a TIFF as shown
     return Header(*(opened.size[::-1] if aside else opened.size), turned=orientation in TURNED)
 
 
 def decoded(opened: Image.Image, name: str, *, one_frame: bool = True) -> Image.Image:
-    """Return a file's image, or the frame that it stands at, in mode RGB; see `checked`."""
-    checked(opened, name, one_frame=one_frame)
+    """Return a file's image, or its current frame, in mode RGB; see `check_form`."""
+    check_form(opened, name, one_frame=one_frame)
     return as_rgb(upright(opened), name)
 
 
@@ -176,13 +172,13 @@ def is_deep(opened: Image.Image) -> bool:
     """Return whether a file has more than 8 bits per channel, also where Pillow would cut them off."""
     tiles = [(str(tile[0]), tile[3]) for tile in getattr(opened, "tile", ())]
     maxima = [how[-1] for codec, how in tiles if codec.startswith("ppm") and isinstance(how, tuple)]
-    cut = any(";16" in str(how) for _, how in tiles) or any(one > MAX_OF_8_BITS for one in maxima)
+    cut = any(";16" in str(how) for _, how in tiles) or any(maximum > MAX_OF_8_BITS for maximum in maxima)
     cut = cut or max(_tiff_values(opened, TIFF_BITS), default=8) > 8 or max(jpeg_2000_bits(opened), default=8) > 8
     return cut or opened.mode in ("I", "F") or opened.mode.startswith("I;")
 
 
 def is_signed(opened: Image.Image) -> bool:
-    """Return whether a file has signed values that Pillow takes for, or makes into, unsigned ones."""
+    """Return whether a file has signed values that Pillow reads as, or turns into, unsigned ones."""
     tiff = SIGNED in _tiff_values(opened, TIFF_SAMPLES) and max(_tiff_values(opened, TIFF_BITS), default=8) <= 8
     return tiff or UNKNOWN_BITS in jpeg_2000_bits(opened)
 
@@ -199,7 +195,7 @@ def _tiff_values(opened: Image.Image, tag: int) -> tuple[int, ...]:
 
 
 def jpeg_2000_bits(opened: Image.Image) -> tuple[int, ...]:
-    """Return the bits of each component of a JPEG 2000 file; `UNKNOWN_BITS` of signed ones, or where it is not said."""
+    """Return the bits of each component of a JPEG 2000 file; `UNKNOWN_BITS` if signed or not declared."""
     if opened.format != "JPEG2000":
         return ()
     assert isinstance(opened, ImageFile.ImageFile)
@@ -225,7 +221,7 @@ def _orientation(image: Image.Image) -> object:
 
 
 def _exif_behind_pixels(opened: Image.Image, name: str) -> bytes:
-    """Return the EXIF that a PNG has behind its pixels, which are passed over; empty: it has none."""
+    """Return the EXIF that a PNG has after its pixels, which are skipped; empty: it has none."""
     assert isinstance(opened, ImageFile.ImageFile)
     file = opened.fp
     assert file is not None
@@ -251,7 +247,7 @@ def _too_large(name: str) -> UnreadableImage:
 
 
 def as_rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an image in mode RGB, transparent pixels black; refuse one that is transparent altogether."""
+    """Return an image in mode RGB, with transparent pixels black; refuse a fully transparent one."""
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         colored = image.convert("RGBA")
         if colored.getchannel("A").getextrema()[1] == 0:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What loaders share: examples with a question, a class or labels, and one site's data made of published splits."""
+"""What loaders share: they make examples with a question, a class or labels, and one site's data from its splits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def published_set(
 ) -> DataSet:
     """Return a data set whose source, terms, metric, folders and layout by patterns (`matches`) published.json lists.
 
-    `layout` is the docstring that begins with the expected files, where it is not that of `load`.
+    `layout` is the docstring that begins with the expected files, if it is not that of `load`.
     """
     known = _PUBLISHED[name]
     patterns = [each if isinstance(each, str) else tuple(each) for each in known["recognized"]]
@@ -54,9 +54,9 @@ def refuse_paper(settings: DataSettings, what: str) -> None:
 def question_example(
     row: Row, image: Any, answers: Iterable[Any], *, image_id: str, answer_type: Any = None, question_type: str = ""
 ) -> Example:
-    """Return the question of a row: the first answer is the one to learn, and all are accepted.
+    """Return the question of a row; the first answer is learned, and all are accepted.
 
-    Without `answer_type`, OPEN or CLOSED, what is answered by yes or no is closed.
+    Without `answer_type`, OPEN or CLOSED, questions with the answer yes or no are closed.
     """
     with reading(row):
         normal = tuple(dict.fromkeys(map(normalize, answers)))
@@ -108,7 +108,7 @@ def label_example(
 
 
 def _written(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names without repeated blanks, those that their normal form changes."""
+    """Return names without repeated blanks, only those that differ from their normal form."""
     spelled = (clean_text(" ".join(str(name).split())) for name in names)
     return tuple(sys.intern(name) for name in spelled if name != normalize(name))
 
@@ -128,7 +128,7 @@ def site_of(
 ) -> SiteData:
     """Return a site's part of a set of images; classes are measured by balanced accuracy, labels by macro-F1.
 
-    Without a test split everything in `train` is split here, by image and group. `labels` are all of the data set;
+    Without a test split everything in `train` is split here, by image and group. `labels` has all of the data set;
     `left_out` and `notes` are those of `SiteData`, `parts` those of `own_parts`.
     """
     refuse_paper(settings, settings.dataset)
@@ -169,5 +169,5 @@ def class_folders(root: Path) -> dict[str, list[Path]]:
 
 
 def _own_copies(examples: Sequence[Example]) -> tuple[Example, ...]:
-    """Let go of the array that holds the images of all parts."""
+    """Copy images, so that the array with the images of all parts can be freed."""
     return tuple(replace(e, image=e.image.copy()) if isinstance(e.image, np.ndarray) else e for e in examples)

@@ -9,14 +9,13 @@
 image: path relative to the folder, and the id of the image; for DICOM, NIfTI and files of several frames see
 `fedpeft.data.chosen_image`. answer_type: OPEN or CLOSED; without it yes and no are closed. split: train, validation (or
 validate, valid, val, dev) or test; without the column the images are split by `test_fraction` and
-`validation_fraction`, and with it a missing validation set is cut out of train. patient: whose images never are in two
-of the splits that are made here. An image may have no label: the field is empty then. Without `root` the folder is
-FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself. What is done with rows that repeat or contradict others:
-`fedpeft.data.partition`.
+`validation_fraction`, and with it a missing validation set is cut out of train. patient: images of one patient stay in
+one of the splits that are made here. An image may have no label: the field is empty then. Without `root` the folder is
+FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself. For rows that repeat or contradict others see `fedpeft.data.partition`.
 
 Columns are separated by commas, semicolons (as spreadsheets write them where the comma is decimal), tabs or vertical
 bars, and their names are read in any case, with blanks around them, and with a blank or hyphen for `_`. Nothing else is
-guessed: a name that is none of the known ones is a column that is not read, and the notes say so.
+guessed: a column with an unknown name is not read, and the notes say so.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ from fedpeft.data.records import (
     SEPARATORS,
     BadRows,
     Row,
+    convert_rows,
     csv_rows,
     header,
     jsonl_rows,
-    of_rows,
     read_text,
     reading,
     without_separator_line,
@@ -54,15 +53,18 @@ from fedpeft.data.settings import DataSettings, Window, window_of
 FILES = ("manifest.csv", "manifest.jsonl")
 _SHOWN = 300
 
+_IMAGE = "image"
+_OPTIONAL = ("split", "patient")  # optional ones
+
 
 class Table(NamedTuple):
     """A folder's table."""
 
-    rows: list[Row]  # under the known names, without those that cannot be read
+    rows: list[Row]  # that can be read, under the known names
     columns: list[str]  # as they are spelled
     notes: list[str]  # what is unusual
-    bad: BadRows  # has gathered those that cannot be read; whoever reads the others checks it at the end
-    total: int  # rows in all
+    bad: BadRows  # rows that cannot be read; check it after the others
+    total: int  # number of all rows
 
 
 def table(root: Path, known: Iterable[str]) -> Table:
@@ -90,17 +92,17 @@ def table(root: Path, known: Iterable[str]) -> Table:
     if unread := [repr(name) for name in columns if name not in as_known]:
         notes.append(f"Columns of {file.name} that are not read: {', '.join(unread):.{_SHOWN}}.")
     count = len(rows) + bad.count
-    named = of_rows(rows, lambda row: _named(row, as_known), bad)
+    named = convert_rows(rows, lambda row: _rename_columns(row, as_known), bad)
     if not named:
-        bad.check(count)
+        bad.refuse_any(count)
     return Table(named, columns, notes, bad, count)
 
 
 def _separator(file: Path, known: frozenset[str]) -> str:
-    """Return what is between the columns: what the first line names, or gives most known names; no two read alike."""
+    """Return the separator of columns: that of a line `sep=`, or the one that gives most known names."""
     named, text = without_separator_line(read_text(file))
     headers = {separator: header(text, separator) for separator in ([named] if named else SEPARATORS)}
-    separator = max(headers, key=lambda one: len(known.intersection(map(_spelled, headers[one]))))
+    separator = max(headers, key=lambda each: len(known.intersection(map(_spelled, headers[each]))))
     first: dict[str, str] = {}
     for name in headers[separator]:
         if (other := first.setdefault(_spelled(name), name)) is not name and _spelled(name) in known:
@@ -108,7 +110,8 @@ def _separator(file: Path, known: frozenset[str]) -> str:
     return separator
 
 
-def _named(row: Row, as_known: dict[str, str]) -> Row:
+def _rename_columns(row: Row, as_known: dict[str, str]) -> Row:
+    """Return a row under the known names of its columns, without the others."""
     values: dict[str, object] = {}
     for name, value in row.values.items():
         if name in as_known:
@@ -122,34 +125,30 @@ def _spelled(name: object) -> str:
     return "_".join(str(name).lower().replace("-", " ").replace("_", " ").split())
 
 
-_IMAGE = "image"
-_OF_ALL = ("split", "patient")  # optional ones
-
-
 class Kind(NamedTuple):
     """What a table is about."""
 
-    keys: tuple[str, ...]  # that it needs beside the image
-    example: Callable[[Row, Path | ChosenImage, str], Example]  # makes one of a row
+    keys: tuple[str, ...]  # columns that it needs beside the image
+    example: Callable[[Row, Path | ChosenImage, str], Example]  # makes the example of a row
     metric: str
-    optional: tuple[str, ...] = ()  # besides those of all kinds
-    may_be_empty: bool = False  # a row may have nothing under its keys
+    optional: tuple[str, ...] = ()  # columns besides the optional ones of all kinds
+    may_be_empty: bool = False  # whether a row may have empty values under the keys
 
 
 def load(settings: DataSettings) -> SiteData:
     """Load a site's own folder."""
     refuse_paper(settings, "a manifest")
     root = dataset_folder(settings, (settings.site, ".") if settings.site else (".",))
-    read = table(root, (_IMAGE, *_OF_ALL, *(key for kind in KINDS for key in (*kind.keys, *kind.optional))))
+    read = table(root, (_IMAGE, *_OPTIONAL, *(key for kind in KINDS for key in (*kind.keys, *kind.optional))))
     rows, bad = read.rows, read.bad
     kind, window = _kind(rows, read.columns), window_of(settings.window)
-    own = {_IMAGE, *_OF_ALL, *kind.keys, *kind.optional}
+    own = {_IMAGE, *_OPTIONAL, *kind.keys, *kind.optional}
     if of_others := sorted({name for row in rows for name in row.values} - own):
         beside = " and ".join(map(repr, kind.keys))
         read.notes.append(f"Columns that are not read beside {beside}: {', '.join(map(repr, of_others))}.")
     some_split = not all(is_missing(row.values.get("split"), or_none=True) for row in rows)
-    placed = of_rows(rows, lambda row: (_split_of(row, some_split), _example(row, root, kind, window)), bad)
-    bad.check(read.total)
+    placed = convert_rows(rows, lambda row: (_split_of(row, some_split), _example(row, root, kind, window)), bad)
+    bad.refuse_any(read.total)
     check_units(example for _, example in placed)
     kept, left_out = cleaned(placed)
     site = settings.site or root.resolve().name
@@ -192,7 +191,7 @@ def _kind(rows: list[Row], columns: list[str]) -> Kind:
 
 
 def _check_filled(row: Row, kind: Kind) -> None:
-    """Refuse a row that lacks what its kind needs, or holds what programs write for a value that is missing."""
+    """Refuse a row without a value that its kind needs, or with what programs write for a missing value."""
     for key in (_IMAGE, *kind.keys):
         if key not in row.values:
             raise DataError(f"{row.where}: {key!r} is missing, which other rows have; fill it in, or remove the row.")
@@ -205,7 +204,7 @@ def _check_filled(row: Row, kind: Kind) -> None:
 
 
 def _unusual(settings: DataSettings, rows: list[Row], kept: list[Placed]) -> Iterable[str]:
-    """Yield a sentence for each thing that a site should know of its table."""
+    """Yield a sentence for each thing that a site should know about its table."""
     if settings.split == "published":
         yield from across_splits(kept)
     patients = Counter(group.casefold() for group in {example.group for _, example in kept if example.group})
@@ -248,12 +247,12 @@ def _example(row: Row, root: Path, kind: Kind, window: Window | None) -> Example
 
 
 def optional(row: Row, key: str) -> str:
-    """Return a field beside the image and its keys, as text; empty where it is absent, or what programs write then."""
+    """Return an optional field as text; empty where it is absent, or what programs write for a missing value."""
     return "" if is_missing(row.values.get(key), or_none=True) else row.label(key)
 
 
 def _patient(row: Row) -> str:
-    """Return whose image it is, in one form however many blanks are inside, and whether 7 is a whole number or 7.0."""
+    """Return the patient of a row in one form, whatever the number of blanks, and the same for 7 and 7.0."""
     value = row.values.get("patient")
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
@@ -296,7 +295,7 @@ KINDS = (
 
 
 def _labels(settings: DataSettings, examples: list[Example]) -> tuple[str, ...]:
-    """Return the labels of the job, or where it names none those of the table; empty: there are none in this kind."""
+    """Return the labels that the job names, or else those of the table; empty: this kind has none."""
     found = {label for example in examples if example.labels is not None for label in example.labels}
     if all(example.labels is None for example in examples):
         return ()

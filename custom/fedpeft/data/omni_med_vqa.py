@@ -7,22 +7,22 @@
      "gt_answer": "x_ray.", "image_path": "Images/...", "option_A": "...", ..., "modality_type": "X-Ray"}
 
 The site's name chooses the client: ct, ultrasound, oct, fundus, microscopy, histopathology, dermatoscopy, x-ray. Its
-data sets are those of F3OCUS, supplement C.2.2, all of which are in Open-access; Restricted-access may be absent. Two
-of them hold other modalities as well, of which the paper takes one: RadImageNet (ultrasound) and OCT & X-Ray 2017
-(OCT). One record of Chest CT Scan has the key `modality` for `modality_type`.
+data sets are those of F3OCUS, supplement C.2.2, and all in Open-access; Restricted-access may be absent. Two of them
+also hold other modalities, and the paper takes one: RadImageNet (ultrasound) and OCT & X-Ray 2017 (OCT). One record of
+Chest CT Scan has the key `modality` for `modality_type`.
 
-Answers are written in several ways (`x_ray.`, `X-ray`). What differs from an answer that the supplement prints in case,
-blanks and punctuation only becomes that answer; others lose a full stop at their end. Answers that it does not print
-stay and are counted (`SiteData.notes`), as are the numbers of pairs and images that are not those of its table 1.
+Answers are written in several ways (`x_ray.`, `X-ray`). An answer that differs from a printed one of the supplement
+only in case, blanks and punctuation becomes that one; others lose a full stop at their end. Answers that it does not
+print stay and are counted (`SiteData.notes`); so are numbers of pairs and images that differ from its table 1.
 
-The publisher has no splits. The papers split 80:20; whether by pair or by image they do not say, and print a share
-of pairs. Here every `split` is by image, with `test_fraction` and `validation_fraction`, since one image has several
+The publisher has no splits. The papers split 80:20; they do not say whether by pair or by image, and print a share of
+pairs. Here every `split` is by image, with `test_fraction` and `validation_fraction`, since one image has several
 questions.
 
 The supplement separates its answers by commas, and some answers hold one: omni_med_vqa.json divides them so that the
-printed number comes out. Under (g) a comma is missing between "Inflammatory" and "Benign keratosis", without which the
-36 of the text would be 35. The numbers count spellings: "Microscopy" and "microscopy" are two of the 27 under (e), and
-one class in the normal form of `fedpeft.data.answers`.
+printed number comes out. Under (g) a comma is missing between "Inflammatory" and "Benign keratosis": the 36 of the text
+would be 35. The numbers count spellings: "Microscopy" and "microscopy" are two of the 27 under (e), and one class in
+the normal form of `fedpeft.data.answers`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Client:
     pairs: int  # this and the next two: as table 1 prints them
     images: int
     answers: list[str]
-    # data set -> the word with which `modality_type` of records that count begins
+    # data set -> the first word of `modality_type` in the records that count
     only: dict[str, str] = field(default_factory=dict)
 
 
@@ -76,7 +76,7 @@ def load(settings: DataSettings) -> SiteData:
         kept = [row for row in whole if _letters(_modality(row)).startswith(client.only.get(name, ""))]
         others += len(whole) - len(kept)
         chosen += kept
-    printed = _by_letters(settings.site)
+    printed = _printed_by_letters(settings.site)
     examples = tuple(_example(row, information.parent, printed) for row in chosen)
     return SiteData(
         settings.site,
@@ -91,11 +91,11 @@ def load(settings: DataSettings) -> SiteData:
 
 def answers() -> Iterable[str]:
     """Return the answers of all clients as the supplement prints them."""
-    return (answer for site in CLIENTS for answer in _by_letters(site).values())
+    return (answer for site in CLIENTS for answer in _printed_by_letters(site).values())
 
 
 def _files(information: Path) -> dict[str, list[Path]]:
-    """Return the publisher's files by the letters and digits of their names, in both folders of access."""
+    """Return the publisher's files in both folders of access, by the letters and digits of their names."""
     files: dict[str, list[Path]] = {}
     for access in _ACCESS:
         for path in sorted((information / access).glob("*.json")):
@@ -129,8 +129,8 @@ def _letters(text: str) -> str:
 
 
 @cache
-def _by_letters(site: str) -> dict[str, str]:
-    """Return a client's printed answers, normalized, by their letters; of two with the same letters the first."""
+def _printed_by_letters(site: str) -> dict[str, str]:
+    """Return a client's printed answers, normalized, by their letters; the first of those with the same letters."""
     pool: dict[str, str] = {}
     for answer in CLIENTS[site].answers:
         pool.setdefault(_letters(answer), normalize(answer))

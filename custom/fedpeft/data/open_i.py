@@ -7,24 +7,24 @@
 A sample is a frontal view with the findings of its report and the 15 labels (`CHEST_LABELS`) of the report's major MeSH
 terms, which both layouts have; the terms that a program extracted ("automatic") are in one of them only and are not
 used. Words that were removed for privacy stay as XXXX. Lateral views, images without file, images of a report without
-findings or without indexing, and images without report are left out and counted, each once; so is a report without
+findings or without indexing, and images without report are left out and counted, each once; so are reports without
 images.
 
-F3OCUS prints 3,547 pairs, among which are reports whose findings are empty and whose impression stands in for them; it
-says that findings alone are used, and so it is here. All images of a report stay together: the publisher says nothing
-of patients and nearly all have one report. There is no published split; the papers train on 80 %.
+F3OCUS prints 3,547 pairs, including reports with empty findings and an impression instead; it says that only findings
+are used, and so it is here. All images of a report stay together: the publisher does not name patients, and nearly all
+have one report. There is no published split; the papers train on 80 %.
 
-The reports are XML files that somebody else wrote: small, flat, and without declarations. A document type declares
-entities, which can expand without end or name other files. None of these files has one, so it is refused where it
-begins; what is left to expand are characters.
+The reports are XML files of other people: small, flat, and without declarations. A document type could declare entities
+that expand endlessly or name other files. None of these files has one, so it is refused where it begins, and only
+characters are left to expand.
 
 Kaggle's tables have the view of every image. The publisher's XML files do not: their caption is the name of the
 examination ("Xray Chest PA and Lateral"), the same for all images of a report. So in that layout an image is frontal
 
-1. where Kaggle's `indiana_projections.csv` lies beside the reports and says so; otherwise
+1. where Kaggle's `indiana_projections.csv` is beside the reports and says so; otherwise
 2. where the captions of a report differ, and its own names a frontal view (PA, AP) and no lateral one; otherwise
 3. where its name comes first among those of its report. In Kaggle's table that one is frontal in 3,294 of 3,851
-   reports; how many reports depend on this rule is in `SiteData.notes`.
+   reports; `SiteData.notes` says how many reports depend on this rule.
 
 An image is called `CXR1_1_IM-0001-3001` by the publisher and `1_IM-0001-3001.dcm` by Kaggle; here it is
 `CXR1_IM-0001-3001` in both.
@@ -48,8 +48,20 @@ from fedpeft.data.records import csv_rows, text_bytes
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
-MAX_BYTES = 2**20
-MAX_LEVELS = 50
+MAX_XML_BYTES = 2**20
+MAX_XML_LEVELS = 50
+
+KAGGLE, PROJECTIONS, NLM = "indiana_reports.csv", "indiana_projections.csv", "ecgen-radiology"
+FRONTAL, LATERAL, UNKNOWN = "Frontal", "Lateral", "unknown"
+GUESSED = (
+    "{} of {} reports do not say which image is the frontal view; the first by name is taken. Kaggle's "
+    f"{PROJECTIONS} beside them says it."
+)
+_VIEW_WORDS = {
+    FRONTAL: re.compile(r"\b(pa|ap|frontal|posteroanterior|anteroposterior)\b", re.IGNORECASE),
+    LATERAL: re.compile(r"\blat(eral)?\b", re.IGNORECASE),
+}
+_IMAGE_NAME = re.compile(r"(?:CXR[0-9]+_)?(?:CXR)?([0-9]+_IM.*?)(?:\.dcm)?", re.ASCII)
 
 
 def xml_root(path: Path) -> Element:
@@ -59,8 +71,8 @@ def xml_root(path: Path) -> Element:
     def start(name: str, attributes: dict[str, str]) -> None:
         nonlocal level
         level += 1
-        if level > MAX_LEVELS:
-            raise DataError(f"{path} is nested deeper than {MAX_LEVELS} elements; download it again.")
+        if level > MAX_XML_LEVELS:
+            raise DataError(f"{path} is nested deeper than {MAX_XML_LEVELS} elements; download it again.")
         builder.start(name, attributes)
 
     def end(name: str) -> None:
@@ -74,7 +86,7 @@ def xml_root(path: Path) -> Element:
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, builder.data
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
-    content = text_bytes(path, MAX_BYTES)
+    content = text_bytes(path, MAX_XML_BYTES)
     try:
         parser.Parse(content, True)
     except DataError:
@@ -83,19 +95,6 @@ def xml_root(path: Path) -> Element:
         line = f", line {error.lineno}" if isinstance(error, expat.ExpatError) else ""
         raise DataError(f"{path}{line}: it is not valid XML; download it again.") from error
     return builder.close()
-
-
-KAGGLE, PROJECTIONS, NLM = "indiana_reports.csv", "indiana_projections.csv", "ecgen-radiology"
-FRONTAL, LATERAL, UNKNOWN = "Frontal", "Lateral", "unknown"
-GUESSED = (
-    "{} of {} reports do not say which image is the frontal view; the first by name is taken. Kaggle's "
-    f"{PROJECTIONS} beside them says it."
-)
-_NAMED = {
-    FRONTAL: re.compile(r"\b(pa|ap|frontal|posteroanterior|anteroposterior)\b", re.IGNORECASE),
-    LATERAL: re.compile(r"\blat(eral)?\b", re.IGNORECASE),
-}
-_NAME = re.compile(r"(?:CXR[0-9]+_)?(?:CXR)?([0-9]+_IM.*?)(?:\.dcm)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +112,19 @@ def reports_below(root: Path) -> tuple[dict[str, Report], tuple[str, ...]]:
     if tables and files:
         raise DataError(f"{root} holds both {KAGGLE!r} and {NLM!r}; keep the reports of one of them.")
     if tables:
-        return _of_kaggle(root), ()
+        return _read_kaggle(root), ()
     if not files:
         raise DataError(f"{root} holds neither {KAGGLE!r} nor the folder {NLM!r}; unpack the reports there.")
-    return _of_nlm(root)
+    return _read_nlm(root)
 
 
 def image_id(name: str) -> str:
-    """Return an image's name, the same in both layouts; a name that is of neither stays as it is."""
-    matched = _NAME.fullmatch(name)
+    """Return an image's name in one form for both layouts; any other name stays as it is."""
+    matched = _IMAGE_NAME.fullmatch(name)
     return f"CXR{matched[1]}" if matched else name
 
 
-def _of_kaggle(root: Path) -> dict[str, Report]:
+def _read_kaggle(root: Path) -> dict[str, Report]:
     views: dict[str, dict[str, str]] = {}
     for image, (uid, view) in _projections(root).items():
         views.setdefault(uid, {})[image] = view
@@ -151,7 +150,7 @@ def _projections(root: Path) -> dict[str, tuple[str, str]]:
     return images
 
 
-def _of_nlm(root: Path) -> tuple[dict[str, Report], tuple[str, ...]]:
+def _read_nlm(root: Path) -> tuple[dict[str, Report], tuple[str, ...]]:
     read = {path.stem: _report(path) for path in sorted(find(root, NLM, folder=True).glob("*.xml"))}
     if not read:
         raise DataError(f"{find(root, NLM, folder=True)} holds no .xml file; unpack the reports there.")
@@ -159,13 +158,13 @@ def _of_nlm(root: Path) -> tuple[dict[str, Report], tuple[str, ...]]:
         known = {name: view for name, (_, view) in _projections(root).items()}
         views = {uid: {name: known.get(name, UNKNOWN) for name in report.views} for uid, report in read.items()}
         return {uid: replace(report, views=views[uid]) for uid, report in read.items()}, ()
-    reports = {uid: _with_first(report) for uid, report in read.items()}
+    reports = {uid: _assume_first_is_frontal(report) for uid, report in read.items()}
     guessed = sum(report is not read[uid] for uid, report in reports.items())
     return reports, ((GUESSED.format(guessed, len(reports)),) if guessed else ())
 
 
-def _with_first(report: Report) -> Report:
-    """Take the first of the images whose view is not given for the frontal one, where no other is."""
+def _assume_first_is_frontal(report: Report) -> Report:
+    """Mark the first image of unknown view as the frontal one, where no image is known to be frontal."""
     unknown = [name for name, view in report.views.items() if view == UNKNOWN]
     if not unknown or FRONTAL in report.views.values():
         return report
@@ -173,6 +172,7 @@ def _with_first(report: Report) -> Report:
 
 
 def _report(path: Path) -> Report:
+    """Return the report of an XML file; captions only say the views where they differ."""
     root = xml_root(path)
     captions = {
         image_id(image.get("id", "").strip()): " ".join(
@@ -191,7 +191,7 @@ def _report(path: Path) -> Report:
 
 
 def _view(caption: str) -> str:
-    named = [view for view, words in _NAMED.items() if words.search(caption)]
+    named = [view for view, words in _VIEW_WORDS.items() if words.search(caption)]
     return named[0] if len(named) == 1 else UNKNOWN
 
 
@@ -204,7 +204,7 @@ def load(settings: DataSettings) -> SiteData:
     left_out: Counter[str] = Counter()
     named: set[str] = set()
     for uid, report in reports.items():
-        labels = chest_x_rays.of_mesh(report.terms)
+        labels = chest_x_rays.labels_from_mesh(report.terms)
         left_out["a report names no image"] += not report.views
         for name in report.views:
             if name in named:

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Which examples are at a site, and in which split: what is never divided, an image or a patient's images, is a unit.
+"""Decide which examples are at a site, and in which split. A unit, an image or a patient's images, is never divided.
 
-Splits: no unit is in two of those that are made here. Sites that share a data set (`data.partition`, `data.samples`):
-each computes the same part and the same shares from the whole table and the seed, and keeps its own share.
+Splits: no unit is in two of those that are made here. Sites that share a data set (`data.partition`, `data.samples`)
+all compute the same samples and the same parts from the whole table and the seed; each keeps its own part.
 
-Rows of a site's own table: one that repeats another would count twice. The one that stays is that of the test split,
-else of validation, so that nothing is trained on that is also measured. Rows that give one question about one image
-different answers, or one image different labels whatever its report, are all left out: nothing shows which is right. An
-image in two splits stays, as the table says so, and is noted.
+Rows of a site's own table: one that repeats another would count twice. The row of the test split stays, or else that of
+validation, so that no sample is both trained and measured. Rows that give one question about one image different
+answers, or one image different labels whatever its report, are all left out: nothing shows which is right. An image in
+two splits stays, because the table says so, and is noted.
 """
 
 from __future__ import annotations
@@ -34,9 +34,25 @@ SPELLINGS = {  # of a split's name in tables and folders
 _SIMILAR = {**SPELLINGS, "eval": "test", "evaluation": "test"}
 Splits = tuple[tuple[Example, ...], tuple[Example, ...], tuple[Example, ...]]
 
+Placed = tuple[str | None, Example]  # the split, where the table has one
+REPEATED = "another row has the same image, question and answer"
+CONTRADICTED = "another row has the same image and question, and another answer"
+_LAST_STAYS = ("train", "validation", "test")
+
+MIN_UNITS = 3  # of a part: one for each split
+DRAWS = 100
+_NUMBER = re.compile(r"(?<![0-9])0*([1-9][0-9]{0,4})$")
+NO_LABEL = ""  # of units without labels
+ANOTHERS = "it is another client's"
+NOT_DRAWN = "not among data.samples"
+MAX_OFF = 0.05  # from `train_share`, before a note says so
+NOT_IN_SHARE = "not in data.train_share"
+
+Parts = dict[tuple[Hashable, ...], list[list[tuple[Example, ...]]]]  # by the settings that decide them, site by site
+
 
 def named_like_splits(names: Iterable[str]) -> bool:
-    """Return whether by their words one name is that of training and another that of a test or validation."""
+    """Return whether one name has a word for training, and another one for test or validation."""
     splits = {_SIMILAR[word] for name in names for word in re.findall(r"[a-z]+", name.lower()) if word in _SIMILAR}
     return "train" in splits and len(splits) > 1
 
@@ -50,31 +66,31 @@ def arrange(
 ) -> Splits:
     """Return train, validation and test of a site, from the published splits and the settings.
 
-    `split="image_disjoint"` pools everything and splits it again by image. Otherwise the published splits stay, and
-    where none is published (None) validation is cut out of train by image.
+    `split="image_disjoint"` pools everything and splits it again by image. Otherwise the published splits stay, and a
+    missing validation split (None) is cut out of train by image.
     """
     rng = np.random.default_rng(settings.seed)
     if settings.split == "image_disjoint":
         return pooled((*train, *(validation or ()), *test), settings)
     if validation is None:
-        train, validation = by_image(train, (settings.validation_fraction,), rng)
+        train, validation = split_by_image(train, (settings.validation_fraction,), rng)
     return tuple(train), tuple(validation), tuple(test)
 
 
 def pooled(examples: Sequence[Example], settings: DataSettings) -> Splits:
     """Split one pool of examples by image into train, validation and test, with the settings' fractions and seed."""
     fractions = (settings.validation_fraction, settings.test_fraction)
-    train, validation, test = by_image(examples, fractions, np.random.default_rng(settings.seed))
+    train, validation, test = split_by_image(examples, fractions, np.random.default_rng(settings.seed))
     return train, validation, test
 
 
-def by_image(
+def split_by_image(
     examples: Sequence[Example], fractions: Sequence[float], rng: np.random.Generator
 ) -> tuple[tuple[Example, ...], ...]:
     """Return the rest, then the parts; all questions about one image, and all images of one group, stay together.
 
-    Images or groups, in the order of their ids, are shuffled; part p gets round(f_p * images) of them, at least one
-    where f_p > 0. Inside a part the examples keep their order. All are empty if there are no examples.
+    Images or groups, sorted by their ids, are shuffled; part p gets round(f_p * images) of them, at least one where
+    f_p > 0. Inside a part the examples keep their order. All parts are empty if there are no examples.
     """
     if not examples:
         return ((),) * (1 + len(fractions))
@@ -100,10 +116,10 @@ def by_image(
 
 
 def check_units(examples: Iterable[Example]) -> None:
-    """Refuse an image that is said to be of two patients, or in some rows of one and in others of none."""
+    """Refuse an image with two patients, or with a patient in some rows only."""
     of_image: dict[str, str] = {}
     for example in examples:
-        file = str(getattr(example.image, "file", example.image_id))  # of which a slice or frame is a part
+        file = str(getattr(example.image, "file", example.image_id))  # that has a slice or frame
         if of_image.setdefault(file, example.unit) != example.unit:
             raise DataError(
                 f"The file of image {example.image_id!r} is in two groups (patients); give it one in all its rows."
@@ -113,18 +129,12 @@ def check_units(examples: Iterable[Example]) -> None:
 def halves(image_ids: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
     """Split a set of images into two disjoint halves, for two sites that share a source.
 
-    Images are ranked by the SHA-256 of their id, so the halves depend on nothing but the ids: two sites with different
-    seeds still have no image in common. The first half has one more where the number is odd.
+    Images are ranked by the SHA-256 of their id, so the halves depend only on the ids: two sites with different seeds
+    still share no image. The first half has one more if the number is odd.
     """
     ranked = sorted(set(image_ids), key=lambda image_id: hashlib.sha256(image_id.encode()).digest())
     middle = (len(ranked) + 1) // 2
     return frozenset(ranked[:middle]), frozenset(ranked[middle:])
-
-
-Placed = tuple[str | None, Example]  # the split, where the table has one
-REPEATED = "another row has the same image, question and answer"
-CONTRADICTED = "another row has the same image and question, and another answer"
-_LAST_STAYS = ("train", "validation", "test")
 
 
 def cleaned(rows: Sequence[Placed]) -> tuple[list[Placed], dict[str, int]]:
@@ -144,7 +154,7 @@ def cleaned(rows: Sequence[Placed]) -> tuple[list[Placed], dict[str, int]]:
 
 
 def published(rows: Sequence[Placed]) -> list[str]:
-    """Return a sentence each on what `cleaned` would leave out of data that stay as their owner publishes them."""
+    """Return sentences on rows that `cleaned` would leave out, for data that stay as published."""
     notes = []
     counts = cleaned(rows)[1]
     if counts[REPEATED]:
@@ -159,14 +169,14 @@ def published(rows: Sequence[Placed]) -> list[str]:
 
 
 def across_splits(rows: Sequence[Placed], *, groups_are: str = "patients") -> list[str]:
-    """Return a sentence each if images, or groups, are in more than one split of the table."""
+    """Return a sentence for images, and one for groups, that are in more than one split of the table."""
     notes = []
     groups = {example.group for _, example in rows} - {""}  # a volume's middle slice has the others' as its id
     for several, ids in (
         ("images are", [(split, example.image_id) for split, example in rows]),
         (f"{groups_are} are", [(split, example.unit) for split, example in rows if example.unit in groups]),
     ):
-        if common := sum(count > 1 for count in Counter(one for _, one in set(ids)).values()):
+        if common := sum(count > 1 for count in Counter(name for _, name in set(ids)).values()):
             notes.append(
                 f"{common:,} {several} in more than one split, which flatters the figures; data.split=image_disjoint "
                 f"splits again."
@@ -183,22 +193,12 @@ def _question(example: Example) -> Hashable:
 
 
 def _subject(example: Example) -> Hashable:
-    """Return what has one right answer: a question about an image, or where there are labels the image alone."""
+    """Return what has one right answer: a question about an image, or, with labels, the image itself."""
     return _question(example) if example.labels is None else example.image_id
 
 
 def _target(example: Example) -> Hashable:
     return example.answer, frozenset(example.alternatives), example.labels, example.unknown_labels
-
-
-MIN_UNITS = 3  # of a part: one for each split
-DRAWS = 100
-_NUMBER = re.compile(r"(?<![0-9])0*([1-9][0-9]{0,4})$")
-NO_LABEL = ""
-ANOTHERS = "it is another client's"
-NOT_DRAWN = "not among data.samples"
-MAX_OFF = 0.05  # of a share, before it is said
-NOT_IN_SHARE = "not in data.train_share"
 
 
 def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Example, ...]]:
@@ -218,7 +218,7 @@ def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Exam
 
 
 def with_train_share(data: SiteData, settings: DataSettings) -> SiteData:
-    """Return a site's data with a share of its training samples, of which it keeps one unit at least."""
+    """Return a site's data with a share of its training samples, at least one unit."""
     sizes = Counter(example.unit for example in data.train)
     chosen = _units(sizes, settings.train_share * sizes.total(), derive(settings.seed, "train_share"), min_units=1)
     train = tuple(example for example in data.train if example.unit in chosen)
@@ -233,7 +233,7 @@ def with_train_share(data: SiteData, settings: DataSettings) -> SiteData:
 
 
 def _units(sizes: Mapping[str, int], limit: float, seed: int, *, min_units: int = 0) -> set[str]:
-    """Return units in a random order while the sum of their sizes is within a limit: fewer are a part of more."""
+    """Return the first units of a random order whose sizes add up to at most `limit`; a lower limit gives a subset."""
     units = sorted(sizes)
     order = [units[i] for i in np.random.default_rng(seed).permutation(len(units))]
     totals = accumulate(sizes[unit] for unit in order)
@@ -244,15 +244,12 @@ def _units(sizes: Mapping[str, int], limit: float, seed: int, *, min_units: int 
     }
 
 
-Parts = dict[tuple[Hashable, ...], list[list[tuple[Example, ...]]]]  # by the settings that decide them, site by site
-
-
 def own_parts(
     settings: DataSettings, *splits: Sequence[Example], parts: Parts | None = None
 ) -> list[tuple[Example, ...]]:
-    """Return the examples of one site, in their order; a unit that is in several splits is at one site all the same.
+    """Return the examples of one site, in their order; a unit in several splits is still at one site.
 
-    `parts` are those of this very table that the call before found; where other settings decide them, they change.
+    `parts` caches the parts of this very table between calls; other settings that decide them replace its content.
     """
     if settings.partition == NATURAL:
         return [tuple(examples) for examples in splits]
@@ -290,7 +287,7 @@ def part_of(settings: DataSettings) -> int:
 
 
 def labels_of_units(examples: Sequence[Example]) -> dict[str, tuple[str, ...]]:
-    """Return the labels, or answers, of every unit, sorted; units in the order of their ids."""
+    """Return the sorted labels, or answers, of every unit; units are in the order of their ids."""
     labels: dict[str, set[str]] = {}
     for example in examples:
         own = (example.answer,) if example.labels is None else example.labels
@@ -319,7 +316,7 @@ def _iid(labels: dict[str, tuple[str, ...]], settings: DataSettings, rng: np.ran
 
 
 def _dirichlet(labels: dict[str, tuple[str, ...]], settings: DataSettings, rng: np.random.Generator) -> dict[str, int]:
-    """Cut the units of each label by proportions drawn from Dir(alpha); of several labels of a unit one, at random."""
+    """Cut the units of each label by proportions drawn from Dir(alpha); a random one of a unit's labels counts."""
     of_label: dict[str, list[str]] = {}
     for unit, own in labels.items():
         of_label.setdefault(own[rng.integers(len(own))] if own else NO_LABEL, []).append(unit)
@@ -332,26 +329,22 @@ def _dirichlet(labels: dict[str, tuple[str, ...]], settings: DataSettings, rng: 
     return owner
 
 
-def _named(part: SiteData) -> SiteData:
-    def named(examples: Sequence[Example]) -> tuple[Example, ...]:
+def _prefix_ids(part: SiteData) -> SiteData:
+    def prefixed(examples: Sequence[Example]) -> tuple[Example, ...]:
         return tuple(
-            replace(
-                one,
-                image_id=f"{part.site}/{one.image_id}",
-                group=f"{part.site}/{one.group}" if one.group else "",
-            )
-            for one in examples
+            replace(e, image_id=f"{part.site}/{e.image_id}", group=f"{part.site}/{e.group}" if e.group else "")
+            for e in examples
         )
 
-    return replace(part, train=named(part.train), validation=named(part.validation), test=named(part.test))
+    return replace(part, train=prefixed(part.train), validation=prefixed(part.validation), test=prefixed(part.test))
 
 
 def centralized(site: str, parts: Sequence[SiteData]) -> SiteData:
-    """Return the data of one site that holds those of others, split by split and in their order.
+    """Return one site's data that pool those of others, split by split and in their order.
 
-    Where ids are names that sites give, the site's name goes before each.
+    Where sites choose the ids themselves, each gets the site's name as a prefix.
     """
-    parts = [_named(part) if part.own_ids else part for part in parts]
+    parts = [_prefix_ids(part) if part.own_ids else part for part in parts]
     train, validation, test = (
         tuple(chain.from_iterable(getattr(part, split) for part in parts)) for split in ("train", "validation", "test")
     )
@@ -363,7 +356,7 @@ def centralized(site: str, parts: Sequence[SiteData]) -> SiteData:
             f"metric; pool sites of one kind."
         )
     labels, metric = kinds.pop()
-    left_out = tuple(one for one in added(*(part.left_out for part in parts)) if one[0] != ANOTHERS)  # pooled as well
+    left_out = tuple(entry for entry in added(*(part.left_out for part in parts)) if entry[0] != ANOTHERS)  # pooled too
     notes = tuple(dict.fromkeys(chain.from_iterable(part.notes for part in parts)))
     own_ids = any(part.own_ids for part in parts)
     return SiteData(site, train, validation, test, "; ".join(sources), labels, metric, left_out, notes, own_ids)

@@ -4,9 +4,9 @@
 Every site has its own scanner (gray values, noise), findings, wordings, mix of question types and answers; all share
 the clinical words of `phantom_scene`, whose meaning the tiny backbone has to learn. Nothing was measured on anybody.
 
-`phantom_modalities` has eight sites with one modality each, as OmniMedVQA is used: its sites differ in their pictures.
-Questions, words and answers are those of `phantom`; five of the eight looks, three of them in color, are none that the
-tiny backbones saw in pre-training.
+`phantom_modalities` has eight sites with one modality each, like the clients of OmniMedVQA: its sites differ in their
+pictures. Questions, words and answers are those of `phantom`. The tiny backbones did not see five of the eight looks,
+three of them in color, in pre-training.
 """
 
 from __future__ import annotations
@@ -53,20 +53,6 @@ SIZES = {"train": 300, "validation": 60, "test": 150}
 QUESTIONS_PER_IMAGE = 3
 LANGUAGES = (CLINICAL, CLINICAL, CLINICAL, PLAIN)  # a quarter of the words is plain, so that heads can start to learn
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
-    """What makes a site different from the others."""
-
-    modality: str
-    kinds: tuple[str, ...]
-    type_weights: tuple[float, ...]  # one per question type
-    wordings: tuple[int, ...]
-    answers: dict[str, str]  # concept -> the site's words for it
-    others: float = 0.15  # share of images of any of MODALITIES
-    colors: Scale = GRAY
-
-
 # shares of presence, placement, density, location, abnormality, shade, count, organ, modality
 _MIXES = {
     "slake": ("ct", (4, 3, 2, 4, 3, 2, 1, 1, 1)),
@@ -80,9 +66,49 @@ _FINDING_ANSWERS = (
     ("mass", "abscess", "fracture", "atelectasis", "thickening", "narrowing", "consolidation", "hemorrhage"),
 )
 
-
-# which of SITES swaps the pair of the same number in PAIRS: two or three of five, no two pairs alike
+# by pair in PAIRS, which of SITES swap it: two or three of five, different ones for each pair
 _SWAPS = ("11000", "00110", "10001", "10011", "11100", "01011", "01010")
+
+TAKES = frozenset({"train_size", "validation_size", "test_size", "dialects", "label_skew"})
+
+MODALITY_SITES = {  # OmniMedVQA's modalities, and their looks
+    "ct": "ct",
+    "ultrasound": "ultrasound",
+    "oct": "oct",
+    "fundus": "fundus",
+    "microscopy": "microscopy",
+    "histopathology": "histopathology",
+    "dermatoscopy": "dermatoscopy",
+    "x-ray": "xray",
+}
+DEFAULT_MODALITY = next(iter(MODALITY_SITES))
+STYLES = 5
+_MODALITY_WEIGHTS = {
+    "presence": 4,
+    "placement": 3,
+    "density": 2,
+    "location": 4,
+    "abnormality": 4,
+    "shade": 3,
+    "count": 1,
+    "organ": 1,
+    "modality": 0,  # it would have one answer at a site
+}
+
+_MODALITIES_TAKE = TAKES - {"label_skew"}  # all sites ask the same mix of types
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What makes a site different from the others."""
+
+    modality: str
+    kinds: tuple[str, ...]
+    type_weights: tuple[float, ...]  # one per question type
+    wordings: tuple[int, ...]
+    answers: dict[str, str]  # concept -> the site's words for it
+    others: float = 0.15  # share of images of any of MODALITIES
+    colors: Scale = GRAY
 
 
 def load(settings: DataSettings) -> SiteData:
@@ -138,10 +164,10 @@ def site_profile(site: str) -> Profile:
 
 
 def skewed(weights: tuple[float, ...], label_skew: float) -> tuple[float, ...]:
-    """Type weights (K,) of sum 1 with another skew s: s w_k + (1 - s) / K up to 1, and w_k^s / sum_j w_j^s above.
+    """Return type weights (K,) of sum 1 with skew s: s w_k + (1 - s) / K up to 1, and w_k^s / sum_j w_j^s above.
 
-    0: all types alike; 1: the weights as they are, to the bit. A power below 1 would leave out what a site never asks
-    for any s but 0, and so keep most of the sites' distance.
+    0: all types alike; 1: the weights as they are, to the bit. Powers from 0 to 1 would not do: for any s but 0 a site
+    would still never ask types of weight 0, and the sites would stay far apart.
     """
     if label_skew == 1:
         return weights
@@ -157,9 +183,9 @@ def all_answers() -> set[str]:
 
 
 def swapped_pairs(site: str, dialects: int) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of concepts whose words a site uses the other way round.
+    """Return the pairs of concepts whose words a site swaps.
 
-    `dialects` of `PAIRS`, from the first on, are swapped at some site; about half of the sites swap each.
+    About half of the sites swap each of the first `dialects` pairs of `PAIRS`.
     """
     if site in SITES:
         swaps = [bits[SITES.index(site)] == "1" for bits in _SWAPS]
@@ -169,9 +195,9 @@ def swapped_pairs(site: str, dialects: int) -> tuple[tuple[str, str], ...]:
 
 
 def site_languages(site: str, dialects: int) -> tuple[Language, ...]:
-    """The languages that a site takes the words of a question from, each as often as it stands here.
+    """Return the languages that a site draws the words of a question from, all equally likely.
 
-    A dialect concerns clinical words, which sites learn; the plain ones mean what they meant in pre-training.
+    A dialect concerns clinical words, which sites learn; the plain ones mean the same as in pre-training.
     """
     own = dialect(CLINICAL, swapped_pairs(site, dialects))
     return tuple(own if language is CLINICAL else language for language in LANGUAGES)
@@ -192,7 +218,7 @@ def answer_words(style: int) -> dict[str, str]:
 
 
 def _ambiguous_scene(rng: np.random.Generator, kinds: tuple[str, ...], modality: str) -> Scene:
-    """Draw a scene with findings of both shades, so that the question's words are needed to answer."""
+    """Draw a scene with findings of both shades, so that only the question's words decide the answer."""
     while True:
         scene = draw_scene(rng, kinds=kinds, modality=modality, counts=(2, 3, 3, 4))
         if len({finding.bright for finding in scene.findings}) == 2:
@@ -239,33 +265,7 @@ def _examples(
     return tuple(examples)
 
 
-TAKES = frozenset({"train_size", "validation_size", "test_size", "dialects", "label_skew"})
 DATASET = DataSet(load=load, procedural=True, answers=all_answers, takes=TAKES)
-
-
-MODALITY_SITES = {  # OmniMedVQA's modalities, and their looks
-    "ct": "ct",
-    "ultrasound": "ultrasound",
-    "oct": "oct",
-    "fundus": "fundus",
-    "microscopy": "microscopy",
-    "histopathology": "histopathology",
-    "dermatoscopy": "dermatoscopy",
-    "x-ray": "xray",
-}
-DEFAULT_MODALITY = next(iter(MODALITY_SITES))
-STYLES = 5
-_WEIGHTS = {
-    "presence": 4,
-    "placement": 3,
-    "density": 2,
-    "location": 4,
-    "abnormality": 4,
-    "shade": 3,
-    "count": 1,
-    "organ": 1,
-    "modality": 0,  # it would have one answer at a site
-}
 
 
 def load_modalities(settings: DataSettings) -> SiteData:
@@ -282,11 +282,11 @@ def modality_profile(site: str) -> Profile:
         )
     number, look = list(MODALITY_SITES).index(site), MODALITY_SITES[site]
     first = number * 3 % len(KINDS)
-    total = sum(_WEIGHTS.values())
+    total = sum(_MODALITY_WEIGHTS.values())
     return Profile(
         modality=look,
         kinds=tuple(KINDS[(first + k) % len(KINDS)] for k in range(6)),
-        type_weights=tuple(_WEIGHTS[name] / total for name in QUESTION_TYPES),
+        type_weights=tuple(_MODALITY_WEIGHTS[name] / total for name in QUESTION_TYPES),
         wordings=(number % 3, (number + 1) % 3),
         answers=answer_words(number % STYLES),
         others=0.0,
@@ -299,5 +299,4 @@ def modality_answers() -> set[str]:
     return {word for site in MODALITY_SITES for word in modality_profile(site).answers.values()}
 
 
-_MODALITIES_TAKE = TAKES - {"label_skew"}  # all sites ask the same mix of types
 MODALITIES_DATASET = DataSet(load=load_modalities, procedural=True, answers=modality_answers, takes=_MODALITIES_TAKE)

@@ -1,24 +1,24 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Procedural images with classes or labels: objects, flowers, skin lesions, and radiographs with a report.
 
-What is in an image is drawn first, for all images, so that every site knows who gets which; pixels are computed for the
-site's own images only. The random numbers of an image depend on the seed and its number alone.
+The content of all images is drawn first, so that every site knows who gets which; pixels are computed only for the
+site's own images. The random numbers of an image depend only on the seed and its number.
 
-`phantom_objects` and `phantom_flowers` lie in the domain of the tiny backbones, as Caltech101 and Flowers102 in that of
-ViT's. They are drawn as the pictures of pre-training were; no backbone saw their classes. Objects have 32 that differ
+`phantom_objects` and `phantom_flowers` are in the domain of the tiny backbones, like Caltech101 and Flowers102 in that
+of ViT. They are drawn like the pictures of pre-training, but no backbone saw their classes. Objects have 32 that differ
 much, a kind of finding in a region of the body. Flowers have 32 that differ in details: a kind, its shade, and whether
-it lies in the upper or the lower half of a head.
+it is in the upper or the lower half of a head.
 
-`phantom_skin` has lesions of eight classes, as Fed-ISIC2019 and HAM10000, out of that domain: the tiny backbones saw
+`phantom_skin` has lesions of eight classes, like Fed-ISIC2019 and HAM10000, outside that domain: the tiny backbones saw
 gray shapes in quadrants; these are colored spots of any outline and texture. Six names of sites are centers, each with
-its own camera (tint, light, magnification) and mix of classes; any other name has the first center's. Shared out
-(`partition`), all images are of one center.
+its own camera (tint, light, magnification) and mix of classes; any other name is like the first center. Where sites
+share the set (`partition`), all images are of one center.
 
-`phantom_chest` has radiographs with a report and 15 labels, as Open-I and MIMIC-CXR, split by patient and measured by
+`phantom_chest` has radiographs with a report and 15 labels, like Open-I and MIMIC-CXR, split by patient and measured by
 macro-F1. Eight labels name a kind of finding, from frequent to rare; six follow from all findings together, as "lung
-opacity" does from several diseases; the last one stands for an image without findings. A report names some of the
-findings and denies some that are not there, in the sites' clinical words; the rest has to be seen in the image. The
-images of a patient have the same findings in other places.
+opacity" does from several diseases; the last one is for an image without findings. A report names some of the findings
+and denies some absent ones, in the sites' clinical words; the rest has to be seen in the image. The images of a patient
+have the same findings in other places.
 """
 
 from __future__ import annotations
@@ -61,14 +61,31 @@ SIZES = {"train": 210, "validation": 30, "test": 90}
 TAKES = frozenset({"train_size", "validation_size", "test_size", "partition"})
 NO_PIXELS = np.zeros((0, 0, 3), dtype=np.uint8)
 
+Draw = Callable[[np.random.Generator], Scene]
+
+SIZE = 48
+SKIN: Color = (222, 180, 158)
+PIGMENT: Color = (150, 95, 75)  # common to all spots
+MIDDLE = (SIZE - 1) / 2
+_ROWS, _COLUMNS = (axis.astype(np.float64) - MIDDLE for axis in np.mgrid[0:SIZE, 0:SIZE])
+
+KIND_LABELS = {kind: CLINICAL[kind] for kind in KINDS}
+SCENE_LABELS = ("dense finding", "lucent finding", "large finding", "several findings", "upper zone", "lower zone")
+NOTHING = "no finding"
+LABELS = (*KIND_LABELS.values(), *SCENE_LABELS, NOTHING)
+_FREQUENCY = np.array([8, 7, 6, 5, 4, 3, 2, 1]) / 36  # of KINDS among findings
+_NUMBERS_OF_FINDINGS = (0, 1, 1, 2, 2, 3)
+_NUMBERS_OF_IMAGES = (1, 1, 2)  # of a patient
+_NAMED_SHARE, _DENIED_FINDINGS = 0.6, 2
+
 
 def number_of_images(settings: DataSettings) -> int:
-    """Return how many images the data set has: those of the splits, and times `parts` where it is shared out."""
+    """Return how many images the data set has: those of the splits, times `parts` where sites share it."""
     return sum(settings.sizes(SIZES).values()) * (1 if settings.partition == NATURAL else settings.parts)
 
 
 def collection(settings: DataSettings) -> str:
-    """Return the name of the images that a site draws from: its own, or one for all sites that share them."""
+    """Return the name of a site's images: its own name, or one for all sites that share them."""
     return settings.dataset if settings.partition != NATURAL else settings.site or settings.dataset
 
 
@@ -85,37 +102,34 @@ def pictured(
     *,
     labels: Iterable[str] = (),
 ) -> SiteData:
-    """Return a site's part of the examples, number 0 first, with pixels; splits have the shares of the settings' sizes.
+    """Return a site's part of the examples, with pixels; the sizes in the settings are the shares of the splits.
 
-    The number of an example ends its image's id. `draw` makes an image (H, W, 3) uint8 from it and its random numbers.
+    The id of an image ends with its number. `draw` makes an image (H, W, 3) uint8 from it and its random numbers.
     """
     where = f"procedural images ({settings.dataset}, seed {settings.seed}); no image of any person"
     parts = _parts(settings.dataset, settings.seed, number_of_images(settings))
-    data = site_of(_with_shares(settings), default_name, where, train=tuple(examples), labels=labels, parts=parts)
+    data = site_of(_set_fractions(settings), default_name, where, train=tuple(examples), labels=labels, parts=parts)
 
-    def with_pixels(example: Example) -> Example:
+    def draw_pixels(example: Example) -> Example:
         number = int(example.image_id.rpartition("-")[2])
         image = draw(number, generator(settings.seed, collection(settings), number))
         image.flags.writeable = False
         return replace(example, image=image)
 
-    train, validation, test = (tuple(map(with_pixels, split)) for split in (data.train, data.validation, data.test))
+    train, validation, test = (tuple(map(draw_pixels, split)) for split in (data.train, data.validation, data.test))
     return replace(data, train=train, validation=validation, test=test)
 
 
-@lru_cache(maxsize=1)  # as with `_drawn`: in a process that reads several sites, the first one divides the images
+@lru_cache(maxsize=1)  # like `_drawn`: the first site that a process reads divides the images
 def _parts(dataset: str, seed: int, total: int) -> Parts:
-    """Return the parts of a data set that is shared out; none before the first site is read."""
+    """Return the cached parts of a data set that sites share; empty before the first site is read."""
     return {}
 
 
-def _with_shares(settings: DataSettings) -> DataSettings:
+def _set_fractions(settings: DataSettings) -> DataSettings:
     sizes = settings.sizes(SIZES)
     total = sum(sizes.values())
     return replace(settings, validation_fraction=sizes["validation"] / total, test_fraction=sizes["test"] / total)
-
-
-Draw = Callable[[np.random.Generator], Scene]
 
 
 def load_objects(settings: DataSettings, *, classes: dict[str, Draw]) -> SiteData:
@@ -158,13 +172,6 @@ OBJECTS_DATASET = DataSet(
 FLOWERS_DATASET = DataSet(
     load=partial(load_objects, classes=FLOWERS), procedural=True, answers=lambda: tuple(sorted(FLOWERS)), takes=TAKES
 )
-
-
-SIZE = 48
-SKIN: Color = (222, 180, 158)
-PIGMENT: Color = (150, 95, 75)  # what all spots have in common
-MIDDLE = (SIZE - 1) / 2
-_ROWS, _COLUMNS = (axis.astype(np.float64) - MIDDLE for axis in np.mgrid[0:SIZE, 0:SIZE])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,7 +241,7 @@ def render_lesion(lesion: Lesion, center: Center, rng: np.random.Generator) -> n
     second = _TEXTURES[lesion.texture](inside, rng) * spot
     image = np.empty((SIZE, SIZE, 3))
     tone, light = 0.9 + 0.15 * rng.random(), 0.8 + 0.35 * rng.random()
-    # of the class in the color; the rest is pigment, so that color alone says little
+    # share of the class in the color; the rest is pigment, so that the color does not give the class away
     own_share = 0.3 + 0.5 * rng.random()
     shade = 1 - center.vignette * (_ROWS**2 + _COLUMNS**2) / (2 * MIDDLE**2)
     for channel in range(3):
@@ -246,7 +253,7 @@ def render_lesion(lesion: Lesion, center: Center, rng: np.random.Generator) -> n
 
 
 def _outline(lobes: int, magnification: float, rng: np.random.Generator) -> np.ndarray:
-    """Return how far inside the spot a pixel lies, in pixels (negative outside)."""
+    """Return how far inside the spot each pixel is, in pixels (negative outside)."""
     middle = (rng.random(2) - 0.5) * 8
     radius = (10 + 5 * rng.random()) * magnification
     inside = np.full((SIZE, SIZE), -np.inf)
@@ -282,7 +289,7 @@ def _plain(inside: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.zeros_like(inside)
 
 
-# where the second color is, 0 to 1, from how far inside the spot a pixel lies
+# share of the second color, 0 to 1, from how far inside the spot a pixel is
 _TEXTURES: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
     "plain": _plain,
     "lines": _lines,
@@ -291,16 +298,6 @@ _TEXTURES: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = 
     "scales": _scales,
 }
 SKIN_DATASET = DataSet(load=load_skin, procedural=True, answers=lambda: LESION_CLASSES, takes=TAKES)
-
-
-OF_KINDS = {kind: CLINICAL[kind] for kind in KINDS}
-OF_SCENES = ("dense finding", "lucent finding", "large finding", "several findings", "upper zone", "lower zone")
-NOTHING = "no finding"
-LABELS = (*OF_KINDS.values(), *OF_SCENES, NOTHING)
-_FREQUENCY = np.array([8, 7, 6, 5, 4, 3, 2, 1]) / 36  # of KINDS among findings
-_FINDINGS = (0, 1, 1, 2, 2, 3)
-_IMAGES = (1, 1, 2)  # of a patient
-_NAMED, _DENIED = 0.6, 2
 
 
 def load(settings: DataSettings) -> SiteData:
@@ -314,7 +311,7 @@ def load(settings: DataSettings) -> SiteData:
 
 
 def labels_of(scene: Scene) -> tuple[str, ...]:
-    """Return what is in an image, of LABELS."""
+    """Return the labels of an image, of LABELS."""
     findings = scene.findings
     if not findings:
         return (NOTHING,)
@@ -326,19 +323,19 @@ def labels_of(scene: Scene) -> tuple[str, ...]:
         any(finding.quadrant < QUADRANTS // 2 for finding in findings),
         any(finding.quadrant >= QUADRANTS // 2 for finding in findings),
     )
-    kinds = tuple(OF_KINDS[finding.kind] for finding in findings)
-    return (*kinds, *(label for label, true in zip(OF_SCENES, holds, strict=True) if true))
+    kinds = tuple(KIND_LABELS[finding.kind] for finding in findings)
+    return (*kinds, *(label for label, true in zip(SCENE_LABELS, holds, strict=True) if true))
 
 
 def report(scene: Scene, rng: np.random.Generator) -> str:
-    """Return the findings of a report: some of those that are there, and some that are not."""
+    """Return the text of a report: some findings that are there, and some that it denies."""
     sentences = []
     for finding in scene.findings:
-        if rng.random() < _NAMED:
+        if rng.random() < _NAMED_SHARE:
             place = " ".join(_word(concept, rng) for concept in PLACES[finding.quadrant].split())
             sentences.append(f"{_word(finding.kind, rng)} in the {place} part .")
     absent = [kind for kind in KINDS if kind not in {finding.kind for finding in scene.findings}]
-    sentences += [f"no {_word(absent[i], rng)} ." for i in rng.permutation(len(absent))[:_DENIED]]
+    sentences += [f"no {_word(absent[i], rng)} ." for i in rng.permutation(len(absent))[:_DENIED_FINDINGS]]
     return " ".join(sentences)
 
 
@@ -351,8 +348,10 @@ def _drawn(seed: int, name: str, total: int) -> tuple[list[Scene], tuple[Example
     patient = 0
     while len(scenes) < total:
         patient += 1
-        kinds = rng.choice(len(KINDS), size=_FINDINGS[rng.integers(len(_FINDINGS))], replace=False, p=_FREQUENCY)
-        for _ in range(min(_IMAGES[rng.integers(len(_IMAGES))], total - len(scenes))):
+        kinds = rng.choice(
+            len(KINDS), size=_NUMBERS_OF_FINDINGS[rng.integers(len(_NUMBERS_OF_FINDINGS))], replace=False, p=_FREQUENCY
+        )
+        for _ in range(min(_NUMBERS_OF_IMAGES[rng.integers(len(_NUMBERS_OF_IMAGES))], total - len(scenes))):
             findings = draw_findings([KINDS[kind] for kind in kinds], rng)
             scene = Scene(region="chest", modality="xray", findings=findings)
             examples.append(

@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Procedural images, findings in the quadrants of a body region, and questions about them with answers as concepts.
+"""Draw images with findings in the quadrants of a body region, and questions about them with answers as concepts.
 
 Only arithmetic that IEEE 754 fixes and integer noise are used: one seed gives the same bytes on every machine. A scale
-of colors, in whole numbers, can take the place of the scale of grays.
+of colors, in whole numbers, can replace the scale of grays.
 
-Words for the concepts ("ring", "top left", "yes"): PLAIN, used to pre-train the tiny backbones, and CLINICAL, used by
-the sites. Every CLINICAL word is absent from pre-training, so its embedding is random, and its meaning has to be
-learned inside the layers. All sites share the words, and each site alone has few questions with each of them.
+There are two sets of words for the concepts ("ring", "top left", "yes"): PLAIN, used to pre-train the tiny backbones,
+and CLINICAL, used by the sites. No CLINICAL word occurs in pre-training, so its embedding is random, and the layers
+have to learn its meaning. All sites share the words, and no single site has many questions with any of them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,50 @@ SCALES: dict[str, Scale] = {
     "dermatoscopy": ((45, 20, 15), (185, 115, 85), (255, 220, 195)),
 }
 
+SIZE = 48
+KINDS = ("disc", "ring", "cross", "stripes", "bar", "column", "wedge", "crescent")
+REGIONS = ("head", "chest", "abdomen", "limb")
+MODALITIES = ("ct", "mr", "xray", "ultrasound", "nuclear")  # those that the tiny backbones saw in pre-training
+QUADRANTS = 4  # 2 * row + column
+_ROWS, _COLUMNS = (axis.astype(np.float64) for axis in np.mgrid[0:SIZE, 0:SIZE])
+
+# modality -> (low, high) of air, body, contrast, |shade|, noise, speckle, blur passes
+_LOOKS = {
+    "ct": ((0.00, 0.08), (0.38, 0.52), (0.24, 0.36), (0.00, 0.05), (0.01, 0.04), (0.00, 0.05), (0, 1)),
+    "mr": ((0.02, 0.12), (0.36, 0.52), (0.20, 0.32), (0.12, 0.30), (0.02, 0.06), (0.00, 0.08), (0, 2)),
+    "xray": ((0.82, 0.98), (0.45, 0.60), (0.18, 0.30), (0.00, 0.12), (0.02, 0.05), (0.00, 0.06), (0, 2)),
+    "ultrasound": ((0.00, 0.10), (0.34, 0.50), (0.20, 0.32), (0.05, 0.20), (0.02, 0.05), (0.08, 0.20), (0, 1)),
+    "nuclear": ((0.10, 0.25), (0.40, 0.55), (0.22, 0.34), (0.00, 0.12), (0.02, 0.06), (0.00, 0.06), (1, 2)),
+    "oct": ((0.02, 0.10), (0.30, 0.44), (0.24, 0.36), (0.00, 0.06), (0.02, 0.05), (0.15, 0.30), (0, 0)),
+    "fundus": ((0.00, 0.05), (0.48, 0.60), (0.22, 0.34), (0.10, 0.25), (0.01, 0.03), (0.00, 0.04), (0, 2)),
+    "microscopy": ((0.78, 0.92), (0.52, 0.64), (0.24, 0.36), (0.00, 0.08), (0.01, 0.03), (0.00, 0.04), (0, 1)),
+    "histopathology": ((0.82, 0.95), (0.46, 0.60), (0.24, 0.36), (0.00, 0.06), (0.04, 0.08), (0.05, 0.15), (0, 0)),
+    "dermatoscopy": ((0.66, 0.78), (0.44, 0.56), (0.24, 0.34), (0.05, 0.15), (0.01, 0.04), (0.00, 0.06), (0, 2)),
+}
+
+Language = Mapping[str, str]  # concept -> word
+_WORDS = packaged("phantom_words")
+CLINICAL: Language = _WORDS["clinical"]
+PLAIN: Language = {concept: concept for concept in CLINICAL}
+# concepts whose words a site may swap: left of the patient or left of the picture
+PAIRS = (
+    ("left", "right"),
+    ("disc", "ring"),
+    ("bright", "dark"),
+    ("top", "bottom"),
+    ("cross", "stripes"),
+    ("bar", "column"),
+    ("wedge", "crescent"),
+)
+
+# question type -> wordings; {finding}, {place}, {density} are filled from a language
+TEMPLATES: Mapping[str, list[str]] = _WORDS["templates"]
+QUESTION_TYPES = tuple(TEMPLATES)
+CLOSED_TYPES = frozenset({"presence", "placement", "density"})
+
+PLACES = ("top left", "top right", "bottom left", "bottom right")
+NOTHING = "nothing"
+
 
 def colored(image: np.ndarray, scale: Scale) -> np.ndarray:
     """Return a gray (H, W, 3) uint8 image in the colors of a scale."""
@@ -37,15 +81,6 @@ def colored(image: np.ndarray, scale: Scale) -> np.ndarray:
     below = (dark * (128 - gray) + middle * gray) // 128
     above = (middle * (255 - gray) + bright * (gray - 128)) // 127
     return np.where(gray < 128, below, above).astype(np.uint8)[image[:, :, 0]]
-
-
-SIZE = 48
-KINDS = ("disc", "ring", "cross", "stripes", "bar", "column", "wedge", "crescent")
-REGIONS = ("head", "chest", "abdomen", "limb")
-MODALITIES = ("ct", "mr", "xray", "ultrasound", "nuclear")  # those that the tiny backbones saw in pre-training
-QUADRANTS = 4  # 2 * row + column
-
-_ROWS, _COLUMNS = (axis.astype(np.float64) for axis in np.mgrid[0:SIZE, 0:SIZE])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +107,7 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """How a scanner turns tissue into gray values; all values on the scale 0 to 1."""
+    """How a scanner turns tissue into gray values, all from 0 to 1."""
 
     air: float
     body: float
@@ -82,21 +117,6 @@ class Look:
     noise: float
     speckle: float
     blur: int
-
-
-# modality -> (low, high) of air, body, contrast, |shade|, noise, speckle, blur passes
-_LOOKS = {
-    "ct": ((0.00, 0.08), (0.38, 0.52), (0.24, 0.36), (0.00, 0.05), (0.01, 0.04), (0.00, 0.05), (0, 1)),
-    "mr": ((0.02, 0.12), (0.36, 0.52), (0.20, 0.32), (0.12, 0.30), (0.02, 0.06), (0.00, 0.08), (0, 2)),
-    "xray": ((0.82, 0.98), (0.45, 0.60), (0.18, 0.30), (0.00, 0.12), (0.02, 0.05), (0.00, 0.06), (0, 2)),
-    "ultrasound": ((0.00, 0.10), (0.34, 0.50), (0.20, 0.32), (0.05, 0.20), (0.02, 0.05), (0.08, 0.20), (0, 1)),
-    "nuclear": ((0.10, 0.25), (0.40, 0.55), (0.22, 0.34), (0.00, 0.12), (0.02, 0.06), (0.00, 0.06), (1, 2)),
-    "oct": ((0.02, 0.10), (0.30, 0.44), (0.24, 0.36), (0.00, 0.06), (0.02, 0.05), (0.15, 0.30), (0, 0)),
-    "fundus": ((0.00, 0.05), (0.48, 0.60), (0.22, 0.34), (0.10, 0.25), (0.01, 0.03), (0.00, 0.04), (0, 2)),
-    "microscopy": ((0.78, 0.92), (0.52, 0.64), (0.24, 0.36), (0.00, 0.08), (0.01, 0.03), (0.00, 0.04), (0, 1)),
-    "histopathology": ((0.82, 0.95), (0.46, 0.60), (0.24, 0.36), (0.00, 0.06), (0.04, 0.08), (0.05, 0.15), (0, 0)),
-    "dermatoscopy": ((0.66, 0.78), (0.44, 0.56), (0.24, 0.34), (0.05, 0.15), (0.01, 0.04), (0.00, 0.06), (0, 2)),
-}
 
 
 def draw_look(modality: str, rng: np.random.Generator, spread: float = 1.0) -> Look:
@@ -192,7 +212,7 @@ def _stamp(image: np.ndarray, finding: Finding, look: Look, rng: np.random.Gener
 
 
 def _shape(kind: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return how far inside the shape a point lies, in half-widths (positive inside, 0 on the outline)."""
+    """Return how far inside the shape each point is, in half-widths (positive inside, 0 on the outline)."""
     radius = np.sqrt(x**2 + y**2)
     box = 1 - np.maximum(np.abs(x), np.abs(y))
     if kind == "disc":
@@ -213,49 +233,21 @@ def _shape(kind: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _smooth(image: np.ndarray) -> np.ndarray:
-    """Binomial 3x3 blur with repeated borders."""
+    """Blur an image by a binomial 3x3 filter with repeated borders."""
     padded = np.pad(image, 1, mode="edge")
     rows = (padded[:-2] + 2 * padded[1:-1] + padded[2:]) / 4
     return (rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / 4
 
 
-Language = Mapping[str, str]  # concept -> word
-
-_WORDS = packaged("phantom_words")
-CLINICAL: Language = _WORDS["clinical"]
-PLAIN: Language = {concept: concept for concept in CLINICAL}
-
-# concepts whose words a site may use the other way round: left of the patient or left of the picture
-PAIRS = (
-    ("left", "right"),
-    ("disc", "ring"),
-    ("bright", "dark"),
-    ("top", "bottom"),
-    ("cross", "stripes"),
-    ("bar", "column"),
-    ("wedge", "crescent"),
-)
-
-
 def dialect(language: Language, pairs: Iterable[tuple[str, str]]) -> Language:
-    """The language of a site that uses the words of some pairs of concepts the other way round."""
+    """Return the language of a site that swaps the words of some pairs of concepts."""
     other = {concept: partner for pair in pairs for concept, partner in (pair, pair[::-1])}
     return {concept: language[other.get(concept, concept)] for concept in language}
 
 
-# question type -> wordings; {finding}, {place}, {density} are filled from a language
-TEMPLATES: Mapping[str, list[str]] = _WORDS["templates"]
-QUESTION_TYPES = tuple(TEMPLATES)
-CLOSED_TYPES = frozenset({"presence", "placement", "density"})
-
-
-PLACES = ("top left", "top right", "bottom left", "bottom right")
-NOTHING = "nothing"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A worded question, its answer as a concept, and the quadrants that one has to look at."""
+    """A worded question, its answer as a concept, and the quadrants that the answer depends on."""
 
     text: str
     answer: str
@@ -273,10 +265,10 @@ def ask(
     kinds: tuple[str, ...] = KINDS,
     wordings: tuple[int, ...] = (0, 1, 2),
 ) -> Question:
-    """Ask one question of a type, about a scene with a finding; yes and no are equally likely, whatever the scene.
+    """Ask one question of a type about a scene with a finding; yes and no are equally likely, whatever the scene.
 
-    Every word comes from one of the languages at random; `kinds` and `wordings` say what questions may be about and how
-    they may be worded.
+    Each word comes from one of the languages at random; `kinds` and `wordings` limit the findings and wordings of
+    questions.
     """
     present = [finding for finding in scene.findings if finding.kind in kinds]
     target = present[rng.integers(len(present))]

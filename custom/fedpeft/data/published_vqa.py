@@ -41,14 +41,14 @@ def load_vqa_rad(settings: DataSettings) -> SiteData:
         trainset.json, testset.json, images/                    as MEVF passes it on
 
     MEVF's trainset.json has 3064 rows: 1267 of them (phrase_type `frame`) are templates that the owners did not publish
-    as pairs, and are left out. What remains is the official 1797 + 451. Where both layouts lie there, the owners' is
-    read. The papers print 1799 + 449; `split="paper"` is the official split.
+    as pairs, and are left out. The official 1797 + 451 remain. Where both layouts are there, the owners' is read. The
+    papers print 1799 + 449; `split="paper"` is the official split.
 
     202 of the 203 published test images are in train as well: use `split="image_disjoint"` for whatever claims to
     generalize.
 
-    As several sites: head, chest-a, chest-b, abd-a, abd-b (`settings.site`). The halves a and b have no image in
-    common, whatever the seed; vqa-rad (or None) is all of it.
+    As several sites: head, chest-a, chest-b, abd-a, abd-b (`settings.site`). The halves a and b share no image,
+    whatever the seed; vqa-rad (or None) is all of it.
     """
     site = settings.site or RAD
     if site != RAD and site not in PARTS:
@@ -178,11 +178,10 @@ def load_path_vqa(settings: DataSettings) -> SiteData:
         pvqa/images/{train,val,test}/train_0422.jpg
 
     The images are those of textbooks and a library. The copy on the hub (`flaviagiammarino/path-vqa`) has other files: `dataset: hugging_face` reads it. There is no
-    answer type: closed is what is answered by yes or no. A row without an image's name, question or answer is counted
+    answer type: questions with the answer yes or no are closed. A row without an image's name, question or answer is counted
     and left out. The papers do not use this set, so `split="paper"` is refused.
 
-    The tables are pickles. A pickle can run any program, so these are read with a reader that makes lists, mappings,
-    texts and numbers, and nothing else.
+    The tables are pickles. A pickle can run any program, so this reader makes only lists, mappings, texts and numbers.
     """  # noqa: E501
     refuse_paper(settings, "PathVQA")
     root = dataset_folder(settings)

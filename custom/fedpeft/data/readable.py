@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Whether a site's images can be read, and whether its backbone can take them: known before training.
 
-`data.unreadable` is the share of images that may be unreadable. With 0 the headers of the files are read when the data
-are loaded, and one bad file refuses the data; a file whose pixels turn out to be cut off ends the training that meets
-it. Above 0 every image is decoded once, on loading, so that the images that are skipped are known, counted and named at
-the site before the first round, and the same in every round.
+`data.unreadable` is the share of images that may be unreadable. With 0 only the headers of the files are read on
+loading, and one bad file refuses the data; a file with cut-off pixels ends the training that reads it. Above 0 every
+image is decoded once on loading, so that skipped images are counted and named at the site before the first round, and
+are the same in every round.
 
-What an image processor does with an image, such as a strip of 1000 x 3 pixels, follows from its size. A blank one goes
-through it for each of the sizes that are most unlike a square or smallest, until several in a row are taken.
+Whether an image processor takes an image, such as a strip of 1000 x 3 pixels, follows from its size. A blank image of
+each of the most extreme sizes, narrow or small, goes through it, until several in a row are taken.
 """
 
 from __future__ import annotations
@@ -32,9 +32,16 @@ LEFT_OUT = "its image cannot be read"
 NAMED = 5  # images that one message names
 _AT_ONCE = 4  # Pillow decodes several files at once
 
+Size = tuple[int, int]  # width and height
+TAKEN = 16  # sizes in a row that are taken; then all less extreme ones count as taken
+USUAL_SIDE = 224
+# what transformers' processors raise for an image that they cannot take, and Pillow for one without pixels
+REFUSED = (ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, MemoryError)
+REMEDY = "crop or pad it, or choose another backbone.name"
+
 
 def images_of(data: SiteData) -> dict[str, Any]:
-    """Return the images of a site that are not computed, by id."""
+    """Return the images of a site by id, except computed ones."""
     images = {example.image_id: example.image for examples in data.splits().values() for example in examples}
     return {image_id: image for image_id, image in images.items() if not isinstance(image, np.ndarray)}
 
@@ -61,16 +68,16 @@ def readable(data: SiteData, share: float) -> SiteData:
     if any(turned):
         note = f"{sum(turned):,} photographs are turned, as their EXIF orientation says."
         data = replace(data, notes=(*data.notes, note))
-    return without_problems(data, problems, of=len(images), share=share)
+    return skip_images(data, problems, of=len(images), share=share)
 
 
-def without_problems(data: SiteData, problems: Mapping[str, UnreadableImage], *, of: int, share: float) -> SiteData:
-    """Return a site's data without images that cannot be read, where they are no more than a share."""
+def skip_images(data: SiteData, problems: Mapping[str, UnreadableImage], *, of: int, share: float) -> SiteData:
+    """Return a site's data without bad images; refuse the data if these are more than a share."""
     if not problems:
         return data
     if len(problems) > share * of:
         raise refusal(data.site, problems.values(), of=of, share=share)
-    note = f"{len(problems):,} of {of:,} images cannot be read: {named(problems.values())}."
+    note = f"{len(problems):,} of {of:,} images cannot be read: {list_problems(problems.values())}."
     return data.without(problems, LEFT_OUT, note)
 
 
@@ -80,14 +87,14 @@ def refusal(site: str, problems: Iterable[UnreadableImage], *, of: int, share: f
     allowed = f"more than unreadable={share:g} allows" if share else "and unreadable=0 allows none"
     remedies = "; ".join(dict.fromkeys(problem.remedy for problem in problems))
     return DataError(
-        f"Site {site!r}: {len(problems):,} of {of:,} images cannot be read, {allowed} ({named(problems)}). "
+        f"Site {site!r}: {len(problems):,} of {of:,} images cannot be read, {allowed} ({list_problems(problems)}). "
         f"What helps: {remedies}. Or exclude these images, or set unreadable to the share that may be skipped; "
         f"a hospital sets it in its site policy."
     )
 
 
-def named(problems: Iterable[UnreadableImage]) -> str:
-    """Return the first images with what is wrong with each."""
+def list_problems(problems: Iterable[UnreadableImage]) -> str:
+    """Return a text with the first images and what is wrong with each."""
     problems = tuple(problems)
     shown = [f"{problem.image} {problem.why}" for problem in problems[:NAMED]]
     return "; ".join([*shown, *([f"and {len(problems) - NAMED:,} more"] if problems[NAMED:] else [])])
@@ -101,14 +108,6 @@ def _problem(image: Any, look: Callable[[Any], object]) -> UnreadableImage | Non
     return None
 
 
-Size = tuple[int, int]  # width and height
-TAKEN = 16  # sizes in a row that are taken, before the less extreme ones are believed to be
-USUAL_SIDE = 224
-# what transformers' processors raise for an image that they make nothing of, and Pillow for one without pixels
-REFUSED = (ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, MemoryError)
-REMEDY = "crop or pad it, or choose another backbone.name"
-
-
 def fitting(data: SiteData, settings: BackboneSettings, share: float, *, download: bool = True) -> SiteData:
     """Return a site's data without the images that its backbone cannot take."""
     images = images_of(data)
@@ -116,7 +115,7 @@ def fitting(data: SiteData, settings: BackboneSettings, share: float, *, downloa
         return data
     backbone = backbones.prepared(settings, download=download)
     problems = misfits(images, backbone, settings.name) if backbone else {}
-    return without_problems(data, problems, of=len(images), share=share)
+    return skip_images(data, problems, of=len(images), share=share)
 
 
 def misfits(images: Mapping[str, Any], backbone: Backbone, name: str) -> dict[str, UnreadableImage]:
@@ -128,11 +127,11 @@ def misfits(images: Mapping[str, Any], backbone: Backbone, name: str) -> dict[st
                 by_size[size].append(image_id)
     refused = refused_sizes(by_size, lambda size: takes(backbone, size))
     why = {size: f"is of {size[0]} x {size[1]} pixels, which backbone {name!r} cannot take" for size in refused}
-    return {one: UnreadableImage.of(images[one], why[size], REMEDY) for size in refused for one in by_size[size]}
+    return {name: UnreadableImage.of(images[name], why[size], REMEDY) for size in refused for name in by_size[size]}
 
 
 def refused_sizes(sizes: Iterable[Size], taken: Callable[[Size], bool]) -> list[Size]:
-    """Return the sizes that are not taken, of which the most extreme ones are tried first."""
+    """Return the sizes that are not taken; the most extreme ones are tried first."""
     sizes, refused = list(sizes), dict[Size, None]()
     for extreme in (lambda size: -max(size) / min(size), min):
         in_a_row = 0
@@ -146,10 +145,10 @@ def refused_sizes(sizes: Iterable[Size], taken: Callable[[Size], bool]) -> list[
 
 
 def takes(backbone: Backbone, size: Size) -> bool:
-    """Return whether a backbone makes a batch of an image of a size, and a square one.
+    """Return whether a backbone makes a batch from an image of this size and a square one.
 
     Raises:
-        LocalError: memory ran out, and the size is not the cause: scaled to the backbone's, an image may still be huge.
+        LocalError: memory ran out, although an image of this size, scaled for the backbone, is not huge.
     """
     side = backbone.image_size or USUAL_SIDE
     square = np.zeros((side, side, 3), np.uint8)

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Read rows of the publishers' files: JSON lists, JSON lines, CSV with a header, and lines with fields between bars.
 
-Texts are in one Unicode form (`clean_text`). Every row carries its file and line number for errors. No error repeats a
+Texts are in one Unicode form (`clean_text`). Every row has its file and line number for errors. No error repeats a
 question or an answer.
 
-Of a large CSV table, packed with gzip or not, only the columns that are needed are kept, and no more than a line is in
-memory. A packed file can unpack to a thousand times its size, so both the file and its lines have an upper limit.
+A large CSV table, packed with gzip or not, is read line by line, and only the needed columns are kept. A packed file
+can unpack to a thousand times its size, so both the file and its lines have an upper limit.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ from fedpeft.data.folders import either
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 INCOMPLETE = "it lacks an image, a question or an answer"
 MAX_NAMED = 20  # bad rows that one message names
-_MAX_LEVELS = 20
+_MAX_LEVELS = 20  # of nesting
 T = TypeVar("T")
 _SEPARATOR_LINE = re.compile(r'("?)sep=(?P<separator>[,;\t|])\1(?P=separator)* *(?:\r\n?|\n)', re.IGNORECASE)
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+MAX_BYTES = 2**29
+MAX_LINE = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class BadRows:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Gather the error of one row in place of raising it."""
+        """Gather the error of one row instead of raising it."""
         try:
             yield
         except DataError as error:
@@ -75,18 +78,18 @@ class BadRows:
             if self.count <= MAX_NAMED:
                 self._first.append(error)
 
-    def check(self, of: int) -> None:
-        """Refuse the file where a row was bad."""
+    def refuse_any(self, total: int) -> None:
+        """Refuse the file, of `total` rows, if a row was bad."""
         if self.count == 1:
             raise self._first[0]
         if self.count:
             some = f", the first {MAX_NAMED} are" if self.count > MAX_NAMED else ""
             lines = "\n".join(str(error).replace(f"{self._file}, ", "") for error in self._first)
-            raise DataError(f"{self._file}: {self.count:,} of {of:,} rows cannot be used{some}:\n{lines}")
+            raise DataError(f"{self._file}: {self.count:,} of {total:,} rows cannot be used{some}:\n{lines}")
 
 
-def of_rows(rows: Sequence[Row], read: Callable[[Row], T], bad: BadRows) -> list[T]:
-    """Return what `read` makes of each row, without those that it refuses, which are gathered."""
+def convert_rows(rows: Sequence[Row], read: Callable[[Row], T], bad: BadRows) -> list[T]:
+    """Return what `read` makes of each row; gather the errors of rows that it refuses."""
     made: list[T] = []
     for row in rows:
         with bad.gathering():
@@ -107,17 +110,11 @@ def reading(row: Row) -> Iterator[None]:
 
 def json_rows(path: Path, keys: Iterable[str]) -> list[Row]:
     """Read the records of a JSON list; each must have the keys."""
-    text = read_text(path)
-    try:
-        records = _parsed(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not valid JSON ({error.msg}, line {error.lineno}); download it again.") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is nested too deeply, or has too long a number; download it again.") from error
+    records = _parse(read_text(path), str(path), "download it again")
     if not isinstance(records, list):
         raise DataError(f"{path} is not a JSON list of records; put the publisher's file there.")
     rows = [Row(f"{path}, record {number}", record) for number, record in enumerate(records, 1)]
-    return _checked(path, rows, keys)
+    return _check_rows(path, rows, keys)
 
 
 def jsonl_rows(path: Path, bad: BadRows) -> list[Row]:
@@ -126,24 +123,34 @@ def jsonl_rows(path: Path, bad: BadRows) -> list[Row]:
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             with bad.gathering():
-                rows.append(_object(Row(f"{path}, line {number}", _of_line(line, f"{path}, line {number}"))))
-    return _checked(path, rows, (), bad=bad)
+                where = f"{path}, line {number}"
+                rows.append(_object(Row(where, _parse(line, where, "correct that line"))))
+    return _check_rows(path, rows, (), bad=bad)
 
 
-def _of_line(line: str, where: str) -> Any:
+def _parse(text: str, where: str, remedy: str) -> Any:
+    """Return the value of a JSON text; refuse deeper nesting than a record needs."""
     try:
-        return _parsed(line)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not valid JSON ({error.msg}); correct that line.") from error
+        line = f", line {error.lineno}" if "\n" in text else ""
+        raise DataError(f"{where} is not valid JSON ({error.msg}{line}); {remedy}.") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: nested too deeply, or with too long a number; correct that line.") from error
+        raise DataError(f"{where} is nested too deeply, or has too long a number; {remedy}.") from error
+    level = [value]
+    for _ in range(_MAX_LEVELS):
+        containers = [item for item in level if isinstance(item, (dict, list))]
+        level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+    if level:
+        raise DataError(f"{where} is nested too deeply; {remedy}.")
+    return value
 
 
 def csv_rows(path: Path, keys: Iterable[str], *, separator: str = "", bad: BadRows | None = None) -> list[Row]:
     """Read a CSV file with a header; quoted fields may hold separators and line breaks.
 
-    Without a separator that of the first line `sep=;` counts, or that of `SEPARATORS` which gives most of the keys,
-    which the file must have. `bad` gathers the lines that cannot be read; without it they are refused.
+    Without `separator`, that of the first line `sep=;` counts, or the one of `SEPARATORS` that gives most of the keys.
+    The file must have the keys. `bad` gathers the lines that cannot be read; without it they are refused.
     """
     gathered = bad or BadRows(path)
     (named, text), keys = without_separator_line(read_text(path)), tuple(keys)
@@ -167,12 +174,13 @@ def csv_rows(path: Path, keys: Iterable[str], *, separator: str = "", bad: BadRo
                 f"{path}, line {before + reader.reader.line_num}: not valid CSV ({error}); correct that line."
             ) from error
     if bad is None:
-        gathered.check(len(rows) + gathered.count)
-    return _checked(path, rows, keys, columns=reader.fieldnames or (), bad=bad)
+        gathered.refuse_any(len(rows) + gathered.count)
+    _check_columns(path, keys, reader.fieldnames or ())
+    return _check_rows(path, rows, keys, bad=bad)
 
 
 def _skips_blanks(text: str, separator: str) -> bool:
-    """Return whether a quote may stand behind blanks, as far as all quotes can be read so."""
+    """Return whether quotes may follow blanks, which holds if the whole text can be read so."""
     if separator == "\t" or f'{separator} "' not in text:
         return separator != "\t"
     try:
@@ -184,18 +192,18 @@ def _skips_blanks(text: str, separator: str) -> bool:
 
 
 def without_separator_line(text: str) -> tuple[str, str]:
-    """Return the separator of the line `sep=;` that stands first for Excel, empty without one, and the other lines."""
+    """Return the separator of a first line `sep=;`, as for Excel, empty without one, and the other lines."""
     first = _SEPARATOR_LINE.match(text)
     return (first["separator"], text[first.end() :]) if first else ("", text)
 
 
 def header(text: str, separator: str) -> list[str]:
-    """Return the first row of a CSV text with a separator; empty where it is none."""
+    """Return the first row of a CSV text with a separator; empty if it cannot be read."""
     try:
         return next(
             csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=separator != "\t"), []
         )
-    except csv.Error:  # said of the separator that is chosen, when the rows are read
+    except csv.Error:  # reading the rows with the chosen separator raises it again
         return []
 
 
@@ -221,23 +229,11 @@ def bar_rows(path: Path, fields: Sequence[str], *, alternatives: bool = False, s
             raise DataError(f"{where}: {len(parts)} fields, expected {expected}; correct that line.")
         values = dict(zip(fields, parts, strict=False))
         rows.append(Row(where, {**values, "alternatives": [part for part in parts[len(fields) :] if part]}))
-    return _checked(path, rows, fields)
-
-
-def _parsed(text: str) -> Any:
-    """Return the value of a JSON text; deeper nesting than a record needs is refused."""
-    value = json.loads(text)
-    level = [value]
-    for _ in range(_MAX_LEVELS):
-        inside = [one for one in level if isinstance(one, (dict, list))]
-        level = [inner for one in inside for inner in (one.values() if isinstance(one, dict) else one)]
-    if level:
-        raise ValueError("nested too deeply")
-    return value
+    return _check_rows(path, rows, fields)
 
 
 def text_bytes(path: Path, max_bytes: int = -1) -> bytes:
-    """Return the bytes of a file that has at most so many; -1: any number."""
+    """Return the bytes of a file with at most `max_bytes`; -1: any number."""
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1 if max_bytes >= 0 else -1)
@@ -267,20 +263,17 @@ def _line(data: bytes, place: int) -> int:
     return 1 + data.count(b"\n", 0, place)
 
 
-def _checked(
-    path: Path,
-    rows: list[Row],
-    keys: Iterable[str],
-    columns: Sequence[str] | None = None,
-    bad: BadRows | None = None,
-) -> list[Row]:
+def _check_columns(path: Path, needed: Sequence[str], there: Sequence[str]) -> None:
+    if missing := [column for column in needed if column not in there]:
+        raise DataError(f"{path} has no column {missing[0]!r}; it needs the columns {', '.join(needed)}.")
+
+
+def _check_rows(path: Path, rows: list[Row], keys: Iterable[str], bad: BadRows | None = None) -> list[Row]:
+    """Return rows with clean texts; refuse a file without rows, and a row without one of the keys."""
     keys = tuple(keys)
-    missing = [key for key in keys if columns is not None and key not in columns]
-    if missing:
-        raise DataError(f"{path} has no column {missing[0]!r}; it needs the columns {', '.join(keys)}.")
     if not rows:
         if bad:
-            bad.check(bad.count)
+            bad.refuse_any(bad.count)
         raise DataError(f"{path} holds no record; put the data set's file there.")
     for row in map(_object, rows):
         for key in keys:
@@ -295,12 +288,8 @@ def _object(row: Row) -> Row:
     return row
 
 
-MAX_BYTES = 2**29
-MAX_LINE = 2**16
-
-
 def table(root: Path, name: str) -> Path:
-    """Return the file of a table, `NAME.csv.gz` or `NAME.csv`; of both the packed one, which the owner publishes."""
+    """Return the file of a table, `NAME.csv.gz` as the owner publishes it, or else `NAME.csv`."""
     return either(root, f"{name}.csv.gz", f"{name}.csv", remedy="put the owners' table there")
 
 
@@ -319,9 +308,7 @@ def column_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, tuple
 
 def _rows(path: Path, reader: Iterator[list[str]], columns: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
     header = next(reader, [])
-    missing = [column for column in columns if column not in header]
-    if missing:
-        raise DataError(f"{path} has no column {missing[0]!r}; it needs the columns {', '.join(columns)}.")
+    _check_columns(path, columns, header)
     chosen = itemgetter(*map(header.index, columns))
     for number, record in enumerate(reader, 2):
         if len(record) == len(header):
@@ -331,6 +318,7 @@ def _rows(path: Path, reader: Iterator[list[str]], columns: Sequence[str]) -> It
 
 
 def _lines(path: Path, stream: IO[bytes] | gzip.GzipFile) -> Iterator[str]:
+    """Yield the lines of a table, within the limits of its size and lines."""
     size = 0
     while line := stream.readline(MAX_LINE + 1):
         size += len(line)

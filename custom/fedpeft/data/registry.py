@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Data sets by name, what each declares, and `load`, which reads one site's examples."""
+"""Data sets by name, what each declares, and `load`, which reads one site's examples.
+
+`data/__init__.py` registers the shipped data sets with `register`; `loaders.published_set` builds the published ones.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Origin:
     Args:
         title: as tables call it.
         address: where its owners, or who passes it on, have it.
-        terms: under which it may be used, as far as that is known; no replacement for the owners' own words.
+        terms: of its use, as far as they are known; no replacement for the owners' own words.
     """
 
     title: str
@@ -45,18 +48,18 @@ class DataSet:
         procedural: the data are computed, not measured; every table and picture of them says so.
         answers: returns all answers that any site with this data set can have, as its publisher lists them, for a head
             that is federated; None: there is no such list.
-        takes: those of `train_size`, `validation_size`, `test_size`, `dialects`, `label_skew`, `partition`, `columns`,
-            `window` and `uncertain` that it reads; others are refused.
-        metric: by which its sites are measured (`fedpeft.core.metrics`); empty: what lies at a site decides.
+        takes: which of `train_size`, `validation_size`, `test_size`, `dialects`, `label_skew`, `partition`, `columns`,
+            `window` and `uncertain` it reads; others are refused.
+        metric: the metric of its sites (`fedpeft.core.metrics`); empty: the data of a site decide.
         origin: its source and terms; None: it is a site's own, or computed.
-        recognized: whether a folder is in its layout (`fedpeft.data.folders`); None: it has none of its own.
+        recognized: whether a folder is in its layout (`fedpeft.data.folders`); None: it has no layout of its own.
         layout: the expected files, as messages show them.
         folders: names of its folder under FEDPEFT_DATA; `{site}` stands for the name of the site.
-        sites: names of the sites that it has by itself.
+        sites: names of its own sites.
         whole: the name of a site that has all of these, if there is one.
         allowed_by_default: the site policy allows it unless its `datasets` leaves it out.
-        as_sites: a sentence for whoever has a folder with several folders of it, on what these were taken for;
-            `{inside}` stands for the names of the folders in them.
+        as_sites: a sentence on how a folder with several folders of it was understood; `{inside}` stands for the names
+            of the folders in them.
     """
 
     load: Callable[[DataSettings], SiteData]
@@ -74,7 +77,7 @@ class DataSet:
     as_sites: str = ""
 
     def unread(self, setting: str) -> str:
-        """Return why a data set of the package does not read a setting of `data` that others read; empty: it does."""
+        """Return why a data set ignores a setting of `data` that others read; empty: it reads the setting."""
         if not self.procedural:
             return ""
         if setting in ("split", "validation_fraction", "test_fraction"):
@@ -91,7 +94,7 @@ register, names = DATASETS.register, DATASETS.names
 
 
 def packaged(name: str) -> Any:
-    """Return what a JSON file beside the loaders holds: names of classes, lists of answers, wordings of questions."""
+    """Return the content of a JSON file beside the loaders: names of classes, lists of answers or wordings."""
     return json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -130,12 +133,12 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
     try:
         data = data_set.load(settings)
     except DataError as error:
-        raise _with_layout(error, data_set, settings) from error
+        raise _add_layout(error, data_set, settings) from error
     if settings.exclude:
         data = data.without_images(settings.exclude)
     if dropped := frozenset(without):
         data = data.without(dropped, EXCLUDED)
-    if settings.samples is not None:  # what sites share, its loader has drawn before
+    if settings.samples is not None:  # where sites share the data, the loader has drawn them already
         used = {example.image_id for split in drawn(settings, *data.splits().values()) for example in split}
         images = {example.image_id for split in data.splits().values() for example in split}
         data = data.without(images - used, NOT_DRAWN)
@@ -151,8 +154,8 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
     return data
 
 
-def _with_layout(error: DataError, data_set: DataSet, settings: DataSettings) -> DataError:
-    """Return an error to which the expected files are added, where the data's folder is in another layout."""
+def _add_layout(error: DataError, data_set: DataSet, settings: DataSettings) -> DataError:
+    """Add the expected files to an error, where the data's folder is in another layout."""
     from fedpeft.data.folders import dataset_folder, list_folder
 
     if data_set.recognized is None or not data_set.folders:

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a site should know of its own data before it trains: what was left out, what is unusual, what does not vary.
+"""What a site should know about its own data before training: what was left out, what is unusual, what does not vary.
 
-That is also what a model that has learned nothing would reach on the test split, which tells a flat curve from a good
-one, and how many texts are longer than the backbone reads or writes. No sentence shows a text, an answer or a label.
+It also includes the figure that a model which has learned nothing would reach, to judge curves by, and how many texts
+are longer than the backbone reads or writes. No sentence shows a text, an answer or a label.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fedpeft.data.schema import SiteData
 def baseline(data: SiteData, *, min_images: int = 1) -> float | None:
     """Return the figure of the best constant answer, a fraction; None: nothing can be measured.
 
-    Accuracy and the macro-F1 of answers: the most frequent answer of training. Balanced accuracy: any one class. The
-    macro-F1 of labels: every label. Answers, classes or labels of fewer test images than `min_images` do not count in a
-    mean over these.
+    For accuracy and the macro-F1 of answers that is the most frequent answer of training, for balanced accuracy any
+    class, for the macro-F1 of labels every label. Means leave out answers, classes and labels of fewer than
+    `min_images` test images.
     """
     return (_OF_LABELS if data.labels else _OF_ANSWERS)[data.metric](data, min_images)
 
@@ -81,11 +81,11 @@ _OF_ANSWERS: _Baselines = {ACCURACY: _accuracy, BALANCED_ACCURACY: _balanced_acc
 
 
 def remarks(data: SiteData) -> Iterator[str]:
-    """Yield a sentence on each of these, for people at the site; nothing of it is sent."""
+    """Yield sentences on what was left out, is unusual, or does not vary, for people at the site; nothing is sent."""
     for why, count in data.left_out:
         yield f"{count:,} left out: {why}."
     yield from data.notes
-    yield from without_variety(data)
+    yield from remarks_on_variety(data)
 
 
 def unread_questions(data: SiteData, backbone: str) -> Iterator[str]:
@@ -98,8 +98,8 @@ def unread_questions(data: SiteData, backbone: str) -> Iterator[str]:
         )
 
 
-def without_variety(data: SiteData) -> Iterator[str]:
-    """Yield a sentence for each way in which a site has nothing to learn from, or nothing to be measured by."""
+def remarks_on_variety(data: SiteData) -> Iterator[str]:
+    """Yield a sentence where a site has nothing to learn, or nothing to measure."""
     if not data.labels:
         if data.answers_in_training == 1:
             yield "Training has one answer alone: the site trains, and its figure is that of the baseline."
@@ -116,7 +116,7 @@ def without_variety(data: SiteData) -> Iterator[str]:
 def cut_texts_of(
     data: SiteData, settings: BackboneSettings, *, answers: bool = False, download: bool = False
 ) -> Iterator[str]:
-    """Yield what `cut_texts` does, before the weights of a backbone are loaded."""
+    """Yield the sentences of `cut_texts` before the weights of a backbone are loaded."""
     if not BACKBONES.get(settings.name).reads_questions:
         return
     if backbone := backbones.prepared(settings, download=download):
@@ -124,7 +124,7 @@ def cut_texts_of(
 
 
 def cut_texts(data: SiteData, backbone: Backbone, *, answers: bool = False) -> Iterator[str]:
-    """Yield a sentence where texts are longer than a backbone reads, or answers than it reads or writes."""
+    """Yield a sentence where texts are longer than a backbone reads, or answers longer than it reads or writes."""
     examples = [example for split in data.splits().values() for example in split]
     yield from cut_questions((example.question for example in examples), backbone)
     if answers and not data.labels and (count := getattr(backbone, "answer_lengths", None)):
@@ -142,7 +142,7 @@ def cut_texts(data: SiteData, backbone: Backbone, *, answers: bool = False) -> I
 
 
 def cut_questions(questions: Iterable[str], backbone: Backbone) -> Iterator[str]:
-    """Yield a sentence where questions, or texts in their place, are longer than a backbone reads."""
+    """Yield a sentence where questions, or other texts, are longer than a backbone reads."""
     texts = Counter(filter(None, questions))
     if not texts or not (count := getattr(backbone, "text_tokens", None)):
         return

@@ -29,8 +29,7 @@ class Example:
     Args:
         image: path of the image file, or its place in a table, decoded when it is needed (`fedpeft.data.images`), or
             an (H, W, 3) uint8 array.
-        question: as its author wrote it; the text beside the image where there is no question, for instance a report;
-            empty: the image stands alone.
+        question: as its author wrote it, or another text for the image, for instance a report; empty: there is none.
         answer: normalized (`fedpeft.data.answers.normalize`), also the class of an image; empty where there are labels.
         closed: the question offers its answers (yes/no, or a choice); open otherwise.
         image_id: the same for all questions about one image, and in every data set that has the image (`synpic54610`).
@@ -38,7 +37,7 @@ class Example:
         alternatives: further answers that the publisher accepts as right, normalized.
         labels: what is in the image, of `SiteData.labels`; None: this is a question with an answer.
         unknown_labels: labels that may or may not apply; neither trained nor measured.
-        group: what never has images in two splits or at two sites, such as a patient; empty: the image alone.
+        group: a patient, or the like, whose images are never in two splits or at two sites; empty: only the image.
         written: class and labels as their author wrote them, where that differs from the normal form.
     """
 
@@ -56,7 +55,7 @@ class Example:
 
     @property
     def unit(self) -> str:
-        """The group, or the image where there is none: what is never divided."""
+        """The group, or else the image, which is never divided."""
         return self.group or self.image_id
 
 
@@ -69,11 +68,11 @@ class SiteData:
         train, validation, test: the splits; train and test hold at least one example.
         source: one sentence for tables and pictures on the data's origin, procedural or real.
         labels: all labels, sorted, where images have any number of them; empty: there are questions with one answer.
-        metric: by which the site is measured (`fedpeft.core.metrics`).
-        left_out: what of the publisher's files is in no split: (reason, number of samples). With the examples it adds
-            up to all samples in those files, so that none is lost without a word.
-        own_ids: ids of its images are names in its own folder, which say nothing about images of other sites.
-        notes: one sentence for each way in which the data are not what their papers print; counts, no answers.
+        metric: the site's metric (`fedpeft.core.metrics`).
+        left_out: samples of the publisher's files that are in no split: (reason, number). With the examples they add up
+            to all samples in those files, so that none is lost silently.
+        own_ids: ids of its images are names in its own folder, and say nothing about images of other sites.
+        notes: one sentence for each difference between the data and what their papers print; counts, no answers.
 
     Raises:
         DataError: train or test is empty, or an example does not have what the others have.
@@ -92,7 +91,7 @@ class SiteData:
 
     def __post_init__(self) -> None:
         for split in ("train", "validation", "test"):
-            object.__setattr__(self, split, tuple(getattr(self, split)))  # a loader may give lists, or what ends
+            object.__setattr__(self, split, tuple(getattr(self, split)))  # a loader may give lists or iterators
             if split != "validation" and not getattr(self, split):
                 gone = "".join(f"; {count:,} left out: {why}" for why, count in self.left_out)
                 raise DataError(
@@ -115,7 +114,7 @@ class SiteData:
         return len({normalize(example.answer) for example in self.train})
 
     def unseen_classes(self, vocabulary: AnswerVocabulary, examples: Iterable[Example], *, min_images: int = 1) -> int:
-        """How many answers of examples are not in a vocabulary, and have as many images at least."""
+        """How many answers outside a vocabulary have at least `min_images` of the examples."""
         return 0 if self.labels else vocabulary.unseen_classes(examples, min_images=min_images)
 
     def unseen(self, vocabulary: AnswerVocabulary) -> int:
@@ -123,7 +122,7 @@ class SiteData:
         return 0 if self.labels else vocabulary.unseen(self.test)
 
     def spellings(self) -> dict[str, str]:
-        """Return by class or label how it is mostly written, where that differs from the normal form."""
+        """Return by class or label its most frequent spelling, where that differs from the normal form."""
         written: dict[str, Counter[str]] = {}
         total: Counter[str] = Counter()
         for example in chain.from_iterable(self.splits().values()):
@@ -133,8 +132,8 @@ class SiteData:
         found = {}
         for name, counts in sorted(written.items()):
             counts[name] = total[name] - counts.total()
-            found[name] = max(sorted(counts), key=lambda one: counts[one])
-        return {name: one for name, one in found.items() if name != one}
+            found[name] = max(sorted(counts), key=lambda spelling: counts[spelling])
+        return {name: spelling for name, spelling in found.items() if name != spelling}
 
     def splits(self) -> dict[str, tuple[Example, ...]]:
         """Return the three splits by name."""
@@ -144,7 +143,7 @@ class SiteData:
         """Return the site's data with another metric.
 
         Raises:
-            DataError: its images have labels, which are measured by macro-F1 alone.
+            DataError: its images have labels, which are only measured by macro-F1.
         """
         if self.labels and metric != MACRO_F1:
             raise DataError(
@@ -155,7 +154,7 @@ class SiteData:
         return replace(self, metric=metric)
 
     def without_images(self, image_ids: Iterable[str]) -> SiteData:
-        """Return the site's data without some images, for images that another site has as well.
+        """Return the site's data without images that another site has as well.
 
         Raises:
             DataError: an id is not in the data, or a split becomes empty.
@@ -176,7 +175,7 @@ class SiteData:
 
 
 def added(*counts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Add up counts by reason, in the order of their first mention; what is 0 is left out."""
+    """Add up counts by reason, in the order of their first mention, without those of 0."""
     total: Counter[str] = Counter()
     for reason, count in chain.from_iterable(counts):
         total[reason] += count
@@ -184,7 +183,7 @@ def added(*counts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
 
 
 def balancing(examples: Sequence[Example]) -> list[float]:
-    """Return by example one over the number of examples of its class; with labels of the rarest of its labels."""
-    classes = [(one.answer,) if one.labels is None else one.labels or ("",) for one in examples]
+    """Return for each example one over the number of examples of its class, or of the rarest of its labels."""
+    classes = [(e.answer,) if e.labels is None else e.labels or ("",) for e in examples]
     counts = Counter(name for names in classes for name in names)
     return [1 / min(counts[name] for name in names) for names in classes]

@@ -2,8 +2,8 @@
 """The section `data` of a job: which examples a site holds.
 
 A window says which part of the range of an image with more than 8 bits becomes the 256 grays that a model sees.
-`{"center": 40, "width": 400}` is the part from center - width / 2 to center + width / 2, in Hounsfield units or what
-the image holds after its own rescaling. `{"percentiles": [1, 99]}` is the part between two percentiles of each image,
+`{"center": 40, "width": 400}` is the part from center - width / 2 to center + width / 2, in Hounsfield units or the
+values after the image's own rescaling. `{"percentiles": [1, 99]}` is the part between two percentiles of each image,
 for images without fixed units such as MRI.
 """
 
@@ -23,6 +23,20 @@ from fedpeft.data.registry import DATASETS, require_known
 
 if TYPE_CHECKING:
     import numpy as np
+
+SPLITS = ("published", "image_disjoint", "paper")
+MAX_DIALECTS = 7
+OWN_MIX = 1.0  # a label skew that changes nothing
+MAX_LABEL_SKEW = 10
+NATURAL, IID, DIRICHLET = PARTITIONS = ("natural", "iid", "dirichlet")
+IGNORED, AS_POSITIVE, AS_NEGATIVE = UNCERTAIN = ("ignore", "positive", "negative")
+MAX_PARTS = 10_000
+MAX_ANSWERS = 10_000
+COLUMNS = ("image", "question", "answer", "answer_type", "question_type", "split", "id")
+
+# which samples of a shared data set a site has
+SIZES = ("train_size", "validation_size", "test_size")
+DECIDE_PARTS = ("partition", "parts", "alpha", "seed", "samples", "uncertain", *SIZES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +81,6 @@ def window_of(settings: Mapping[str, Any]) -> Window | None:
     )
 
 
-SPLITS = ("published", "image_disjoint", "paper")
-MAX_DIALECTS = 7
-OWN_MIX = 1.0  # a label skew that changes nothing
-MAX_LABEL_SKEW = 10
-NATURAL, IID, DIRICHLET = PARTITIONS = ("natural", "iid", "dirichlet")
-IGNORED, AS_POSITIVE, AS_NEGATIVE = UNCERTAIN = ("ignore", "positive", "negative")
-MAX_PARTS = 10_000
-MAX_ANSWERS = 10_000
-COLUMNS = ("image", "question", "answer", "answer_type", "question_type", "split", "id")
-
-
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
     """Which examples a site holds.
@@ -102,7 +105,7 @@ class DataSettings:
         validation_size: validation examples of a site, likewise.
         test_size: test examples of a site, likewise.
         dialects: phantom and phantom_modalities only: how many of seven pairs of words (left and right, disc and ring,
-            ...) mean the opposite at about half of the sites, each pair at other ones. 0: all sites mean the same.
+            ...) mean the opposite at about half of the sites, others for each pair. 0: all sites mean the same.
         label_skew: phantom only: how much the sites differ in the types of question that they ask. 0: all ask the nine
             types equally often; 1: each has its own mix; between, a share of it. Above 1, at most 10: its weights of
             the types to this power, which makes the mix sharper.
@@ -111,26 +114,26 @@ class DataSettings:
             its part. No patient or image is at two sites.
         parts: number of sites that share it, with "iid" and "dirichlet".
         alpha: concentration of "dirichlet"; the smaller, the more the sites differ in their labels.
-        samples: at most so many samples of the data set, drawn by `seed` before sites share them; of a patient or an
-            image all or none. None: all.
-        train_share: share of a site's training samples, drawn by `seed` after all cuts, of a patient or an image all or
-            none. A smaller share is a part of a larger one. Validation and test stay whole.
-        metric: by which sites are measured: "accuracy", "balanced_accuracy" or "macro_f1"; empty: what their data
-            declare. Labels have macro_f1 alone. For questions it is the mean, over the answers that occur in the test
+        samples: the most samples of the data set that are used, drawn by `seed` before sites share them; all or none of
+            a patient or an image. None: all.
+        train_share: share of a site's training samples, drawn by `seed` after all cuts; all or none of a patient or an
+            image. A smaller share is a part of a larger one. Validation and test stay whole.
+        metric: the metric of sites: "accuracy", "balanced_accuracy" or "macro_f1"; empty: what their data declare.
+            Labels only have macro_f1. For questions it is the mean, over the answers that occur in the test
             split, of the F1 of one answer against all others. Several right answers count as one.
         columns: hugging_face only: what the columns of its tables are called, for instance {question: prompt}, of
             image, question, answer, answer_type, question_type, split, id.
         window: manifest only: which part of the range of gray values of more than 8 bits is shown (DICOM, NIfTI, 16-bit
             PNG and TIFF), {center: 40, width: 400} or {percentiles: [1, 99]}; not set: that of the file itself.
-        uncertain: MIMIC-CXR-JPG only: labels of which the report is uncertain are neither trained nor measured
+        uncertain: MIMIC-CXR-JPG only: labels that the report is uncertain about are neither trained nor measured
             ("ignore"), or count as "positive" or "negative".
         exclude: ids of images to leave out, for images that another site has (`fedpeft.data.duplicates`).
         unreadable: share of a site's images that may be unreadable and are then skipped and counted; above 0, every
             image is decoded once before training (`fedpeft.data.readable`).
         pool: names of sites whose data this one holds together: centralized training, in the simulator only.
-        answers: what a federated head tells apart (`method.head`), one list for all sites, in any order; not set: what
-            the data set itself declares. Training rows with other answers are left out, such test questions count as
-            wrong, and only the site's own log says how many. The file of each site must name the same list.
+        answers: what a federated head distinguishes (`method.head`), one list for all sites, in any order; not set:
+            what the data set itself declares. Training rows with other answers are left out, such test questions count
+            as wrong, and only the site's own log says how many. The file of each site must name the same list.
 
     Raises:
         DataError: names the argument, its value and what is allowed.
@@ -170,7 +173,7 @@ class DataSettings:
                     f"root={self.root!r} is not a folder name; give a path, or None to use FEDPEFT_DATA.",
                     setting="root",
                 )
-            # a home that is not there stays as it is: a job must not learn from an error which users a site has
+            # a missing home stays as it is: no error must tell a job which users a site has
             object.__setattr__(self, "root", Path(os.path.expanduser(self.root)))
         if self.site is not None and (not isinstance(self.site, str) or not self.site.strip()):
             raise DataError(
@@ -202,16 +205,16 @@ class DataSettings:
         object.__setattr__(self, "answers", listed_answers(self.answers))
 
     def sizes(self, defaults: Mapping[str, int]) -> dict[str, int]:
-        """Return the examples of each split of procedural data: those that are set, otherwise the default ones."""
+        """Return the number of examples in each split of procedural data: the settings, or else the defaults."""
         own = {"train": self.train_size, "validation": self.validation_size, "test": self.test_size}
         return {split: size if own[split] is None else own[split] for split, size in defaults.items()}
 
     def check_parts(self, common: Mapping[str, Any], of_sites: Mapping[str, Any]) -> None:
-        """Refuse other sites that share out this one's data set by other settings: a sample would be at two sites.
+        """Refuse sites that share this one's data set by other settings, because a sample could be at two sites.
 
-        `common` is the section of all sites, `of_sites` what single sites replace of it.
+        `common` is the section of all sites, `of_sites` what single sites replace in it.
         """
-        defaults = {one.name: one.default for one in fields(self)}
+        defaults = {declared.name: declared.default for declared in fields(self)}
         for site, own in of_sites.items():
             theirs = {**defaults, **common, **(own if isinstance(own, Mapping) else {})}
             shared = (theirs["dataset"], str(theirs["root"])) == (self.dataset, str(self.root))
@@ -226,7 +229,7 @@ class DataSettings:
                     )
 
     def _check_less(self) -> None:
-        """Check what leaves a part of the samples out."""
+        """Check the settings that leave out samples."""
         if self.samples is not None and (not is_whole(self.samples) or self.samples < 1):
             raise DataError(f"samples={self.samples!r} must be a whole number, 1 or more, or None.", setting="samples")
         if not is_finite(self.train_share) or not 0 < self.train_share <= 1:
@@ -306,13 +309,8 @@ class DataSettings:
             )
 
 
-# which samples of a shared data set a site has
-SIZES = ("train_size", "validation_size", "test_size")
-DECIDE_PARTS = ("partition", "parts", "alpha", "seed", "samples", "uncertain", *SIZES)
-
-
 def listed_answers(answers: Any) -> tuple[str, ...]:
-    """Return a list of answers in their normal form."""
+    """Return a job's list of answers in their normal form."""
     if not isinstance(answers, tuple | list) or not all(isinstance(a, str) and a.strip() for a in answers):
         raise DataError("answers must be a list of texts that are not empty.", setting="answers")
     normal = tuple(map(normalize, answers))
@@ -326,13 +324,13 @@ def listed_answers(answers: Any) -> tuple[str, ...]:
 
 
 def check_share(unreadable: float) -> None:
-    """Refuse what is no share of images that may be unreadable."""
+    """Refuse a value that is no share of images that may be unreadable."""
     if not is_number(unreadable) or not 0 <= unreadable < 1:
         raise DataError(f"unreadable={unreadable!r:.80} must be a number from 0 to below 1.", setting="unreadable")
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
-    """Refuse names of columns that are not text, or of what no table has."""
+    """Refuse names of columns that are not text, and keys that no table has."""
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) and name for name in columns.values()):
         raise DataError(f"columns={columns!r:.200} must give names of columns (text).", setting="columns")
     if unknown := [str(key) for key in columns if key not in COLUMNS]:

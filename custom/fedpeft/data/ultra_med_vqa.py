@@ -1,15 +1,15 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Ultra-MedVQA (F3OCUS, supplement C.1): questions at nine sites in six types, about images of which a class is known.
+"""Ultra-MedVQA (F3OCUS, supplement C.1): questions of six types at nine sites, about images with a known class.
 
 `fedpeft build-vqa` makes it of MedMNIST's files:
 
     <site>/manifest.csv, <site>/images/<set>/...        a folder for each site
 
-These folders lie below FEDPEFT_DATA; `root` is that of one site.
+These folders are below FEDPEFT_DATA; `root` is that of one site.
 
 The paper has a chat model rephrase each question. Here each type has several wordings, and a generator chooses among
-them. What "other biological attributes" are the paper does not say: here the kind of a cell, or whether an image is
-normal. How often a question is closed it does not say either: here `CLOSED_SHARE` of those about the class.
+them. The paper does not say what "other biological attributes" are: here the kind of a cell, or whether an image is
+normal. Nor does it say how often a question is closed: here `CLOSED_SHARE` of those about the class.
 
 The procedural set has nine sites too, each with images of one kind with classes, drawn here, and questions of the same
 types, shares and wordings.
@@ -55,9 +55,15 @@ CLOSED_SHARE = 0.25
 OPEN, CLOSED = _WORDINGS["open"], _WORDINGS["closed"]
 IS_NORMAL: list[str] = _WORDINGS["normal_or_abnormal"]
 
+_FITTING_ROUNDS, _MIN_SHARE = 200, 0.25
+
+GRADES = tuple(f"grade {number}" for number in range(QUADRANTS + 1))
+
+TAKES = frozenset({"train_size", "validation_size", "test_size"})
+
 
 class Subject(NamedTuple):
-    """What is known of all images of one set."""
+    """What is known about all images of one set."""
 
     modality: str  # as answers have it; empty: not known, and not asked for
     anatomy: str  # likewise
@@ -111,15 +117,12 @@ def _worded(wordings: Sequence[str], subject: Subject, rng: np.random.Generator,
     return wordings[int(rng.integers(len(wordings)))].format(name=name, in_anatomy=in_anatomy)
 
 
-_ROUNDS, _MIN = 200, 0.25
-
-
 def numbers(sets: Sequence[tuple[Subject, int]]) -> np.ndarray:
     """Return how many questions of each type a set gets, (sets, 6): one for each image.
 
     Rows and columns are scaled in turn to the images of the sets and to the published shares (iterative proportional
-    fitting), rows last; remainders go to the largest fractions. No set loses a type to that: in each pass it
-    keeps `_MIN` of what it would have alone, in the published shares of the types that can be asked about it.
+    fitting), rows last; remainders go to the largest fractions. No set loses a type: in each pass it keeps `_MIN_SHARE`
+    of what it would have by itself, in the published shares of the types that can be asked about it.
     """
     kinds = tuple(SHARES)
     allowed = np.array([[kind in subject.types for kind in kinds] for subject, _ in sets], dtype=float)
@@ -128,10 +131,10 @@ def numbers(sets: Sequence[tuple[Subject, int]]) -> np.ndarray:
     alone = allowed * shares
     alone *= (images / alone.sum(axis=1))[:, None]
     fit = alone
-    for _ in range(_ROUNDS):
+    for _ in range(_FITTING_ROUNDS):
         columns = fit.sum(axis=0)
         scale = np.divide(shares / shares.sum() * images.sum(), columns, out=np.zeros_like(columns), where=columns > 0)
-        fit = np.maximum(fit * scale, _MIN * alone)
+        fit = np.maximum(fit * scale, _MIN_SHARE * alone)
         fit *= (images / fit.sum(axis=1))[:, None]
     whole = np.floor(fit).astype(int)
     for row, exact, total in zip(whole, fit, images.astype(int), strict=True):
@@ -155,14 +158,11 @@ DATASET = DataSet(
 )
 
 
-GRADES = tuple(f"grade {number}" for number in range(QUADRANTS + 1))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collection:
-    """The images of a site: their look (`phantom_scene`) and what is known of them.
+    """The images of a site: their look (`phantom_scene`) and what is known about them.
 
-    A class shows as findings of its own kind; grades show as their number; a normal image has none.
+    A class appears as findings of its own kind, a grade as their number; a normal image has none.
     """
 
     look: str
@@ -193,14 +193,14 @@ def load_procedural(settings: DataSettings) -> SiteData:
 def all_answers() -> set[str]:
     """Return every answer that a site can have."""
     subjects = [collection.subject for collection in SITES.values()]
-    named = {word for one in subjects for word in (one.modality, one.anatomy, *one.classes) if word}
+    named = {word for subject in subjects for word in (subject.modality, subject.anatomy, *subject.classes) if word}
     return named | {"yes", "no", "normal", "abnormal"}
 
 
 def _drawn(site: str, prefix: str, count: int, rng: np.random.Generator) -> tuple[Example, ...]:
-    """Draw a split: types of questions in the shares that `build_vqa` gives this site among all of the same size."""
+    """Draw a split, with the types of questions that `build_vqa` gives this site if all sites have one size."""
     own = SITES[site]
-    alike = [(one.subject, count) for one in SITES.values()]
+    alike = [(collection.subject, count) for collection in SITES.values()]
     of_types = numbers(alike)[list(SITES).index(site)] if count else np.zeros(len(SHARES), dtype=int)
     examples = []
     for number, kind in enumerate(rng.permutation(np.repeat(list(SHARES), of_types))):
@@ -235,5 +235,4 @@ def _scene(site: str, name: str, rng: np.random.Generator) -> Scene:
     return Scene(region=region, modality=SITES[site].look, findings=findings)
 
 
-TAKES = frozenset({"train_size", "validation_size", "test_size"})
 PROCEDURAL = DataSet(load=load_procedural, procedural=True, answers=all_answers, takes=TAKES)

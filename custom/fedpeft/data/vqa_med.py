@@ -4,8 +4,8 @@
     synpic41148|what kind of image is this?|cta - ct angiography        a pair (id|question|answer)
     synpic42072|avascular necrosis|second answer                        reference answers (id|answer|answer...)
 
-Lines have no header, ids no extension, line ends are LF or CRLF. There is no answer type: closed is what is answered
-by yes or no.
+Lines have no header, ids no extension, line ends are LF or CRLF. There is no answer type: questions with the answer yes
+or no are closed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ from fedpeft.data.settings import DataSettings
 
 _PAIR = ("id", "question", "answer")
 
+_WITH_ANSWERS_2018 = "VQAMed2018Test-QA-Eval.csv"
+
+CATEGORIES = {"C1_Modality": "modality", "C2_Plane": "plane", "C3_Organ": "organ", "C4_Abnormality": "abnormality"}
+
 
 class Asked(NamedTuple):
-    """A row with `id` and `question`, its answers, of which the first is the one to learn, and its category."""
+    """A row with `id` and `question`, its answers (the first is learned), and its category."""
 
     row: Row
     answers: Sequence[str]
@@ -37,7 +41,7 @@ class Asked(NamedTuple):
 
 
 def examples(root: Path, images: str, asked: Iterable[Asked]) -> tuple[Example | None, ...]:
-    """Return an example of each row; None where the image, the question or every answer is missing."""
+    """Return the example of each row; None where the image, the question or every answer is missing."""
     folder = find(root, images, folder=True)
     known = images_below(folder)
 
@@ -52,13 +56,10 @@ def examples(root: Path, images: str, asked: Iterable[Asked]) -> tuple[Example |
     return tuple(example(*each) for each in asked)
 
 
-def without_incomplete(*splits: Sequence[Example | None]) -> tuple[list[tuple[Example, ...]], list[tuple[str, int]]]:
-    """Return the splits without incomplete rows, and how many those are, as `added` takes it."""
+def drop_incomplete(*splits: Sequence[Example | None]) -> tuple[list[tuple[Example, ...]], list[tuple[str, int]]]:
+    """Return the splits without incomplete rows, and the number of these, as `added` takes it."""
     whole = [tuple(each for each in split if each) for split in splits]
     return whole, [(INCOMPLETE, sum(map(len, splits)) - sum(map(len, whole)))]
-
-
-_WITH_ANSWERS_2018 = "VQAMed2018Test-QA-Eval.csv"
 
 
 def load_2018(settings: DataSettings) -> SiteData:
@@ -82,7 +83,7 @@ def load_2018(settings: DataSettings) -> SiteData:
         if long := [row for row in rows if len(row.values["alternatives"]) > 1]:
             raise DataError(f"{long[0].where}: it has more than four fields; correct that row.")
         answered = [Asked(row, row.values["alternatives"], "") for row in rows if row.values["alternatives"]]
-        [whole], _ = without_incomplete(examples(root, f"VQAMed2018{part}-images", answered))
+        [whole], _ = drop_incomplete(examples(root, f"VQAMed2018{part}-images", answered))
         parts.append(whole)
         without += len(rows) - len(whole)
     train, validation, test = parts
@@ -105,9 +106,6 @@ def load_2018(settings: DataSettings) -> SiteData:
 VQA_MED_2018 = published_set("vqa_med_2018", load_2018)
 
 
-CATEGORIES = {"C1_Modality": "modality", "C2_Plane": "plane", "C3_Organ": "organ", "C4_Abnormality": "abnormality"}
-
-
 def load_2019(settings: DataSettings) -> SiteData:
     """VQA-Med 2019 (ImageCLEF): modality, plane, organ and abnormality; 12792 + 2000 pairs and a test set of 500.
 
@@ -115,16 +113,16 @@ def load_2019(settings: DataSettings) -> SiteData:
         ImageClef-2019-VQA-Med-Validation/{All_QA_Pairs_val.txt,Val_images/,QAPairsByCategory/C1_Modality_val.txt,...}
         VQAMed2019Test/{VQAMed2019_Test_Questions_w_Ref_Answers.txt,VQAMed2019_Test_Images/}
 
-    The category of a training question comes from the files by category; where All_QA_Pairs is absent they are read in
-    its place, where they are absent the category stays empty. The test file has `id|category|question|answer`, with `#`
-    between the accepted answers; what stands in brackets may be left out (the organizers' README). `split="paper"`:
-    train and validation together (14792 pairs) against the test set of 500.
+    The category of a training question comes from the files by category; they replace All_QA_Pairs where it is absent,
+    and without them the category stays empty. The test file has `id|category|question|answer`, with `#` between the
+    accepted answers; text in brackets may be left out (the organizers' README). `split="paper"`: train and validation
+    together (14792 pairs) against the test set of 500.
     """
     root = dataset_folder(settings)
     tested = bar_rows(find(root, "VQAMed2019_Test_Questions_w_Ref_Answers.txt"), ("id", "category", *_PAIR[1:]))
-    (train, validation, test), incomplete = without_incomplete(
-        examples(root, "Train_images", _by_category(root, "train")),
-        examples(root, "Val_images", _by_category(root, "val")),
+    (train, validation, test), incomplete = drop_incomplete(
+        examples(root, "Train_images", _read_by_category(root, "train")),
+        examples(root, "Val_images", _read_by_category(root, "val")),
         examples(
             root,
             "VQAMed2019_Test_Images",
@@ -140,19 +138,19 @@ def load_2019(settings: DataSettings) -> SiteData:
 
 
 def _accepted(answer: str) -> list[str]:
-    """Return the accepted answers of the test file: each as it stands, without its brackets, and without what they say.
+    """Return the accepted answers of the test file: each as written, without brackets, and without text in brackets.
 
-    Of forms that are equal the first stays; one of nothing but brackets is none.
+    Equal forms count once; a form of nothing but brackets does not count.
     """
     forms = [
         " ".join(form.split())
-        for one in answer.split("#")
-        for form in (one, re.sub(r"[()]", " ", one), re.sub(r"\([^()]*\)", " ", one))
+        for accepted in answer.split("#")
+        for form in (accepted, re.sub(r"[()]", " ", accepted), re.sub(r"\([^()]*\)", " ", accepted))
     ]
     return [form for form in dict.fromkeys(forms) if re.search(r"\w", form)]
 
 
-def _by_category(root: Path, split: str) -> list[Asked]:
+def _read_by_category(root: Path, split: str) -> list[Asked]:
     by_category = {
         category: bar_rows(find(root, f"{stem}_{split}.txt"), _PAIR)
         for stem, category in CATEGORIES.items()
@@ -177,18 +175,16 @@ class Task1(NamedTuple):
     """Files of the questions about abnormalities."""
 
     year: int
-    # by split, in their order, the file of `id|question|answer[|further accepted answer...]` and the folder of its
-    # images
-    pairs: dict[str, tuple[str, str]]
+    pairs: dict[str, tuple[str, str]]  # by split in order, the file of `id|question|answer[|answer...]` and its images
     test: tuple[str, str, str]  # the files of questions and of reference answers, and the folder of their images
 
 
 def _task_1(settings: DataSettings, task: Task1) -> SiteData:
-    """Load one of these; the papers pool the last of the pairs with the test set, and do not read the others."""
+    """Load the questions of one year; the papers only pool the last of the pairs with the test set."""
     root = dataset_folder(settings)
     paper = settings.split == "paper"
     read = [_pairs(root, *files) for files in list(task.pairs.values())[-1 if paper else 0 :]]
-    splits, incomplete = without_incomplete(*read, _with_references(root, *task.test))
+    splits, incomplete = drop_incomplete(*read, _pair_with_references(root, *task.test))
     site, source = f"vqa-med-{task.year}", f"VQA-Med {task.year} (ImageCLEF), real data"
     if paper:
         parts = pooled([example for split in splits for example in split], settings)
@@ -203,10 +199,10 @@ def _pairs(root: Path, text: str, images: str) -> tuple[Example | None, ...]:
     return examples(root, images, (Asked(row, [row.values["answer"], *row.values["alternatives"]]) for row in rows))
 
 
-def _with_references(root: Path, questions: str, references: str, images: str) -> tuple[Example | None, ...]:
+def _pair_with_references(root: Path, questions: str, references: str, images: str) -> tuple[Example | None, ...]:
     question_file, answer_file = find(root, questions), find(root, references)
-    asked = _by_id(bar_rows(question_file, ("id", "question")))
-    answers = _by_id(bar_rows(answer_file, ("id", "answer"), alternatives=True))
+    asked = _index_by_id(bar_rows(question_file, ("id", "question")))
+    answers = _index_by_id(bar_rows(answer_file, ("id", "answer"), alternatives=True))
     if unpaired := sorted(asked.keys() ^ answers.keys()):
         raise DataError(
             f"{unpaired[0]} is in only one of {question_file} and {answer_file}; put the owners' two files there."
@@ -215,7 +211,7 @@ def _with_references(root: Path, questions: str, references: str, images: str) -
     return examples(root, images, (Asked(row, of_each[name]) for name, row in asked.items()))
 
 
-def _by_id(rows: Sequence[Row]) -> dict[str, Row]:
+def _index_by_id(rows: Sequence[Row]) -> dict[str, Row]:
     by_id: dict[str, Row] = {}
     for row in rows:
         if by_id.setdefault(row.text("id"), row) is not row:
@@ -233,8 +229,8 @@ def load_2020(settings: DataSettings) -> SiteData:
             VQAMed2020-VQAnswering-ValidationSet/{VQAnswering_2020_Val_QA_Pairs.txt,VQAnswering_2020_Val_images/}
         VQAMed2020-Task1-VQAnswering-Test-{Questions,ReferenceAnswers}.txt, Task1-2020-VQAnswering-Test-Images/
 
-    The test files may lie in a folder of their own. `split="paper"` needs no training set: FedPIA and F3OCUS pool
-    validation and test (1000 pairs) and split them 80:20; which pairs went where they do not say, so `seed` draws them.
+    The test files may be in a folder of their own. `split="paper"` needs no training set: FedPIA and F3OCUS pool
+    validation and test (1000 pairs) and split them 80:20; they do not say which pairs went where, so `seed` draws them.
     """
     test = "VQAMed2020-Task1-VQAnswering-Test"
     pairs = {

@@ -22,7 +22,7 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.duplicates import fingerprints
 from fedpeft.data.readable import images_of, refusal, unreadable
 from fedpeft.data.registry import DATASETS
-from fedpeft.data.remarks import cut_texts_of, remarks, unread_questions, without_variety
+from fedpeft.data.remarks import cut_texts_of, remarks, remarks_on_variety, unread_questions
 from fedpeft.data.schema import SiteData
 from fedpeft.doctor.context import PASS, Context, DataFacts, Finding, failed, passed, warned
 from fedpeft.job.federation import NONE, SETTING, several_backbones, usable
@@ -144,7 +144,7 @@ def check_data(context: Context) -> Iterator[Finding]:
         if not loaded.validation:
             yield from (finding(f"site {site}: {sentence}") for finding, sentence in _validation_problems(job))
         whole += [loaded] * opened.startswith("all")
-        serious = set(without_variety(loaded))
+        serious = set(remarks_on_variety(loaded))
         for remark in (*unread_questions(loaded, job.backbone.name), *_cut_texts(loaded, job, context.downloads)):
             yield warned(f"site {site}: {remark}")
         for remark in remarks(loaded):

@@ -2,10 +2,10 @@
 """How much a site would gain from training each layer, and how many layers fit into its memory.
 
 registry        the scores by name, their settings, and `score`, which computes any of them
-scoring_task    model, layers, batches and loss, checked once; a model's parameters by layer
+scoring_task    model, layers, batches and loss, checked once; a model's adapter parameters by layer
 lntk            principal eigenvalue of the layer's tangent kernel (F3OCUS), and Algorithm 1 as it is printed
-saliency        the other peers: by weights, gradients or change, and those that use neither model nor data
-jacobian        a Jacobian row for every sample without a loop over samples, by `capture`
+saliency        the other scores: by weights, gradients or change, and some that use neither model nor data
+jacobian        a Jacobian row for every sample without a loop over samples
 memory_budget   how many layers fit into a device's memory (Algorithm 46)
 
 scores = score(model_fn, layers, batches, loss, method="lntk")      # (L,) float64, sums to 1

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Rows of a model's Jacobian: the gradient of every sample's output with respect to every scored parameter.
 
-Samples do not see each other, so the gradient of the sum of their outputs holds every sample's own in its rows: one
-backward pass through the activations yields all per-sample gradients (below). For that the operations of the forward
+Samples do not see each other, so the gradient of the sum of their outputs holds the gradient of every sample in its
+rows: one backward pass through the activations yields all per-sample gradients. For that, the operations of the forward
 pass that read scored parameters are recorded. A weight may itself be computed from parameters (Compacter's Kronecker
-factors, two fused adapters): its rows are then carried back to them. Operations that are not known stay in autograd's
-graph, and are differentiated row by row.
+factors, two fused adapters): its rows are then carried back to them. Unknown operations stay in autograd's graph, and
+are differentiated row by row.
 
 Source: Goodfellow 2015, Efficient Per-Example Gradient Computations.
 
@@ -33,8 +33,11 @@ from torch.overrides import TorchFunctionMode
 from fedpeft.core.errors import FedpeftError
 
 Receive = Callable[[Tensor, int, Tensor], None]
-# hashes of the operations with which a model was found to keep its samples apart
+# by model: hashes of the operations that were found to keep its samples apart
 _INDEPENDENT: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+
+MAX_DERIVATION_LENGTH = 64  # autograd nodes between a weight and its parameters; with more it counts as an activation
+RowsOf = Callable[[Tensor, Tensor], Tensor]
 
 
 def jacobian_rows(
@@ -47,12 +50,12 @@ def jacobian_rows(
 ) -> tuple[int, int]:
     """Compute `d outputs[b, k] / d theta` for all b at once, one column k and one parameter at a time; return B and K.
 
-    With `captured`, a column costs one backward pass through the activations and what the rows themselves cost;
-    parameters in operations that are not in `CAPTURES` are differentiated row by row and added. Nothing is kept.
-    `outputs` runs the model and returns (B, K). `receive(parameter, k, rows)` gets rows (B, *parameter.shape) of at
-    least single precision once for each column at most; a parameter that a column does not depend on may be left out.
-    That samples do not depend on each other is checked with one more backward pass: once where the same `model` does
-    the same again.
+    With `captured`, a column costs one backward pass through the activations, and its rows; parameters in operations
+    that are not in `CAPTURES` are differentiated row by row and added. Nothing is kept.
+
+    `outputs` runs the model and returns (B, K). `receive(parameter, k, rows)` gets rows (B, *parameter.shape) in single
+    precision or wider, at most once for each column, and not where the column does not depend on the parameter. One
+    more backward pass checks that samples do not depend on each other, only once for the same operations of `model`.
     """
     if gradients == "rows":
         tape, values = None, outputs()
@@ -82,7 +85,7 @@ def jacobian_rows(
 
 
 def _recorded(outputs: Callable[[], Tensor], parameters: Sequence[Tensor]) -> tuple[Tape, Tensor]:
-    """Run the model under a tape; again if an operation was captured whose first dimension is not B."""
+    """Run the model under a tape, and again if it captured an operation whose first dimension is not B."""
     samples = None
     while True:
         tape = Tape(parameters, samples)
@@ -94,7 +97,7 @@ def _recorded(outputs: Callable[[], Tensor], parameters: Sequence[Tensor]) -> tu
 
 
 def _reached(values: Tensor, parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple]]:
-    """Return the parameters that autograd's graph reaches, of operations not captured, and what its nodes do."""
+    """Return the parameters that autograd reaches through uncaptured operations, and what the nodes of its graph do."""
     scored, reached = {id(p) for p in parameters}, set()
     operations: list[tuple] = []
     visited, queue = set(), [values.grad_fn]
@@ -122,7 +125,7 @@ def _row_by_row(values: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Sums:
-    """Sums the rows of all uses of a parameter, and passes them on when they are complete."""
+    """Adds up the rows of all uses of a parameter, and passes the sum on when it is complete."""
 
     def __init__(self, uses: Sequence[Use], uncaptured: Sequence[Tensor], receive: Callable[[Tensor, Tensor], None]):
         self.receive = receive
@@ -153,7 +156,7 @@ class _Sums:
             self.receive(parameter, rows)
 
     def finish(self) -> None:
-        """Carry rows of computed weights back to their parameters, and pass on all remaining rows."""
+        """Carry the rows of computed weights back to their parameters, and pass on all remaining rows."""
         for use, rows in self.derived:
             pulled = torch.autograd.grad(
                 use.weight,
@@ -266,7 +269,7 @@ CAPTURES = {
 
 
 def _tokens(tensor: Tensor) -> Tensor:
-    """(B, ..., d) -> (B, T, d)."""
+    """Reshape (B, ..., d) to (B, T, d)."""
     return tensor.unsqueeze(1) if tensor.ndim == 2 else tensor.flatten(1, -2)
 
 
@@ -276,21 +279,16 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def _repeats(weight: Tensor, x: Tensor) -> bool:
-    """Return whether a weight is the same for every sample of x (B, ...), and broadcasts to it without enlarging it."""
+    """Return whether a weight is the same for all samples of x (B, ...), and broadcasts to x without enlarging it."""
     if weight.ndim > x.ndim or (weight.ndim == x.ndim and len(weight) != 1):
         return False
     return all(own in (1, size) for own, size in zip(reversed(weight.shape), reversed(x.shape), strict=False))
 
 
 def _sum_to(values: Tensor, shape: torch.Size) -> Tensor:
-    """Sum (B, ...) to (B, *shape), where shape broadcasts to one sample."""
+    """Sum values (B, ...) to (B, *shape), where shape broadcasts to one sample."""
     padded = (1,) * (values.ndim - len(shape)) + tuple(shape)
     return values.sum_to_size(len(values), *padded[1:]).reshape(len(values), *shape)
-
-
-MAX_DERIVATION_LENGTH = 64  # autograd nodes between a weight and its parameters; beyond, it counts as an activation
-
-RowsOf = Callable[[Tensor, Tensor], Tensor]
 
 
 class Use(NamedTuple):
@@ -304,7 +302,7 @@ class Use(NamedTuple):
 class Tape(TorchFunctionMode):
     """While active, replaces linear, normalizing and scaling operations on scored parameters by captured ones.
 
-    Operations whose input's first dimension is not `samples` are left alone; None: B is not known yet.
+    Operations with another first dimension of their input than `samples` are left alone; None: B is not known yet.
     """
 
     def __init__(self, parameters: Sequence[Tensor], samples: int | None) -> None:
@@ -314,7 +312,7 @@ class Tape(TorchFunctionMode):
         self.first_dimensions: set[int] = set()
         self.uses: list[Use] = []
         self.operations: list[tuple] = []  # what was captured: kind and shapes, without the samples and their tokens
-        self.anchor = torch.zeros((), requires_grad=True)  # what makes autograd visit every captured operation
+        self.anchor = torch.zeros((), requires_grad=True)  # makes autograd visit every captured operation
         self.take: Callable[[Sequence[Use], Tensor, Tensor], None] | None = None
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -349,9 +347,9 @@ class Tape(TorchFunctionMode):
     def check_independence(self, output: Tensor) -> None:
         """Refuse a model whose samples depend on each other, or are not the first dimension of its layers' inputs.
 
-        Checks every captured operation with one number of sample 0.
+        `output` is one number of sample 0; no captured operation may pass a gradient to another row.
         """
-        others: list[Tensor] = []  # of each operation: whether a row that is not the first counts
+        others: list[Tensor] = []  # by operation, whether another row than the first has a gradient
         self.take = lambda uses, x, g: others.append(g[1:].nan_to_num().any())
         torch.autograd.grad(output, self.anchor, retain_graph=True, allow_unused=True)
         self.take = None

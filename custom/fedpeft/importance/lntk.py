@@ -8,15 +8,15 @@ the paper's kernel, the outputs are all logits, (n*C, p_l), or those of each sam
 With `target="loss"` they are the n samples' losses, (n, p_l): cheaper, and another order of the layers. Where one pass
 yields all rows, only the (n, n) kernels are ever held; otherwise the rows of as many layers as fit into `HELD_BYTES`.
 
-The directions are the few combinations of its logits to which a sample is most sensitive, so that a kernel needs few
-backward passes:
+The directions of a sample are the few combinations of its logits that react most to the parameters, so that a kernel
+needs few backward passes:
 
     J_b (C, p)  Jacobian of sample b's logits with respect to the last layer's parameters
     P_b (C, q)  its q leading left singular vectors
 
 Any P with orthonormal columns gives `lambda_1(P^T Theta P) <= lambda_1(Theta)`, with equality for q = C (Cauchy's
 interlacing theorem), so these directions never raise a score. They are taken at the last layer because a backward pass
-that ends there costs little. Rows are hashed to `HASHED` numbers with random signs, which keeps their inner products
+to that layer costs little. Rows are hashed to `HASHED` numbers with random signs, which keeps their inner products
 unbiased and their memory small; the hash is the same in every call.
 
 Source of the kernel: Saha et al., F3OCUS (CVPR 2025), Client-level Layer Importance.
@@ -37,7 +37,11 @@ from fedpeft.importance.registry import LayerSum, LNTKSettings
 from fedpeft.importance.saliency import squared_gradients
 from fedpeft.importance.scoring_task import ScoringTask
 
-SAFE = 1e-25, 1e35  # squared lengths beyond these leave the range of single precision
+SAFE = 1e-25, 1e35  # the range of squared lengths that single precision can hold
+
+HASHED = 1024  # numbers of a hashed row
+MAX_BYTES_OF_DIRECTIONS = 2**29
+HELD_BYTES = 2**30
 
 
 def principal_eigenvalue(gram: Tensor) -> float:
@@ -77,14 +81,10 @@ def gram(rows: Tensor) -> Tensor:
     return (scaled @ scaled.T).to("cpu", torch.float64) * largest**2
 
 
-HASHED = 1024
-MAX_BYTES_OF_DIRECTIONS = 2**29
-
-
 def leading_directions(task: ScoringTask, batch: Any, count: int) -> Tensor:
     """Return orthonormal combinations of every sample's logits (n, C, min(count, C)), in single precision or wider.
 
-    The task's last layer is the one that is differentiated, once for each class.
+    They come from the task's last layer, differentiated once for each class.
     """
     last = list({id(p): p for p in list(task.layers.values())[-1]}.values())
     hashes: dict[int, _Hash] = {}
@@ -103,12 +103,12 @@ def leading_directions(task: ScoringTask, batch: Any, count: int) -> Tensor:
 
     jacobian_rows(logits, last, receive, gradients=task.gradients, model=task.model)
     kept = min(count, hashed.shape[1])
-    # of one sample at a time, because C x C for all of them may not fit; a NaN is found in the kernel, by its layer
+    # one sample at a time, because C x C for all of them may not fit; the kernel of the layer shows a NaN
     return torch.stack([torch.linalg.eigh(rows @ rows.T)[1][:, -kept:] for rows in hashed.nan_to_num()])
 
 
 class _Hash:
-    """Adds every number of a row, with a random sign, to one of `width` places."""
+    """Adds every number of a row to one of `width` places, with a random sign."""
 
     def __init__(self, parameter: Tensor, width: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -122,14 +122,8 @@ class _Hash:
         return rows.new_zeros(len(rows), self.width).index_add_(1, self.places, rows * self.signs)
 
 
-HELD_BYTES = 2**30
-
-
 class Outputs(NamedTuple):
-    """What is differentiated: a function that runs the model on a batch, to (n, K), and how many rows to make room for.
-
-    Losses have few rows: no layers are put off for them.
-    """
+    """A function that runs the model on a batch and returns (n, K), and how many rows need memory (0 for losses)."""
 
     run: Callable[[], Tensor]
     rows: int
@@ -146,12 +140,12 @@ def kernels(task: ScoringTask, settings: LNTKSettings) -> list[Tensor]:
     if settings.target == "loss" and len(batches) == 1:
         return _kernels_of_one_pass(task)
     outputs = [_outputs(task, settings, batch) for batch in batches]
-    groups = _groups(task, sum(one.rows for one in outputs))
+    groups = _groups(task, sum(output.rows for output in outputs))
     return [kernel for group in groups for kernel in _kernels(task, outputs, group)]
 
 
 def _kernels_of_one_pass(task: ScoringTask) -> list[Tensor]:
-    """Return the (n, n) kernels, each the sum over the layer's tensors, whose rows are dropped at once."""
+    """Return the (n, n) kernels of all layers; the rows of each tensor are added to them and dropped at once."""
     kernels: list[Tensor] = [torch.zeros(1, 1, dtype=torch.float64) for _ in task.layers]
 
     def receive(parameter: Tensor, column: int, rows: Tensor) -> None:
@@ -175,10 +169,10 @@ def _kernels(task: ScoringTask, outputs: Sequence[Outputs], layers: Sequence[int
     parameters = list({id(p): p for layer in layers for p in groups[layer]}.values())
     held: dict[int, dict[int, Tensor]] = {id(p): {} for p in parameters}
     sizes: list[int] = []
-    for one in outputs:
+    for output in outputs:
         first = len(sizes)
         samples, columns = jacobian_rows(
-            one.run,
+            output.run,
             parameters,
             lambda p, column, rows, first=first: held[id(p)].update({first + column: rows.flatten(1)}),
             gradients=task.gradients,
@@ -191,7 +185,7 @@ def _kernels(task: ScoringTask, outputs: Sequence[Outputs], layers: Sequence[int
 
 
 def _groups(task: ScoringTask, rows: int) -> list[list[int]]:
-    """Group layers of which so many rows fit into memory together."""
+    """Group layers whose rows fit into memory together."""
     groups: list[list[int]] = []
     free = 0
     for number, group in enumerate(task.layers.values()):
@@ -205,6 +199,7 @@ def _groups(task: ScoringTask, rows: int) -> list[list[int]]:
 
 
 def _outputs(task: ScoringTask, settings: LNTKSettings, batch: Any) -> Outputs:
+    """Return what is differentiated: losses, all logits, or logits along their leading directions."""
     if settings.target == "loss":
         return Outputs(lambda: task.losses(batch).unsqueeze(1), rows=0)
     if not settings.directions:
@@ -213,15 +208,15 @@ def _outputs(task: ScoringTask, settings: LNTKSettings, batch: Any) -> Outputs:
         return Outputs(lambda: task.logits(batch), rows)
     directions = leading_directions(task, batch, settings.directions)
 
-    def along_directions() -> Tensor:
+    def projected() -> Tensor:
         logits = wide(task.logits(batch))
         return torch.bmm(logits.unsqueeze(1), directions.to(logits.dtype)).squeeze(1)
 
-    return Outputs(along_directions, rows=len(directions) * directions.shape[2])
+    return Outputs(projected, rows=len(directions) * directions.shape[2])
 
 
 def _stacked(parts: dict[int, Tensor], sizes: Sequence[int]) -> Tensor:
-    """Return the rows of all passes (n, p), zero if a pass does not depend on the parameter."""
+    """Return the rows of all passes (n, p), zeros for a pass that does not depend on the parameter."""
     some = next(iter(parts.values()))
     return torch.cat([parts.get(k, some.new_zeros(size, some.shape[1])) for k, size in enumerate(sizes)])
 

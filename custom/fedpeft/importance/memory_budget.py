@@ -9,9 +9,9 @@ optimizer state, and the activations that backpropagation has to keep. On CUDA f
 elsewhere from the tensors that autograd saves during a forward pass, or, where layers are computed again on the way
 back (checkpointing), from the bytes of all tensors that are alive at once.
 
-Which layers train already matters: in a frozen backbone, the first layer pays for the whole way back to it, and every
-later one only for itself. With `choice="any"` (default) every layer is measured beside the first, and they are charged
-the costliest first, so that any choice of as many layers fits. With `choice="last"` they are added from the last on;
+It matters which layers train: in a frozen backbone, the first layer pays for the whole way back to it, and every later
+one only for itself. With `choice="any"` (default) every layer is measured together with the first, and the costliest
+are charged first, so that any choice of that many layers fits. With `choice="last"` they are added from the last on;
 every layer then pays for its own activations, which is the independent estimate per layer of the paper, and only the
 last layers surely fit.
 
@@ -104,7 +104,7 @@ def layer_memory(
 ) -> tuple[float, Tensor]:
     """Return the bytes of a training step without any layer, and those that each further layer adds, (L,) float64.
 
-    The first value is of the first layer that the budget counts: the costliest, or the last one with `choice="last"`.
+    The budget counts the costliest layer first, or with `choice="last"` the last one, and the values are in that order.
     The optimizer's state of parameters in no layer (the head) is part of the step. Arguments as for `layer_budget`.
 
     Example:
@@ -132,7 +132,7 @@ def layer_memory(
         return measure(lambda: loss(model_fn(batch), batch).mean(), model)
 
     device = everything[0].device
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]  # of a model that trains they change
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]  # training mode changes them
     try:
         with (
             torch.inference_mode(False),
@@ -164,8 +164,8 @@ def layer_memory(
 def _costliest_first(costs: Sequence[float], alone: float) -> list[float]:
     """Return what the n-th layer adds to the most that any n - 1 layers need.
 
-    Costs are of the first layer, with the way back to it, and of each other one beside it; `alone` is the first layer's
-    share without the way back: any other choice pays for the way, not for this.
+    `costs` has the first layer with the way back to it, and each other layer together with the first. `alone` is the
+    first layer's cost without the way back: any other choice pays for the way, not for this.
     """
     way = max(0, costs[0] - alone)
     others = sorted(costs[1:], reverse=True)
@@ -186,11 +186,11 @@ def available_memory(device: torch.device) -> float:
 
 
 def _cuda_peak(step: Callable[[], Tensor], model: nn.Module) -> int:
-    """Return the bytes by which a forward and backward pass raises the device's peak, gradients included."""
+    """Return how many bytes a forward and backward pass adds to the device's peak, gradients included."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device = next(model.parameters()).device
     peak = 0
-    for _ in range(2):  # the first pass also pays for workspaces that stay
+    for _ in range(2):  # the first pass also allocates workspaces that stay
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -204,7 +204,7 @@ def _cuda_peak(step: Callable[[], Tensor], model: nn.Module) -> int:
 
 
 class _Allocated(TorchDispatchMode):
-    """While active, counts the bytes of new tensors that are alive at once, `peak`."""
+    """While active, counts the bytes of new tensors, and their largest sum at one time (`peak`)."""
 
     def __init__(self, resident: Iterable[Tensor]) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ class _Allocated(TorchDispatchMode):
 
 
 def _allocated_peak(step: Callable[[], Tensor], model: nn.Module) -> int:
-    """Return the bytes that a forward and backward pass needs at once, with gradients and what is computed again."""
+    """Return the most bytes that a forward and backward pass holds, with gradients and what is computed again."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with _Allocated((*model.parameters(), *model.buffers())) as allocated:
         value = step()
@@ -246,8 +246,10 @@ def _saved_bytes(step: Callable[[], Tensor], model: nn.Module) -> int:
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in resident:
-            kept[storage.data_ptr()] = storage.nbytes()  # alive until the graph goes: the address is its own
-        return tensor.detach()  # the tensor itself would keep the graph, and so all that it saved
+            kept[storage.data_ptr()] = (
+                storage.nbytes()
+            )  # alive until the graph is freed, so that no other tensor gets its address
+        return tensor.detach()  # the tensor itself would keep the graph and everything in it
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         value = step()

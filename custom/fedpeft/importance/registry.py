@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Scores by name. A new one is one file with a function and one line below; imported when it is first used."""
+"""Scores by name; a new one is a file with a function and a `register` line at the end, imported on first use."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from fedpeft.core.settings import at_least, build, hints_of, no_settings, one_of
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+Score = Callable[..., "Tensor"]  # (task[, settings]) -> (L,); the annotation of settings names their dataclass
+SCORES: Registry[Score] = Registry("score", "fedpeft.scores", Callable)
+register, names = SCORES.register, SCORES.names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,21 +36,21 @@ class LayerSum:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerMean(LayerSum):
-    """The same for a score that is defined as a mean."""
+    """The same settings for a score that is defined as a mean."""
 
     reduce: str = "mean"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SNIPSettings(LayerSum):
-    """Settings of `snip`, a product with the weights, which gives a LoRA 0 until its B has trained."""
+    """Settings of `snip`; as a product with the weights it is 0 for a LoRA until its B has trained."""
 
     zero_until_trained: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class SynFlowSettings(LayerMean):
-    """Settings of `synflow`, the same."""
+    """Settings of `synflow`, which is also 0 for a LoRA until its B has trained."""
 
     zero_until_trained: ClassVar[bool] = True
 
@@ -151,11 +155,6 @@ class MemorySettings:
         at_least("reserved_mib", self.reserved_mib, 0)
 
 
-Score = Callable[..., "Tensor"]  # (task[, settings]) -> (L,); the annotation of settings names their dataclass
-SCORES: Registry[Score] = Registry("score", "fedpeft.scores", Callable)
-register, names = SCORES.register, SCORES.names
-
-
 def method_settings(method: str, values: Mapping[str, Any] | None = None) -> Any:
     """Return a score's settings from a job's values, checked; None if it has none."""
     cls = hints_of(SCORES.get(method)).get("settings")
@@ -191,15 +190,15 @@ def score(
         layers: layer -> its L groups of parameters, those that could be trained; their order is the result's.
         batches: arguments of `model_fn` and `loss`. One batch of n samples needs the least time and memory.
         loss: from logits and batch to one loss for each sample (B,).
-        outputs: from logits and batch to the outputs (B, C) of which scores of the logits are taken; None: the logits.
+        outputs: from logits and batch to the outputs (B, C) that scores of logits use instead; None: the logits.
         method: one of `names()`.
         normalize: divide by the sum; scores that can be negative (`grasp`) are shifted first, the smallest to 0.
             False: the method's own numbers.
-        gradients: how per-sample gradients are computed: `captured` in one backward pass, or one backward pass for each
-            of the `rows` of the Jacobian: slow, for any model, and what `captured` is tested against.
+        gradients: how per-sample gradients are computed: `captured` in one backward pass, or with one backward pass for
+            each of the `rows` of the Jacobian, which is slow, works for any model, and tests `captured`.
         generator: source of randomness; `fd` needs it.
-        model: the whole module, whose weights `synflow` takes in absolute value for one pass. With it, that samples do
-            not depend on each other is checked once, and not in every call.
+        model: the whole module, whose weights `synflow` takes in absolute value for one pass. With it, the check that
+            samples do not depend on each other runs once, and not in every call.
         previous: the parameters before the last training, grouped as `layers`; `fedselect` needs it.
         settings: the method's own, such as those of `LNTKSettings`.
 
@@ -235,12 +234,13 @@ def score(
     )
     with trainable(task.parameters):
         scores = function(task) if own_settings is None else function(task, own_settings)
-    scores = _checked(scores, method, len(task.layers)).detach().double().cpu()
+    scores = _check_scores(scores, method, len(task.layers)).detach().double().cpu()
     task.check_finite(scores)
     return normalized(scores, method) if normalize else scores
 
 
-def _checked(scores: Any, method: str, layers: int) -> Tensor:
+def _check_scores(scores: Any, method: str, layers: int) -> Tensor:
+    """Return the scores of a method; refuse what is not one number for each layer."""
     from torch import Tensor
 
     if not isinstance(scores, Tensor) or scores.shape != (layers,):
@@ -267,7 +267,7 @@ def normalized(scores: Tensor, method: str) -> Tensor:
                 f"{method} gives every layer 0, which cannot be made to sum to 1: the layers do not influence the "
                 f"outputs yet (or, for fedselect, have not changed); use another method here, or normalize=False."
             )
-        return scores.new_full(scores.shape, 1 / len(scores))  # one negative value for all of them
+        return scores.new_full(scores.shape, 1 / len(scores))  # all layers have the same negative value
     return shifted / total
 
 

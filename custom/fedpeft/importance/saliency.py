@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Peers of the kernel: layers valued by weights, gradients or change, or without model and data.
+"""Other scores than the kernel: by weights, gradients or change, and some that use neither model nor data.
 
 Most give every parameter one value, which is summed or averaged over a layer. g is the gradient of the mean loss over
 all samples, theta a parameter.
@@ -29,7 +29,7 @@ from fedpeft.importance.registry import (
 from fedpeft.importance.scoring_task import ScoringTask
 
 Values = Mapping[int, Tensor]  # id of a parameter -> a tensor of its shape
-MASKED = -1e4  # what an additive mask holds of a place that is not attended, or less
+MASKED = -1e4  # additive masks have this or less where nothing is attended
 
 
 def magnitude(task: ScoringTask, settings: LayerSum) -> Tensor:
@@ -37,7 +37,7 @@ def magnitude(task: ScoringTask, settings: LayerSum) -> Tensor:
 
     Source: Han et al. 2015, Learning both Weights and Connections.
     """
-    return over_layers(task, {id(p): p.detach().abs() for p in task.parameters}, settings.reduce)
+    return reduce_by_layer(task, {id(p): p.detach().abs() for p in task.parameters}, settings.reduce)
 
 
 def fishmask(task: ScoringTask, settings: LayerSum) -> Tensor:
@@ -46,7 +46,7 @@ def fishmask(task: ScoringTask, settings: LayerSum) -> Tensor:
     Source: Sung et al. 2021, Training Neural Networks with Fixed Sparse Masks.
     """
     squares, samples = squared_gradients(task, target="loss")
-    return over_layers(task, {key: square / samples for key, square in squares.items()}, settings.reduce)
+    return reduce_by_layer(task, {key: square / samples for key, square in squares.items()}, settings.reduce)
 
 
 def gradflow(task: ScoringTask, settings: LayerSum) -> Tensor:
@@ -54,7 +54,7 @@ def gradflow(task: ScoringTask, settings: LayerSum) -> Tensor:
 
     Source: Lubana and Dick 2021, A Gradient Flow Framework For Analyzing Network Pruning.
     """
-    return over_layers(task, {key: g.square() for key, g in mean_gradients(task).items()}, settings.reduce)
+    return reduce_by_layer(task, {key: g.square() for key, g in mean_gradients(task).items()}, settings.reduce)
 
 
 def snip(task: ScoringTask, settings: SNIPSettings) -> Tensor:
@@ -65,11 +65,11 @@ def snip(task: ScoringTask, settings: SNIPSettings) -> Tensor:
     gradients = mean_gradients(task)
     values = {id(p): (p.detach() * gradients[id(p)]).abs() for p in task.parameters}
     total = sum(value.sum(dtype=torch.float64) for value in values.values())
-    scores = over_layers(task, values, settings.reduce)
+    scores = reduce_by_layer(task, values, settings.reduce)
     return scores / total.cpu() if total else scores
 
 
-def over_layers(task: ScoringTask, values: Values, reduce: str) -> Tensor:
+def reduce_by_layer(task: ScoringTask, values: Values, reduce: str) -> Tensor:
     """Return the sum or mean of the values of each layer's parameters, (L,) float64."""
     sums = {key: float(value.sum(dtype=torch.float64)) for key, value in values.items()}
     scores = torch.tensor([sum(sums[id(p)] for p in group) for group in task.layers.values()], dtype=torch.float64)
@@ -180,13 +180,13 @@ def fedselect(task: ScoringTask, settings: FedSelectSettings) -> Tensor:
                 f"tensor for each of its {len(group)} parameters, in the same order."
             )
         values |= {id(p): (p.detach() - old.to(p)).abs() for p, old in zip(group, before, strict=True)}
-    return over_layers(task, values, settings.reduce)
+    return reduce_by_layer(task, values, settings.reduce)
 
 
 def grasp(task: ScoringTask, settings: LayerSum) -> Tensor:
     """Return `sum theta * (H g)` by double backward, (L,) float64; `H g = d (g . g') / dtheta`, g' = g held fixed.
 
-    What removing a weight would take from the gradient's norm: a negative layer is one whose weights slow the descent.
+    It estimates what removing a weight takes from the gradient's norm: weights of a negative layer slow the descent.
 
     Source: Wang, Zhang and Grosse 2020, Picking Winning Tickets Before Training by Preserving Gradient Flow, equation 8
     (theirs is the negative, kept small).
@@ -205,13 +205,13 @@ def grasp(task: ScoringTask, settings: LayerSum) -> Tensor:
             for p, second in zip(task.parameters, gradients(product, task), strict=True):
                 total[id(p)] += second
     values = {id(p): p.detach() * total[id(p)] / samples for p in task.parameters}
-    return over_layers(task, values, settings.reduce)
+    return reduce_by_layer(task, values, settings.reduce)
 
 
 def spt(task: ScoringTask, settings: SPTSettings) -> Tensor:
     """Return how many (for the mean, which share) of a layer's parameters are sensitive, (L,) float64.
 
-    Sensitive are the tau * p parameters of all layers with the largest `sum_b g_b^2`.
+    The tau * p parameters with the largest `sum_b g_b^2`, over all layers, count as sensitive.
 
     Source: He et al. 2023, Sensitivity-Aware Visual Parameter-Efficient Fine-Tuning, section 3.1.
     """
@@ -223,14 +223,14 @@ def spt(task: ScoringTask, settings: SPTSettings) -> Tensor:
     # topk treats a NaN as the largest value: keep it visible instead
     sensitive = torch.where(torch.isfinite(sensitivities), sensitive, torch.nan)
     parts = sensitive.split([p.numel() for p in task.parameters])
-    return over_layers(task, dict(zip(map(id, task.parameters), parts, strict=True)), settings.reduce)
+    return reduce_by_layer(task, dict(zip(map(id, task.parameters), parts, strict=True)), settings.reduce)
 
 
 def synflow(task: ScoringTask, settings: SynFlowSettings) -> Tensor:
-    """Return `mean |theta dR/dtheta|`, R the outputs' sum with all weights in absolute value, of ones; (L,) float64.
+    """Return `mean |theta dR/dtheta|`, (L,) float64; R sums the outputs for inputs of ones, all weights made positive.
 
-    The first batch gives the inputs' shapes. The mean, because the flow is conserved from layer to layer, so that sums
-    hardly differ.
+    The first batch gives the inputs' shapes. It is a mean because the flow is conserved from layer to layer, so that
+    sums hardly differ.
 
     Source: Tanaka et al. 2020, Pruning neural networks without any data by iteratively conserving synaptic flow, eq. 2.
     """
@@ -240,7 +240,7 @@ def synflow(task: ScoringTask, settings: SynFlowSettings) -> Tensor:
     with absolute(task.model):
         slopes = gradients(task.logits(batch).sum(), task)
         values = {id(p): (p.detach() * g).abs() for p, g in zip(task.parameters, slopes, strict=True)}
-    return over_layers(task, values, settings.reduce)
+    return reduce_by_layer(task, values, settings.reduce)
 
 
 def all_ones(batch: Any) -> Any:
@@ -260,7 +260,7 @@ def all_ones(batch: Any) -> Any:
 
 @contextmanager
 def absolute(model: nn.Module) -> Iterator[None]:
-    """Take weights and buffers in absolute value in this block, without masks; afterwards restore the same bits."""
+    """Replace weights and buffers, except masks, by absolute values in this block; restore the same bits after it."""
     every = (tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
     tensors = list({t.data_ptr(): t for t in every if t.isfinite().all() and not (t <= MASKED).any()}.values())
     negative = [tensor.signbit() for tensor in tensors]

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The task of scoring: a model as a function, its layers as lists of parameters, batches and a loss; checked once."""
+"""What a score is computed from, checked once: a model as a function, its layers, batches and a loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from fedpeft.methods.adapters import adapter_parameters
 
 GRADIENTS = ("captured", "rows")
 DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
-
 NORMALIZATIONS = {F.batch_norm, F.instance_norm}
 
 
@@ -60,7 +59,7 @@ class ScoringTask:
         return owners
 
     def logits(self, batch: Any) -> Tensor:
-        """Return the outputs that are scored (B, C)."""
+        """Return the outputs (B, C) that are scored."""
         logits = self._outputs(batch)
         if self.outputs is not None:
             logits = self.outputs(logits, batch)
@@ -88,7 +87,7 @@ class ScoringTask:
             if logits.ndim == 2:  # out of memory, or a mistake of the loss
                 raise
             raise FedpeftError(
-                f"model_fn returned {_described(logits)}, of which there is no loss ({error}): it must return logits "
+                f"model_fn returned {_described(logits)}, which has no loss ({error}): it must return logits "
                 f"of shape (B, C), or what the loss takes."
             ) from error
         if not isinstance(losses, Tensor) or losses.shape != (len(logits),):
@@ -171,7 +170,7 @@ def _as_tuples(layers: Mapping[Hashable, Iterable[Tensor]], what: str) -> dict[H
 
 
 class _InEvalMode(TorchFunctionMode):
-    """While active, refuses dropout that is on, whose scores would be random, and statistics that would change."""
+    """While active, refuses dropout that is on, since scores would be random, and statistics that would change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +202,7 @@ def _changes_statistics(args: tuple, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _dropped(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> float:
-    """Return the share of activations that a function of torch's drops; p and training arrive by name."""
+    """Return the share of activations that a torch function drops; torch passes `p` and `training` by name."""
     if func in DROPOUTS:
         return kwargs["p"] if kwargs["training"] else 0
     if func is F.multi_head_attention_forward:
@@ -218,7 +217,7 @@ def _described(value: Any) -> str:
 def adapter_layers(model: nn.Module, adapter_name: str = "default") -> dict[int, list[nn.Parameter]]:
     """Return layer number -> parameters of its adapters, including frozen ones, in the order of the layers.
 
-    Parameters shared between layers (Compacter's rule) belong to none of them: they train as soon as any layer does.
+    Parameters shared between layers (Compacter's rule) are left out: they train as soon as any layer does.
 
     Args:
         model: PEFT model with one of `fedpeft.adapters.names()`.

@@ -21,7 +21,7 @@ from fedpeft.data.folders import files_below, inside, is_image
 from fedpeft.data.images import EIGHT_BITS, ChosenImage, check_header
 from fedpeft.data.loaders import label_example
 from fedpeft.data.manifest import FILES, KINDS, optional, table
-from fedpeft.data.records import Row, of_rows, reading
+from fedpeft.data.records import Row, convert_rows, reading
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import Window, window_of
 from fedpeft.inference.kept_model import KeptModel
@@ -111,8 +111,8 @@ def of_table(named: Path, kept: KeptModel) -> Wanted:
             _check_labels(example, vocabulary)
         return example, is_known
 
-    pairs = of_rows(read.rows, example_of, read.bad)
-    read.bad.check(read.total)
+    pairs = convert_rows(read.rows, example_of, read.bad)
+    read.bad.refuse_any(read.total)
     examples, known = [example for example, _ in pairs], [is_known for _, is_known in pairs]
     measured = [example for example, is_known in zip(examples, known, strict=True) if is_known]
     unseen = _unseen(measured, kept)

@@ -105,7 +105,7 @@ class LoraTuning(SlotTuning):
         settings.setdefault("lora_alpha", SCALE * settings["r"])
         if isinstance(settings["target_modules"], Mapping):
             structure.check_targets(settings["target_modules"], self.name)
-            settings |= structure.in_layers(settings["target_modules"], settings)
+            settings |= structure.select_layers(settings["target_modules"], settings)
         return settings
 
     def fit(self, model: nn.Module, config: LoraConfig) -> None:

@@ -22,10 +22,10 @@ from fedpeft.backbones.slots import locate, slot_templates
 from fedpeft.backbones.structure import (
     check_targets,
     family_of,
-    in_layers,
     name_modules,
     pattern_of,
     roles_of,
+    select_layers,
     templates_in,
     templates_of,
 )
@@ -71,7 +71,7 @@ class PeftTuning(SlotTuning):
         if targets is not None:
             check_targets(targets, self.name)
         if isinstance(targets, Mapping):
-            settings |= in_layers(targets, settings)
+            settings |= select_layers(targets, settings)
         return settings
 
     def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:

@@ -17,7 +17,7 @@ from fedpeft.backbones import BACKBONES, default_source
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.settings import MAX_BY, MIN_BY
 from fedpeft.data import DataSettings, SiteData
-from fedpeft.data.answer_space import with_answers
+from fedpeft.data.answer_space import keep_listed_answers
 from fedpeft.data.partition import centralized
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.schema import balancing
@@ -240,7 +240,7 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
     parts = [data.load(part, without=without) for part in job.pooled or (job.data,)]
     loaded = centralized(job.site, parts) if job.pooled else parts[0]
     for answers in (policy.answers.get(job.data.dataset) if policy else None, job.answers):
-        loaded = with_answers(loaded, answers) if answers else loaded
+        loaded = keep_listed_answers(loaded, answers) if answers else loaded
     loaded = fitting(loaded, job.backbone, job.data.unreadable, download=policy is None or policy.download)
     if policy is None:
         return loaded

@@ -27,7 +27,7 @@ from fedpeft.core.text import one_line
 from fedpeft.data import SiteData
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.duplicates import Duplicate, Fingerprint, duplicates
-from fedpeft.data.remarks import baseline, without_variety
+from fedpeft.data.remarks import baseline, remarks_on_variety
 from fedpeft.data.schema import Example
 from fedpeft.report.palette import COLORS, DPI, LIGHT, Frame, drawn, png, shorten, text_width
 from fedpeft.report.wording import NOTHING_MEDICAL, percent
@@ -175,7 +175,7 @@ def remarks(sites: Sequence[SiteData]) -> Iterator[str]:
     for data in sites:
         for why, count in data.left_out:
             counts.setdefault(why, {})[data.site] = count
-        for remark in (*data.notes, *without_variety(data)):
+        for remark in (*data.notes, *remarks_on_variety(data)):
             of_sites.setdefault(remark, []).append(data.site)
     for why, by_site in counts.items():
         yield f"Left out, {why}: {_listed(by_site, everywhere=len(by_site) == len(sites) > 1)}."

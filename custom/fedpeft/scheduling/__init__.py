@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Which layers each client trains: importance against an even use of the layers (F3OCUS, the server's half).
 
-    problem           scores and budgets, checked; the assignments that every solver can start from
-    front             the Pareto front: its assignments, its hypervolume, how to choose from it
-    solvers           the solvers by name, and ``schedule``; layers drawn at random, the same for all clients
+    problem           checked scores and budgets, and the assignments that every solver can start from
+    front             the Pareto front: its assignments, its hypervolume, and how to choose from it
+    solvers           the solvers by name, and `schedule`; layers drawn at random, the same for all clients
     nsga2             NSGA-II by pymoo, the paper's first heuristic
     heuristics        what the heuristics share; annealing, ant colonies, bee colonies and particles
     exact             the exact front, by shortest paths or HiGHS

@@ -1,15 +1,15 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The exact front: supported assignments by shortest paths or linear programs, others by integer programs.
 
-By shortest paths, from every client's best layers to an even use of the layers: assignments are flows from clients over
-layers to a sink whose arcs cost more with every client, so an assignment is optimal for
-``importance - lambda * sum_l n_l^2`` as long as no chain of exchanges improves it: client i exchanges layer
-a for c, client j exchanges c for …, until one takes b. Such a chain lowers n_a by one, raises n_b by one, leaves all
-other counts as they are, and so changes sum_l n_l^2 by -2 (n_a - n_b - 1). The chain that loses least importance per
-unit of that change gives the next lambda at which the optimum changes, and the new optimum: the walk reaches every
-vertex of the convex hull of the front without trying values of lambda.
+Shortest paths lead from every client's best layers to an even use of the layers. Assignments are flows from clients
+over layers to a sink whose arcs cost more with every client. So an assignment is optimal for
+`importance - lambda * sum_l n_l^2` as long as no chain of exchanges improves it: client i exchanges layer a for c,
+client j exchanges c for …, until one takes b. Such a chain lowers n_a by one, raises n_b by one, leaves all other
+counts as they are, and so changes sum_l n_l^2 by -2 (n_a - n_b - 1). The chain that loses least importance per unit of
+that change gives the next lambda where the optimum changes, and the new optimum. The walk reaches every vertex of the
+convex hull of the front without trying values of lambda.
 
-By HiGHS: a linear program for supported assignments, an integer program for all others.
+HiGHS solves a linear program for supported assignments, and an integer program for all others.
 
     maximize  sum_il m_il S_il - lambda sum_l sum_k (2k - 1) y_lk
     where     sum_l m_il = b_i,    sum_i m_il = sum_k y_lk,    0 <= m, y <= 1
@@ -36,18 +36,18 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, linprog, mi
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import one_of
 from fedpeft.scheduling.front import Archive, Front
-from fedpeft.scheduling.problem import Problem, greedy, problem
+from fedpeft.scheduling.problem import Problem, build_problem, greedy
 
 
-def supported(task: Problem) -> Iterator[np.ndarray]:
+def supported(problem: Problem) -> Iterator[np.ndarray]:
     """Yield optimal assignments (N, L) for lambda from 0 to infinity, from the most important to the most balanced.
 
-    Some may lie on an edge of the hull, and the first few may be equally important; the caller removes these.
+    Some may be on an edge of the hull, and the first few may be equally important; the caller removes these.
     """
-    mask = greedy(task)
+    mask = greedy(problem)
     while True:
         yield mask.copy()
-        best, giver = _exchanges(task.scores, mask)
+        best, giver = _exchanges(problem.scores, mask)
         loss, following = _shortest_paths(best)
         counts = mask.sum(axis=0)
         relief = 2 * (counts[:, None] - counts[None, :] - 1)
@@ -62,7 +62,7 @@ def supported(task: Problem) -> Iterator[np.ndarray]:
 
 
 def _exchanges(scores: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least loss (L, L) of importance at which a client exchanges layer a for b, and that client (L, L)."""
+    """Return the least importance that exchanging layer a for b costs (L, L), and the client that can do it (L, L)."""
     gives = np.where(mask, scores, np.inf)
     takes = np.where(mask, -np.inf, scores)
     losses = gives[:, :, None] - takes[:, None, :]  # (N, L, L)
@@ -71,10 +71,10 @@ def _exchanges(scores: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _shortest_paths(length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return distances (L, L), and the step after a on the way to b (L, L), by Floyd and Warshall's algorithm."""
+    """Return distances (L, L), and the next step from a on the way to b (L, L), by Floyd and Warshall's algorithm."""
     distance = length.copy()
     following = np.tile(np.arange(len(length)), (len(length), 1))
-    # an optimal assignment has no profitable cycle: one that exists only by rounding must not become a path
+    # an optimal assignment has no profitable cycle, and one that is due to rounding must not become a path
     noise = 1e-14 * np.abs(length[np.isfinite(length)]).max(initial=0.0)
     for middle in range(len(length)):
         detour = distance[:, middle, None] + distance[None, middle, :]
@@ -87,12 +87,12 @@ def _shortest_paths(length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class LinearProgram:
     """Objectives and constraints of one problem, built once for all values of lambda."""
 
-    def __init__(self, task: Problem) -> None:
-        self.task = task
-        self.clients, self.layers = task.scores.shape
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.clients, self.layers = problem.scores.shape
         # HiGHS stops within an absolute 1e-6 of the optimum: with scores up to 1e4 no real difference is that small
-        self.unit = (float(np.abs(task.scores).max()) or 1.0) / 1e4
-        self.loss = np.concatenate([-task.scores.ravel() / self.unit, np.zeros(self.clients * self.layers)])
+        self.unit = (float(np.abs(problem.scores).max()) or 1.0) / 1e4
+        self.loss = np.concatenate([-problem.scores.ravel() / self.unit, np.zeros(self.clients * self.layers)])
         price = np.tile(2.0 * np.arange(self.clients) + 1, self.layers)
         self.squares = np.concatenate([np.zeros(self.clients * self.layers), price])
 
@@ -107,14 +107,14 @@ class LinearProgram:
 
     @cached_property
     def right_side(self) -> np.ndarray:
-        return np.concatenate([self.task.budgets, np.zeros(self.layers)])
+        return np.concatenate([self.problem.budgets, np.zeros(self.layers)])
 
-    def weighted(self, price: float) -> np.ndarray:
+    def best_at(self, price: float) -> np.ndarray:
         """Return the assignment (N, L) of the largest importance - price * sum_l n_l^2."""
         return self._assignment(self._relaxed(price))
 
     def undecided(self, price: float, slack: float) -> Bounds:
-        """Return bounds that exclude what is worse than the optimum of ``weighted(price)`` by more than ``slack``.
+        """Return bounds that exclude what is worse than the optimum of `best_at(price)` by more than `slack`.
 
         The marginal of a variable at its bound says how much the optimum worsens at least when the variable leaves it.
         """
@@ -124,8 +124,8 @@ class LinearProgram:
             np.where(solution.upper.marginals < -slack, 1.0, 0.0), np.where(solution.lower.marginals > slack, 0.0, 1.0)
         )
 
-    def within(self, squares: int, bounds: Bounds) -> np.ndarray:
-        """Return the most important assignment (N, L) with sum_l n_l^2 <= squares, within bounds from ``undecided``."""
+    def best_within(self, squares: int, bounds: Bounds) -> np.ndarray:
+        """Return the most important assignment (N, L) with sum_l n_l^2 <= squares, within bounds from `undecided`."""
         solution = milp(
             self.loss,
             constraints=[
@@ -152,12 +152,12 @@ class LinearProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class ExactSettings:
-    """Settings of ``exact``.
+    """Settings of `exact`.
 
     Args:
         full: add the unsupported assignments, which are not optimal for any weights of the two objectives. Each costs
             an integer program: seconds for 10 clients, out of reach for 100 clients and 32 layers.
-        method: how the supported ones are computed, with the same result: ``paths``, or ``linear_program``
+        method: how the supported ones are computed, with the same result: `paths`, or `linear_program`
             (HiGHS), which is slower and serves as a check.
     """
 
@@ -173,7 +173,7 @@ class ExactSettings:
 
 
 def exact_front(scores: np.ndarray, budgets: np.ndarray | int, full: bool = False) -> Front:
-    """Return the exact front: the vertices of its convex hull, or with ``full`` every point.
+    """Return the exact front: the vertices of its convex hull, or with `full` every point.
 
     Args:
         scores: (N, L) importance of layer l at client i.
@@ -181,52 +181,52 @@ def exact_front(scores: np.ndarray, budgets: np.ndarray | int, full: bool = Fals
         full: add the points inside the hull.
 
     Raises:
-        FedpeftError: as for ``schedule``.
+        FedpeftError: as for `schedule`.
 
     Example:
         >>> exact_front([[0.75, 0.25], [0.875, 0.125]], 1).importance.tolist()
         [1.125, 1.625]
     """
-    return search(problem(scores, budgets), np.random.default_rng(0), ExactSettings(full=full))
+    return search(build_problem(scores, budgets), np.random.default_rng(0), ExactSettings(full=full))
 
 
-def search(task: Problem, rng: np.random.Generator, settings: ExactSettings) -> Front:
-    """Find the exact front; nothing is drawn from ``rng``."""
-    archive = Archive(task)
-    masks = supported(task) if settings.method == "paths" else _dichotomy(task)
+def search(problem: Problem, rng: np.random.Generator, settings: ExactSettings) -> Front:
+    """Find the exact front; nothing is drawn from `rng`."""
+    archive = Archive(problem)
+    masks = supported(problem) if settings.method == "paths" else _dichotomy(problem)
     archive.evaluate(np.stack(list(masks)))
-    hull = _vertices(archive.front(), task.resolution)
+    hull = _vertices(archive.front(), problem.resolution)
     if not settings.full:
         return hull
-    inside = list(_unsupported(task, hull))
+    inside = list(_unsupported(problem, hull))
     if inside:
         archive.evaluate(np.stack(inside))
     return archive.front()
 
 
-def _dichotomy(task: Problem) -> Iterator[np.ndarray]:
+def _dichotomy(problem: Problem) -> Iterator[np.ndarray]:
     """Yield supported assignments by linear programs: between two known ones, the best for the slope between them."""
-    program = LinearProgram(task)
-    gap = task.resolution
-    heaviest = 2 * float(np.abs(task.scores).sum()) or 1.0  # one square less outweighs all importance
-    ends = [_point(task, program.weighted(price)) for price in (0.0, heaviest)]
+    program = LinearProgram(problem)
+    gap = problem.resolution
+    heaviest = 2 * float(np.abs(problem.scores).sum()) or 1.0  # one square less outweighs all importance
+    ends = [_point(problem, program.best_at(price)) for price in (0.0, heaviest)]
     yield from (mask for mask, _, _ in ends)
     open_pairs = [tuple(ends)]
     while open_pairs:
         upper, lower = open_pairs.pop()
-        if upper[2] - lower[2] <= 2:  # squares have one parity: nothing lies between
+        if upper[2] - lower[2] <= 2:  # squares have one parity: nothing is between
             continue
         price = (upper[1] - lower[1]) / (upper[2] - lower[2])
-        between = _point(task, program.weighted(price))
+        between = _point(problem, program.best_at(price))
         if between[1] - price * between[2] > upper[1] - price * upper[2] + gap:
             yield between[0]
             open_pairs += [(upper, between), (between, lower)]
 
 
-def _unsupported(task: Problem, hull: Front) -> Iterator[np.ndarray]:
+def _unsupported(problem: Problem, hull: Front) -> Iterator[np.ndarray]:
     """Yield, between each two neighbors on the hull, every assignment of higher importance than the lower one."""
-    program = LinearProgram(task)
-    points = [_point(task, mask) for mask in hull.masks]
+    program = LinearProgram(problem)
+    points = [_point(problem, mask) for mask in hull.masks]
     for lower, upper in pairwise(points):
         squares = upper[2] - 2  # all have one parity
         if squares <= lower[2]:
@@ -234,17 +234,17 @@ def _unsupported(task: Problem, hull: Front) -> Iterator[np.ndarray]:
         price = (upper[1] - lower[1]) / (upper[2] - lower[2])
         bounds = program.undecided(price, slack=price * (squares - lower[2]))
         while squares > lower[2]:
-            between = _point(task, program.within(squares, bounds))
-            if between[1] <= lower[1] + task.resolution:
+            between = _point(problem, program.best_within(squares, bounds))
+            if between[1] <= lower[1] + problem.resolution:
                 break
             yield between[0]
             squares = between[2] - 2
 
 
-def _point(task: Problem, mask: np.ndarray) -> tuple[np.ndarray, float, int]:
+def _point(problem: Problem, mask: np.ndarray) -> tuple[np.ndarray, float, int]:
     """Return an assignment with its importance and its sum of squared counts."""
     counts = mask.sum(axis=0)
-    return mask, float(task.scores[mask].sum()), int((counts * counts).sum())
+    return mask, float(problem.scores[mask].sum()), int((counts * counts).sum())
 
 
 def _vertices(front: Front, resolution: float) -> Front:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Front:
-    """Assignments none of which dominates another, from the most balanced to the most important.
+    """Assignments that do not dominate each other, from the most balanced to the most important.
 
     Args:
         masks: (F, N, L) bool, whether client i trains layer l.
@@ -63,24 +63,24 @@ class Front:
 class Archive:
     """Evaluates assignments, counts them, and keeps those that none dominates; every solver uses one."""
 
-    def __init__(self, task: Problem) -> None:
-        self.task = task
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
         self.evaluations = 0
-        self.masks = np.empty((0, *task.scores.shape), dtype=bool)
+        self.masks = np.empty((0, *problem.scores.shape), dtype=bool)
         self.importance = np.empty(0)
         self.variance = np.empty(0)
 
     def evaluate(self, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return importance and variance (P,) of assignments (P, N, L); those that none dominates enter the archive."""
-        importance, variance = evaluate(self.task, masks)
+        importance, variance = evaluate(self.problem, masks)
         self.evaluations += len(masks)
-        # an assignment enters only if it has more importance than the archive's best of no more variance
+        # an assignment enters only if it is more important than all of the archive with at most its variance
         reached = np.append(-math.inf, self.importance)[np.searchsorted(self.variance, variance, side="right")]
-        new = importance > reached + self.task.resolution
+        new = importance > reached + self.problem.resolution
         if new.any():
             self.importance = np.concatenate([self.importance, importance[new]])
             self.variance = np.concatenate([self.variance, variance[new]])
-            kept = non_dominated(self.importance, self.variance, resolution=self.task.resolution)
+            kept = non_dominated(self.importance, self.variance, resolution=self.problem.resolution)
             self.importance, self.variance = self.importance[kept], self.variance[kept]
             self.masks = np.concatenate([self.masks, masks[new]])[kept]
         return importance, variance
@@ -91,7 +91,7 @@ class Archive:
 
 
 def non_dominated(importance: np.ndarray, variance: np.ndarray, *, resolution: float = 0.0) -> np.ndarray:
-    """Return the indices of the points that none dominates, from low to high variance; of equal points the first.
+    """Return the indices of the points that none dominates, from low to high variance; the first of equal points.
 
     A gain in importance up to `resolution` counts as none.
     """
@@ -110,7 +110,7 @@ def non_dominated(importance: np.ndarray, variance: np.ndarray, *, resolution: f
 def choose(front: Front, weight_importance: float = 1.0, weight_diversity: float = 1.0) -> np.ndarray:
     """Return the assignment (N, L) bool of the largest weight_importance * importance - weight_diversity * variance.
 
-    Both objectives are first scaled to [0, 1] over the front; of equally good assignments the most balanced is taken.
+    Both objectives are first scaled to [0, 1] over the front; the most balanced of equally good assignments is taken.
 
     Args:
         front: a solver's result.
@@ -120,7 +120,7 @@ def choose(front: Front, weight_importance: float = 1.0, weight_diversity: float
     Raises:
         FedpeftError: a weight is negative or not finite, or both are 0.
 
-    Source: F3OCUS, Algorithms 34 and 45 (on unscaled objectives, the standard deviation in place of the variance).
+    Source: F3OCUS, Algorithms 34 and 45 (on unscaled objectives, with the standard deviation).
 
     Example:
         >>> from fedpeft.scheduling import choose, exact_front
@@ -137,7 +137,7 @@ def choose(front: Front, weight_importance: float = 1.0, weight_diversity: float
 
 
 def nadir(front: Front) -> tuple[float, float]:
-    """Return the lowest importance and highest variance on the front, the strictest reference for ``hypervolume``.
+    """Return the lowest importance and highest variance on the front, the strictest reference for `hypervolume`.
 
     Example:
         >>> from fedpeft.scheduling import exact_front
@@ -152,7 +152,7 @@ def hypervolume(front: Front, reference: tuple[float, float]) -> float:
 
     Args:
         front: a solver's result.
-        reference: (importance, variance); what does not surpass it in both counts nothing.
+        reference: (importance, variance); points that do not surpass it in both do not count.
 
     Example:
         >>> from fedpeft.scheduling import exact_front

@@ -1,27 +1,27 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the five heuristics share (settings, first population, moves), and four of them; `nsga2` is the fifth.
+"""Four of the five heuristics, and the settings, first population and moves that all share; `nsga2` is the fifth.
 
 annealing    many chains in parallel, each with its own weights of the two objectives
 ant_colony   layers drawn by importance and pheromone, one colony for each part of the front
-bee_colony   half of the bees search near an assignment of their own, half near the archive's
-mopso        particle swarm over memberships, attracted by each particle's own best and by the front
+bee_colony   half of the bees search near their own assignment, half near those of the archive
+mopso        particles that move towards their own best assignment and towards the front
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import is_finite, is_whole, one_of
+from fedpeft.core.settings import between, check_ranges, check_types, one_of, within
 from fedpeft.scheduling.front import Archive, Front
 from fedpeft.scheduling.problem import Problem, balanced, greedy, take_top
 
 SWEEPS = 2  # of best responses; a third gains little
-MAX, MAX_EVALUATIONS = 10_000, 200_000  # a job may set them, and it is the server that computes
+MAX_POPULATION, MAX_ITERATIONS, MAX_EVALUATIONS = 10_000, 10_000, 200_000  # a job sets them, and the server computes
+
+BASIS_POINT = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +31,19 @@ class PopulationSettings:
     Args:
         population: assignments evaluated together; from 2 to 10,000.
         iterations: from 1 to 10,000.
-        start: ``random`` draws the first population by the scores (the paper). ``ends`` adds the importance-greedy and
-            the balanced assignment. ``path`` fills it with assignments on the path from the one to the other.
+        start: `random` draws the first population by the scores (the paper). `ends` adds the importance-greedy and the
+            balanced assignment. `path` fills it with assignments on the path from the one to the other.
 
     Source: F3OCUS supplement, implementation details (population 50, 20 iterations).
     """
 
-    population: int = 50
-    iterations: int = 20
+    population: int = field(default=50, metadata=within(2, MAX_POPULATION))
+    iterations: int = field(default=20, metadata=within(1, MAX_ITERATIONS))
     start: str = "path"
 
     def __post_init__(self) -> None:
-        require_number("population", self.population, low=2, high=MAX, whole=True)
-        require_number("iterations", self.iterations, low=1, high=MAX, whole=True)
+        check_types(type(self), vars(self), section=type(self).__name__, source="the call")
+        check_ranges(self)
         one_of("start", self.start, ("random", "ends", "path"))
         if self.population * self.iterations > MAX_EVALUATIONS:
             raise FedpeftError(
@@ -52,135 +52,116 @@ class PopulationSettings:
             )
 
 
-def require_number(name: str, value: Any, *, low: float, high: float = math.inf, whole: bool = False) -> None:
-    """Refuse a value that is not a finite (whole) number from low to high."""
-    if not is_finite(value) or (whole and not is_whole(value)) or not low <= value <= high:
-        limits = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-        raise FedpeftError(f"{name} is {value!r}, it must be a {'whole' if whole else 'finite'} number, {limits}.")
-
-
-def first_population(task: Problem, settings: PopulationSettings, rng: np.random.Generator) -> np.ndarray:
+def first_population(problem: Problem, settings: PopulationSettings, rng: np.random.Generator) -> np.ndarray:
     """Return the assignments (P, N, L) that a heuristic starts from."""
     if settings.start == "path":
-        return path(task, settings.population, rng)
-    masks = draw(task, settings.population, rng)
+        return path(problem, settings.population, rng)
+    masks = draw(problem, settings.population, rng)
     if settings.start == "ends":
-        masks[0], masks[-1] = greedy(task), balanced(task)
+        masks[0], masks[-1] = greedy(problem), balanced(problem)
     return masks
 
 
-def draw(task: Problem, count: int, rng: np.random.Generator) -> np.ndarray:
+def draw(problem: Problem, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw assignments (count, N, L), layers one by one in proportion to the scores (Algorithms 3 and 36)."""
-    noise = rng.gumbel(size=(count, *task.scores.shape))
-    return take_top(np.log(task.inclination) + noise, task.budgets)
+    noise = rng.gumbel(size=(count, *problem.scores.shape))
+    return take_top(np.log(problem.inclination) + noise, problem.budgets)
 
 
-def path(task: Problem, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Return assignments (count, N, L) from greedy to balanced, client by client the best response to the others.
+def path(problem: Problem, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return assignments (count, N, L) from greedy to balanced; each client in turn answers the others best.
 
-    Assignment p maximizes ``importance - price_p * sum_l n_l^2``, one client at a time in random order. The prices
-    rise from 0 (greedy) over those at which one client of the greedy assignment would exchange one layer for another,
-    to one that outweighs all importance (balanced).
+    Assignment p maximizes `importance - price_p * sum_l n_l^2`, one client at a time in random order. The prices start
+    at 0 (greedy). Then come those where one client of the greedy assignment would exchange one layer for another, and
+    at last one that outweighs all importance (balanced).
     """
-    clients, layers = task.scores.shape
-    prices = np.concatenate([[0.0], _exchange_prices(task, count - 2), [2 * np.abs(task.scores).sum() + 1]])
-    everyone = np.arange(count)
+    clients, layers = problem.scores.shape
+    prices = np.concatenate([[0.0], _exchange_prices(problem, count - 2), [2 * np.abs(problem.scores).sum() + 1]])
+    rows = np.arange(count)
     masks = np.zeros((count, clients, layers), dtype=bool)
     counts = np.zeros((count, layers))
     for _ in range(SWEEPS):
         for client in rng.permuted(np.tile(np.arange(clients), (count, 1)), axis=1).T:  # (count,): one of each
-            counts -= masks[everyone, client]
-            worth = task.scores[client] - prices[:, None] * (2 * counts + 1)
-            masks[everyone, client] = take_top(worth, task.budgets[client])
-            counts += masks[everyone, client]
+            counts -= masks[rows, client]
+            worth = problem.scores[client] - prices[:, None] * (2 * counts + 1)
+            masks[rows, client] = take_top(worth, problem.budgets[client])
+            counts += masks[rows, client]
     return masks
 
 
-def redraw_client(task: Problem, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return copies (P, N, L) in which one random client has random layers (Algorithms 11 and 21)."""
-    everyone = np.arange(len(masks))
+def redraw_client(problem: Problem, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return copies (P, N, L) where one random client has random layers (Algorithms 11 and 21)."""
+    rows = np.arange(len(masks))
     client = rng.integers(masks.shape[1], size=len(masks))
     moved = masks.copy()
-    moved[everyone, client] = take_top(rng.random((len(masks), masks.shape[2])), task.budgets[client])
+    moved[rows, client] = take_top(rng.random((len(masks), masks.shape[2])), problem.budgets[client])
     return moved
 
 
-def swap_layer(task: Problem, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return copies (P, N, L) in which one random client exchanges one of its layers for another (Algorithm 41).
+def swap_layer(problem: Problem, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return copies (P, N, L) where one random client exchanges one of its layers for another (Algorithm 41).
 
-    Clients that train all layers or none cannot exchange; if all are such, the copies are unchanged.
+    Clients that train all layers or none cannot exchange; without any other client the copies are unchanged.
     """
     moved = masks.copy()
-    free = np.flatnonzero((task.budgets > 0) & (task.budgets < masks.shape[2]))
+    free = np.flatnonzero((problem.budgets > 0) & (problem.budgets < masks.shape[2]))
     if len(free):
-        everyone = np.arange(len(masks))
+        rows = np.arange(len(masks))
         client = rng.choice(free, size=len(masks))
         lots = rng.random((len(masks), masks.shape[2]))
-        signed = np.where(masks[everyone, client], lots, -lots)  # own layers above 0, others below
-        moved[everyone, client, signed.argmax(axis=1)] = False
-        moved[everyone, client, signed.argmin(axis=1)] = True
+        signed = np.where(masks[rows, client], lots, -lots)  # own layers above 0, others below
+        moved[rows, client, signed.argmax(axis=1)] = False
+        moved[rows, client, signed.argmin(axis=1)] = True
     return moved
 
 
-def _exchange_prices(task: Problem, count: int) -> np.ndarray:
+def _exchange_prices(problem: Problem, count: int) -> np.ndarray:
     """Return even quantiles (count,) of importance lost per square saved, over single exchanges from greedy."""
-    mask = greedy(task)
+    mask = greedy(problem)
     counts = mask.sum(axis=0)
     relief = 2 * (counts[:, None] - counts[None, :] - 1)
     client, dropped, added = np.nonzero(mask[:, :, None] & ~mask[:, None, :] & (relief > 0))
-    prices = (task.scores[client, dropped] - task.scores[client, added]) / relief[dropped, added]
+    prices = (problem.scores[client, dropped] - problem.scores[client, added]) / relief[dropped, added]
     return np.quantile(prices, np.linspace(0, 1, count)) if len(prices) else np.zeros(count)
-
-
-BASIS_POINT = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnnealingSettings(PopulationSettings):
-    """Settings of ``annealing``; its population are chains.
+    """Settings of `annealing`; its population are chains.
 
     Args:
         initial_temperature: in basis points (1/10,000) of the span of each objective over the first front; above 0.
         final_temperature: at or below it only better neighbors are accepted; at least 0.
         cooling: factor of the temperature after each iteration; above 0, at most 1.
 
-    Source: F3OCUS supplement, implementation details; the unit is ours, see ``annealing``.
+    Source: F3OCUS supplement, implementation details; the unit is ours, see `annealing`.
     """
 
-    initial_temperature: float = 100.0
-    final_temperature: float = 1.0
-    cooling: float = 0.95
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("initial_temperature", self.initial_temperature, low=0)
-        require_number("final_temperature", self.final_temperature, low=0)
-        require_number("cooling", self.cooling, low=0, high=1)
-        for name in ("initial_temperature", "cooling"):
-            if getattr(self, name) == 0:
-                raise FedpeftError(f"{name} is 0, it must be above 0.")
+    initial_temperature: float = field(default=100.0, metadata=within(0, exclusive=True))
+    final_temperature: float = field(default=1.0, metadata=within(0))
+    cooling: float = field(default=0.95, metadata=within(0, 1, exclusive=True))
 
 
-def annealing(task: Problem, rng: np.random.Generator, settings: AnnealingSettings) -> Front:
+def annealing(problem: Problem, rng: np.random.Generator, settings: AnnealingSettings) -> Front:
     """Move each chain to a neighbor that is better, or, where the neighbor is worse, with the probability
 
         exp(gain / T),      gain = 2 w_p (importance gained) + 2 (1 - w_p) (variance lost)
 
-    both as shares of their spans over the first front, w_p from 1 for the first chain to 0 for the last. Algorithm 25
-    has the opposite sign, so that it prefers worse neighbors, and does not scale: sums of scores differ by about 1, so
-    at temperatures from 100 to 36, where 20 iterations end, all would be accepted. A neighbor differs in one layer of
-    one client (Algorithm 41); Algorithm 21 redraws all layers of that client.
+    Both are shares of their spans over the first front; w_p falls from 1 for the first chain to 0 for the last.
+    Algorithm 25 has the opposite sign, so that it prefers worse neighbors, and does not scale: sums of scores differ by
+    about 1, so temperatures from 100 down to 36, after 20 iterations, would accept all. A neighbor differs in one layer
+    of one client (Algorithm 41); Algorithm 21 redraws all layers of that client.
 
     Source: F3OCUS, Algorithms 19-26, where a single chain walks 20 steps.
     """
-    archive = Archive(task)
-    current = first_population(task, settings, rng)
+    archive = Archive(problem)
+    current = first_population(problem, settings, rng)
     importance, variance = archive.evaluate(current)
     spans = [float(np.ptp(values)) or 1.0 for values in (archive.importance, archive.variance)]
     weight = np.linspace(1, 0, settings.population)
     temperature = settings.initial_temperature
     for _ in range(settings.iterations):
-        neighbor = swap_layer(task, current, rng)
+        neighbor = swap_layer(problem, current, rng)
         new_importance, new_variance = archive.evaluate(neighbor)
         dominates = (new_importance >= importance) & (new_variance <= variance)
         gain = (
@@ -198,7 +179,7 @@ def annealing(task: Problem, rng: np.random.Generator, settings: AnnealingSettin
 
 @dataclass(frozen=True, kw_only=True)
 class AntColonySettings(PopulationSettings):
-    """Settings of ``ant_colony``; its population are ants.
+    """Settings of `ant_colony`; its population are ants.
 
     Args:
         evaporation: share of the pheromone that an iteration loses; from 0 to below 1.
@@ -213,42 +194,37 @@ class AntColonySettings(PopulationSettings):
         with multi colony ant algorithms (2001).
     """
 
-    evaporation: float = 0.1
-    deposit: float = 1.0
-    initial_pheromone: float = 0.1
-    alpha: float = 1.0
-    beta: float = 2.0
+    evaporation: float = field(default=0.1, metadata=within(0, 1))
+    deposit: float = field(default=1.0, metadata=within(0))
+    initial_pheromone: float = field(default=0.1, metadata=within(0, exclusive=True))  # from 0 no layer can be drawn
+    alpha: float = field(default=1.0, metadata=within(0))
+    beta: float = field(default=2.0, metadata=within(0))
     colonies: int = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("evaporation", self.evaporation, low=0, high=1)
-        for name in ("deposit", "initial_pheromone", "alpha", "beta"):
-            require_number(name, getattr(self, name), low=0)
-        require_number("colonies", self.colonies, low=1, high=self.population, whole=True)
+        between("colonies", self.colonies, 1, self.population)
         if self.evaporation == 1:
-            raise FedpeftError("evaporation is 1, it must be below 1, or no trail remains.")
-        if self.initial_pheromone == 0:
-            raise FedpeftError("initial_pheromone is 0, it must be above 0, or no layer can be drawn.")
+            raise FedpeftError("evaporation is 1, it must be below 1, or no trail remains.", setting="evaporation")
 
 
-def ant_colony(task: Problem, rng: np.random.Generator, settings: AntColonySettings) -> Front:
+def ant_colony(problem: Problem, rng: np.random.Generator, settings: AntColonySettings) -> Front:
     """Draw assignments, the layers of each client one by one in proportion to
 
         pheromone[colony, i, l]^alpha * score[i, l]^beta
 
     Source: F3OCUS, Algorithms 27-34, with pheromone per client and layer.
     """
-    archive = Archive(task)
-    desire = settings.beta * np.log(task.inclination)
+    archive = Archive(problem)
+    desire = settings.beta * np.log(problem.inclination)
     colony = np.arange(settings.population) * settings.colonies // settings.population
-    pheromone = np.full((settings.colonies, *task.scores.shape), settings.initial_pheromone)
+    pheromone = np.full((settings.colonies, *problem.scores.shape), settings.initial_pheromone)
 
     def walk() -> np.ndarray:
         trails = settings.alpha * np.log(pheromone) + desire
-        return take_top(trails[colony] + rng.gumbel(size=(len(colony), *desire.shape)), task.budgets)
+        return take_top(trails[colony] + rng.gumbel(size=(len(colony), *desire.shape)), problem.budgets)
 
-    archive.evaluate(walk() if settings.start == "random" else first_population(task, settings, rng))
+    archive.evaluate(walk() if settings.start == "random" else first_population(problem, settings, rng))
     for _ in range(settings.iterations):
         # the archive runs from balanced to important; with fewer assignments than colonies, neighbors share one
         parts = np.arange(settings.colonies) * len(archive.masks) // settings.colonies
@@ -260,7 +236,7 @@ def ant_colony(task: Problem, rng: np.random.Generator, settings: AntColonySetti
 
 @dataclass(frozen=True, kw_only=True)
 class BeeColonySettings(PopulationSettings):
-    """Settings of ``bee_colony``; its population are bees, half employed, half onlookers.
+    """Settings of `bee_colony`; its population are bees, half employed, half onlookers.
 
     Args:
         limit: trials without success after which a source is abandoned for a random one; at least 1. The paper has a
@@ -269,14 +245,10 @@ class BeeColonySettings(PopulationSettings):
     Source: F3OCUS supplement, implementation details.
     """
 
-    limit: int = 15
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("limit", self.limit, low=1, whole=True)
+    limit: int = field(default=15, metadata=within(1))
 
 
-def bee_colony(task: Problem, rng: np.random.Generator, settings: BeeColonySettings) -> Front:
+def bee_colony(problem: Problem, rng: np.random.Generator, settings: BeeColonySettings) -> Front:
     """Search around the sources of the bees and around the archive.
 
     Employed bees try a neighbor of their source and keep it if it dominates (Algorithm 39); a bee whose source is
@@ -286,16 +258,16 @@ def bee_colony(task: Problem, rng: np.random.Generator, settings: BeeColonySetti
 
     Source: Karaboga and Basturk, Artificial bee colony (2007); F3OCUS, Algorithms 35-45.
     """
-    archive = Archive(task)
-    everyone = first_population(task, settings, rng)
-    importance, variance = archive.evaluate(everyone)
-    source, importance, variance = everyone[::2], importance[::2], variance[::2]
+    archive = Archive(problem)
+    first = first_population(problem, settings, rng)
+    importance, variance = archive.evaluate(first)
+    source, importance, variance = first[::2], importance[::2], variance[::2]
     trials = np.zeros(len(source), dtype=np.int64)
     onlookers = settings.population - len(source)
     for _ in range(settings.iterations):
         exhausted = trials >= settings.limit
-        candidates = swap_layer(task, source, rng)
-        candidates[exhausted] = draw(task, int(exhausted.sum()), rng)
+        candidates = swap_layer(problem, source, rng)
+        candidates[exhausted] = draw(problem, int(exhausted.sum()), rng)
         new_importance, new_variance = archive.evaluate(candidates)
         equal = (new_importance == importance) & (new_variance == variance)
         dominates = (new_importance >= importance) & (new_variance <= variance) & ~equal
@@ -304,13 +276,13 @@ def bee_colony(task: Problem, rng: np.random.Generator, settings: BeeColonySetti
         source = np.where(taken[:, None, None], candidates, source)
         importance, variance = np.where(taken, new_importance, importance), np.where(taken, new_variance, variance)
         known = archive.masks[rng.integers(len(archive.masks), size=onlookers)]
-        archive.evaluate(swap_layer(task, known, rng))
+        archive.evaluate(swap_layer(problem, known, rng))
     return archive.front()
 
 
 @dataclass(frozen=True, kw_only=True)
 class MOPSOSettings(PopulationSettings):
-    """Settings of ``mopso``; its population are particles.
+    """Settings of `mopso`; its population are particles.
 
     Args:
         inertia: share of its velocity that a particle keeps; from 0 to 1.
@@ -320,18 +292,12 @@ class MOPSOSettings(PopulationSettings):
     Source: F3OCUS supplement, implementation details.
     """
 
-    inertia: float = 0.5
-    cognitive: float = 1.5
-    social: float = 1.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("inertia", self.inertia, low=0, high=1)
-        require_number("cognitive", self.cognitive, low=0)
-        require_number("social", self.social, low=0)
+    inertia: float = field(default=0.5, metadata=within(0, 1))
+    cognitive: float = field(default=1.5, metadata=within(0))
+    social: float = field(default=1.5, metadata=within(0))
 
 
-def mopso(task: Problem, rng: np.random.Generator, settings: MOPSOSettings) -> Front:
+def mopso(problem: Problem, rng: np.random.Generator, settings: MOPSOSettings) -> Front:
     """Search by moving the particles.
 
         v <- inertia v + cognitive r1 (own best - x) + social r2 (leader - x)
@@ -343,8 +309,8 @@ def mopso(task: Problem, rng: np.random.Generator, settings: MOPSOSettings) -> F
 
     Source: Coello Coello and Lechuga, MOPSO (2002); F3OCUS, Algorithms 12-18.
     """
-    archive = Archive(task)
-    position = first_population(task, settings, rng)
+    archive = Archive(problem)
+    position = first_population(problem, settings, rng)
     velocity = rng.uniform(-1, 1, size=position.shape)
     best, best_importance, best_variance = position, *archive.evaluate(position)
     for _ in range(settings.iterations):
@@ -353,7 +319,7 @@ def mopso(task: Problem, rng: np.random.Generator, settings: MOPSOSettings) -> F
         own, common = rng.random((2, *position.shape))
         velocity = settings.inertia * velocity
         velocity += settings.cognitive * own * (best - here) + settings.social * common * (leader - here)
-        position = take_top(here + velocity, task.budgets)
+        position = take_top(here + velocity, problem.budgets)
         importance, variance = archive.evaluate(position)
         better = (importance >= best_importance) & (variance <= best_variance)
         best = np.where(better[:, None, None], position, best)

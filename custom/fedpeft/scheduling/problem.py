@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The problem that every solver solves: which layers each client trains; and its two extreme assignments."""
+"""The problem that every solver solves, which layers each client trains, and its two extreme assignments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpeft.core.errors import FedpeftError
 
-MAX_SUM = 1e307  # of all scores times the number of clients: solvers add and subtract a few of these
+MAX_SUM = 1e307  # of all scores times the number of clients: solvers add and subtract a few such sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class Problem:
         maximize  importance = sum_il m_il S_il
         minimize  variance = 1/L sum_l (n_l - mean n)^2,      n_l = sum_i m_il
 
-    Build it with ``problem``, which checks scores and budgets.
+    Build it with `build_problem`, which checks scores and budgets.
 
     Source: F3OCUS (CVPR 2025); the supplement prints the standard deviation, which orders assignments alike.
     """
@@ -31,12 +31,12 @@ class Problem:
 
     @cached_property
     def resolution(self) -> float:
-        """Differences in importance up to this are rounding and do not make an assignment better."""
+        """The largest difference in importance that counts as rounding, and does not make an assignment better."""
         return 1e-10 * float(np.abs(self.scores).sum())
 
     @property
     def inclination(self) -> np.ndarray:
-        """(N, L) probabilities in proportion to the scores, with which solvers draw layers; none is 0."""
+        """Probabilities (N, L) in proportion to the scores, for solvers that draw layers; none is 0."""
         shifted = self.scores - np.minimum(self.scores.min(axis=1, keepdims=True), 0)
         total = shifted.sum(axis=1, keepdims=True)
         share = np.divide(shifted, total, out=np.full_like(shifted, 1 / shifted.shape[1]), where=total > 0)
@@ -44,7 +44,7 @@ class Problem:
         return share / share.sum(axis=1, keepdims=True)
 
 
-def problem(scores: np.ndarray, budgets: np.ndarray | int, *, clients: Sequence[str] | None = None) -> Problem:
+def build_problem(scores: np.ndarray, budgets: np.ndarray | int, *, clients: Sequence[str] | None = None) -> Problem:
     """Check scores (N, L) and budgets, from 0 to L, and return the problem; `clients` are names for errors."""
     scores, budgets = _numbers("scores", scores), _numbers("budgets", budgets)
     if scores.ndim != 2 or 0 in scores.shape:
@@ -77,22 +77,22 @@ def problem(scores: np.ndarray, budgets: np.ndarray | int, *, clients: Sequence[
     largest = float(np.abs(scores).max())
     if largest > MAX_SUM / (scores.size * len(scores)):
         raise FedpeftError(
-            f"the largest score is {largest:g}, with which sums over {len(scores)} clients and {layers} layers "
-            f"overflow: divide all scores by it."
+            f"the largest score is {largest:g}, and sums over {len(scores)} clients and {layers} layers overflow: "
+            f"divide all scores by it."
         )
     return Problem(scores, budgets.astype(np.int64))
 
 
-def evaluate(task: Problem, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def evaluate(problem: Problem, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return importance and variance of assignments (P, N, L) bool: two arrays (P,).
 
     Variances are computed from whole numbers and importances in a fixed order of summation: an assignment gives the
     same bits in every batch, and equal spreads compare as equal.
     """
-    layers = task.scores.shape[1]
+    layers = problem.scores.shape[1]
     counts = masks.sum(axis=1)  # (P, L)
     spread = layers * (counts * counts).sum(axis=1) - counts.sum(axis=1) ** 2
-    importance = np.where(masks, task.scores, 0.0).reshape(len(masks), -1).sum(axis=1)
+    importance = np.where(masks, problem.scores, 0.0).reshape(len(masks), -1).sum(axis=1)
     return importance, spread / layers**2
 
 
@@ -107,17 +107,17 @@ def take_top(keys: np.ndarray, budgets: np.ndarray) -> np.ndarray:
     return mask
 
 
-def greedy(task: Problem) -> np.ndarray:
+def greedy(problem: Problem) -> np.ndarray:
     """Return the assignment (N, L) of the highest importance: every client's best layers."""
-    return take_top(task.scores, task.budgets)
+    return take_top(problem.scores, problem.budgets)
 
 
-def balanced(task: Problem) -> np.ndarray:
-    """Return an assignment (N, L) of the least variance: client by client the least used layers, of these its best."""
-    mask = np.zeros(task.scores.shape, dtype=bool)
-    counts = np.zeros(task.scores.shape[1], dtype=np.int64)
-    for i, budget in enumerate(task.budgets):
-        mask[i, np.lexsort((-task.scores[i], counts))[:budget]] = True
+def balanced(problem: Problem) -> np.ndarray:
+    """Return an assignment (N, L) of the least variance: each client in turn takes its best of the least used."""
+    mask = np.zeros(problem.scores.shape, dtype=bool)
+    counts = np.zeros(problem.scores.shape[1], dtype=np.int64)
+    for i, budget in enumerate(problem.budgets):
+        mask[i, np.lexsort((-problem.scores[i], counts))[:budget]] = True
         counts += mask[i]
     return mask
 

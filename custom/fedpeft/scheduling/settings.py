@@ -29,22 +29,26 @@ if TYPE_CHECKING:
     from fedpeft.methods import TuningMethod
 
 ALL, OWN = "all", "own"
-FRESH = "fresh"  # scores of their own task, of the adapter that the round begins with
+FRESH = "fresh"  # a task of its own computes scores, of the adapter at the beginning of the round
 MAX_BUDGET = 1_000_000
 SCORE_SAMPLES = within(1, 1_000_000, max_by="max_score_samples", min_by="min_score_samples")
 
+OF_SITES = ("clients_per_round", "joins")  # which sites take part, also where no layers are scheduled
+OF_SCORES = ("score", "score_settings", "scoring", "every", "score_samples")
+OF_FRONT = ("weight_importance", "weight_diversity")  # which assignment of a front is chosen
+
 
 def schedule_of(section: Mapping[str, Any] | None, method: TuningMethod) -> ScheduleSettings:
-    """Return the checked schedule of a job, with what its method sets; another value of the job there is refused."""
+    """Return the checked schedule of a job with what its method sets; refuse other values of the job for that."""
     if not isinstance(section, Mapping):
         return build(ScheduleSettings, section, section="schedule")
     if method.schedule:
-        _check_own(section, method)
+        _check_agrees(section, method)
     return build(ScheduleSettings, {**section, **method.schedule}, section="schedule")
 
 
-def _check_own(section: Mapping[str, Any], method: TuningMethod) -> None:
-    """Refuse other values of a job where its method sets them, and name all that are to change."""
+def _check_agrees(section: Mapping[str, Any], method: TuningMethod) -> None:
+    """Refuse values of a job that differ from what its method sets, and name all of them."""
     own = {name: list(value) if isinstance(value, tuple) else value for name, value in method.schedule.items()}
     if section.get("joins") and own.get("solver", ALL) != ALL:
         raise FedpeftError(
@@ -61,11 +65,6 @@ def _check_own(section: Mapping[str, Any], method: TuningMethod) -> None:
             f"use another method.",
             setting=f"schedule.{other[0]}",
         )
-
-
-OF_SITES = ("clients_per_round", "joins")  # which sites take part, also where no layers are scheduled
-OF_SCORES = ("score", "score_settings", "scoring", "every", "score_samples")
-OF_FRONT = ("weight_importance", "weight_diversity")  # which assignment of a front is chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +85,14 @@ class ScheduleSettings:
         score_samples: training samples that a site scores on.
         budget: layers a site may train; 0: what its memory holds, measured at the site.
         budget_range: lowest and highest budget, drawn for each site from the seed; replaces `budget`; 0: the head only.
-        site_budgets: by site, a budget that replaces the others; 0: that site trains its head alone.
+        site_budgets: by site, a budget that replaces the others; 0: that site trains only its head.
         memory_margin: share of a site's free memory that stays unused where its memory decides the budget, as in the
             paper's Algorithm 46; below 1.
         weight_importance: weight of the importance when one point of the front is chosen.
         weight_diversity: weight of the diversity (minus the variance of the layers' use) in that choice.
         clients_per_round: number of sites drawn for each round; 0: all. Those that join in a round are among its sites.
-        joins: by site, the first round that it takes part in; 1 for all others. Such a site starts from initial values
-            of its own and first trains alone as many epochs as the others have had; that adapter it brings along.
+        joins: by site, the first round that it takes part in; 1 for all others. Such a site starts from its own initial
+            values, first trains by itself as many epochs as the others have trained, and brings that adapter along.
     """
 
     solver: str = ALL
@@ -129,7 +128,7 @@ class ScheduleSettings:
         check_ranges(self)
         if self.scoring != FRESH and self.every > 1:
             raise FedpeftError(
-                f"every={self.every} is of fresh scores, and with scoring={self.scoring!r} new ones come with every "
+                f"every={self.every} is for fresh scores, and with scoring={self.scoring!r} new ones come with every "
                 f"reply: leave every out.",
                 setting="every",
             )
@@ -168,12 +167,12 @@ class ScheduleSettings:
         return self.solver != ALL
 
     def acting(self) -> dict[str, Any]:
-        """Return the settings that act: all where layers are scheduled, else which sites take part, as far as set."""
+        """Return the settings that act: all where layers are scheduled, else those of sites that are set."""
         settings = asdict(self)
         return settings if self.active else {name: settings[name] for name in OF_SITES if settings[name]}
 
     def unread(self, name: str) -> str:
-        """Return what to do with a setting of this name where it changes nothing; empty: it acts."""
+        """Return what to do about a setting that changes nothing; empty: it acts."""
         if name in ("solver", *OF_SITES):
             return ""
         if not self.active:
@@ -217,7 +216,7 @@ class ScheduleSettings:
     def participants(self, round: int, sites: Sequence[str], *, seed: int) -> list[str]:
         """Return the sites of a round, drawn from the seed; all that have joined if no number is set.
 
-        A site takes part in the round in which it joins.
+        A site also takes part in the round where it joins.
         """
         sites = [site for site in sites if self.first_round(site) <= round]
         if not self.clients_per_round or self.clients_per_round >= len(sites):
