@@ -20,7 +20,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.inference.examples import of_split
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
-from fedpeft.inference.model import Predictor
+from fedpeft.inference.predictor import Predictor
 from fedpeft.job.composing import compose
 from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import load_before

@@ -16,7 +16,7 @@ from fedpeft.federate import federate
 from fedpeft.inference.examples import of_split
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
-from fedpeft.inference.model import Predictor, find_adapter
+from fedpeft.inference.predictor import Predictor, find_adapter
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.job_run import export_adapter
 from fedpeft.site.learner import Learner

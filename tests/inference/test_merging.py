@@ -30,7 +30,7 @@ from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.merge_check import check, examples_of
 from fedpeft.inference.merging import merged_of, read_all
-from fedpeft.inference.model import Predictor
+from fedpeft.inference.predictor import Predictor
 from fedpeft.report.wording import DASH
 from fedpeft.site.loop import mean_loss
 

@@ -362,7 +362,7 @@ def test_a_damaged_round_is_named(of_tables, tmp_path, capsys):
 def test_the_pixels_of_a_heat_map_add_up_to_what_the_answer_gained(of_tables, tables, predict, tmp_path):
     pytest.importorskip("captum")
     from fedpeft.inference.heatmap import evidence
-    from fedpeft.inference.model import Predictor
+    from fedpeft.inference.predictor import Predictor
 
     image = tables["classes"] / "test-2.png"
     kept = find(of_tables["classes"][0], site=None)

@@ -8,7 +8,7 @@ from trained_sites import trained
 from fedpeft.core.errors import FedpeftError
 from fedpeft.inference.examples import of_split
 from fedpeft.inference.kept_model import find
-from fedpeft.inference.model import Predictor
+from fedpeft.inference.predictor import Predictor
 
 FIGURES = ("overall", "open", "closed")
 FROZEN = "method.pia.integration=two_branches"

@@ -19,7 +19,7 @@ from fedpeft.compare.page import picture
 from fedpeft.compare.table import compared
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.inference.model import Prediction
+from fedpeft.inference.predictor import Prediction
 from fedpeft.inference.site_page import page as site_page
 from fedpeft.inference.site_subject import Subject
 from fedpeft.report import render

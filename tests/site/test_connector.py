@@ -15,7 +15,7 @@ from fedpeft.inference.examples import of_split
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.merging import merge
-from fedpeft.inference.model import Predictor
+from fedpeft.inference.predictor import Predictor
 from fedpeft.job.composing import check
 from fedpeft.methods.trainable import connector_of
 from fedpeft.server.job_run import ADAPTER, export_adapter

@@ -23,7 +23,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.inference.examples import of_split
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
-from fedpeft.inference.model import Predictor
+from fedpeft.inference.predictor import Predictor
 from fedpeft.site import computing, quantized
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of

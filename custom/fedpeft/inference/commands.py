@@ -13,7 +13,7 @@ from fedpeft.core.errors import FedpeftError
 if TYPE_CHECKING:
     from fedpeft.core.console import Console
     from fedpeft.inference.examples import Wanted
-    from fedpeft.inference.model import Prediction, Predictor
+    from fedpeft.inference.predictor import Prediction, Predictor
     from fedpeft.site.metrics import Measured
     from fedpeft.site.site_state import ModelRecord
 
@@ -51,7 +51,7 @@ def _predict(arguments: argparse.Namespace) -> None:
     from fedpeft.core.console import Console
     from fedpeft.inference.examples import check_grays, of_images, of_split, of_table, window_at
     from fedpeft.inference.kept_model import find
-    from fedpeft.inference.model import Predictor, find_adapter
+    from fedpeft.inference.predictor import Predictor, find_adapter
     from fedpeft.inference.table import write_csv
 
     console = Console()

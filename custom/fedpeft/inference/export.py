@@ -30,7 +30,7 @@ from fedpeft.core.settings import build
 from fedpeft.data.schema import Example
 from fedpeft.inference.exported import ANSWERS, BESIDE, CARD, HEAD, OF_MACHINE, WEIGHTS, card, check_place, of_weights
 from fedpeft.inference.kept_model import KeptModel
-from fedpeft.inference.model import model_of
+from fedpeft.inference.predictor import model_of
 from fedpeft.job.federation import site_backbone
 from fedpeft.methods.adapters import CONNECTOR_FILE
 from fedpeft.methods.settings import MethodSettings

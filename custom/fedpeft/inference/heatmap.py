@@ -24,7 +24,7 @@ from fedpeft.core.files import replacing
 from fedpeft.data.images import open_image
 from fedpeft.data.schema import Example
 from fedpeft.inference.examples import of_label
-from fedpeft.inference.model import Prediction, Predictor
+from fedpeft.inference.predictor import Prediction, Predictor
 
 PIXELS = "pixel_values"
 STEPS, AT_ONCE = 64, 8

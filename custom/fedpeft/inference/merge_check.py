@@ -33,7 +33,7 @@ from fedpeft.inference.examples import of_table
 from fedpeft.inference.exported import is_exported
 from fedpeft.inference.kept_model import KeptModel, find
 from fedpeft.inference.merging import Adapter, Merged, merged_of, peft_tensors
-from fedpeft.inference.model import Predictor
+from fedpeft.inference.predictor import Predictor
 from fedpeft.methods import METHODS
 from fedpeft.methods.adapters import own_key, tuning_of
 from fedpeft.report.page_parts import Picture, figure, laid_out, page_of, section

@@ -24,7 +24,7 @@ from fedpeft.core.metrics import ENDS, TITLES, VALIDATION
 from fedpeft.core.seeds import derive
 from fedpeft.data.images import as_array
 from fedpeft.data.schema import Example
-from fedpeft.inference.model import Prediction
+from fedpeft.inference.predictor import Prediction
 from fedpeft.inference.site_subject import MIN, Subject, differ, has_projection, projected
 from fedpeft.report.data_summary import counted_as
 from fedpeft.report.loss_plot import BY_PROBE, BY_STEP, COURSE, TITLE, losses_by_site, panels_figure

@@ -21,7 +21,7 @@ from fedpeft.data.schema import Example, SiteData
 from fedpeft.inference.commands import answered
 from fedpeft.inference.examples import own_data, split_of
 from fedpeft.inference.kept_model import KeptModel
-from fedpeft.inference.model import Prediction, Predictor
+from fedpeft.inference.predictor import Prediction, Predictor
 from fedpeft.site import computing
 from fedpeft.site.metrics import Measured
 

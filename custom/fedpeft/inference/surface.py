@@ -36,7 +36,7 @@ from fedpeft.core.workspace import GLOBAL_ADAPTER, MANIFEST
 from fedpeft.inference.examples import own_data
 from fedpeft.inference.kept_model import KeptModel, find
 from fedpeft.inference.merge_check import POINTS, barrier
-from fedpeft.inference.model import Predictor, read_tensors
+from fedpeft.inference.predictor import Predictor, read_tensors
 from fedpeft.job.settings import CommonSettings
 from fedpeft.report import SURFACE
 from fedpeft.report.history_reader import read_manifest

@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
@@ -15,11 +14,7 @@ from fedpeft.answering.answering import Scored
 from fedpeft.core.console import cell
 from fedpeft.core.files import replacing
 from fedpeft.core.text import csv_cell
-from fedpeft.inference.model import Prediction
-
-if TYPE_CHECKING:
-    from fedpeft.inference.model import Prediction
-
+from fedpeft.inference.predictor import Prediction
 
 SHOWN = 20  # rows of a table on the terminal
 
