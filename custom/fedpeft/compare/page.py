@@ -38,6 +38,11 @@ from fedpeft.report.tables import Table
 
 WIDTH, HEIGHT, COLUMNS = 7.2, 2.7, 3  # inches of a row of panels; columns of the legend
 LETTERS = 34  # of a method's name in the legend
+STYLE = """\
+.rows th, .rows td { white-space: normal; }
+.rows th, .rows td { padding-left: .4rem; padding-right: .4rem; }
+.rows th:first-child { padding-left: 0; min-width: 9rem; }
+"""
 
 
 def picture(outcomes: Sequence[Outcome]) -> Picture:
@@ -179,13 +184,6 @@ def seeds_of(outcomes: Sequence[Outcome]) -> str:
     """Return how many seeds there are, and what the bands are."""
     seeds = len({one.seed for one in outcomes})
     return f"{seeds} seeds, bands from the lowest to the highest" if seeds > 1 else "one seed"
-
-
-STYLE = """\
-.rows th, .rows td { white-space: normal; }
-.rows th, .rows td { padding-left: .4rem; padding-right: .4rem; }
-.rows th:first-child { padding-left: 0; min-width: 9rem; }
-"""
 
 
 def page(comparison: Table, picture: Picture, outcomes: Sequence[Outcome], *, top: str = "") -> str:

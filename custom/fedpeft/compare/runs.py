@@ -37,6 +37,12 @@ from fedpeft.server.run_recorder import origin, settings_of
 
 AVERAGED = "fedavg"
 METHODS, SCHEDULES = "methods", "schedules"
+OF_NO_RESULT = {
+    f"training.{name}" for name in ("seed", "threads", "workers", "device", "keep", "images_mib", "measure")
+}
+SEED, BACKBONE = "training.seed", "backbone."
+DEPLOYED = Path("app_server", "config", "config_fed_client.json")
+SHOWN = 3  # settings in a row's name, unless it takes more to tell it from another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +117,6 @@ def _files(configs: Path, folder: str) -> list[str]:
     return sorted({file.stem for root in (configs, PACKAGED) for file in (root / folder).glob("*.yml")})
 
 
-OF_NO_RESULT = {
-    f"training.{name}" for name in ("seed", "threads", "workers", "device", "keep", "images_mib", "measure")
-}
-
-
 def recipe_of(history: History) -> str:
     """Return the method with published figures whose settings a run had; empty: it had others.
 
@@ -159,11 +160,6 @@ def _counted(settings: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value for name, value in settings.items() if name not in OF_NO_RESULT and not name.startswith(BACKBONE)
     }
-
-
-SEED, BACKBONE = "training.seed", "backbone."
-DEPLOYED = Path("app_server", "config", "config_fed_client.json")
-SHOWN = 3  # settings in a row's name, unless it takes more to tell it from another
 
 
 def outcomes(folders: Sequence[Path]) -> list[Outcome]:

@@ -36,6 +36,18 @@ _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"}
 _LATEX |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
 _LATEX |= {"–": "--", "±": "$\\pm$", "†": "$\\dagger$"}
 
+LEVEL = 0.95
+TWO_SEEDS = (
+    "Two seeds: an interval of two differences has one degree of freedom. Its width is largely chance: three seeds or "
+    "more say whether methods differ."
+)
+MAX_SITES = 12  # with a column of their own
+MEAN, POOLED = "mean", "pooled"
+CPU_SECONDS = (
+    "CPU seconds: what all threads and child processes computed in the rounds, in seconds of a core, the "
+    "median of the seeds; runs beside it hardly change them."
+)
+
 
 def grids(table: Table, width: int) -> list[Grid]:
     """For a terminal of this width: with methods as columns where it is too narrow, in several grids if need be."""
@@ -128,13 +140,6 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
-LEVEL = 0.95
-TWO_SEEDS = (
-    "Two seeds: an interval of two differences has one degree of freedom. Its width is largely chance: three seeds or "
-    "more say whether methods differ."
-)
-
-
 def interval(differences: Sequence[float]) -> tuple[float, float]:
     """Return the mean of paired differences and half the width of its 95 % interval (Student's t); infinite for one."""
     mean, count = statistics.fmean(differences), len(differences)
@@ -155,14 +160,6 @@ def signed(differences: Sequence[float]) -> str:
     if len(differences) == 1:
         return f"{mean:+.1f}, one seed"
     return f"{mean:+.1f} ± {half:.1f}" + ", two seeds" * (len(differences) == 2)
-
-
-MAX_SITES = 12  # with a column of their own
-MEAN, POOLED = "mean", "pooled"
-CPU_SECONDS = (
-    "CPU seconds: what all threads and child processes computed in the rounds, in seconds of a core, the "
-    "median of the seeds; runs beside it hardly change them."
-)
 
 
 def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Table:

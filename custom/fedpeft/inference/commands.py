@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 SPLITS = ("train", "validation", "test")
+MAX_EXAMPLES = 50
 
 
 def add_predict(commands: Any) -> None:
@@ -201,9 +202,6 @@ def _export(arguments: argparse.Namespace) -> None:
     for form, difference in differences.items():
         print(f"{form:8s} logits differ by at most {difference:.1e} from the run's")
     print(f"folder   {arguments.out}: site {kept.record.site}, round {kept.state.round}. {OWNERSHIP}")
-
-
-MAX_EXAMPLES = 50
 
 
 def add_inspect(commands: Any) -> None:

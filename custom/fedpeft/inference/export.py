@@ -41,6 +41,14 @@ from fedpeft.site.site_state import RECORD, ModelRecord, SiteState, as_json
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+TOLERANCE = 1e-2  # of the largest logit; bfloat16 keeps two digits
+PROBES = ("why ?", "where is the nodule in this image ?", "is there a nodule ?")
+FILE, LOGITS = "model.onnx", "logits"
+PADDING = "pixel_mask"
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+ONNX_TOLERANCE = 1e-3  # of a logit
+EXTRA = "pip install 'flare-fedpeft[onnx]'"
+
 
 def exported_sections(record: ModelRecord) -> dict[str, Any]:
     """Return the sections of an exported folder."""
@@ -55,11 +63,6 @@ def exported_sections(record: ModelRecord) -> dict[str, Any]:
         "training": {name: value for name, value in sections["training"].items() if name not in OF_MACHINE},
         "schedule": {},
     }
-
-
-TOLERANCE = 1e-2  # of the largest logit; bfloat16 keeps two digits
-
-PROBES = ("why ?", "where is the nodule in this image ?", "is there a nodule ?")
 
 
 def export(
@@ -223,13 +226,6 @@ def _no_folder(kept: KeptModel, *, stacks: bool) -> str:
         f"what method {name!r} trains is no adapter that PEFT loads: use what the site kept with fedpeft predict, or "
         f"try --merged."
     )
-
-
-FILE, LOGITS = "model.onnx", "logits"
-PADDING = "pixel_mask"
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
-ONNX_TOLERANCE = 1e-3  # of a logit
-EXTRA = "pip install 'flare-fedpeft[onnx]'"
 
 
 class _Logits(nn.Module):

@@ -41,6 +41,21 @@ from fedpeft.report.status import SIMULATED
 from fedpeft.report.wording import caution, percent
 from fedpeft.site.site_state import RECORD, ModelRecord, SiteState
 
+HEAD, ANSWERS, BESIDE, WEIGHTS, CARD = "head.safetensors", "answers.json", "beside", "model", "README.md"
+ADAPTER = "adapter_config.json"
+OF_MACHINE = ("features_mib", "compile", "workers", "images_mib")  # settings of `training` that an export leaves out
+MAX = {
+    ("backbone", "image_size"): 4096,
+    ("backbone", "text_length"): 4096,
+    ("training", "evaluation_batch_size"): 4096,
+    ("training", "threads"): 256,
+}
+HEAD_ALONE = {"name": "classifier", "aggregation": "none"}  # the method of a folder with merged weights alone
+_WITH_GLOBAL = {one.name for one in fields(TrainingSettings) if WITH_GLOBAL in one.metadata}  # there nothing is global
+OWNERSHIP = "It tells what the answers of the site's data are. Handing it over is the site's decision."
+SPLITS = ("train", "validation", "test")
+COLUMNS = {"overall": "test", "open": "open", "closed": "closed", VALIDATION: "validation", "loss": "training loss"}
+
 
 def check_own_place(path: Path, *, holds: str) -> None:
     """Refuse a path in a folder of the server; `holds` says in the error what must stay at the site."""
@@ -59,19 +74,6 @@ def _servers(folder: Path) -> str:
     if (folder / SIMULATED).is_dir():
         return "a simulator's workspace, which the next run deletes"
     return ""
-
-
-HEAD, ANSWERS, BESIDE, WEIGHTS, CARD = "head.safetensors", "answers.json", "beside", "model", "README.md"
-ADAPTER = "adapter_config.json"
-OF_MACHINE = ("features_mib", "compile", "workers", "images_mib")  # settings of `training` that an export leaves out
-MAX = {
-    ("backbone", "image_size"): 4096,
-    ("backbone", "text_length"): 4096,
-    ("training", "evaluation_batch_size"): 4096,
-    ("training", "threads"): 256,
-}
-HEAD_ALONE = {"name": "classifier", "aggregation": "none"}  # the method of a folder with merged weights alone
-_WITH_GLOBAL = {one.name for one in fields(TrainingSettings) if WITH_GLOBAL in one.metadata}  # there nothing is global
 
 
 def is_exported(folder: Path) -> bool:
@@ -160,11 +162,6 @@ def check_place(out: Path, *, force: bool) -> None:
         raise FedpeftError(f"{out} is there and is no export, so that nothing in it is replaced: name a new folder.")
     if not force:
         raise FedpeftError(f"{out} is an earlier export: name a new folder, or replace it with --force.")
-
-
-OWNERSHIP = "It tells what the answers of the site's data are. Handing it over is the site's decision."
-SPLITS = ("train", "validation", "test")
-COLUMNS = {"overall": "test", "open": "open", "closed": "closed", VALIDATION: "validation", "loss": "training loss"}
 
 
 def card(

@@ -28,6 +28,8 @@ from fedpeft.report.status import FAILED, SIMULATED, read_progress
 from fedpeft.site import site_state
 from fedpeft.site.site_state import ModelRecord, SiteState, best_round
 
+TOLD = ("overall", "loss")  # of a site's round, what its run's history tells as its state does
+
 
 @dataclass(frozen=True, kw_only=True)
 class KeptModel:
@@ -141,9 +143,6 @@ def _only_one(named: Path, places: list[Path]) -> Path:
 
 def _holds_rounds(folder: Path) -> bool:
     return any(_rounds(folder))  # a server's checkpoints have none
-
-
-TOLD = ("overall", "loss")  # of a site's round, what its run's history tells as its state does
 
 
 class _Run(NamedTuple):

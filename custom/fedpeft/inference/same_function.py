@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
 SCALE = "lora_alpha / r"
+ELSEWHERE = ".../"
 
 
 def difference(
@@ -86,9 +87,6 @@ def frozen_model(family: str, backbone: Mapping[str, Any]) -> str:
         elif frozen and value not in (None, field.default):
             words.append(f"{field.name}={value}")
     return " ".join(str(word) for word in words if word)
-
-
-ELSEWHERE = ".../"
 
 
 def last_part(source: Any) -> str:

@@ -42,6 +42,18 @@ SIZE = 7.5  # points
 # inches
 WIDTH, ROW, TOP, BOTTOM, EDGE = 8.0, 0.25, 0.32, 0.42, 0.14
 MAP, LEGEND_ROW, COLUMNS = 4.2, 0.19, 3  # COLUMNS of the legend
+MAX_ROWS = 30
+MAX_CONFUSED = 10
+MAX_LENGTH = 28  # letters of an answer
+OTHERS = "others"
+SIDE = 256  # pixels of an example's longest side
+STYLE = """\
+.examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: 1.25rem 1rem; }
+.examples img { aspect-ratio: 1; object-fit: contain; background: #000000; }
+.examples figcaption { color: var(--ink); }
+.examples span { display: block; }
+h3 { margin: 1.5rem 0 .5rem; font-size: .9375rem; }
+"""
 
 
 def distribution(train: Sequence[Example], test: Sequence[Example]) -> Figure:
@@ -109,12 +121,6 @@ def _group(example: Example) -> str:
     if example.labels is None:
         return example.answer
     return SEVERAL if len(example.labels) > 1 else next(iter(example.labels), NO_LABEL)
-
-
-MAX_ROWS = 30
-MAX_CONFUSED = 10
-MAX_LENGTH = 28  # letters of an answer
-OTHERS = "others"
 
 
 def answered_as(prediction: Prediction) -> tuple[str, ...]:
@@ -205,16 +211,6 @@ def _shares(both: int, predicted: int, right: int) -> tuple[float | None, ...]:
 
 def _shade(share: float) -> int:
     return SHADES - 1 - min(SHADES - 1, int(SHADES * share))
-
-
-SIDE = 256  # pixels of an example's longest side
-STYLE = """\
-.examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: 1.25rem 1rem; }
-.examples img { aspect-ratio: 1; object-fit: contain; background: #000000; }
-.examples figcaption { color: var(--ink); }
-.examples span { display: block; }
-h3 { margin: 1.5rem 0 .5rem; font-size: .9375rem; }
-"""
 
 
 def write_page(out: Path, subject: Subject, *, examples: int) -> None:

@@ -33,6 +33,7 @@ MIN = 8  # examples of which a map says something
 PERPLEXITY = 30.0
 COMPONENTS = 50  # principal ones, of which the neighbors are found, as the authors do
 SEED = 0
+MAX_POINTS = 1000
 
 
 @torch.inference_mode()
@@ -67,9 +68,6 @@ def projected(vectors: np.ndarray) -> np.ndarray:
     main = PCA(min(COMPONENTS, count, width), random_state=SEED).fit_transform(vectors.astype(np.float64))
     perplexity = min(PERPLEXITY, (count - 1) / 3)
     return TSNE(2, perplexity=perplexity, init="pca", random_state=SEED).fit_transform(main)
-
-
-MAX_POINTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,9 @@ GRID, MIN_GRID, MAX_GRID = 11, 3, 101
 MARGIN = 0.3  # around the three points, of the longer side
 FLAT = 1e-4  # a third point nearer to the line, in its length, makes no plane
 Loss = Callable[[State], float]
+LEVELS = 14
+WIDTH, HEIGHT, LETTERS = 7.6, 3.3, 18  # inches; of a site's name
+POINT, STAR = ("o", 5), ("*", 9)  # of a site and of the global adapter: marker and size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,11 +259,6 @@ def _panel(
 
 def _between(a: tuple[float, float], b: tuple[float, float], share: float) -> tuple[float, float]:
     return (1 - share) * a[0] + share * b[0], (1 - share) * a[1] + share * b[1]
-
-
-LEVELS = 14
-WIDTH, HEIGHT, LETTERS = 7.6, 3.3, 18  # inches; of a site's name
-POINT, STAR = ("o", 5), ("*", 9)  # of a site and of the global adapter: marker and size
 
 
 def title(surface: Surface) -> str:

@@ -70,6 +70,18 @@ BOOKKEEPING = (
 MAX_SITES = 1000
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _GPUS = {"num_of_gpus": 1024, "mem_per_gpu_in_GiB": 10_000}  # the largest that a job may ask for
+ALLOWED = 1.0  # in place of an interval or timeout that a file does not have
+DIFFERENT = 20  # settings of single sites that are compared with before they are checked
+CONFIGURATIONS = {"server": "config/config_fed_server.json", "client": "config/config_fed_client.json"}
+FILES = (META, *(f"{APP}/{name}" for name in CONFIGURATIONS.values()))
+_FOLDER = re.compile(r"[^./\\{}][^/\\{}]{0,99}")
+_COMMON = ("format_version", "task_data_filters", "task_result_filters", "components")
+_OWN = {"server": ("server", "workflows"), "client": ("executors",)}
+_COMPONENTS = {"server": (PERSISTOR, AGGREGATOR), "client": ()}
+_SERVER = "task_request_interval"
+# FLARE takes an object with one of these keys, at any depth, for a component, or for none whatever else it has
+_BUILDS_A_CLASS = ("path", "class_path", "config_type", "args")
+_BY_NAME = "name"  # and one with this key, where the value is the name of one of its classes, as `FedAvg`
 
 
 def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
@@ -101,9 +113,6 @@ def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
             raise wrong(file, "resource_spec", spec, f"an object of {' and '.join(_GPUS)}, each a number")
 
 
-ALLOWED = 1.0  # in place of an interval or timeout that a file does not have
-
-
 def check_flare(configuration: Mapping[str, Any], file: str) -> None:
     """Refuse FLARE's intervals and timeouts that no job may have."""
     names = [field.name for field in fields(FlareSettings)]
@@ -111,9 +120,6 @@ def check_flare(configuration: Mapping[str, Any], file: str) -> None:
         build(FlareSettings, {name: configuration.get(name, ALLOWED) for name in names}, section="flare", source=file)
     except FedpeftError as error:
         raise AdmissionError(f"{file}: {error}", reason="setting", setting=error.setting) from error
-
-
-DIFFERENT = 20  # settings of single sites that are compared with before they are checked
 
 
 def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) -> None:
@@ -164,18 +170,6 @@ def _check_sites(sites: Iterable[str], deployed: Iterable[str]) -> None:
             f"{min(others)!r:.80} is in one of federation.sites and the deploy_map of meta.json, and not in the other: "
             f"write the job again with `fedpeft jobs`."
         )
-
-
-CONFIGURATIONS = {"server": "config/config_fed_server.json", "client": "config/config_fed_client.json"}
-FILES = (META, *(f"{APP}/{name}" for name in CONFIGURATIONS.values()))
-_FOLDER = re.compile(r"[^./\\{}][^/\\{}]{0,99}")
-_COMMON = ("format_version", "task_data_filters", "task_result_filters", "components")
-_OWN = {"server": ("server", "workflows"), "client": ("executors",)}
-_COMPONENTS = {"server": (PERSISTOR, AGGREGATOR), "client": ()}
-_SERVER = "task_request_interval"
-# FLARE takes an object with one of these keys, at any depth, for a component, or for none whatever else it has
-_BUILDS_A_CLASS = ("path", "class_path", "config_type", "args")
-_BY_NAME = "name"  # and one with this key, where the value is the name of one of its classes, as `FedAvg`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,8 @@ from fedpeft.methods.trainable import parameter_counts
 
 Settings = Mapping[str, Mapping[str, Any]]
 NO_SETTINGS: Settings = {}
+PAPERS = "papers.yml"
+RECIPE = "paper/"  # jobs of the published recipes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +121,6 @@ def _in_a_round(method: TuningMethod, counts: Mapping[str, int]) -> tuple[int, i
         for drawn in (ordered[:budget], ordered[-budget:])
     )
     return min_sent, max_sent
-
-
-PAPERS = "papers.yml"
-RECIPE = "paper/"  # jobs of the published recipes
 
 
 @dataclass(frozen=True, kw_only=True)

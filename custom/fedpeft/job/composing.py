@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_text
+from fedpeft.core.registry import Registry
 from fedpeft.core.settings import SECONDS, build, check_ranges, suggestion, unread, within, without_former
-from fedpeft.job.yaml_values import MAX_LEVELS, TASKS, parse, parse_argument
+from fedpeft.job.yaml_values import MAX_LEVELS, parse, parse_argument
 
 if TYPE_CHECKING:
     from fedpeft.data.settings import DataSettings
@@ -35,6 +36,7 @@ ARGUMENTS = {  # class -> the sections of the job that it receives; a site admit
     EXECUTOR: ("backbone", "method", "training", "data", "schedule"),
 }
 ORDERS = ("hello", "score", "train")
+TASKS: Registry[Mapping[str, Any]] = Registry("task", "fedpeft.tasks", Mapping)  # of installed packages
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,9 @@ _ADDRESS = re.compile(r"\S*(?:://|@)\S*|host=\S+")
 _log = logging.getLogger(__name__)
 _VARIABLES = ("MLFLOW_", "WANDB_")
 BY_SITE = ("backbone", "data")  # sections with a part `sites`
+LATEST = "latest"
+MAX_CHECKPOINTS = 100  # a job chooses how much of the server's disk its adapters take
+_CHECKPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,99})(?:/round-([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +94,6 @@ def unusable(title: str, error: Exception, remedy: str) -> FedpeftError:
     return FedpeftError(
         f"{title} cannot be used from the server ({type(error).__name__}, the server's log has more): {remedy}."
     )
-
-
-LATEST = "latest"
-MAX_CHECKPOINTS = 100  # a job chooses how much of the server's disk its adapters take
-_CHECKPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,99})(?:/round-([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ from fedpeft.methods.settings import MethodSettings, check_backbones
 from fedpeft.scheduling.settings import FRESH, ScheduleSettings, schedule_of
 
 JOINS = "a site of schedule.joins brings values that no site learned from the global adapter: leave schedule.joins out"
+SECTIONS = ("backbone", "method", "training", "data", "schedule")
 
 
 def check_schemes(method: MethodSettings, training: TrainingSettings, *, joins: Collection[str] = ()) -> None:
@@ -357,9 +358,6 @@ def check_relay_sums(
             f"federation.sums_at_relays lets the server see sums alone, and {reason}; or leave sums_at_relays out.",
             setting="federation.sums_at_relays",
         )
-
-
-SECTIONS = ("backbone", "method", "training", "data", "schedule")
 
 
 def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:

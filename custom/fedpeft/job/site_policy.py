@@ -31,6 +31,11 @@ from fedpeft.scheduling.solvers import SOLVERS
 
 RECEIVED, ZERO = "received", "zero"
 WITHHOLD, PASS = "withhold", "pass"
+FILE = "fedpeft.json"
+WRITE = "python -m fedpeft.job.site_policy > local/fedpeft.json"
+ONE_OR_MORE, NOT_NEGATIVE = within(1), within(0)
+MIN_MEMBERS = 3
+FORMER_PREFIXES = {"most_": "max_", "least_": "min_"}  # of the limits, in files written before November 2026
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +90,6 @@ class PrivacySettings:
     def score_deviation(self) -> float:
         """Standard deviation of the noise on every score."""
         return self.score_noise * math.sqrt(2) * self.score_clip
-
-
-FILE = "fedpeft.json"
-WRITE = "python -m fedpeft.job.site_policy > local/fedpeft.json"
-ONE_OR_MORE, NOT_NEGATIVE = within(1), within(0)
-MIN_MEMBERS = 3
 
 
 def default_methods() -> tuple[str, ...]:
@@ -282,7 +281,6 @@ class SitePolicy:
 
 
 LIMITS = {one.name for one in dataclasses.fields(SitePolicy) if one.name.startswith(("max_", "min_"))}
-FORMER_PREFIXES = {"most_": "max_", "least_": "min_"}  # of the limits, in files written before November 2026
 
 
 def build_policy(values: Any, *, section: str, source: str) -> SitePolicy:

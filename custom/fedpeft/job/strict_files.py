@@ -36,6 +36,18 @@ REASONS = {
     "meta": "its meta.json holds what no job may ask for",
     "setting": "the value of a setting in it is not allowed",
 }
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 16
+MAX_TEXT = 4096
+MAX_NUMBER = 2**63
+# FLARE treats `{x}` as a variable, and `}x}` too: it splits at either brace
+BRACES = "{}"
+LINE_BREAKS = "\n\t"
+MAX_ARCHIVE = 4 << 20
+MAX_ARCHIVED = 32
+SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # FLARE puts these into every folder of a submitted job
+_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_ENCRYPTED = 0x1
 
 
 class AdmissionError(FedpeftError):
@@ -93,15 +105,6 @@ def declared_part(path: str) -> str:
     parts = path.split(".")
     candidates = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next((candidate for candidate in candidates if candidate in setting_names()), "")
-
-
-MAX_BYTES = 1 << 20
-MAX_DEPTH = 16
-MAX_TEXT = 4096
-MAX_NUMBER = 2**63
-# FLARE treats `{x}` as a variable, and `}x}` too: it splits at either brace
-BRACES = "{}"
-LINE_BREAKS = "\n\t"
 
 
 def parse_json(data: bytes, file: str) -> dict[str, Any]:
@@ -227,13 +230,6 @@ def is_count(value: Any, maximum: float) -> bool:
 def wrong(file: str, name: str, value: Any, expected: str, reason: str = "meta") -> AdmissionError:
     """The error for one value, with the expected one."""
     return AdmissionError(f"{file}: {name} is {short(value)}: make it {expected}.", reason=reason)
-
-
-MAX_ARCHIVE = 4 << 20
-MAX_ARCHIVED = 32
-SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # FLARE puts these into every folder of a submitted job
-_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_ENCRYPTED = 0x1
 
 
 def read_folder(folder: Path, names: Sequence[str]) -> dict[str, bytes]:

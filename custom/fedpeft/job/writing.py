@@ -27,6 +27,7 @@ from fedpeft.job.composing import (
     CONFIGS,
     PACKAGED,
     RECIPES,
+    TASKS,
     changed,
     check_known,
     check_used,
@@ -44,7 +45,7 @@ from fedpeft.job.composing import (
     write_job,
 )
 from fedpeft.job.folder import as_read
-from fedpeft.job.yaml_values import TASKS, parse, write
+from fedpeft.job.yaml_values import parse, write
 
 TRAINING = {"rounds": 10, "local_epochs": 1, "batch_size": 16, "weight_decay": 0.01, "warmup": 0.1, "seed": 0}
 BACKBONE, PRETRAINED = "backbones", "mmbt_small"  # with weights of the extra `pretrained`
@@ -56,6 +57,7 @@ HEADER = """\
 LOOKED: dict[str, tuple[str, ...] | None] = {"data": None, "backbone": None, "training": ("answering",)}
 FIRST_LINE = "# One line per job: the parts it is composed of.\n"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}", re.ASCII)
+TASK = "tasks/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,9 +177,6 @@ def _places(name: str, out: Path) -> tuple[Path, Path, Path]:
     """Return the files of the task and of all jobs, and the folder of the job."""
     configs = out / CONFIGS
     return configs / "tasks" / f"{name}.yml", configs / RECIPES, out / "jobs" / name
-
-
-TASK = "tasks/"
 
 
 @dataclass(frozen=True, kw_only=True)

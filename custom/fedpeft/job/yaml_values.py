@@ -6,13 +6,10 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import yaml
-
-from fedpeft.core.registry import Registry
 
 MAX_LEVELS = 20
 KEPT_TEXTS = 64  # a command reads the same few files again and again
@@ -113,6 +110,3 @@ def _check(value: Any) -> None:
         raise ValueError(f"{value!s:.40} is of the kind {type(value).__name__}, which JSON lacks; put it in quotes")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _check(inner)
-
-
-TASKS: Registry[Mapping[str, Any]] = Registry("task", "fedpeft.tasks", Mapping)

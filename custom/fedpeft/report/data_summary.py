@@ -42,6 +42,24 @@ ROW, COLUMN, MIN_COLUMN, MIN_WIDTH = 0.24, 0.62, 0.12, 4.6
 TOP, BOTTOM, LINE, EDGE = 0.5, 0.14, 0.15, 0.2
 SIZE = 7  # points
 MAX_LENGTH = 30  # letters of a label
+FREQUENT, EVERY_LABEL = "the most frequent answer of training", "every label"
+CONSTANT = {ACCURACY: FREQUENT, BALANCED_ACCURACY: "any one class", MACRO_F1: FREQUENT}
+HEADS = (
+    "train",
+    "validation",
+    "test",
+    "images",
+    "answers",
+    "closed",
+    "unseen",
+    "baseline %",
+)
+UNUSED = "unused"
+TEST = "test"
+NONE = "No image is in two sites or two splits."
+TOTAL = "total"
+MAX_NAMED = 20  # images of one site that a remedy names
+OVERLAP_HEADS = ("in", "and in", "images", "equal pixels", "test images known")
 
 
 def label_counts(sites: Sequence[SiteData]) -> dict[str, np.ndarray]:
@@ -129,21 +147,6 @@ def _wrapped(text: str, width: float) -> list[str]:
     return textwrap.wrap(text, int((width - 0.24) * 20))
 
 
-FREQUENT, EVERY_LABEL = "the most frequent answer of training", "every label"
-CONSTANT = {ACCURACY: FREQUENT, BALANCED_ACCURACY: "any one class", MACRO_F1: FREQUENT}
-HEADS = (
-    "train",
-    "validation",
-    "test",
-    "images",
-    "answers",
-    "closed",
-    "unseen",
-    "baseline %",
-)
-UNUSED = "unused"
-
-
 def data_summary(sites: Sequence[SiteData]) -> Table:
     """Return one row per site.
 
@@ -187,13 +190,6 @@ def _listed(by_site: Mapping[str, int], *, everywhere: bool) -> str:
     if everywhere and len(set(by_site.values())) == 1:
         return f"{next(iter(by_site.values())):,} at each site"
     return ", ".join(f"{site} {count:,}" for site, count in by_site.items())
-
-
-TEST = "test"
-NONE = "No image is in two sites or two splits."
-TOTAL = "total"
-MAX_NAMED = 20  # images of one site that a remedy names
-OVERLAP_HEADS = ("in", "and in", "images", "equal pixels", "test images known")
 
 
 class Overlap:

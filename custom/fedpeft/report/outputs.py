@@ -41,6 +41,14 @@ from fedpeft.report.wording import (
 MAX_LENGTH = 20  # letters of a name before it is folded
 ASCII = str.maketrans({DASH: "-", REJECTED: "x", "·": "-"})
 FRAME = 3  # letters that rich puts around a column
+COLUMNS = ("job", "method", "round", "site", "status", *ACCURACIES, "loss", "samples", "alignment", "reason", "note")
+SECTIONS = {
+    "curves": "Convergence",
+    "sent": "Communication",
+    "losses": "Oscillation",
+    "schedule": "Layer schedule",
+    "fronts": "What the schedule was chosen from",
+}
 
 
 def print_tables(history: History, *, console: Console | None = None, metrics: Sequence[str] = ("overall",)) -> None:
@@ -135,9 +143,6 @@ def _escape(text: str) -> str:
     return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)
 
 
-COLUMNS = ("job", "method", "round", "site", "status", *ACCURACIES, "loss", "samples", "alignment", "reason", "note")
-
-
 def tidy_csv(history: History) -> str:
     """Return one row for each round and site: fractions in full precision, an empty cell for none.
 
@@ -157,15 +162,6 @@ def tidy_csv(history: History) -> str:
             row += [one.alignment.get(site), one.rejected.get(site), remark]
             rows.writerow(map(csv_cell, row))
     return text.getvalue()
-
-
-SECTIONS = {
-    "curves": "Convergence",
-    "sent": "Communication",
-    "losses": "Oscillation",
-    "schedule": "Layer schedule",
-    "fronts": "What the schedule was chosen from",
-}
 
 
 def page(history: History, pictures: Mapping[str, Picture], *, top: str = "") -> str:

@@ -36,6 +36,10 @@ FORMS = ("o", "s", "^")  # of points, which show no dashes
 BRIDGE = (0, (0.8, 2))  # over rounds without a figure
 DISTINCT = len(COLORS) * len(DASHES)
 GRAY = "#828282"  # of lines in a raster image, on light and dark pages
+SIDE_BY_SIDE = "Lines that coincide are drawn side by side."
+CLOSE = 0.006  # of the height of the axes, less than the width of a line
+# points
+LINES, MARKERS, MAX = 2.0, 5.0, 14.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,12 +199,6 @@ def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -
     places = np.empty(count)
     places[order] = np.clip(isotonic_regression(targets[order] - steps).x, low, high - steps[-1]) + steps
     return places
-
-
-SIDE_BY_SIDE = "Lines that coincide are drawn side by side."
-CLOSE = 0.006  # of the height of the axes, less than the width of a line
-# points
-LINES, MARKERS, MAX = 2.0, 5.0, 14.0
 
 
 def set_apart(axes: Axes, curves: Sequence[Sequence[Line2D]]) -> None:

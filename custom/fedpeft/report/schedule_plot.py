@@ -30,6 +30,10 @@ GUTTER, BETWEEN, USE_HEIGHT, SIDE = 0.12, 0.52, 1.25, 0.85
 MIN_WIDTH, MIN_SCALE, MAX_SCALE = 5.0, 0.42, 1.6
 NAME_SIZE, TICK_SIZE = 7, 6.5  # points
 MAX_LENGTH = 22  # letters of a site's name
+EXACT = "exact"
+MAX_CELLS = 60  # sites x layers up to which the whole exact front takes less than a second
+ACROSS = 3
+WIDE, HIGH, FRONT_LEFT, FRONT_RIGHT, FRONT_BETWEEN, BELOW = 1.95, 1.55, 0.5, 0.2, 0.42, 0.62  # inches
 
 
 def schedule_figure(history: History, *, framed: bool = True) -> Figure:
@@ -189,12 +193,6 @@ def schedule_explained(history: History) -> str:
     if any(one.schedule.undecided for one in shown):
         parts.append("Row of one color: the site scored all layers the same, so that its score chose none.")
     return " ".join(parts)
-
-
-EXACT = "exact"
-MAX_CELLS = 60  # sites x layers up to which the whole exact front takes less than a second
-ACROSS = 3
-WIDE, HIGH, FRONT_LEFT, FRONT_RIGHT, FRONT_BETWEEN, BELOW = 1.95, 1.55, 0.5, 0.2, 0.42, 0.62  # inches
 
 
 def fronts_figure(history: History, *, framed: bool = True) -> Figure:

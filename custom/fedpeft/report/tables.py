@@ -36,6 +36,11 @@ from fedpeft.report.wording import (
 MEAN, WEIGHTED = "mean", "weighted mean"
 AVERAGED = (MEAN, WEIGHTED)
 SHADES = 5
+DISTANCE = "Distance: mean of a site's neurons from those of the reference at their index"
+BASELINE = "baseline: what the best constant answer reaches"
+EXAMPLES = "loss: of training, examples: train"
+BEST = "best: the highest mean of all sites; training.patience goes by the sites' median"
+BY_SAMPLES = "weighted mean: by the number of test samples, the loss by that of training samples"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +61,6 @@ class Table:
     best: frozenset[tuple[int, int]] = frozenset()
     notes: tuple[str, ...] = ()
     values: tuple[tuple[str, tuple[str | float | None, ...]], ...] = ()
-
-
-DISTANCE = "Distance: mean of a site's neurons from those of the reference at their index"
 
 
 def sent(history: History) -> Table | None:
@@ -152,12 +154,6 @@ def _shade(rank: float, count: int) -> int:
 
 def _megabytes(value: float | None) -> str:
     return DASH if value is None else f"{value / MB:.3f}"
-
-
-BASELINE = "baseline: what the best constant answer reaches"
-EXAMPLES = "loss: of training, examples: train"
-BEST = "best: the highest mean of all sites; training.patience goes by the sites' median"
-BY_SAMPLES = "weighted mean: by the number of test samples, the loss by that of training samples"
 
 
 def last_round(history: History) -> Table:
