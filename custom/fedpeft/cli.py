@@ -246,7 +246,7 @@ def _tasks(arguments: argparse.Namespace) -> None:
 
 def _data(arguments: argparse.Namespace) -> None:
     from fedpeft import data
-    from fedpeft.job.folder import named_job, of_job
+    from fedpeft.job.folder import named_job, read_job_data
     from fedpeft.job.writing import check_looked, look
 
     picture = arguments.picture
@@ -255,7 +255,7 @@ def _data(arguments: argparse.Namespace) -> None:
     configs, title = named_job(arguments.what, arguments.configs)
     sites: Sequence[SiteData]
     if title:
-        pairs = of_job(configs, title, arguments.set, only=arguments.site)
+        pairs = read_job_data(configs, title, arguments.set, only=arguments.site)
         sites, procedural = [read for _, read in pairs], any(data.is_procedural(own.dataset) for own, _ in pairs)
         _print_data(sites)
     elif arguments.site:

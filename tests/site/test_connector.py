@@ -16,7 +16,7 @@ from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.merging import merge
 from fedpeft.inference.predictor import Predictor
-from fedpeft.job.composing import check
+from fedpeft.job.composing import check_sections
 from fedpeft.methods.trainable import connector_of
 from fedpeft.server.job_run import ADAPTER, export_adapter
 from fedpeft.site import site_state
@@ -291,10 +291,10 @@ def test_sites_with_encoders_of_their_own_have_no_map_in_common(job, own):
     sections = job(FEDAVG)
     sections["backbone"]["sites"] = {"vqa-rad": own}
     with pytest.raises(FedpeftError, match=f"backbone.sites.vqa-rad sets {next(iter(own))}: leave that out") as caught:
-        check(sections)
+        check_sections(sections)
     assert caught.value.setting == "backbone.projection"
     sections["method"] = {**sections["method"], "aggregation": "none"}
-    check(sections)
+    check_sections(sections)
 
 
 def test_passes_that_it_changes_are_not_reused(job, tmp_path):

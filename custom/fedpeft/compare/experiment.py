@@ -37,7 +37,7 @@ from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
 from fedpeft.core.processes import follow, without_current_folder
 from fedpeft.core.settings import build
 from fedpeft.data.folders import files_below
-from fedpeft.job.composing import PACKAGED, changed, check_used, unused
+from fedpeft.job.composing import PACKAGED, check_used, parse_overrides, unused_methods
 from fedpeft.job.federation import NONE, SETTING, FederationSettings
 from fedpeft.job.folder import check_shared, folders_of
 from fedpeft.job.settings import SiteJob
@@ -178,8 +178,8 @@ def plan(
     if sweep and len(forms) > len(methods):  # the sweep's own axis says which form it is
         runs = [replace(run, form="") for run in runs]
     tuned = {run.sections["method"].get("name", MethodSettings.name) for run in runs}
-    for name in changed(overrides).get("method", {}).get("settings", {}):
-        if all(name in unused(overrides, one) for one in tuned):
+    for name in parse_overrides(overrides).get("method", {}).get("settings", {}):
+        if all(name in unused_methods(overrides, one) for one in tuned):
             raise FedpeftError(
                 f"method.settings.{name} changes nothing: no row of the comparison has that method; leave it out, or "
                 f"add {name} to the methods."

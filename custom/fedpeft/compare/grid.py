@@ -15,7 +15,7 @@ from typing import Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.settings import NATURAL, DataSettings
-from fedpeft.job.composing import check, check_used
+from fedpeft.job.composing import check_sections, check_used
 from fedpeft.job.yaml_values import parse_argument
 
 SITES = "federation.sites"
@@ -69,7 +69,7 @@ class Point:
         for name, value in self.values:
             if _is_count(name, value):
                 sections = _with_sites(sections, value)
-                check(sections)
+                check_sections(sections)
         return sections
 
 

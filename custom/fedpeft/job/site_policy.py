@@ -132,8 +132,8 @@ class SitePolicy:
         min_test_samples: the same for the samples on which accuracies are measured.
         min_validation_samples: samples of the validation split, where a job has the site choose by them
             (`method.pia.share: validation`).
-        min_class_images: test images that a class or label must have to be part of balanced accuracy or macro-F1. One
-            image alone in its class would show in them whether it is recognized.
+        min_class_images: test images that a class or label must have to be part of balanced accuracy or macro-F1. A
+            single image of a class would show in them whether it is recognized.
         min_score_samples: samples over which a layer score is formed.
         min_batch_size: samples per training step; what would be left for a smaller last step of a pass joins the
             step before it.
@@ -186,8 +186,8 @@ class SitePolicy:
         sum_noise: with `sum_with`: `clip`, `noise` and the others of `privacy` in `local/privacy.json`, with which an
             adapter is clipped and noised before it is masked. Empty: it is not.
         kept_days: what jobs keep at this site (own adapter, head, optimizer) is not removed before it has been unused
-            for so long, whatever the server says.
-        kept_gib: room for it; where that is used up, what is older than `kept_days` goes, and then jobs are refused.
+            for this time, whatever the server says.
+        kept_gib: room for it; when that is used up, what is older than `kept_days` is removed, then jobs are refused.
     """
 
     datasets: tuple[str, ...] = field(default_factory=default_datasets)
@@ -335,7 +335,7 @@ def keep_to(policy: SitePolicy | None) -> None:
 
 
 def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
-    """Answer for a plugin that is not listed as for an unknown name: what is installed is the site's business."""
+    """Refuse a plugin that is not listed like an unknown name: what is installed is the site's business."""
     for setting, registry, allowed in _listed(policy):
         for name in _named(sections, setting):
             if name not in allowed and isinstance(name, str) and registry.is_plugin(name):
@@ -359,7 +359,7 @@ def _listed(policy: SitePolicy) -> tuple[tuple[str, Registry[Any], tuple[str, ..
 
 
 def _named(sections: Mapping[str, Any], setting: str) -> Iterator[Any]:
-    """What a job writes there, for this site or for any other."""
+    """Yield the names that a job gives for a setting, for this site or for any other."""
     section, name = setting.split(".")
     values = sections.get(section)
     if not isinstance(values, Mapping):

@@ -66,7 +66,7 @@ class AdmissionError(FedpeftError):
 
 
 def setting_classes() -> dict[str, type]:
-    """Return the sections of a job and of what is below them, with the dataclass that declares their settings."""
+    """Return the sections of a job, and their parts, with the dataclass that declares their settings."""
     from fedpeft.alignment.settings import PIASettings, RobustSettings
     from fedpeft.answering.training_settings import TrainingSettings
     from fedpeft.backbones import BackboneSettings
@@ -158,10 +158,7 @@ def short(value: Any, limit: int = 80) -> str:
 
 def _check_text(text: str, where: str, *, allowed: str) -> None:
     if len(text) > MAX_TEXT:
-        raise AdmissionError(
-            f"{where} has {len(text)} characters: use at most {MAX_TEXT}.",
-            reason="text",
-        )
+        raise AdmissionError(f"{where} has {len(text)} characters: use at most {MAX_TEXT}.", reason="text")
     if any(brace in text for brace in BRACES):
         raise AdmissionError(
             f"{where} is {short(text)}, and FLARE would read a brace as a variable: write the value without braces.",
@@ -218,17 +215,17 @@ def check_list(value: Any, file: str, name: str, length: int | None = None) -> l
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is an integer and not a boolean."""
+    """Return whether a value is an integer and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_count(value: Any, maximum: float) -> bool:
-    """Whether it is a number from 0 to `maximum`."""
+    """Return whether a value is a number from 0 to `maximum`."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= maximum
 
 
 def wrong(file: str, name: str, value: Any, expected: str, reason: str = "meta") -> AdmissionError:
-    """The error for one value, with the expected one."""
+    """Return the error for one value, with the expected one."""
     return AdmissionError(f"{file}: {name} is {short(value)}: make it {expected}.", reason=reason)
 
 
