@@ -192,7 +192,7 @@ def test_a_folder_that_is_not_what_its_configuration_gives_is_not_composed_anew(
         lambda: named_job(str(folder), None),
         lambda: _plan(_parser().parse_args(["compare", str(folder), "--methods", "fedavg"])),
     ):
-        with pytest.raises(FedpeftError, match=r"is not what .* gives, of which this command composes the job"):
+        with pytest.raises(FedpeftError, match=r"is not what .* gives, and this command composes the job of that"):
             compose_anew()
 
 

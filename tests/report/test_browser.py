@@ -13,7 +13,7 @@ from PIL import Image, ImageColor
 from serving import serving
 
 from fedpeft.answering.answering import Scored
-from fedpeft.compare.outcome import Outcome, of_history
+from fedpeft.compare.outcome import Outcome, outcome_of
 from fedpeft.compare.page import page as comparison_page
 from fedpeft.compare.page import picture
 from fedpeft.compare.table import compared
@@ -60,7 +60,7 @@ def run_of_many_sites(folder):
 def comparison(folder):
     del folder
     methods = ("FedPIA, Houlsby adapters", f"FedAvg ({LONG})", "local")
-    runs = [of_history(parse(complete(), origin="h"), method=method) for method in methods]
+    runs = [outcome_of(parse(complete(), origin="h"), method=method) for method in methods]
     return comparison_page(compared(runs, baseline=methods[0]), picture(runs), runs)
 
 

@@ -19,7 +19,7 @@ from fedpeft.job.composing import check_sections, check_used
 from fedpeft.job.yaml_values import parse_argument
 
 SITES = "federation.sites"
-OF_SINGLE_SITES = (
+BY_SITE = (
     ("backbone", "sites"),
     ("data", "sites"),
     ("method", "site_settings"),
@@ -51,7 +51,7 @@ class Point:
     @property
     def overrides(self) -> tuple[str, ...]:
         """The settings as `section.name=value`, without a number of sites."""
-        return tuple(f"{name}={json.dumps(value)}" for name, value in self.values if not _is_count(name, value))
+        return tuple(f"{name}={json.dumps(value)}" for name, value in self.values if not _is_site_count(name, value))
 
     @property
     def label(self) -> str:
@@ -67,8 +67,8 @@ class Point:
         if job:
             check_used(self.overrides, sections, job=job)
         for name, value in self.values:
-            if _is_count(name, value):
-                sections = _with_sites(sections, value)
+            if _is_site_count(name, value):
+                sections = _set_site_count(sections, value)
                 check_sections(sections)
         return sections
 
@@ -106,7 +106,7 @@ def points(axes: Sequence[Axis]) -> dict[str, Point]:
     return {point.label: point for point in every}
 
 
-def check_free(axes: Iterable[Axis], given: Iterable[str]) -> None:
+def check_not_varied(axes: Iterable[Axis], given: Iterable[str]) -> None:
     """Refuse settings, as `section.name=value`, that a grid sets too."""
     names = {axis.setting for axis in axes}
     if twice := [text for text in given if text.partition("=")[0].strip() in names]:
@@ -127,12 +127,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(setting: str, value: Any) -> bool:
+def _is_site_count(setting: str, value: Any) -> bool:
     return setting == SITES and is_number(value)
 
 
-def _with_sites(sections: Mapping[str, Any], count: Any) -> dict[str, Any]:
-    """Return a job with so many sites: the first ones, or as many as share one data set (`data.partition`)."""
+def _set_site_count(sections: Mapping[str, Any], count: Any) -> dict[str, Any]:
+    """Return a job with `count` sites: the first ones, or that many sharing one data set (`data.partition`)."""
     federation, data = sections["federation"], sections["data"]
     sites = list(federation["sites"])
     if not isinstance(count, int) or count < 1:
@@ -145,7 +145,7 @@ def _with_sites(sections: Mapping[str, Any], count: Any) -> dict[str, Any]:
     elif count > len(sites):
         raise FedpeftError(f"{SITES}={count}, and the job has {len(sites)} sites: name at most {len(sites)}.")
     result = {**sections, "data": data, "federation": {**federation, "sites": sites[:count]}}
-    for section, name in OF_SINGLE_SITES:
+    for section, name in BY_SITE:
         own = result.get(section, {}).get(name)
         if isinstance(own, Mapping):
             kept = {site: value for site, value in own.items() if site in sites[:count]}

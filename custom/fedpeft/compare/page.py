@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The page and the picture of a comparison: one self-contained HTML file, with what stands below the table.
+"""The page and the picture of a comparison: one self-contained HTML file with the table and its notes.
 
 The picture shows convergence with a band over seeds, and accuracy against what was sent.
 """
@@ -48,7 +48,7 @@ STYLE = """\
 def picture(outcomes: Sequence[Outcome]) -> Picture:
     """Return the picture: for each metric, left by round, right by MB sent.
 
-    Lines are means over seeds, bands reach from the lowest to the highest seed. The right panel stands where all runs
+    Lines are means over seeds, bands reach from the lowest to the highest seed. There is a right panel if all runs
     counted what they sent; methods that send nothing are points on its left edge.
     """
     several = len({one.method for one in outcomes}) > 1
@@ -61,25 +61,22 @@ def picture_file(outcomes: Sequence[Outcome]) -> bytes:
 
 
 def losses(outcomes: Sequence[Outcome]) -> dict[str, dict[str, np.ndarray]]:
-    """Return for each method that measured them the losses of every round by site, means over seeds.
+    """Return the losses of every round by method and site, means over seeds.
 
-    Where some runs measured the course of the loss, those are shown, and none that measured its ends.
+    If some runs measured the course of the loss, only these are shown, not those that measured its ends.
     """
     runs: dict[str, list[dict[str, np.ndarray]]] = {}
-    by_step = _by_step(outcomes)
+    by_step = _has_course(outcomes)
     for one in outcomes:
         points = one.loss_course if by_step else (one.loss_start, one.loss_end)
         if measured := losses_by_site(*points):
             runs.setdefault(one.method, []).append(measured)
-    return {method: {site: _mean([run[site] for run in of]) for site in _common(of)} for method, of in runs.items()}
+    common = {method: [site for site in of[0] if all(site in run for run in of)] for method, of in runs.items()}
+    return {method: {site: _mean([run[site] for run in runs[method]]) for site in common[method]} for method in runs}
 
 
-def _by_step(outcomes: Sequence[Outcome]) -> bool:
+def _has_course(outcomes: Sequence[Outcome]) -> bool:
     return any(one.loss_course for one in outcomes)
-
-
-def _common(runs: Sequence[Mapping[str, np.ndarray]]) -> list[str]:
-    return [site for site in runs[0] if all(site in run for run in runs)]
 
 
 def _mean(of_seeds: Sequence[np.ndarray]) -> np.ndarray:
@@ -92,7 +89,7 @@ def losses_file(outcomes: Sequence[Outcome], *, framed: bool = True) -> bytes | 
     panels = losses(outcomes)
     if not panels:
         return None
-    head = [(COURSE if _by_step(outcomes) else LOSSES, "soft", "normal")]
+    head = [(COURSE if _has_course(outcomes) else LOSSES, "soft", "normal")]
     if caution := caution_of(outcomes):
         head.append((caution[0].upper() + caution[1:] + ".", "warning", "bold"))
     seeds = len({one.seed for one in outcomes})
@@ -107,7 +104,7 @@ def _losses_section(outcomes: Sequence[Outcome]) -> str:
         return ""
     changes = [f"{method} {text}" for method, by_site in losses(outcomes).items() if (text := rise_text(by_site))]
     means = ", means over seeds" if len({one.seed for one in outcomes}) > 1 else ""
-    if by_step := _by_step(outcomes):
+    if by_step := _has_course(outcomes):
         caption = f"{COURSE}{means}. {BY_STEP}"
     else:
         caption = f"Loss on the same training samples at the start and the end of every round{means}."
@@ -192,7 +189,7 @@ def page(comparison: Table, picture: Picture, outcomes: Sequence[Outcome], *, to
     `top` is HTML above the title, for a page that is served.
     """
     caution = caution_of(outcomes)
-    notes = tuple(note for note in comparison.notes if note != f"{caution}.")  # it stands at the top
+    notes = tuple(note for note in comparison.notes if note != f"{caution}.")  # it is at the top
     metric = title_of(metrics_of(outcomes))
     methods = ", ".join(dict.fromkeys(one.method for one in outcomes))
     curves = f"Curves of {metric} by round, and against the MB that a site had sent, for {methods}."

@@ -68,10 +68,8 @@ def check_sites(sections: Mapping[str, Any], sites: Iterable[str]) -> None:
     check_shared(jobs)
     pairs: dict[str, SiteJob] = {}
     for job in jobs:
-        pair = json.dumps(
-            (job.backbone.name, job.backbone.source, _method_settings(job)), default=str
-        )  # equal where they are
-        pairs.setdefault(pair, job)
+        pair = (job.backbone.name, job.backbone.source, _method_settings(job))
+        pairs.setdefault(json.dumps(pair, default=str), job)
     for job in pairs.values():
         with about("", where=f"site {job.site}" * (len(pairs) > 1)):
             _check_method(job)
