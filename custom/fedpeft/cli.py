@@ -284,14 +284,14 @@ def _print_found(found: FolderSites) -> None:
 def _print_data(sites: Sequence[SiteData]) -> None:
     from fedpeft.core.console import Console
     from fedpeft.data.duplicates import fingerprints
-    from fedpeft.report.data_summary import NONE, Overlap, data_summary, remarks
+    from fedpeft.report.data_summary import NO_OVERLAP, Overlap, data_summary, remarks
 
     console = Console()
     console.print(data_summary(sites))
     for remark in remarks(sites):
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
     overlap = Overlap([mark for site in sites for mark in fingerprints(site)])
-    console.print(overlap.table() if overlap.common else NONE)
+    console.print(overlap.table() if overlap.common else NO_OVERLAP)
     for remark in overlap.remarks():
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
 

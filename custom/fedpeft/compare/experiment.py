@@ -163,11 +163,8 @@ def plan(
         packaged = not (overrides or axes) and sections == _packaged_sections(task, method, own)
         recipe = " ".join((method.method, *method.settings)) if packaged else ""
         form = _pia_form(sections) if method.name == method.method else ""
-        runs.append(
-            Run(
-                task=task, method=method.name, seed=seed, sections=sections, recipe=recipe, point=point.label, form=form
-            )
-        )
+        row = {"task": task, "method": method.name, "recipe": recipe, "form": form}
+        runs.append(Run(**row, seed=seed, sections=sections, point=point.label))
     forms = {(run.method, run.form) for run in runs}
     if sweep and len(forms) > len(methods):  # the sweep's own axis says which form it is
         runs = [replace(run, form="") for run in runs]
