@@ -11,7 +11,7 @@ from fedpeft.backbones import BACKBONES, BackboneSettings, Pretrained, build
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import CONNECTOR, by_place, layers_of, only_connector, without_connector
 from fedpeft.federate import federate
-from fedpeft.inference.examples import of_split
+from fedpeft.inference.examples import read_split
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.merging import merge
@@ -239,7 +239,7 @@ def predicted(kept, examples):
 def test_an_export_answers_as_the_site_did(job, encoders, tmp_path, chosen):
     *_, last = federate(learners(job(*chosen), tmp_path))
     kept, out, merged = find(tmp_path / "slake", site=None), tmp_path / "out", tmp_path / "merged"
-    examples = of_split("test", kept).examples[:6]
+    examples = read_split("test", kept).examples[:6]
     expected = predicted(kept, examples)
     assert torch.equal(kept.state.adapter[KEY], last.updates["slake"].state[KEY])
     if "method.name=full" not in chosen:
