@@ -7,11 +7,11 @@ F3OCUS        Saha et al. 2025, supplement, tables 3 and 4, ViLT-B and BLIP-2, 1
 ViT           the federated tuning of vision transformers, tables 1 and 2, ViT-B/16: balanced accuracy
 
 A figure is None if the paper prints none for that task, or none that is clear. FedPIA's PromptFL says its number
-of tokens in task 1 only; in the others it stands beside ours with 50. Its table 1 has two more rows, in lines that are
+of tokens in task 1 only; in the others ours has 50. Its table 1 has two more rows, in lines that are
 broken in our copy. One, of mean 42.70, has two names on top of each other; it is AdapterFusion's if Houlsby's is the
 43.04 of table 5. The other, of mean 41.27, may be that of Bias or of PromptFL with 5 tokens. The text prompts of the
 paper on vision transformers are another method than `promptfl`, and it does not describe the start of LoRA that it
-calls ImageNet. Table 2 of the latter has 82.6 for the settings of which table 1 has 77.0.
+calls ImageNet. Table 2 of the latter has 82.6 for settings that have 77.0 in table 1.
 
 All in percent. They were reached on the papers' data; figures on procedural data or with a tiny backbone have nothing
 in common with them but the task's name. Figures of another metric, or of training on other numbers of
@@ -38,7 +38,7 @@ class Task:
     """What a paper's figures of a task are of.
 
     Args:
-        metric: by which all its clients are measured; `UNDEFINED`: the paper does not say what it computes.
+        metric: of all its clients; `UNDEFINED`: the paper does not say what it computes.
         samples: training samples of all clients.
     """
 

@@ -271,10 +271,10 @@ def _row_name(history: History, all_of_them: list[History]) -> str:
     alike = [other.settings for other in all_of_them if other.method == history.method]
     different = _different(alike)
     first = different[:MAX_SHOWN]
-    alone = _different([one for one in alike if all(one.get(name) == history.settings.get(name) for name in first)])
+    telling = _different([one for one in alike if all(one.get(name) == history.settings.get(name) for name in first)])
     words = {name: name.rpartition(".")[2] for name in different}
     unlike = {name: word if [*words.values()].count(word) == 1 else name for name, word in words.items()}
-    shown = [f"{unlike[name]}={history.settings.get(name, '-')}" for name in (*first, *alone)]
+    shown = [f"{unlike[name]}={history.settings.get(name, '-')}" for name in (*first, *telling)]
     if more := len(different) - len(shown):
         shown.append(f"{more} more")
     return history.method + (f" ({', '.join(shown)})" if shown else "")

@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
         help="values to try, of several settings all combinations (default: learning rates around the backbone's)",
     )
     parser.add_argument("--seeds", type=int, default=1, help="runs of each setting, from the job's seed on (default 1)")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="for the search alone")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="only for the search")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at the same time")
     parser.add_argument("--configs", type=Path, help="folder of the configuration (default: app_configs, or ours)")
     parser.add_argument("--out", type=Path, help=f"folder of runs and tables (default: {OUT}/<job>)")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,10 +85,13 @@ def answered(
     predictor: Predictor, wanted: Wanted, *, max_answers: int, console: Console
 ) -> tuple[list[Prediction], Measured | None]:
     """Return the predictions, and the figures on the examples with known answers; None: there are none."""
+    from rich.progress import track
+
     measure = predictor.measure(wanted.unseen) if any(wanted.known) else None
     everything = measure if all(wanted.known) else None
     answers = predictor.predictions(wanted.examples, wanted.known, max_answers=max_answers, measure=everything)
-    predictions = list(_track(answers, len(wanted.examples), console))
+    bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+    predictions = list(track(answers, "predicting", len(wanted.examples), **bar))
     if measure and not everything:
         pairs = zip(wanted.examples, wanted.known, strict=True)
         known = [example for example, is_known in pairs if is_known]
@@ -113,19 +116,6 @@ def _check_predict(arguments: argparse.Namespace) -> None:
         from fedpeft.inference.heatmap import check_file
 
         check_file(arguments.heatmap)
-
-
-def _track(predictions: Iterable[Prediction], count: int, console: Console) -> Iterator[Prediction]:
-    from rich.progress import track
-
-    yield from track(
-        predictions,
-        description="predicting",
-        total=count,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
 
 
 def _print_answers(
@@ -165,13 +155,8 @@ def _draw_heatmap(file: Path, predictor: Predictor, prediction: Prediction) -> N
 
     answer = prediction.answers[0].text
     found = evidence(predictor, prediction.example, answer)
-    draw(
-        file,
-        found,
-        prediction,
-        answer,
-        caution=caution(procedural=predictor.record.procedural, tiny=predictor.record.tiny),
-    )
+    note = caution(procedural=predictor.record.procedural, tiny=predictor.record.tiny)
+    draw(file, found, prediction, answer, caution=note)
 
 
 def add_export(commands: Any) -> None:

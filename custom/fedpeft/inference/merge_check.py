@@ -228,12 +228,8 @@ def _with_adapter(kept: KeptModel, form: Merged) -> KeptModel:
 def _site_state(kept: KeptModel, form: Merged) -> State:
     """Return the tensors of an adapter under the keys of a site's model."""
     tuning = tuning_of(form.config)
-    templates = tuning.templates(form.config, _family(kept))
+    templates = tuning.templates(form.config, read_json(kept.folder / RECORD)["family"])
     return {own_key(key, templates, tuning): tensor for key, tensor in peft_tensors(form).items()}
-
-
-def _family(kept: KeptModel) -> str:
-    return read_json(kept.folder / RECORD)["family"]
 
 
 def _measured(kept: KeptModel, examples: Sequence[Example]) -> float | None:

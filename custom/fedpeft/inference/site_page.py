@@ -229,8 +229,9 @@ def page(subject: Subject, *, examples: int) -> str:
     lead = f"{TITLES[record.metric]} on {len(data.test)} test examples after round {subject.kept.state.round}"
     bars = drawn(lambda: distribution(data.train, data.test))
     shares = Picture(svg(bars, f"How often each {head} of site {record.site} occurs."))
+    described = f"Bars of the share of training and test examples that have each {head}; a table below has the counts."
     sections = [
-        section(f"How often each {head} occurs", figure(shares, _bars(head)) + _left_out(data.train, data.test)),
+        section(f"How often each {head} occurs", figure(shares, described) + _left_out(data.train, data.test)),
         *_tables(subject, head),
         section("Map of the features", _map(subject, head)),
         _losses(subject),
@@ -255,10 +256,6 @@ def _warning(site: str, examples: int) -> str:
 def _figures(subject: Subject) -> dict[str, float | None]:
     parts = {name: value for name, value in subject.figures.items() if name != VALIDATION}
     return {name: value for name, value in parts.items() if value is not None or name == "overall"}
-
-
-def _bars(head: str) -> str:
-    return f"Bars of the share of training and test examples that have each {head}; a table below has the counts."
 
 
 def _left_out(train: Sequence[Example], test: Sequence[Example]) -> str:

@@ -89,7 +89,7 @@ def configs_of(folder: Path) -> tuple[Path, str]:
         if (root / CONFIGS).is_dir() and (root / "jobs") in folder.parents:
             return root / CONFIGS, folder.relative_to(root / "jobs").as_posix()
     raise FedpeftError(
-        f"{folder} is not in a folder jobs/ beside app_configs/, of which it could be composed: edit its JSON."
+        f"{folder} is not in a folder jobs/ beside app_configs/, so that it cannot be composed again: edit its JSON."
     )
 
 
@@ -259,7 +259,7 @@ def _same_part_error(part: DataSettings, one: tuple[str, str], other: tuple[str,
     """Return the error for two holders of the same data; each is a site and the name of its data."""
     if part.parts > 1 and one[1] != other[1]:
         return FedpeftError(
-            f"{one[1]} and {other[1]} end with one number, by which they would have the same part of "
+            f"{one[1]} and {other[1]} end with one number, which gives them the same part of "
             f"{part.dataset}: number the sites from 1 to {part.parts}."
         )
     places = [site if site == name else f"{site} ({name})" for site, name in (one, other)]

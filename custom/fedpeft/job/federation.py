@@ -110,8 +110,8 @@ class FederationSettings:
         max_samples: training samples that a site may announce; its weight follows from their number.
         largest_reply_mb: megabytes of one reply, whatever is announced; below that a reply may bring a tenth more than
             the largest adapter that the sites announced, and 16 MB.
-        sums_at_relays: FLARE's relays of fedpeft add up the adapters of the sites behind them, and the server only
-            gets the sums. Needs an aggregation that only adds up, as `method.secure_sum` does.
+        sums_at_relays: FLARE's relays of fedpeft add up the adapters of their sites, and the server only gets the
+            sums. Needs an aggregation that only adds up, as `method.secure_sum` does.
         tracking: `mlflow` or `wandb` (Weights & Biases): the server sends every round's figures there too; its own
             environment says to which address, with which key. `none`: nowhere.
         resume_from: `latest`, or a checkpoint's name: resume with the round after it; empty: start anew.

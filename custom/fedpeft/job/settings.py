@@ -287,7 +287,7 @@ def unread_in(section: str, name: str, sections: Mapping[str, Any]) -> str:
         if name == "candidates" and way.reads != LIKELIHOODS:
             return f"leave it out, training.answering={named!r} ranks no answers"
         rate = name == "learning_rate" and given.get("head_learning_rate") is not None
-        rate = rate and not method.federates_head  # of which the check of updates reads both rates
+        rate = rate and not method.federates_head  # else the check of updates reads both rates
         if (rate or name == "checkpointing") and not method.method.exchanges:
             own = (
                 build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone") for site in sites

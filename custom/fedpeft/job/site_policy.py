@@ -331,13 +331,13 @@ def main() -> int:
 
 def keep_to(policy: SitePolicy | None) -> None:
     """Have this process look up no other plugins than those of a site's own file."""
-    only_plugins(None if policy is None else {kind.group: allowed for _, kind, allowed in _listed(policy)})
+    only_plugins(None if policy is None else {kind.group: allowed for _, kind, allowed in _listed_plugins(policy)})
 
 
 def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
     """Refuse a plugin that is not listed like an unknown name: what is installed is the site's business."""
-    for setting, registry, allowed in _listed(policy):
-        for name in _named(sections, setting):
+    for setting, registry, allowed in _listed_plugins(policy):
+        for name in _named_plugins(sections, setting):
             if name not in allowed and isinstance(name, str) and registry.is_plugin(name):
                 raise FedpeftError(
                     f"{setting} is {name!r:.60}, a plugin that is installed here and not in local/fedpeft.json: list "
@@ -346,7 +346,7 @@ def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
                 )
 
 
-def _listed(policy: SitePolicy) -> tuple[tuple[str, Registry[Any], tuple[str, ...]], ...]:
+def _listed_plugins(policy: SitePolicy) -> tuple[tuple[str, Registry[Any], tuple[str, ...]], ...]:
     """Return each setting that names a plugin, the registry of its kind, and the names that the file lists."""
     return (
         ("method.name", METHODS, policy.methods),
@@ -358,8 +358,8 @@ def _listed(policy: SitePolicy) -> tuple[tuple[str, Registry[Any], tuple[str, ..
     )
 
 
-def _named(sections: Mapping[str, Any], setting: str) -> Iterator[Any]:
-    """Yield the names that a job gives for a setting, for this site or for any other."""
+def _named_plugins(sections: Mapping[str, Any], setting: str) -> Iterator[Any]:
+    """Yield the plugins that a job names in a setting, for this site or for any other."""
     section, name = setting.split(".")
     values = sections.get(section)
     if not isinstance(values, Mapping):
