@@ -71,13 +71,13 @@ def compare(chosen: argparse.Namespace) -> None:
     if not outcomes:
         raise FedpeftError(f"no run ended: {failed[0]}")
     baseline = chosen.baseline or (runs or outcomes)[0].method
-    if runs and all(one.method != baseline for one in outcomes):
+    if runs and all(run.method != baseline for run in outcomes):
         raise FedpeftError(
             f"no run of the baseline {baseline!r} ended; those of other rows are kept, name one with --baseline: "
             f"{failed[0]}"
         )
     rows = {run.method: run.row for run in runs}
-    outcomes = [replace(one, method=rows.get(one.method, one.method)) for one in outcomes]
+    outcomes = [replace(run, method=rows.get(run.method, run.method)) for run in outcomes]
     table = compared(outcomes, baseline=rows.get(baseline, baseline), last=chosen.last)
     table = replace(table, notes=(*table.notes, *short))
     shown = page(table, picture(outcomes), outcomes)
@@ -182,7 +182,7 @@ def _run_plan(chosen: argparse.Namespace, out: Path, runs: Sequence[Run]) -> tup
     processes = chosen.processes or os.cpu_count() or 1
     failed = list(run_shown(out, runs, processes=processes, say=_figures).values())
     order = {run.key: number for number, run in enumerate(runs)}
-    rows = list(dict.fromkeys(run.method for run in runs))  # the first stays the first where one of its runs failed
+    rows = list(dict.fromkeys(run.method for run in runs))  # the first stays first even if one of its runs failed
     done = sorted(
         earlier(out, runs), key=lambda one: (rows.index(one.method), order[one.method, one.seed, one.settings])
     )

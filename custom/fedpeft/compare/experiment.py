@@ -63,25 +63,25 @@ class Run:
     method: str  # name of the row
     seed: int
     sections: Mapping[str, Any]
-    # the method of `app_configs/` and the row's settings; empty where all rows have settings of their own
+    # the method of `app_configs/` and the row's settings; empty if other settings are changed
     recipe: str = ""
     point: str = ""  # setting and value of a sweep (`Point.label`); empty: there is none
-    form: str = ""  # of FedPIA (`PIASettings.label`), where the row is called by its method; empty: it has none
+    form: str = ""  # of FedPIA (`PIASettings.label`), if the row is named by its method; empty: it has none
 
     @functools.cached_property
     def settings(self) -> str:
-        """A digest of everything that the result depends on when first asked for, to distinguish runs of one method."""
+        """A digest of everything that the result depends on, to distinguish runs of one method."""
         everything = f"{json.dumps(self.sections, sort_keys=True)}{_files_of(self.sections)}"
         return hashlib.sha256(everything.encode()).hexdigest()[:16]
 
     @property
     def row(self) -> str:
-        """What tables and pictures call its row."""
+        """Its row's name in tables and pictures."""
         return f"{self.method} ({self.form})" if self.form else self.method
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return ", ".join(filter(None, (self.method, self.point, f"seed {self.seed}")))
 
     @property

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What is kept of one run for a comparison: every site's figure in every round, and what was sent."""
+"""The outcome of one run for a comparison: every site's figure in every round, and what was sent."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Outcome:
         return [Outcome.figure(self._one_round(number), metric) for number in range(len(self.figures))]
 
     def megabytes(self) -> list[float]:
-        """Return what a site had sent after each round, in MB, the mean of all; empty where it was not counted."""
+        """Return the MB that a site had sent after each round, the mean of all sites; empty if not counted."""
         total, sums = 0.0, []
         for sites in self.sent:
             total += sum(sites.values()) / MB
@@ -123,12 +123,12 @@ class Outcome:
         return sums
 
     def megabytes_a_round(self) -> float | None:
-        """Return what a site that takes part sends in a round, in MB, the mean of all; None: it was not counted."""
+        """Return the MB of a reply, the mean of all replies; None: they were not counted."""
         replies = [sent for sites in self.sent for sent in sites.values()]
         return sum(replies) / len(replies) / MB if replies else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads."""
+        """Return the values that `from_json` reads."""
         return asdict(self)
 
     def _one_round(self, number: int) -> Outcome:
@@ -171,13 +171,13 @@ def _is_sound(outcome: Outcome) -> bool:
 
 def metrics_of(outcomes: Iterable[Outcome]) -> list[str]:
     """Return the metrics of the sites of these runs, each once."""
-    return list(dict.fromkeys(metric for one in outcomes for metric in one.metrics.values()))
+    return list(dict.fromkeys(metric for run in outcomes for metric in run.metrics.values()))
 
 
 def caution_of(outcomes: Iterable[Outcome]) -> str:
     """Return the caution for figures of these runs; empty for real data and a backbone of full size."""
     runs = list(outcomes)
-    return caution(procedural=any(one.procedural for one in runs), tiny=any(one.tiny for one in runs))
+    return caution(procedural=any(run.procedural for run in runs), tiny=any(run.tiny for run in runs))
 
 
 def outcome_of(history: History, *, method: str, recipe: str = "") -> Outcome:

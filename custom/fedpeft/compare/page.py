@@ -51,7 +51,7 @@ def picture(outcomes: Sequence[Outcome]) -> Picture:
     Lines are means over seeds, bands reach from the lowest to the highest seed. There is a right panel if all runs
     counted what they sent; methods that send nothing are points on its left edge.
     """
-    several = len({one.method for one in outcomes}) > 1
+    several = len({run.method for run in outcomes}) > 1
     return Picture(svg(drawn(lambda: _figure(outcomes)), title(outcomes)), caption=SIDE_BY_SIDE * several)
 
 
@@ -67,16 +67,16 @@ def losses(outcomes: Sequence[Outcome]) -> dict[str, dict[str, np.ndarray]]:
     """
     runs: dict[str, list[dict[str, np.ndarray]]] = {}
     by_step = _has_course(outcomes)
-    for one in outcomes:
-        points = one.loss_course if by_step else (one.loss_start, one.loss_end)
+    for run in outcomes:
+        points = run.loss_course if by_step else (run.loss_start, run.loss_end)
         if measured := losses_by_site(*points):
-            runs.setdefault(one.method, []).append(measured)
+            runs.setdefault(run.method, []).append(measured)
     common = {method: [site for site in of[0] if all(site in run for run in of)] for method, of in runs.items()}
     return {method: {site: _mean([run[site] for run in runs[method]]) for site in common[method]} for method in runs}
 
 
 def _has_course(outcomes: Sequence[Outcome]) -> bool:
-    return any(one.loss_course for one in outcomes)
+    return any(run.loss_course for run in outcomes)
 
 
 def _mean(of_seeds: Sequence[np.ndarray]) -> np.ndarray:
@@ -92,7 +92,7 @@ def losses_file(outcomes: Sequence[Outcome], *, framed: bool = True) -> bytes | 
     head = [(COURSE if _has_course(outcomes) else LOSSES, "soft", "normal")]
     if caution := caution_of(outcomes):
         head.append((caution[0].upper() + caution[1:] + ".", "warning", "bold"))
-    seeds = len({one.seed for one in outcomes})
+    seeds = len({run.seed for run in outcomes})
     shown = f"{outcomes[0].task}, {f'means of {seeds} seeds' if seeds > 1 else 'one seed'}"
     frame = Frame(title=shown, head=head) if framed else None
     return svg(panels_figure(panels, frame), title(outcomes))
@@ -103,7 +103,7 @@ def _losses_section(outcomes: Sequence[Outcome]) -> str:
     if drawing is None:
         return ""
     changes = [f"{method} {text}" for method, by_site in losses(outcomes).items() if (text := rise_text(by_site))]
-    means = ", means over seeds" if len({one.seed for one in outcomes}) > 1 else ""
+    means = ", means over seeds" if len({run.seed for run in outcomes}) > 1 else ""
     if by_step := _has_course(outcomes):
         caption = f"{COURSE}{means}. {BY_STEP}"
     else:
@@ -118,9 +118,9 @@ def _losses_section(outcomes: Sequence[Outcome]) -> str:
 def _figure(outcomes: Sequence[Outcome], *, framed: bool = False) -> Figure:
     metrics = metrics_of(outcomes)
     by_method: dict[str, list[Outcome]] = {}
-    for one in outcomes:
-        by_method.setdefault(one.method, []).append(one)
-    counted = all(one.sent for one in outcomes)
+    for run in outcomes:
+        by_method.setdefault(run.method, []).append(run)
+    counted = all(run.sent for run in outcomes)
     height = HEIGHT * len(metrics) + 0.5 + 0.16 * math.ceil(len(by_method) / COLUMNS)
     figure = Figure(figsize=(WIDTH, height), facecolor=LIGHT.paper, layout="constrained")
     panels = figure.subplots(len(metrics), 1 + counted, squeeze=False, sharey="row")
@@ -140,8 +140,8 @@ def _draw_row(row: Sequence[Axes], metric: str, by_method: Mapping[str, Sequence
         lines = []
         for number, (method, runs) in enumerate(by_method.items()):
             style = line_style(number % DISTINCT, min(len(by_method), DISTINCT))
-            places = None if by_round else [one.megabytes() for one in runs]
-            lines.append(_draw(axes, [one.curve(metric) for one in runs], places, style, point_style(number), method))
+            places = None if by_round else [run.megabytes() for run in runs]
+            lines.append(_draw(axes, [run.curve(metric) for run in runs], places, style, point_style(number), method))
         set_apart(axes, lines)
         axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
         axes.set_xlabel(("round" if by_round else "MB that a site had sent") if last else "")
@@ -173,13 +173,13 @@ def _draw(
 
 
 def title(outcomes: Sequence[Outcome]) -> str:
-    """Return what the picture shows: task, seeds, and what its figures do not say."""
+    """Return the title of the picture: task, seeds and caution."""
     return "\n".join(filter(None, (f"{outcomes[0].task}, {seeds_of(outcomes)}", caution_of(outcomes))))
 
 
 def seeds_of(outcomes: Sequence[Outcome]) -> str:
-    """Return how many seeds there are, and what the bands are."""
-    seeds = len({one.seed for one in outcomes})
+    """Return the number of seeds in words, and what the bands mean."""
+    seeds = len({run.seed for run in outcomes})
     return f"{seeds} seeds, bands from the lowest to the highest" if seeds > 1 else "one seed"
 
 
@@ -191,7 +191,7 @@ def page(comparison: Table, picture: Picture, outcomes: Sequence[Outcome], *, to
     caution = caution_of(outcomes)
     notes = tuple(note for note in comparison.notes if note != f"{caution}.")  # it is at the top
     metric = title_of(metrics_of(outcomes))
-    methods = ", ".join(dict.fromkeys(one.method for one in outcomes))
+    methods = ", ".join(dict.fromkeys(run.method for run in outcomes))
     curves = f"Curves of {metric} by round, and against the MB that a site had sent, for {methods}."
     return page_of(
         f"{comparison.title}: comparison",

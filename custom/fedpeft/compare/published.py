@@ -35,7 +35,7 @@ MAX_DIFFERENCE = 0.1  # by how much the number of training samples may differ: s
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a paper's figures of a task are of.
+    """The metric and the number of samples of a paper's figures of a task.
 
     Args:
         metric: of all its clients; `UNDEFINED`: the paper does not say what it computes.
@@ -318,15 +318,15 @@ def differences(outcomes: Sequence[Outcome]) -> list[str]:
         return []
     task = source.tasks[_task_name(outcomes[0].task)]
     found = []
-    if any(one.procedural or one.tiny for one in outcomes):
+    if any(run.procedural or run.tiny for run in outcomes):
         found.append("ours are of procedural data or of a tiny backbone")
     own = metrics_of(outcomes)
     if own != [task.metric]:
         ours = " and ".join(TITLES[metric] for metric in own)
         found.append(f"the paper's metric is {TITLES.get(task.metric, task.metric)}, ours {ours}")
-    elif source.pooled and not all(one.pooled for one in outcomes):
+    elif source.pooled and not all(run.pooled for run in outcomes):
         found.append("the paper's figures are of all clients' images together, ours the means of the sites")
-    counts = [sum(one.samples.values()) if one.samples.keys() == one.metrics.keys() else 0 for one in outcomes]
+    counts = [sum(run.samples.values()) if run.samples.keys() == run.metrics.keys() else 0 for run in outcomes]
     if not all(counts):
         found.append("ours do not say on how many samples all sites trained")
     elif other := [count for count in counts if abs(count - task.samples) > MAX_DIFFERENCE * task.samples]:
@@ -341,7 +341,7 @@ def not_said(outcomes: Sequence[Outcome]) -> str:
     figures = published(outcomes)
     open_points = [
         source.tasks[_task_name(outcomes[0].task)].metric,
-        *(one.recipe for one in outcomes if one.method in figures),
+        *(run.recipe for run in outcomes if run.method in figures),
     ]
     return " ".join(NOT_SAID[one] for one in dict.fromkeys(open_points) if one in NOT_SAID)
 
@@ -353,7 +353,7 @@ def published(outcomes: Sequence[Outcome]) -> dict[str, float]:
     number = list(source.tasks).index(_task_name(outcomes[0].task))
     # settings in any order
     figures = {frozenset(method.split()): row[number] for method, row in source.figures.items()}
-    found = {one.method: figures.get(frozenset(one.recipe.split())) for one in outcomes}
+    found = {run.method: figures.get(frozenset(run.recipe.split())) for run in outcomes}
     return {name: figure for name, figure in found.items() if figure is not None}
 
 

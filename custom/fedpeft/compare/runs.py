@@ -141,7 +141,7 @@ def _published_job(job: str, method: str) -> tuple[Mapping[str, Any], Mapping[st
 
 
 def _settings(sections: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the server would write of a job's settings."""
+    """Return the settings that a server would write for a job."""
     return _with_effect(flat_settings(settings_of(*CommonSettings.from_sections(sections)), "the packaged job"))
 
 
@@ -257,7 +257,7 @@ def _check_one_task(histories: Mapping[Path, History]) -> None:
 
 
 def _sample_counts(history: History, site: str) -> tuple[set[int | None], int | None]:
-    """Return how many training and test samples a site has, where the history says it."""
+    """Return a site's numbers of training and test samples, as far as the history has them."""
     tested = history.tested.get(site)
     trained = {result.samples for one in history.rounds if (result := one.sites.get(site))} - {None}
     return trained, tested.samples if tested else None

@@ -53,22 +53,22 @@ class Sweep:
     @property
     def outcomes(self) -> list[Outcome]:
         """All runs."""
-        return [one for of_values in self.runs.values() for runs in of_values for one in runs]
+        return [run for of_values in self.runs.values() for runs in of_values for run in runs]
 
     @property
     def title(self) -> str:
-        """What it shows."""
+        """Its title."""
         return f"{self.outcomes[0].task}: {title_of(metrics_of(self.outcomes))} against {self.axis.setting}"
 
     def missing_sites(self, method: str) -> list[set[tuple[int, int, str]]]:
         """Return for each value the sites without a figure, with the seed and the round, 0 for the last one."""
         return [
-            {(one.seed, *entry) for one in runs for entry in one.missing(last=self.last)} for runs in self.runs[method]
+            {(run.seed, *entry) for run in runs for entry in run.missing(last=self.last)} for runs in self.runs[method]
         ]
 
     def figures(self, method: str, metric: str) -> list[list[float]]:
         """Return for each value the figures of all seeds, in percent."""
-        found = ([one.figure(metric, last=self.last) for one in runs] for runs in self.runs[method])
+        found = ([run.figure(metric, last=self.last) for run in runs] for runs in self.runs[method])
         return [[value for value in values if math.isfinite(value)] for values in found]
 
 
@@ -77,14 +77,14 @@ def sweep_of(axis: Axis, plan: Sequence[Run], outcomes: Sequence[Outcome], *, la
     places = list(points([axis]))
     values = {run.key: places.index(run.point) for run in plan}
     runs: dict[str, list[list[Outcome]]] = {run.method: [[] for _ in axis.values] for run in plan}
-    for one in outcomes:
-        runs[one.method][values[one.method, one.seed, one.settings]].append(one)
+    for run in outcomes:
+        runs[run.method][values[run.method, run.seed, run.settings]].append(run)
     return Sweep(axis=axis, runs=runs, last=last)
 
 
 def table(sweep: Sweep) -> Table:
     """Return a row for each method and metric, and a column for each value."""
-    metrics, several = metrics_of(sweep.outcomes), len({one.seed for one in sweep.outcomes}) > 1
+    metrics, several = metrics_of(sweep.outcomes), len({run.seed for run in sweep.outcomes}) > 1
     names = [f"{sweep.axis.setting}={shown(value)}" for value in sweep.axis.values]
     keys = [(method, metric) for metric in metrics for method in sweep.runs]
     of_keys = [sweep.figures(method, metric) for method, metric in keys]
@@ -162,7 +162,7 @@ def _notes(sweep: Sweep, *, several: bool, few: bool) -> list[str]:
         notes.append(f"A run's figure is the mean of its last {sweep.last} rounds.")
     if sweep.axis.setting == SITES:
         notes.append("Each value has sites of its own, and its figures are of those.")
-    if not all(one.complete(last=sweep.last) for one in outcomes):
+    if not all(run.complete(last=sweep.last) for run in outcomes):
         notes.append(f"{FEWER} of some sites: others were not drawn, did not answer, or tell no figure.")
     return notes
 

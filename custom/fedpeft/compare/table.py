@@ -186,8 +186,8 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Ta
     The other methods are compared with the baseline seed by seed; a run's figure is the mean of its last rounds.
     """
     by_method: dict[str, list[Outcome]] = {}
-    for one in outcomes:
-        by_method.setdefault(one.method, []).append(one)
+    for run in outcomes:
+        by_method.setdefault(run.method, []).append(run)
     if baseline not in by_method:
         raise FedpeftError(f"--baseline {baseline!r} is none of {', '.join(by_method)}: name one of them.")
     beside = published(outcomes)
@@ -196,9 +196,9 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Ta
     if beside:
         columns.published([beside.get(name) for name in by_method], sure=not differences(outcomes))
     columns.numbers("MB a round", [_megabytes(runs) for runs in by_method.values()], ".2f")
-    if any(one.cpu_seconds is not None for one in outcomes):
+    if any(run.cpu_seconds is not None for run in outcomes):
         columns.numbers("CPU seconds a run", [_cpu_seconds(runs) for runs in by_method.values()], ".0f")
-    columns.numbers("seeds", [len({one.seed for one in runs}) for runs in by_method.values()], "d")
+    columns.numbers("seeds", [len({run.seed for run in runs}) for runs in by_method.values()], "d")
     return Table(
         title=f"{outcomes[0].task}: {_after_rounds(outcomes, last)}",
         columns=tuple(columns.heads),
@@ -214,21 +214,21 @@ def _add_figures(
     columns: _Columns, outcomes: Sequence[Outcome], by_method: Mapping[str, Sequence[Outcome]], baseline: str, last: int
 ) -> None:
     """Add the figures of few sites, the means of each metric with their differences, and the pooled figures."""
-    metrics, sites = metrics_of(outcomes), list(dict.fromkeys(site for one in outcomes for site in one.metrics))
-    whole = [all(one.complete(last=last) for one in runs) for runs in by_method.values()]
-    away = [{(one.seed, *entry) for one in runs for entry in one.missing(last=last)} for runs in by_method.values()]
+    metrics, sites = metrics_of(outcomes), list(dict.fromkeys(site for run in outcomes for site in run.metrics))
+    whole = [all(run.complete(last=last) for run in runs) for runs in by_method.values()]
+    away = [{(run.seed, *entry) for run in runs for entry in run.missing(last=last)} for runs in by_method.values()]
     columns.ranked = all(one == away[0] for one in away)
     for site in sites if len(sites) <= MAX_SITES else []:
-        means = [_mean([one.site_figure(site, last=last) for one in runs]) for runs in by_method.values()]
+        means = [_mean([run.site_figure(site, last=last) for run in runs]) for runs in by_method.values()]
         columns.site_figures(site, means, [all(name != site for *_, name in entries) for entries in away])
     for metric in metrics:
-        of_seeds = [_finite(one.figure(metric, last=last) for one in runs) for runs in by_method.values()]
+        of_seeds = [_finite(run.figure(metric, last=last) for run in runs) for runs in by_method.values()]
         columns.means(TITLES[metric], of_seeds, whole)
         if len(by_method) > 1:
             of_metric = f", {TITLES[metric]}" * (len(metrics) > 1)
-            theirs = {one.seed: one for one in by_method[baseline]}
+            theirs = {run.seed: run for run in by_method[baseline]}
             pairs = [
-                _finite(one.minus(theirs[one.seed], metric, last=last) for one in runs if one.seed in theirs)
+                _finite(run.minus(theirs[run.seed], metric, last=last) for run in runs if run.seed in theirs)
                 if name != baseline
                 else []
                 for name, runs in by_method.items()
@@ -236,8 +236,8 @@ def _add_figures(
             columns.differences(
                 f"minus {baseline}{of_metric}", pairs, whole, baseline_whole=whole[[*by_method].index(baseline)]
             )
-    if any(one.pooled for one in outcomes):
-        of_runs = [[one.pooled_figure(last=last) for one in runs if one.pooled] for runs in by_method.values()]
+    if any(run.pooled for run in outcomes):
+        of_runs = [[run.pooled_figure(last=last) for run in runs if run.pooled] for runs in by_method.values()]
         columns.means(TITLES[BALANCED_ACCURACY], of_runs, whole, what=POOLED)
 
 
@@ -309,7 +309,7 @@ class _Columns:
         self.values.append((head, tuple(number if number is None else round(number, 4) for number in finite)))
 
     def _mark_best(self, means: Sequence[float | None]) -> None:
-        """Mark the highest figure of the next column, as it is shown; none where two methods share it."""
+        """Mark the highest figure of the next column, as it is shown; none if two methods share it."""
         shown = [-math.inf if mean is None else round(mean, 1) for mean in means]
         if self.ranked and len(shown) > 1 and shown.count(max(shown)) == 1:
             self.best.add((shown.index(max(shown)), len(self.texts)))
@@ -331,16 +331,16 @@ def _format_mean(mean: float | None, spread: float | None) -> str:
 
 
 def _megabytes(runs: Sequence[Outcome]) -> float | None:
-    return _mean([value for one in runs if (value := one.megabytes_a_round()) is not None])
+    return _mean([value for run in runs if (value := run.megabytes_a_round()) is not None])
 
 
 def _cpu_seconds(runs: Sequence[Outcome]) -> float | None:
-    known = [one.cpu_seconds for one in runs if one.cpu_seconds is not None]
+    known = [run.cpu_seconds for run in runs if run.cpu_seconds is not None]
     return statistics.median(known) if known else None
 
 
 def _after_rounds(outcomes: Sequence[Outcome], last: int) -> str:
-    rounds = sorted({len(one.figures) for one in outcomes})
+    rounds = sorted({len(run.figures) for run in outcomes})
     after = f"{' or '.join(map(str, rounds))} round{'s' * (rounds != [1])}"
     return f"after {after}" if last == 1 else f"mean of the last {min(last, rounds[-1])} of {after}"
 
@@ -348,32 +348,32 @@ def _after_rounds(outcomes: Sequence[Outcome], last: int) -> str:
 def _moved_places(outcomes: Sequence[Outcome]) -> list[str]:
     """Return how many places the alignment of each method moved in all its runs."""
     said: dict[str, list[str]] = {}
-    for method in dict.fromkeys(one.method for one in outcomes):
-        counted = sum((one.alignment for one in outcomes if one.method == method), Alignment())
+    for method in dict.fromkeys(run.method for run in outcomes):
+        counted = sum((run.alignment for run in outcomes if run.method == method), Alignment())
         said.setdefault(counted.sentence(), []).append(method)
     return [f"{', '.join(methods)}: {sentence}." for sentence, methods in said.items() if sentence]
 
 
 def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: int) -> tuple[str, ...]:
-    several = len({one.seed for one in outcomes}) > 1
-    sites = {site for one in outcomes for site in one.metrics}
+    several = len({run.seed for run in outcomes}) > 1
+    sites = {site for run in outcomes for site in run.metrics}
     words = caution_of(outcomes)
     notes = [f"{words}."] if words else []
     notes += ["Differences are paired seed by seed, with a 95 % interval (Student's t)."] if several else []
     notes += [TWO_SEEDS] if columns.two_seeds else []
     if len(sites) > MAX_SITES:
         notes.append(f"{len(sites)} sites: more than {MAX_SITES} have no columns of their own.")
-    if not all(one.complete(last=last) for one in outcomes):
+    if not all(run.complete(last=last) for run in outcomes):
         notes.append(f"{FEWER} of some sites: others were not drawn, did not answer, or tell no figure.")
-        if len({one.method for one in outcomes}) > 1:
+        if len({run.method for run in outcomes}) > 1:
             notes.append("Differences are over the sites and rounds that both runs have.")
-    if refused := sum(one.refused for one in outcomes):
+    if refused := sum(run.refused for run in outcomes):
         notes.append(f"{refused:,} replies are in no figure: the check of updates (method.robust) refused them.")
-    if any(one.pooled for one in outcomes):
+    if any(run.pooled for run in outcomes):
         notes.append(f"{POOLED}: on the test images of all sites together, the mean over their classes.")
     notes += ["MB: a million bytes of adapters, as one site sends them in a round."]
     notes += _moved_places(outcomes)
-    if any(one.cpu_seconds is not None for one in outcomes):
+    if any(run.cpu_seconds is not None for run in outcomes):
         notes.append(CPU_SECONDS)
     if beside and (source := source_of(outcomes[0].task)):
         notes.append(f"published: {source.title}. {not_said(outcomes)}".rstrip())

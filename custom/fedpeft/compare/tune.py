@@ -146,12 +146,12 @@ class Step:
 
     def figure(self, label: str) -> float:
         """Return the mean over seeds of the sites' mean on their validation splits, in percent."""
-        return statistics.fmean(one.validation_figure() for one in self.outcomes[label])
+        return statistics.fmean(run.validation_figure() for run in self.outcomes[label])
 
     def lacking(self, label: str) -> list[str]:
         """Return the sites that have a figure with another setting but lack one in a run with this setting."""
-        known = {site for runs in self.outcomes.values() for one in runs for site in one.last_validation}
-        return sorted(site for site in known if any(site not in one.last_validation for one in self.outcomes[label]))
+        known = {site for runs in self.outcomes.values() for run in runs for site in run.last_validation}
+        return sorted(site for site in known if any(site not in run.last_validation for run in self.outcomes[label]))
 
     @property
     def ranked(self) -> list[str]:
@@ -262,7 +262,7 @@ def _notes(search: Search, steps: Sequence[Step]) -> Iterator[str]:
             after = f"after {step.rounds} round{'s' * (step.rounds > 1)}"
             if lacking := step.lacking(label):
                 yield f"{label} has no figure of {', '.join(lacking)} {after}, and stands below those that have all."
-            if refused := sum(one.refused for one in runs):
+            if refused := sum(run.refused for run in runs):
                 yield f"{label}, {after}: the check of updates (method.robust) refused {refused:,} replies."
     for label, reason in (pair for step in steps for pair in step.failed.items()):
         yield f"{label} failed: {reason}"

@@ -35,7 +35,7 @@ CHANGED = "The data of this site are not those that the model was trained with."
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is to be predicted."""
+    """The examples to predict."""
 
     examples: tuple[Example, ...]  # an unknown answer is replaced by the site's first one
     known: tuple[bool, ...]  # for each, whether its answer, class or labels are known

@@ -34,7 +34,7 @@ BRIGHTEST = 0.995  # quantile of the absolute values that has the full color
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What spoke for an answer."""
+    """The contribution of each pixel of an image to an answer."""
 
     pixels: np.ndarray  # the image as the model reads it, (H, W, 3) from 0 to 1
     values: np.ndarray  # what each pixel added to the answer's log-probability, (H, W)
@@ -43,7 +43,7 @@ class Evidence:
 
 
 def evidence(predictor: Predictor, example: Example, answer: str) -> Evidence:
-    """Return what in an image spoke for an answer, or for a label."""
+    """Return the evidence in an image for an answer, or for a label."""
     attribute = _captum()
     model = predictor.model
     wanted = with_label(example, answer, predictor.record)

@@ -54,12 +54,12 @@ PAGE = "check.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What was measured."""
+    """The results of `measure_all`."""
 
     table: Table  # a row for each export: its own adapter, the plain mean, the merged one
     # way -> losses at `POINTS` between the first two exports, with the first one's head
     lines: Mapping[str, Sequence[float]]
-    between: tuple[str, str]  # the names of these two
+    between: tuple[str, str]  # the names of the first two exports
     note: str  # what the figures do not say
     remarks: tuple[str, ...] = ()  # folders that were not measured, a sentence each
 

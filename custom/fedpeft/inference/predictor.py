@@ -231,7 +231,7 @@ class Prediction:
     """What a model answers to an example."""
 
     example: Example  # with its answer, class or labels
-    known: bool  # these are known
+    known: bool  # whether its answer, class or labels are known
     answers: Sequence[Scored]  # the most probable ones, the most probable first; of labels all
     # of labels, those whose probability reaches their threshold; None: there are no labels
     applies: tuple[str, ...] | None = None

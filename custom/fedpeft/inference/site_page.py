@@ -35,7 +35,7 @@ from fedpeft.report.wording import DASH, caution, percent
 from fedpeft.site import site_state
 
 MAX_BARS = 20
-MARKS = ("o", "s", "^", "D", "v", "P")  # of the colors, for readers who do not tell these apart
+MARKS = ("o", "s", "^", "D", "v", "P")  # one for each color, for readers who do not tell colors apart
 NO_LABEL, SEVERAL, OTHER = "no label", "several labels", "other"
 MAX_LABEL_LENGTH = 24  # letters of an answer
 SIZE = 7.5  # points

@@ -80,7 +80,7 @@ class Subject:
     figures: Measured  # on the test split
     thresholds: dict[str, float]  # of labels, by label
     mapped: tuple[Example, ...]  # examples of the test split, at most MAX_POINTS, drawn by a fixed seed
-    features: np.ndarray | None  # of these, (n, d); None: there is no one vector for an example
+    features: np.ndarray | None  # of `mapped`, (n, d); None: an example has no one vector
     remarks: tuple[str, ...] = ()  # lines for the user
 
 

@@ -81,7 +81,7 @@ _COMPONENTS = {"server": (PERSISTOR, AGGREGATOR), "client": ()}
 _REQUEST_INTERVAL = "task_request_interval"
 # FLARE takes an object with one of these keys, at any depth, for a component, or for none whatever else it has
 _BUILDS_A_CLASS = ("path", "class_path", "config_type", "args")
-_NAMES_A_CLASS = "name"  # and one with this key, where the value is the name of one of its classes, as `FedAvg`
+_NAMES_A_CLASS = "name"  # the same for this key, if its value is the name of one of FLARE's classes, as `FedAvg`
 
 
 def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:

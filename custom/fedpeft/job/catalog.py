@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What there is to choose from: methods with their parameters and what they can do, and the papers' tasks.
+"""The catalog of what a job can choose: methods with their parameters and abilities, and the papers' tasks.
 
 The names of tasks are in `app_configs/papers.yml`; all else follows from their jobs and what the data sets declare.
 """
@@ -37,8 +37,8 @@ class MethodEntry:
     name: str
     method: TuningMethod
     trained: int | None  # parameters, without the head; None: it does not fit the backbone
-    exchanged: int | None  # of these a site sends in a round, at most
-    min_exchanged: int | None = None  # at least, where layers that the method's own schedule draws differ
+    exchanged: int | None  # the largest number of these that a site sends in a round
+    min_exchanged: int | None = None  # the smallest, if layers that the method's own schedule draws differ in size
     misfit: str = ""  # why it does not fit
 
     @property
@@ -50,7 +50,7 @@ class MethodEntry:
 
     @property
     def abilities(self) -> list[str]:
-        """What the federation can do with it."""
+        """What a federation can do with the method."""
         method = self.method
         can = {
             "PIA": bool(method.neurons),

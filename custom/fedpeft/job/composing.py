@@ -417,7 +417,7 @@ def part_of(configs: Path, part: str) -> Mapping[str, Any]:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Return what a YAML file holds by name."""
+    """Return the mapping that a YAML file holds."""
     try:
         content = parse(read_text(file))
     except FileNotFoundError as error:

@@ -184,7 +184,7 @@ def site_backbone(section: Mapping[str, Any] | None, site: str) -> dict[str, Any
 
 
 def unread_at(section: str, name: str, sites: Sequence[str], sections: Mapping[str, Any]) -> str:
-    """Return what to do with a setting that no backbone or data set of these sites reads; empty: one does."""
+    """Return the remedy for a setting that no backbone or data set of these sites reads; empty: one reads it."""
     from fedpeft.backbones import BACKBONES
     from fedpeft.data.registry import DATASETS
     from fedpeft.data.settings import DataSettings

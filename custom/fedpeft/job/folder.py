@@ -99,7 +99,7 @@ def check_shared(jobs: Iterable[SiteJob]) -> None:
                 folder = dataset_folder(part, names).resolve()
                 if names[-1] == "." and not any((folder / name).is_file() for name in FILES):
                     continue
-            except DataError:  # it is said where it is loaded
+            except DataError:  # loading it says what is wrong
                 continue
             drawn = part.seed if part.samples else None
             held = (part.dataset, folder, part.exclude, part.samples, drawn)

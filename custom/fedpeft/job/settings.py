@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A job as checked settings: what server and sites both receive, the job as its server has it, and that of one site."""
+"""A job as checked settings: those that server and sites share, those of its server, and those of one site."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ class ServerJob:
 
 
 def unread_in(section: str, name: str, sections: Mapping[str, Any]) -> str:
-    """Return what to do with a setting that method, schedule, backbones or data sets do not read; empty: they do."""
+    """Return the remedy for a setting that method, schedule, backbones and data sets do not read; empty: one does."""
     method = build(MethodSettings, sections["method"], section="method")
     sites, resumed = sections["federation"]["sites"], sections["federation"].get("resume_from")
     if section == "schedule":

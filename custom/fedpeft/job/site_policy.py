@@ -276,7 +276,7 @@ class SitePolicy:
 
     @property
     def noise_of_sums(self) -> PrivacySettings | None:
-        """The settings of `sum_noise`; None where it is empty."""
+        """The settings of `sum_noise`; None if it is empty."""
         return build(PrivacySettings, self.sum_noise, section="sum_noise", source=FILE) if self.sum_noise else None
 
 

@@ -59,7 +59,7 @@ class AdmissionError(FedpeftError):
 
     @property
     def public(self) -> str:
-        """The message for others: the code, its fixed sentence and a setting's name, no value of job or machine."""
+        """The message for others: code, fixed sentence and the name of a setting, without values of job or machine."""
         name = declared_part(self.setting) if self.setting else ""
         place = "`fedpeft doctor` on its folder names the place"
         return f"the job is not admitted ({self.reason}): {REASONS[self.reason]}{f', {name}' * bool(name)}; {place}."

@@ -180,11 +180,11 @@ def _places(name: str, out: Path) -> tuple[Path, Path, Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundJob:
-    """A job that is there."""
+    """A job that exists, as a folder or in `app_configs`."""
 
     name: str  # as `app_configs/jobs.yml` has it
     sections: dict[str, Any]  # of its folder as it is, or composed if it was named without one
-    folder: Path  # where its folder is, or goes
+    folder: Path  # where its folder is, or will be
     configs: Path | None  # the `app_configs` folder that it is composed of; None: there is none
     parts: tuple[Mapping[str, Any], ...] = ()  # that give the sections; empty if the folder has others
 

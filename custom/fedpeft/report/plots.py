@@ -159,7 +159,7 @@ def was_counted(history: History) -> bool:
 
 
 def sent_so_far(history: History) -> Places:
-    """Return what every site had sent after each round in MB."""
+    """Return the MB that every site had sent after each round."""
     lines = series(history, "sent")
     sums = {site: np.cumsum([value or 0 for value in line]) / MB for site, line in lines.items()}
     return Places(sites=sums, sent=frozenset(s for s, line in lines.items() if any(v is not None for v in line)))

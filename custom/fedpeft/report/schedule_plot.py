@@ -202,7 +202,7 @@ def _layer_use_bars(axes: Axes, use: dict[str, np.ndarray], names: list[str], hi
 
 
 def schedule_explained(history: History) -> str:
-    """Return what colors and marks mean."""
+    """Return the meaning of colors and marks."""
     shown, marked = shown_rounds(history), len(layer_use(history))
     parts = ["Dot: layer chosen for the site in this round. Even use: all layers chosen equally often."]
     if not any(one.schedule.scores for one in shown):
@@ -289,7 +289,7 @@ def _limits(fronts: list[Front], plan: Schedule) -> list[tuple[float, float]]:
 
 
 def fronts_explained(history: History) -> str:
-    """Return what the panels show."""
+    """Return the explanation of the panels."""
     last = history.scheduled[-1]
     scored = last.schedule.scores
     whole = len(scored) * len(last.schedule.numbers) <= MAX_CELLS

@@ -64,7 +64,7 @@ def _sentences(values: Any, where: str, what: str) -> tuple[str, ...]:
 class Progress:
     """The progress of a run."""
 
-    job: str = must(as_sentence, default="")  # its name, empty where it is not known yet
+    job: str = must(as_sentence, default="")  # its name; empty: not known yet
     # "running", "completed" or "failed"; "not running" for a workspace without a run, FLARE's own word for a job that
     # waits
     state: str = must(as_sentence, default=RUNNING)
@@ -72,7 +72,7 @@ class Progress:
     rounds: int | None = must(as_count_or_none, default=None)  # rounds that the job has; None: not known yet
     # by metric, the mean over the sites of the last round
     means: Mapping[str, float | None] = must(by_name(as_fraction, "metric"), default_factory=dict)
-    mean: float | None = must(as_fraction, default=None)  # where all sites have one metric: that, for older consoles
+    mean: float | None = must(as_fraction, default=None)  # if all sites have one metric, its mean, for older consoles
     measured_by: str = must(as_sentence, default=title_of(()))  # all metrics in words
     seconds: float | None = must(as_seconds, default=None)  # the last round's duration
     pace: float | None = must(as_seconds, default=None)  # mean seconds of the last rounds

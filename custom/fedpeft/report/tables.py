@@ -64,7 +64,7 @@ class Table:
 
 
 def sent(history: History) -> Table | None:
-    """Return what the sites sent, in MB: a row for every round; None where it was not counted.
+    """Return the MB that the sites sent, a row for every round; None if not counted.
 
     The last columns are the sum over the sites, and that over all rounds so far.
     """
@@ -97,7 +97,7 @@ def sent(history: History) -> Table | None:
 
 
 def aligned(history: History) -> Table | None:
-    """Return what the last aligned round did to every site's adapter; None where nothing was aligned."""
+    """Return what the last aligned round did to every site's adapter; None if nothing was aligned."""
     rounds = [one for one in history.rounds if any(None not in (v.before, v.after) for v in one.aligned.values())]
     if not rounds:
         return None
@@ -122,7 +122,7 @@ def aligned(history: History) -> Table | None:
 
 
 def ranks(history: History) -> Table | None:
-    """Return the mean rank of every layer at every site over the scheduled rounds; None where no layer was scored.
+    """Return the mean rank of every layer at every site over the scheduled rounds; None if no layer was scored.
 
     Rank 1 is the layer with a site's highest score; layers of equal scores share the mean of their ranks.
     """

@@ -33,13 +33,13 @@ def note(history: History) -> str:
 
 
 def caution(*, procedural: bool, tiny: bool) -> str:
-    """Return what figures of procedural data, or of a tiny backbone, do not say; empty for others."""
+    """Return the caution for figures of procedural data or a tiny backbone; empty for others."""
     facts = ["procedural data"] * procedural + ["tiny backbone"] * tiny
     return f"{', '.join(facts)}: {NOTHING_MEDICAL}" if facts else ""
 
 
 def heading(history: History, metric: str = "overall") -> str:
-    """Return what the figures of a table or picture are, for instance "Accuracy (%) on all questions"."""
+    """Return the title of figures, for instance "Accuracy (%) on all questions"."""
     questions = metric != "overall" or set(history.by_metric) == {ACCURACY}
     return f"Accuracy (%) on {TITLES[metric]}" if questions else f"{_measured(history)} (%)"
 
@@ -126,7 +126,7 @@ class Alignment:
 
 
 def alignment_of(history: History) -> Alignment:
-    """Return what a run's alignment did."""
+    """Return the counts of a run's alignment."""
     settings, rounds = history.settings, history.rounds
     aligned = [value for one in rounds for value in one.aligned.values()]
     together = settings.get("method.initialization") == "shared" and settings.get("method.pia.solver") != IDENTITY
