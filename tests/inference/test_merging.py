@@ -345,9 +345,9 @@ def exports(sections, tables, tmp_path_factory):
 
 
 def test_folders_of_one_name_are_told_apart():
-    assert merge_check._apart(["/a/north/model", "/a/south/model"]) == ["north/model", "south/model"]
-    assert merge_check._apart(["a", "b/a", "c"]) == ["a", "b/a", "c"]
-    assert merge_check._apart(["a/x", "b/y"]) == ["x", "y"]
+    assert merge_check._short_names(["/a/north/model", "/a/south/model"]) == ["north/model", "south/model"]
+    assert merge_check._short_names(["a", "b/a", "c"]) == ["a", "b/a", "c"]
+    assert merge_check._short_names(["a/x", "b/y"]) == ["x", "y"]
 
 
 @pytest.mark.slow

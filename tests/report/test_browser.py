@@ -104,7 +104,8 @@ def page(request, tmp_path_factory):
 
 
 CORNER = "(b => [b.left + scrollX, b.top + scrollY])(document.querySelector('figure img').getBoundingClientRect())"
-DRAWN = Picture(b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>')
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
+DRAWN = Picture(SVG, section="Convergence", described="curves")
 
 
 def check(browser, address, seen, *, pictures=True):
