@@ -44,7 +44,7 @@ from fedpeft.compare.table import paired, signed
 from fedpeft.core.seeds import derive
 from fedpeft.data.schema import balancing
 from fedpeft.federate import federate
-from fedpeft.job.composing import changed, compose
+from fedpeft.job.composing import compose, parse_overrides
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import build_optimizer, parts_of, rate_factor
 from fedpeft.site.site_model import SharedModels
@@ -150,7 +150,7 @@ def run_with(settings: Sequence[str], method: str, seed: int, overrides: Sequenc
         SystemExit: several sites would hold pooled data each.
     """
     chosen = [*settings, UNVALIDATED, f"training.seed={seed}", f"data.seed={seed}", *overrides]
-    asked = changed(chosen)
+    asked = parse_overrides(chosen)
     if asked["data"].get("pool") and len(asked.get("federation", {}).get("sites", ())) != 1:
         raise SystemExit(f"{method!r} pools the data of all sites at one: leave federation.sites out of --set")
     return run_sections(compose(ROOT / "app_configs", JOB, chosen), method, seed)

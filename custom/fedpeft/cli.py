@@ -246,7 +246,7 @@ def _tasks(arguments: argparse.Namespace) -> None:
 
 def _data(arguments: argparse.Namespace) -> None:
     from fedpeft import data
-    from fedpeft.job.folder import named_job, of_job
+    from fedpeft.job.folder import named_job, read_job_data
     from fedpeft.job.writing import check_looked, look
 
     picture = arguments.picture
@@ -255,7 +255,7 @@ def _data(arguments: argparse.Namespace) -> None:
     configs, title = named_job(arguments.what, arguments.configs)
     sites: Sequence[SiteData]
     if title:
-        pairs = of_job(configs, title, arguments.set, only=arguments.site)
+        pairs = read_job_data(configs, title, arguments.set, only=arguments.site)
         sites, procedural = [read for _, read in pairs], any(data.is_procedural(own.dataset) for own, _ in pairs)
         _print_data(sites)
     elif arguments.site:
@@ -284,14 +284,14 @@ def _print_found(found: FolderSites) -> None:
 def _print_data(sites: Sequence[SiteData]) -> None:
     from fedpeft.core.console import Console
     from fedpeft.data.duplicates import fingerprints
-    from fedpeft.report.data_summary import NONE, Overlap, data_summary, remarks
+    from fedpeft.report.data_summary import NO_OVERLAP, Overlap, data_summary, remarks
 
     console = Console()
     console.print(data_summary(sites))
     for remark in remarks(sites):
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
     overlap = Overlap([mark for site in sites for mark in fingerprints(site)])
-    console.print(overlap.table() if overlap.common else NONE)
+    console.print(overlap.table() if overlap.common else NO_OVERLAP)
     for remark in overlap.remarks():
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
 

@@ -760,8 +760,8 @@ def test_a_link_to_nothing_hides_no_other_file(tmp_path):
     listed = []
     for text in ("first", "second, longer"):
         (tmp_path / "manifest.csv").write_text(text)
-        experiment._listed.cache_clear()
-        listed.append(experiment._listed(tmp_path))
+        experiment._list_files.cache_clear()
+        listed.append(experiment._list_files(tmp_path))
     assert all("manifest.csv" in text for text in listed)
     assert listed[0] != listed[1]
 

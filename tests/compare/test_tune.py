@@ -195,7 +195,7 @@ def test_a_folder_keeps_the_settings_that_only_it_has(tmp_path):
 def test_a_packaged_job_gets_a_folder_here(tmp_path):
     said = write_settings(find_job(Path(JOB)), [f"{RATE}=0.015"])
     again = f"`fedpeft jobs {JOB} --set {RATE}=0.015` writes this folder again."
-    assert said == [f"wrote    jobs/{JOB}: {RATE}=0.015", f"no file of app_configs is of this job alone: {again}"]
+    assert said == [f"wrote    jobs/{JOB}: {RATE}=0.015", f"no file of app_configs is only of this job: {again}"]
     assert admit_folder(tmp_path / "jobs" / JOB).sections["training"]["learning_rate"] == 0.015
 
 

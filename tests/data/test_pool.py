@@ -12,7 +12,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.data import Example, SiteData
 from fedpeft.data.partition import ANOTHERS, centralized
 from fedpeft.federate import federate
-from fedpeft.job.folder import of_job
+from fedpeft.job.folder import read_job_data
 from fedpeft.site.learner import Learner
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
@@ -71,5 +71,5 @@ def test_settings_of_a_pooled_site_beside_the_pool_are_refused_because_nothing_f
 
 
 def test_the_table_of_a_jobs_data_counts_the_pool(sections):
-    (loaded,) = of_job(CONFIGS, "fedpia_task1", [*POOL, "data.train_size=5"], only=None)
+    (loaded,) = read_job_data(CONFIGS, "fedpia_task1", [*POOL, "data.train_size=5"], only=None)
     assert len(loaded[1].train) == 5 * len(ALL)

@@ -286,8 +286,8 @@ def test_sites_that_would_have_the_same_samples_fail(make_job, monkeypatch, tmp_
     monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path))
     (tmp_path / "manifest.csv").write_text("image,question,answer\n")
     context = open_context(make_job())
-    context.job.at_sites["data"].clear()
-    context.job.at_sites["data"]["dataset"] = "manifest"
+    context.job.site_sections["data"].clear()
+    context.job.site_sections["data"]["dataset"] = "manifest"
     assert "would both have all samples of" in text(data.check_data(context))
 
 
@@ -319,8 +319,8 @@ def test_missing_data_are_reported_for_each_site(variable, make_job, monkeypatch
     if variable:
         monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path / variable))
     context = open_context(make_job())
-    context.job.at_sites["data"].clear()
-    context.job.at_sites["data"]["dataset"] = "slake"
+    context.job.site_sections["data"].clear()
+    context.job.site_sections["data"]["dataset"] = "slake"
     shown = text(data.check_data(context))
     assert shown.count("fail") == 5
     assert "FEDPEFT_DATA" in shown

@@ -17,10 +17,10 @@ from transformers import ViltModel
 
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.core.errors import FedpeftError
-from fedpeft.inference.examples import of_split
+from fedpeft.inference.examples import read_split
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
-from fedpeft.inference.model import Predictor
+from fedpeft.inference.predictor import Predictor
 from fedpeft.job.composing import compose
 from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import load_before
@@ -77,7 +77,7 @@ def test_the_lines_of_the_card_give_the_accuracy_of_the_run(sections, tmp_path, 
     export(kept, tmp_path / "out")
     card = run_card(tmp_path / "out", monkeypatch)
     backbone, head, answers = (card[name] for name in ("backbone", "head", "answers"))
-    examples = of_split("test", kept).examples
+    examples = read_split("test", kept).examples
     images, questions = [e.image for e in examples], [e.question for e in examples]
     with torch.no_grad():
         chosen = head(backbone(**backbone.collate(images, questions))).argmax(-1)
@@ -95,7 +95,7 @@ def test_plain_peft_loads_it(sections, tmp_path, tiny_source):
     export(kept, tmp_path / "out")
     model = PeftModel.from_pretrained(ViltModel.from_pretrained(tiny_source), tmp_path / "out").eval()
     predictor = Predictor(kept)
-    (batch,) = predictor.batches(of_split("test", kept).examples[:2])
+    (batch,) = predictor.batches(read_split("test", kept).examples[:2])
     with torch.no_grad():
         expected = predictor.model.backbone.eval()(**batch.inputs)
         assert torch.allclose(model(**batch.inputs).pooler_output, expected, atol=1e-5)
@@ -111,7 +111,9 @@ def test_an_exported_model_of_classes_or_labels_has_the_figures_of_the_run(
     folder, metrics = trained(chosen, tmp_path / "state", sites=("slake",))["slake"]
     kept, out = find(folder, site=None), tmp_path / "out"
     export(kept, out)
-    assert figures(find(out, site=None, backbone=tiny_source), of_split("test", kept).examples)[1] == metrics["overall"]
+    assert (
+        figures(find(out, site=None, backbone=tiny_source), read_split("test", kept).examples)[1] == metrics["overall"]
+    )
     card = run_card(out, monkeypatch)
     total = card["probabilities"].sum().item()
     assert (total == pytest.approx(1)) is (kind == "classes")
@@ -139,7 +141,7 @@ def test_the_folder_has_what_its_own_site_needs_and_no_more(sections, tmp_path, 
     assert "say nothing about medicine" in card
     assert card.count("\n| 1 |") == card.count("\n| 2 |") == 1
     with pytest.raises(FedpeftError, match="does not say where data are"):
-        of_split("test", find(tmp_path / "out", site=None, backbone=tiny_source))
+        read_split("test", find(tmp_path / "out", site=None, backbone=tiny_source))
     assert "which these lines leave out" not in card
 
 
@@ -195,9 +197,9 @@ def test_merged_weights_are_a_backbone(sections, tmp_path, overrides, exact):
     assert difference <= (0 if exact else 1e-4)
     assert ViltModel.from_pretrained(tmp_path / "out" / "model").config.num_hidden_layers == 2
     (tmp_path / "out" / "adapter_config.json").unlink(missing_ok=True)  # now the weights are read
-    predictions, overall = figures(find(tmp_path / "out", site=None), of_split("test", kept).examples)
+    predictions, overall = figures(find(tmp_path / "out", site=None), read_split("test", kept).examples)
     assert overall == metrics["overall"]
-    for one, other in zip(predictions, figures(kept, of_split("test", kept).examples)[0], strict=True):
+    for one, other in zip(predictions, figures(kept, read_split("test", kept).examples)[0], strict=True):
         assert one.answers[0].probability == pytest.approx(other.answers[0].probability, abs=1e-4)
 
 
@@ -258,7 +260,7 @@ def test_onnx_computes_the_same_logits(sections, tmp_path):
     assert export(kept, tmp_path / "out", onnx=True)["onnx"] < 1e-4
     session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
     predictor = Predictor(kept)
-    for example in of_split("test", kept).examples[:3]:
+    for example in read_split("test", kept).examples[:3]:
         (batch,) = predictor.batches([example])
         with torch.no_grad():
             expected = predictor.model.answering.eval()(batch.inputs)

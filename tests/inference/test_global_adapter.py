@@ -13,10 +13,10 @@ from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import HEAD
 from fedpeft.federate import federate
-from fedpeft.inference.examples import of_split
+from fedpeft.inference.examples import read_split
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
-from fedpeft.inference.model import Predictor, find_adapter
+from fedpeft.inference.predictor import Predictor, find_adapter
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.job_run import export_adapter
 from fedpeft.site.learner import Learner
@@ -52,7 +52,7 @@ def run_of(sections, workspace):
 
 
 def measured(kept, adapter):
-    predictor, wanted = Predictor(kept, adapter), of_split("test", kept)
+    predictor, wanted = Predictor(kept, adapter), read_split("test", kept)
     measure = predictor.measure(wanted.unseen)
     list(predictor.predictions(wanted.examples, wanted.known, max_answers=3, measure=measure))
     return measure.figures()
@@ -123,7 +123,7 @@ def test_with_ditto_the_head_is_that_of_the_exchanged_model_and_not_the_personal
 
 def logits(kept, adapter=None):
     predictor = Predictor(kept, adapter)
-    batch = next(iter(predictor.batches(of_split("test", kept).examples)))
+    batch = next(iter(predictor.batches(read_split("test", kept).examples)))
     with torch.no_grad():
         return predictor.model.answering.eval()(batch.inputs)
 
@@ -143,7 +143,7 @@ def test_the_result_a_peft_folder_and_an_exported_head_are_one_model(run, tmp_pa
     expected = logits(kept, find_adapter("global", workspace))
     assert not torch.allclose(logits(kept), expected)
     predictor = Predictor(exported, folder)
-    batch = next(iter(predictor.batches(of_split("test", kept).examples)))
+    batch = next(iter(predictor.batches(read_split("test", kept).examples)))
     with torch.no_grad():
         assert torch.equal(predictor.model.answering.eval()(batch.inputs), expected)
     for adapter in (result, result.parent / "global.safetensors", folder):

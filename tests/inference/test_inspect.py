@@ -19,7 +19,7 @@ from fedpeft.inference import site_page
 from fedpeft.inference import site_subject as feature_map
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
-from fedpeft.inference.model import Prediction
+from fedpeft.inference.predictor import Prediction
 from fedpeft.inference.site_page import confusion, recognized
 
 IMAGE = np.zeros((2, 2, 3), dtype=np.uint8)

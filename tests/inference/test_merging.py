@@ -25,12 +25,12 @@ from fedpeft.core.keys import group_by_place
 from fedpeft.data.images import open_image
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.inference import merge_check
-from fedpeft.inference.examples import of_table
+from fedpeft.inference.examples import read_table
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
-from fedpeft.inference.merge_check import check, examples_of
+from fedpeft.inference.merge_check import examples_of, measure_all
 from fedpeft.inference.merging import merged_of, read_all
-from fedpeft.inference.model import Predictor
+from fedpeft.inference.predictor import Predictor
 from fedpeft.report.wording import DASH
 from fedpeft.site.loop import mean_loss
 
@@ -345,9 +345,9 @@ def exports(sections, tables, tmp_path_factory):
 
 
 def test_folders_of_one_name_are_told_apart():
-    assert merge_check._apart(["/a/north/model", "/a/south/model"]) == ["north/model", "south/model"]
-    assert merge_check._apart(["a", "b/a", "c"]) == ["a", "b/a", "c"]
-    assert merge_check._apart(["a/x", "b/y"]) == ["x", "y"]
+    assert merge_check._short_names(["/a/north/model", "/a/south/model"]) == ["north/model", "south/model"]
+    assert merge_check._short_names(["a", "b/a", "c"]) == ["a", "b/a", "c"]
+    assert merge_check._short_names(["a/x", "b/y"]) == ["x", "y"]
 
 
 @pytest.mark.slow
@@ -359,10 +359,10 @@ def test_a_check_measures_every_export_and_writes_a_page(exports, tables, tiny_s
     printed = capsys.readouterr().out
     html = (tmp_path / "m" / "check.html").read_text()
     adapters_read = read_all(folders)
-    checked = check(adapters_read, merged_of(adapters_read), data, backbone=tiny_source)
+    checked = measure_all(adapters_read, merged_of(adapters_read), data, backbone=tiny_source)
     for folder, row in zip(folders, checked.table.rows, strict=False):
         kept = find(folder, site=None, backbone=tiny_source)
-        predictor, wanted = Predictor(kept), of_table(data, kept)
+        predictor, wanted = Predictor(kept), read_table(data, kept)
         measure = predictor.measure(wanted.unseen)
         list(predictor.predictions(wanted.examples, wanted.known, max_answers=1, measure=measure))
         assert row[:2] == (folder.name, f"{100 * measure.figures()['overall']:.1f}")
@@ -390,12 +390,12 @@ def test_the_line_ends_at_both_adapters(exports, tables, tiny_source):
         one, other = read_all(folders)
         kepts = [find(folder, site=None, backbone=tiny_source) for folder in folders]
         examples = examples_of(tables["classes"], kepts[0])
-        losses = check([one, other], merged_of([one, other]), tables["classes"], backbone=tiny_source).lines
+        losses = measure_all([one, other], merged_of([one, other]), tables["classes"], backbone=tiny_source).lines
         ends = losses["merged on the way"]
         predictor = Predictor(kepts[0])
         batches = list(predictor.batches(examples))
         assert ends[0] == pytest.approx(mean_loss(predictor.model.answering.eval(), batches), rel=1e-4)
-        again = check(
+        again = measure_all(
             [one, replace(one, name=f"{one.name}/")], merged_of([one, other]), tables["classes"], backbone=tiny_source
         )
         assert again.barriers() == pytest.approx({"as they come": 0, "merged on the way": 0}, abs=1e-5)

@@ -64,7 +64,7 @@ def test_the_export_command_writes_once_and_overwrites_nothing(sections, tmp_pat
     capsys.readouterr()
     trusted = ["--backbone", tiny_source]
     for arguments, sentence in (
-        ([*trusted, "--round", "2"], "holds round 1 alone"),
+        ([*trusted, "--round", "2"], "only holds round 1"),
         ([*trusted, "--site", "north"], "is of site slake"),
         ([], "chosen by its exporter: name with --backbone"),
     ):

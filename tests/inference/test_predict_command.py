@@ -17,7 +17,7 @@ from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError, UnreadableImage
 from fedpeft.data.images import EncodedImage, as_array
 from fedpeft.data.settings import Window
-from fedpeft.inference.examples import _is_known, check_grays, of_images, of_table, window_at
+from fedpeft.inference.examples import _is_known, check_grays, read_images, read_table, window_at
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 
@@ -104,16 +104,16 @@ def test_texts_that_training_had_or_lacked_get_a_sentence(of_tables, tables, tmp
         (trained_with, ["a report", ""], lacking),
         (unknown, ["a report", ""], None),
     ):
-        wanted = of_table(folder, one)
+        wanted = read_table(folder, one)
         assert [example.question for example in wanted.examples] == texts
         assert [line.startswith(remark) for line in wanted.remarks] == [True] if remark else wanted.remarks == ()
     image = folder / "test-0.png"
-    assert of_images(image, None, kept.record).remarks == of_images(image, None, unknown.record).remarks == ()
-    assert of_images(image, "a report", trained_with.record).remarks == ()
-    (line,) = of_images(image, "a report", kept.record).remarks
+    assert read_images(image, None, kept.record).remarks == read_images(image, None, unknown.record).remarks == ()
+    assert read_images(image, "a report", trained_with.record).remarks == ()
+    (line,) = read_images(image, "a report", kept.record).remarks
     assert line.startswith("1 of 1 images have a text")
-    assert of_images(image, "a report", unknown.record).examples[0].question == "a report"
-    (line,) = of_images(image, None, trained_with.record).remarks
+    assert read_images(image, "a report", unknown.record).examples[0].question == "a report"
+    (line,) = read_images(image, None, trained_with.record).remarks
     assert line.startswith("1 of 1 images have no text")
 
 
@@ -338,7 +338,7 @@ def test_a_site_of_a_consortium_has_its_models_in_its_workspace(of_tables, tmp_p
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
         names = [f"{one}.png,unheard of" for one in range(number + 1)]
         (tmp_path / "manifest.csv").write_text("\n".join(["image,label", *names]))
-        assert of_table(tmp_path, kept).unseen == (number == 2)
+        assert read_table(tmp_path, kept).unseen == (number == 2)
 
 
 def test_a_servers_checkpoints_are_no_model(tmp_path, capsys):
@@ -362,12 +362,12 @@ def test_a_damaged_round_is_named(of_tables, tmp_path, capsys):
 def test_the_pixels_of_a_heat_map_add_up_to_what_the_answer_gained(of_tables, tables, predict, tmp_path):
     pytest.importorskip("captum")
     from fedpeft.inference.heatmap import evidence
-    from fedpeft.inference.model import Predictor
+    from fedpeft.inference.predictor import Predictor
 
     image = tables["classes"] / "test-2.png"
     kept = find(of_tables["classes"][0], site=None)
     predictor = Predictor(kept)
-    (example,) = of_images(image, None, kept.record).examples
+    (example,) = read_images(image, None, kept.record).examples
     for answer in kept.record.answers:
         found = evidence(predictor, example, answer)
         assert found.values.shape == found.pixels.shape[:2]
@@ -391,15 +391,15 @@ def test_an_image_is_shown_through_the_window_of_training(of_tables, tables, sec
     deep = np.arange(12, dtype=np.uint16).reshape(3, 4) * 100
     Image.fromarray(deep).save(tmp_path / "deep.png")
     (tmp_path / "manifest.csv").write_text("image\ndeep.png\n")
-    alone = of_images(tmp_path / "deep.png", None, kept.record)
+    alone = read_images(tmp_path / "deep.png", None, kept.record)
     in_table = EncodedImage("t.parquet, deep.png", (tmp_path / "deep.png").read_bytes)
     for wanted in (alone, replace(alone, examples=(replace(alone.examples[0], image=in_table),))):
         with pytest.raises(UnreadableImage, match=r"deep\.png has more than 8 bits .*; save it with 8 bits, shown as"):
             check_grays(wanted, kept.record)
-    check_grays(of_table(tmp_path, at_hospital), at_hospital.record)
+    check_grays(read_table(tmp_path, at_hospital), at_hospital.record)
     shown = Window(0, 1000).grays(deep)[..., None]
     for wanted in (
-        of_images(tmp_path / "deep.png", None, kept.record, window=window_at(at_hospital)),
-        of_table(tmp_path, at_hospital),
+        read_images(tmp_path / "deep.png", None, kept.record, window=window_at(at_hospital)),
+        read_table(tmp_path, at_hospital),
     ):
         assert (as_array(wanted.examples[0].image) == shown).all()

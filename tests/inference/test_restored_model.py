@@ -6,9 +6,9 @@ import torch
 from trained_sites import trained
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.inference.examples import of_split
+from fedpeft.inference.examples import read_split
 from fedpeft.inference.kept_model import find
-from fedpeft.inference.model import Predictor
+from fedpeft.inference.predictor import Predictor
 
 FIGURES = ("overall", "open", "closed")
 FROZEN = "method.pia.integration=two_branches"
@@ -23,7 +23,7 @@ def measured(predictor, wanted):
 
 def figures_again(folder, split="test", **which):
     kept = find(folder, site=None, **which)
-    return measured(Predictor(kept), of_split(split, kept))[0]
+    return measured(Predictor(kept), read_split(split, kept))[0]
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_the_frozen_branch_is_part_of_the_model(sections, tmp_path):
     """Without it, or with what the site keeps for the next round, the logits are others."""
     folder, _ = trained(sections(FROZEN, "training.learning_rate=0.05"), tmp_path)["slake"]
     kept = find(folder, site="slake")
-    batch = next(iter(Predictor(kept).batches(of_split("test", kept).examples)))
+    batch = next(iter(Predictor(kept).batches(read_split("test", kept).examples)))
     logits = []
     for changes in ({}, {"beside": {}}, {"trained": {}}):
         for name, value in changes.items():
@@ -68,12 +68,12 @@ def test_the_figures_of_a_table_are_those_of_the_run(of_tables, kind):
     folder, metrics = of_tables[kind]
     assert figures_again(folder) == {name: metrics[name] for name in FIGURES}
     kept = find(folder, site=None, round="1")
-    assert measured(Predictor(kept), of_split("test", kept))[0]["overall"] == kept.record.rounds[0]["overall"]
+    assert measured(Predictor(kept), read_split("test", kept))[0]["overall"] == kept.record.rounds[0]["overall"]
 
 
 def test_accuracy_is_the_share_of_right_predictions(of_tables):
     kept = find(of_tables["questions"][0], site=None)
-    figures, found = measured(Predictor(kept), of_split("test", kept))
+    figures, found = measured(Predictor(kept), read_split("test", kept))
     assert sum(prediction.right for prediction in found) / len(found) == pytest.approx(figures["overall"])
     for prediction in found:
         probabilities = [scored.probability for scored in prediction.answers]
@@ -85,7 +85,7 @@ def test_labels_apply_from_their_thresholds_on(of_tables):
     kept = find(of_tables["labels"][0], site=None)
     predictor = Predictor(kept)
     assert len(kept.record.thresholds) == len(kept.record.answers) == 2
-    for prediction in measured(predictor, of_split("test", kept))[1]:
+    for prediction in measured(predictor, read_split("test", kept))[1]:
         above = {s.text for s in prediction.answers if s.probability >= predictor.thresholds[s.text]}
         assert set(prediction.applies) == above
 

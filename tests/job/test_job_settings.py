@@ -9,7 +9,16 @@ import pytest
 from fedpeft.cli import _parser
 from fedpeft.compare.command import _plan
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.composing import ARGUMENTS, CONTROLLER, EXECUTOR, changed, check, compose, merged, write_job
+from fedpeft.job.composing import (
+    ARGUMENTS,
+    CONTROLLER,
+    EXECUTOR,
+    check_sections,
+    compose,
+    overlay,
+    parse_overrides,
+    write_job,
+)
 from fedpeft.job.folder import job_folder, named_job
 from fedpeft.job.settings import ServerJob, SiteJob
 
@@ -30,7 +39,7 @@ def _received(component, sections):
 
 
 READERS = {
-    "composer": check,
+    "composer": check_sections,
     "server": lambda sections: ServerJob.from_sections(_received(CONTROLLER, sections)),
     "site": lambda sections: SiteJob.from_sections(_received(EXECUTOR, sections), site=SITES[0]),
 }
@@ -111,7 +120,7 @@ READERS = {
     ],
 )
 def test_sections_that_do_not_go_together_are_refused_by_all_who_receive_them(changes, readers, sentence):
-    sections, sentences = merged(JOB, changed(changes)), {}
+    sections, sentences = overlay(JOB, parse_overrides(changes)), {}
     for reader, read in READERS.items():
         try:
             read(sections)
@@ -135,7 +144,7 @@ ALIKE = "sites that share out one data set need the same"
 def test_sites_share_out_a_data_set_by_the_same_settings_or_a_sample_would_be_at_two(change):
     name = change.partition("=")[0]
     own = [f"data.sites.client-2.{change}", *(["data.sites.client-2.parts=1"] if "natural" in change else [])]
-    sections = merged(SHARED, changed(own))
+    sections = overlay(SHARED, parse_overrides(own))
     for site in ("client-1", "client-2"):
         if site == "client-1":
             with pytest.raises(FedpeftError, match=ALIKE) as caught:
@@ -144,36 +153,36 @@ def test_sites_share_out_a_data_set_by_the_same_settings_or_a_sample_would_be_at
         else:  # it sees its own entry alone, and the sites without one refuse the job
             assert SiteJob.from_sections(sections, site=site)
     with pytest.raises(FedpeftError, match=ALIKE):
-        check(sections)
+        check_sections(sections)
 
 
 def test_another_data_set_or_another_share_of_training_is_shared_out_as_it_wants():
     own = ["data.sites.client-2.train_share=0.5", "data.sites.client-3.dataset=fed_isic2019", "method.head=private"]
-    sections = merged(SHARED, changed([*own, "data.sites.client-3.seed=5", "method.aggregation=fedavg"]))
+    sections = overlay(SHARED, parse_overrides([*own, "data.sites.client-3.seed=5", "method.aggregation=fedavg"]))
     assert SiteJob.from_sections(sections, site="client-1")
 
 
 def test_sites_whose_names_end_with_one_number_would_have_one_part():
-    sections = merged(SHARED, changed(["federation.sites=[north-1, south-1]", "data.parts=2"]))
-    apart = changed(["data.sites.north-1.root=/north", "data.sites.south-1.root=/south"])
-    check(merged(sections, apart))  # two data sets
+    sections = overlay(SHARED, parse_overrides(["federation.sites=[north-1, south-1]", "data.parts=2"]))
+    apart = parse_overrides(["data.sites.north-1.root=/north", "data.sites.south-1.root=/south"])
+    check_sections(overlay(sections, apart))  # two data sets
     with pytest.raises(FedpeftError, match=r"north-1 and south-1 end with one number.*number the sites from 1 to 2"):
-        check(sections)
+        check_sections(sections)
 
 
 @pytest.mark.parametrize(("every", "refused"), [(1, False), (2, True), (1000, False)])
 def test_scores_of_drawn_sites_do_not_grow_old(every, refused):
     own = ["schedule.clients_per_round=2", f"schedule.every={every}", "method.pia.share=0.5", "schedule.solver=own"]
-    sections = merged(JOB, changed(own))
+    sections = overlay(JOB, parse_overrides(own))
     if refused:
         with pytest.raises(FedpeftError, match=r"so its scores would grow old: set schedule.every to 1"):
-            check(sections)
+            check_sections(sections)
     else:
-        check(sections)
+        check_sections(sections)
 
 
 def test_a_folder_that_is_not_what_its_configuration_gives_is_not_composed_anew(tmp_path, monkeypatch):
-    write_job(tmp_path / "jobs" / "fedpia_task1", "fedpia_task1", merged(JOB, changed(["training.rounds=2"])))
+    write_job(tmp_path / "jobs" / "fedpia_task1", "fedpia_task1", overlay(JOB, parse_overrides(["training.rounds=2"])))
     (tmp_path / "app_configs").symlink_to(Path(__file__).parents[2] / "app_configs")
     monkeypatch.chdir(tmp_path)
     folder = Path("jobs/fedpia_task1")
@@ -183,14 +192,14 @@ def test_a_folder_that_is_not_what_its_configuration_gives_is_not_composed_anew(
         lambda: named_job(str(folder), None),
         lambda: _plan(_parser().parse_args(["compare", str(folder), "--methods", "fedavg"])),
     ):
-        with pytest.raises(FedpeftError, match=r"is not what .* gives, of which this command composes the job"):
+        with pytest.raises(FedpeftError, match=r"is not what .* gives, and this command composes the job of that"):
             compose_anew()
 
 
 def test_a_site_that_joins_has_nothing_to_align_its_adapter_to():
     chosen = ["method.pia.aligned_at=site", "method.pia.share=0.5", f"schedule.joins.{SITES[0]}=2"]
     with pytest.raises(FedpeftError, match=r"has no global adapter to align its own to: use aligned_at='server'"):
-        check(merged(JOB, changed(chosen)))
+        check_sections(overlay(JOB, parse_overrides(chosen)))
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -219,12 +228,14 @@ def test_a_jobs_folder_is_compared_and_changed_from_anywhere(tmp_path, monkeypat
 )
 def test_scheduled_layers_need_a_global_adapter_from_which_all_start(own, sentence):
     with pytest.raises(FedpeftError, match=re.escape(sentence)):
-        check(merged(JOB, changed([*SCHEDULED, *own])))
+        check_sections(overlay(JOB, parse_overrides([*SCHEDULED, *own])))
 
 
 def test_a_partition_of_another_site_that_is_no_text_ends_in_a_sentence():
     with pytest.raises(FedpeftError, match=ALIKE):
-        SiteJob.from_sections(merged(SHARED, changed(["data.sites.client-2.partition=[iid]"])), site="client-1")
+        SiteJob.from_sections(
+            overlay(SHARED, parse_overrides(["data.sites.client-2.partition=[iid]"])), site="client-1"
+        )
 
 
 VQA_RAD = "data.dataset=vqa_rad"
@@ -241,19 +252,19 @@ VQA_RAD = "data.dataset=vqa_rad"
 )
 def test_two_sites_with_the_data_of_one_are_refused(job, own, sentence):
     with pytest.raises(FedpeftError, match=rf"^{re.escape(sentence)} would have the same samples of .*another part"):
-        check(merged(job, changed(own)))
+        check_sections(overlay(job, parse_overrides(own)))
 
 
 @pytest.mark.parametrize("own", [["schedule.joins.slak=2"], [*SCHEDULED, "schedule.site_budgets.slak=1"]])
 def test_a_misspelt_site_is_refused(own):
     with pytest.raises(FedpeftError, match=r"schedule\..* names 'slak', .*did you mean 'slake'"):
-        check(merged(JOB, changed(own)))
+        check_sections(overlay(JOB, parse_overrides(own)))
 
 
 def test_a_job_can_set_the_prompt():
     own = ["backbone.name=llava", "backbone.source=/models/llava", "backbone.prompt='Q: <image> <question> A:'"]
-    sections = merged(JOB, changed([*own, "backbone.text_length=40"]))
-    check(sections)
+    sections = overlay(JOB, parse_overrides([*own, "backbone.text_length=40"]))
+    check_sections(sections)
     assert SiteJob.from_sections(sections, site="slake").backbone.prompt == "Q: {image} {question} A:"
     with pytest.raises(FedpeftError, match="it must have <image> and <question> in it"):
-        SiteJob.from_sections(merged(sections, changed(["backbone.prompt=why"])), site="slake")
+        SiteJob.from_sections(overlay(sections, parse_overrides(["backbone.prompt=why"])), site="slake")

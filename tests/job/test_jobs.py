@@ -16,7 +16,17 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build
 from fedpeft.core.workspace import COMPONENTS, resources, seed
 from fedpeft.flare.policy import default_scope
-from fedpeft.job.composing import check, check_used, compose, composed, merged, outdated, part_of, recipes, write_job
+from fedpeft.job.composing import (
+    check_sections,
+    check_used,
+    compose,
+    compose_sections,
+    outdated,
+    overlay,
+    part_of,
+    recipes,
+    write_job,
+)
 from fedpeft.job.federation import site_backbone, site_data
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.strict_files import setting_names
@@ -95,14 +105,14 @@ def test_settings_of_a_new_score_or_solver_are_kept_in_any_order_of_arguments(or
 @each("solver", ["all", "own", *scheduling.names()])
 def test_another_solver_drops_the_settings_of_the_one_before(solver):
     before = {"schedule": {"solver": "nsga2", "solver_settings": {"population": 20}}}
-    after = merged(before, {"schedule": {"solver": solver}})["schedule"]
+    after = overlay(before, {"schedule": {"solver": solver}})["schedule"]
     assert after.get("solver_settings") == ({"population": 20} if solver == "nsga2" else None)
 
 
 def test_settings_of_the_usual_score_stay_where_a_part_names_it():
     alone = {"schedule": {"score_settings": OF_LNTK}}
-    assert merged(alone, {"schedule": {"score": "lntk"}})["schedule"]["score_settings"] == OF_LNTK
-    assert "score_settings" not in merged(alone, {"schedule": {"score": "snip"}})["schedule"]
+    assert overlay(alone, {"schedule": {"score": "lntk"}})["schedule"]["score_settings"] == OF_LNTK
+    assert "score_settings" not in overlay(alone, {"schedule": {"score": "snip"}})["schedule"]
 
 
 EMPTIED = [
@@ -161,8 +171,8 @@ def test_a_job_that_sets_no_learning_rate_gets_that_of_its_backbone(backbone, ra
             for part in (f"backbones/{backbone}", "methods/fedpia_agreement", "deployments/laptop")
         ),
     ]
-    assert composed(parts)["training"]["learning_rate"] == rate
-    assert composed(parts, ["training.learning_rate=0.5"])["training"]["learning_rate"] == 0.5
+    assert compose_sections(parts)["training"]["learning_rate"] == rate
+    assert compose_sections(parts, ["training.learning_rate=0.5"])["training"]["learning_rate"] == 0.5
 
 
 def test_what_a_job_changes_in_its_sections_stays_in_that_job():
@@ -382,7 +392,7 @@ def test_no_value_of_a_setting_ends_in_anything_but_a_sentence(setting):
 
 def _refusal(sections):
     try:
-        check(sections)
+        check_sections(sections)
     except FedpeftError as error:
         return str(error)
     return ""

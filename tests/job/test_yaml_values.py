@@ -7,7 +7,7 @@ import pytest
 
 from fedpeft.compare.grid import axis_of
 from fedpeft.core.errors import FedpeftError
-from fedpeft.job.composing import changed, compose
+from fedpeft.job.composing import compose, parse_overrides
 from fedpeft.job.yaml_values import parse, write
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
@@ -50,12 +50,12 @@ def test_a_name_that_is_there_twice_is_refused(text):
 @pytest.mark.parametrize("value", ["/mnt/site #2", "5 # quick", "[a, b #c\n]", "# all"])
 def test_an_argument_has_no_comment(value):
     with pytest.raises(FedpeftError, match="what follows # would be left out as a comment, put the value in quotes"):
-        changed([f"data.root={value}"])
+        parse_overrides([f"data.root={value}"])
 
 
 @pytest.mark.parametrize("value", ["/mnt/site#2", "'/mnt/site #2'", "{a: 'b #', c#: d}"])
 def test_another_hash_is_text(value):
-    assert changed([f"data.root={value}"])["data"]["root"] == parse(value)
+    assert parse_overrides([f"data.root={value}"])["data"]["root"] == parse(value)
 
 
 def test_a_comment_in_a_sweep_is_refused():
@@ -84,6 +84,6 @@ def test_where_a_number_is_meant_another_form_is_refused(setting, value, must):
 
 
 def test_a_site_may_be_called_by_a_number_with_zeros_before_it():
-    sites = changed(["federation.sites=[010, 2024-01-31]", "data.sites={010: {train_size: 8}}"])
+    sites = parse_overrides(["federation.sites=[010, 2024-01-31]", "data.sites={010: {train_size: 8}}"])
     assert sites["federation"]["sites"] == ["010", "2024-01-31"]
     assert sites["data"]["sites"] == {"010": {"train_size": 8}}

@@ -13,13 +13,13 @@ from PIL import Image, ImageColor
 from serving import serving
 
 from fedpeft.answering.answering import Scored
-from fedpeft.compare.outcome import Outcome, of_history
+from fedpeft.compare.outcome import Outcome, outcome_of
 from fedpeft.compare.page import page as comparison_page
 from fedpeft.compare.page import picture
 from fedpeft.compare.table import compared
 from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.inference.model import Prediction
+from fedpeft.inference.predictor import Prediction
 from fedpeft.inference.site_page import page as site_page
 from fedpeft.inference.site_subject import Subject
 from fedpeft.report import render
@@ -60,7 +60,7 @@ def run_of_many_sites(folder):
 def comparison(folder):
     del folder
     methods = ("FedPIA, Houlsby adapters", f"FedAvg ({LONG})", "local")
-    runs = [of_history(parse(complete(), origin="h"), method=method) for method in methods]
+    runs = [outcome_of(parse(complete(), origin="h"), method=method) for method in methods]
     return comparison_page(compared(runs, baseline=methods[0]), picture(runs), runs)
 
 
@@ -104,7 +104,8 @@ def page(request, tmp_path_factory):
 
 
 CORNER = "(b => [b.left + scrollX, b.top + scrollY])(document.querySelector('figure img').getBoundingClientRect())"
-DRAWN = Picture(b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>')
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
+DRAWN = Picture(SVG, section="Convergence", described="curves")
 
 
 def check(browser, address, seen, *, pictures=True):

@@ -11,6 +11,7 @@ from histories import PROCEDURAL, gaps, record
 from fedpeft.report.history_reader import parse
 from fedpeft.report.outputs import page
 from fedpeft.report.page_parts import Picture, laid_out
+from fedpeft.report.plots import pictures
 from fedpeft.report.tables import Table, all_tables
 
 NASTY = (
@@ -91,8 +92,10 @@ def test_names_of_sites_are_escaped():
     assert all(name in read(record(NASTY, 1)).text for name in NASTY)
 
 
-def test_all_pictures_are_embedded_with_a_description():
-    content = read(record())
+def test_all_pictures_are_embedded_with_a_description(monkeypatch):
+    monkeypatch.setattr("fedpeft.report.plots.svg", lambda figure, description: b"a picture")
+    history = parse(record(), origin="h")
+    content = Reader(page(history, pictures(history)))
     (image,) = [attributes for tag, attributes in content.tags if tag == "img"]
     assert base64.b64decode(image["src"].removeprefix("data:image/svg+xml;base64,")) == b"a picture"
     assert "vqa-med-2021" in image["alt"]

@@ -14,7 +14,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import group_by_place
 from fedpeft.core.settings import build
 from fedpeft.federate import federate
-from fedpeft.job.composing import check
+from fedpeft.job.composing import check_sections
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import parts_of
 from fedpeft.site import site_state
@@ -228,4 +228,4 @@ def test_sites_that_do_not_keep_a_part_of_their_own_and_resume_to_the_bit(sectio
 def test_where_it_has_no_meaning_it_is_refused(sections, overrides, sentence):
     server = "method.pia.server=true"
     with pytest.raises(FedpeftError, match=sentence):
-        check(sections(*AGREEMENT, server, *overrides))
+        check_sections(sections(*AGREEMENT, server, *overrides))

@@ -11,12 +11,12 @@ from fedpeft.backbones import BACKBONES, BackboneSettings, Pretrained, build
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import CONNECTOR, group_by_place, layers_of, only_connector, without_connector
 from fedpeft.federate import federate
-from fedpeft.inference.examples import of_split
+from fedpeft.inference.examples import read_split
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.merging import merge
-from fedpeft.inference.model import Predictor
-from fedpeft.job.composing import check
+from fedpeft.inference.predictor import Predictor
+from fedpeft.job.composing import check_sections
 from fedpeft.methods.trainable import connector_of
 from fedpeft.server.job_run import ADAPTER, export_adapter
 from fedpeft.site import site_state
@@ -239,7 +239,7 @@ def predicted(kept, examples):
 def test_an_export_answers_as_the_site_did(job, encoders, tmp_path, chosen):
     *_, last = federate(learners(job(*chosen), tmp_path))
     kept, out, merged = find(tmp_path / "slake", site=None), tmp_path / "out", tmp_path / "merged"
-    examples = of_split("test", kept).examples[:6]
+    examples = read_split("test", kept).examples[:6]
     expected = predicted(kept, examples)
     assert torch.equal(kept.state.adapter[KEY], last.updates["slake"].state[KEY])
     if "method.name=full" not in chosen:
@@ -291,10 +291,10 @@ def test_sites_with_encoders_of_their_own_have_no_map_in_common(job, own):
     sections = job(FEDAVG)
     sections["backbone"]["sites"] = {"vqa-rad": own}
     with pytest.raises(FedpeftError, match=f"backbone.sites.vqa-rad sets {next(iter(own))}: leave that out") as caught:
-        check(sections)
+        check_sections(sections)
     assert caught.value.setting == "backbone.projection"
     sections["method"] = {**sections["method"], "aggregation": "none"}
-    check(sections)
+    check_sections(sections)
 
 
 def test_passes_that_it_changes_are_not_reused(job, tmp_path):

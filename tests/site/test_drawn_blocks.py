@@ -7,7 +7,7 @@ import torch
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import layer_of
 from fedpeft.federate import federate
-from fedpeft.job.composing import check
+from fedpeft.job.composing import check_sections
 from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")
@@ -38,4 +38,4 @@ def test_a_job_cannot_set_what_the_method_sets(sections, override):
 
 
 def test_any_method_can_train_drawn_layers(sections):
-    check(sections("schedule.solver=drawn", "schedule.budget=1"))
+    check_sections(sections("schedule.solver=drawn", "schedule.budget=1"))

@@ -20,10 +20,10 @@ from transformers import BertTokenizerFast
 
 from fedpeft import backbones, methods
 from fedpeft.core.errors import FedpeftError
-from fedpeft.inference.examples import of_split
+from fedpeft.inference.examples import read_split
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
-from fedpeft.inference.model import Predictor
+from fedpeft.inference.predictor import Predictor
 from fedpeft.site import computing, quantized
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
@@ -210,7 +210,7 @@ def test_a_kept_model_predicts_the_same_and_exports_its_adapter_alone(sections, 
     job = sections("method.name=lora", f"backbone.source={sources['tiny-vilt']}", HALF, NF4)
     folder, metrics = trained(job, tmp_path / "state")["slake"]
     kept = find(folder, site=None)
-    wanted, predictor = of_split("test", kept), Predictor(kept)
+    wanted, predictor = read_split("test", kept), Predictor(kept)
     measure = predictor.measure(wanted.unseen)
     assert list(predictor.predictions(wanted.examples, wanted.known, max_answers=3, measure=measure))
     assert measure.figures()["overall"] == metrics["overall"]

@@ -64,24 +64,24 @@ def compare(chosen: argparse.Namespace) -> None:
         _sweep(chosen)
         return
     experiment = bool(chosen.methods or chosen.variant)
-    out = chosen.out or (_out_of(chosen) if experiment else Path(OUT))
+    out = chosen.out or (_default_out(chosen) if experiment else Path(OUT))
     runs = _plan(chosen) if experiment else []
-    outcomes, failed = _carried_out(chosen, out, runs) if experiment else (_finished(chosen), [])
-    short = [] if experiment else _short(chosen)
+    outcomes, failed = _run_plan(chosen, out, runs) if experiment else (_read_finished(chosen), [])
+    short = [] if experiment else _unfinished_notes(chosen)
     if not outcomes:
         raise FedpeftError(f"no run ended: {failed[0]}")
     baseline = chosen.baseline or (runs or outcomes)[0].method
-    if runs and all(one.method != baseline for one in outcomes):
+    if runs and all(run.method != baseline for run in outcomes):
         raise FedpeftError(
             f"no run of the baseline {baseline!r} ended; those of other rows are kept, name one with --baseline: "
             f"{failed[0]}"
         )
     rows = {run.method: run.row for run in runs}
-    outcomes = [replace(one, method=rows.get(one.method, one.method)) for one in outcomes]
+    outcomes = [replace(run, method=rows.get(run.method, run.method)) for run in outcomes]
     table = compared(outcomes, baseline=rows.get(baseline, baseline), last=chosen.last)
     table = replace(table, notes=(*table.notes, *short))
     shown = page(table, picture(outcomes), outcomes)
-    _finish(out, table, html=shown, svg=picture_file(outcomes), failed=failed, losses=losses_file(outcomes))
+    _show_and_write(out, table, html=shown, svg=picture_file(outcomes), failed=failed, losses=losses_file(outcomes))
 
 
 def _sweep(chosen: argparse.Namespace) -> None:
@@ -91,50 +91,42 @@ def _sweep(chosen: argparse.Namespace) -> None:
     if chosen.baseline:
         raise FedpeftError("--baseline: a sweep has no differences; leave it out.")
     axis = axis_of(chosen.sweep, option="--sweep")
-    out = chosen.out or _out_of(chosen) / axis.setting
+    out = chosen.out or _default_out(chosen) / axis.setting
     runs = _plan(chosen, axis)
-    outcomes, failed = _carried_out(chosen, out, runs)
+    outcomes, failed = _run_plan(chosen, out, runs)
     if not outcomes:
         raise FedpeftError(f"no run ended: {failed[0]}")
     rows = {run.method: run.row for run in runs}
     swept = sweep.sweep_of(axis, runs, outcomes, last=chosen.last)
     swept = replace(swept, runs={rows[method]: of_values for method, of_values in swept.runs.items()})
     drawing = sweep.picture(swept, framed=True)
-    _finish(out, sweep.table(swept), html=sweep.page(swept), svg=drawing, failed=failed)
+    _show_and_write(out, sweep.table(swept), html=sweep.page(swept), svg=drawing, failed=failed)
 
 
-def _out_of(chosen: argparse.Namespace) -> Path:
+def _default_out(chosen: argparse.Namespace) -> Path:
     from fedpeft.job.composing import locate_job
 
     return Path(OUT) / locate_job(Path(chosen.what[0]), chosen.configs)[1]
 
 
-def _finish(
+def _show_and_write(
     out: Path, table: Table, *, html: str, svg: bytes, failed: Sequence[str], losses: bytes | None = None
 ) -> None:
-    """Print and write a table, with its page and pictures."""
-    from fedpeft.compare.table import csv_of, grids, latex, markdown
-    from fedpeft.core.console import Console
-    from fedpeft.core.files import replacing
+    """Print a table; write it with its page and pictures."""
+    from fedpeft.compare.table import csv_of, latex, markdown, show_table, write_files
 
-    console = Console()
-    console.print(*grids(table, console.width))
-    for note in table.notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
-    out.mkdir(parents=True, exist_ok=True)
+    show_table(table)
     texts = {"md": markdown(table), "csv": csv_of(table), "tex": latex(table), "html": html}
     files = {f"{NAME}.{kind}": text.encode() for kind, text in texts.items()} | {f"{NAME}.svg": svg}
     if not losses and (out / f"{NAME}.html").is_file():  # those of an earlier comparison
         (out / LOSSES).unlink(missing_ok=True)
-    for name, content in (files | ({LOSSES: losses} if losses else {})).items():
-        with replacing(out / name) as draft:
-            draft.write_bytes(content)
+    write_files(out, files | ({LOSSES: losses} if losses else {}))
     print(f"tables and picture  {out}\npage                {out / NAME}.html")
     if failed:
         raise FedpeftError(f"{len(failed)} runs failed, the others are kept; the first: {failed[0]}")
 
 
-def _check_unread(chosen: argparse.Namespace) -> None:
+def _refuse_experiment_options(chosen: argparse.Namespace) -> None:
     """Refuse options of an experiment where finished runs are compared."""
     given = {"--set": chosen.set, "--configs": chosen.configs, "--seeds": chosen.seeds, "--processes": chosen.processes}
     if unread := [name for name, value in given.items() if value]:
@@ -144,7 +136,7 @@ def _check_unread(chosen: argparse.Namespace) -> None:
         )
 
 
-def _finished(chosen: argparse.Namespace) -> list[Outcome]:
+def _read_finished(chosen: argparse.Namespace) -> list[Outcome]:
     from fedpeft.compare.runs import outcomes
 
     folders = [Path(name) for name in chosen.what]
@@ -153,11 +145,11 @@ def _finished(chosen: argparse.Namespace) -> list[Outcome]:
             f"{missing[0]} is no folder of a run; to run a job with several methods add --methods, e.g. "
             f"--methods local,fedavg,fedpia."
         )
-    _check_unread(chosen)
+    _refuse_experiment_options(chosen)
     return outcomes(folders)
 
 
-def _short(chosen: argparse.Namespace) -> list[str]:
+def _unfinished_notes(chosen: argparse.Namespace) -> list[str]:
     """Return a note for each run that has not completed."""
     from fedpeft.report.status import read_progress, run_folder, unfinished
 
@@ -183,14 +175,14 @@ def _plan(chosen: argparse.Namespace, sweep: Axis | None = None) -> list[Run]:
     return runs
 
 
-def _carried_out(chosen: argparse.Namespace, out: Path, runs: Sequence[Run]) -> tuple[list[Outcome], list[str]]:
-    """Run what is missing; return the runs that ended in the plan's order, and a sentence for each that failed."""
+def _run_plan(chosen: argparse.Namespace, out: Path, runs: Sequence[Run]) -> tuple[list[Outcome], list[str]]:
+    """Run what is missing; return outcomes in the plan's order, and a sentence for each run that failed."""
     from fedpeft.compare.experiment import earlier
 
     processes = chosen.processes or os.cpu_count() or 1
     failed = list(run_shown(out, runs, processes=processes, say=_figures).values())
     order = {run.key: number for number, run in enumerate(runs)}
-    rows = list(dict.fromkeys(run.method for run in runs))  # the first stays the first where one of its runs failed
+    rows = list(dict.fromkeys(run.method for run in runs))  # the first stays first even if one of its runs failed
     done = sorted(
         earlier(out, runs), key=lambda one: (rows.index(one.method), order[one.method, one.seed, one.settings])
     )
@@ -204,7 +196,7 @@ def _figures(one: Outcome) -> str:
 def run_shown(
     out: Path, runs: Sequence[Run], *, processes: int, say: Callable[[Outcome], str], what: str = "runs"
 ) -> dict[Key, str]:
-    """Run what a folder lacks below a progress bar, and say of each run what `say` returns; see `run_missing`."""
+    """Run what a folder lacks under a progress bar, and print what `say` returns for each run; see `run_missing`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from fedpeft.compare.experiment import earlier, run_missing

@@ -2,7 +2,7 @@
 """Run what a comparison lacks: each method with each seed, in processes of their own, one line of a file for each run.
 
 All methods have the same data, the same steps and the same seeds. A run is a federation in one process
-(`fedpeft.federate`), which gives the same bits as FLARE's simulator; an experiment that ended early goes on.
+(`fedpeft.federate`), which gives the same bits as FLARE's simulator; an experiment that ended early is continued.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import fedpeft
 from fedpeft.alignment import PIASettings
-from fedpeft.compare.grid import Axis, check_free, points
+from fedpeft.compare.grid import Axis, check_not_varied, points
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
@@ -37,7 +37,7 @@ from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
 from fedpeft.core.processes import follow, hide_current_folder
 from fedpeft.core.settings import build
 from fedpeft.data.folders import files_below
-from fedpeft.job.composing import PACKAGED, changed, check_used, unused
+from fedpeft.job.composing import PACKAGED, check_used, parse_overrides, unused_methods
 from fedpeft.job.federation import NONE, SETTING, FederationSettings
 from fedpeft.job.folder import check_shared, folders_of
 from fedpeft.job.settings import SiteJob
@@ -63,25 +63,25 @@ class Run:
     method: str  # name of the row
     seed: int
     sections: Mapping[str, Any]
-    # the method of `app_configs/` and the row's settings; empty where all rows have settings of their own
+    # the method of `app_configs/` and the row's settings; empty if other settings are changed
     recipe: str = ""
     point: str = ""  # setting and value of a sweep (`Point.label`); empty: there is none
-    form: str = ""  # of FedPIA (`PIASettings.label`), where the row is called by its method; empty: it has none
+    form: str = ""  # of FedPIA (`PIASettings.label`), if the row is named by its method; empty: it has none
 
     @functools.cached_property
     def settings(self) -> str:
-        """A digest of everything that the result depends on when first asked for, to distinguish runs of one method."""
+        """A digest of everything that the result depends on, to distinguish runs of one method."""
         everything = f"{json.dumps(self.sections, sort_keys=True)}{_files_of(self.sections)}"
         return hashlib.sha256(everything.encode()).hexdigest()[:16]
 
     @property
     def row(self) -> str:
-        """What tables and pictures call its row."""
+        """Its row's name in tables and pictures."""
         return f"{self.method} ({self.form})" if self.form else self.method
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return ", ".join(filter(None, (self.method, self.point, f"seed {self.seed}")))
 
     @property
@@ -91,7 +91,7 @@ class Run:
 
 
 @functools.cache  # for the rows and seeds of one plan
-def _listed(folder: Path) -> str:
+def _list_files(folder: Path) -> str:
     try:
         files = [(file.relative_to(folder), file.stat()) for file in files_below(folder, whole=False)]
     except OSError:  # the run says what is wrong with it
@@ -122,7 +122,7 @@ def _files_of(sections: Mapping[str, Any]) -> str:
     found = [fedpeft.__version__, *_plugins()]
     for site in sections.get("federation", {}).get("sites", ()):
         with contextlib.suppress(FedpeftError):  # what is missing is said by the run itself
-            found += map(_listed, folders_of(SiteJob.from_sections(sections, site=site)))
+            found += map(_list_files, folders_of(SiteJob.from_sections(sections, site=site)))
     return "\n".join(found)
 
 
@@ -138,19 +138,19 @@ def plan(
 
     Each seed gives all methods the same data, initial values and order.
     """
-    _listed.cache_clear()
+    _list_files.cache_clear()
     _plugins.cache_clear()
     axes = [sweep] if sweep else []
     given = [*overrides, *(setting for method in methods for setting in method.settings)]
     varied = [*given, *(axis.setting for axis in axes)]
     if chosen := [text for text in varied if text.partition("=")[0].strip() in SEEDS]:
         raise FedpeftError(f"{chosen[0]!r}: the seeds of a comparison are those of --seeds; leave it out.")
-    check_free(axes, given)
+    check_not_varied(axes, given)
     _check_rows(methods, overrides, sweep)
     runs = []
     for seed, method, point in itertools.product(seeds, methods, points(axes).values()):
         own = [*(f"{name}={seed}" for name in SEEDS), *overrides]
-        sections = point.sections(partial(_composed, configs, task, method, own))
+        sections = point.sections(partial(_compose_row, configs, task, method, own))
         if (tracker := sections["federation"].get("tracking", NONE)) != NONE:
             raise FedpeftError(
                 f"{SETTING} is {tracker!r}, and a comparison runs without FLARE's server, which sends figures: "
@@ -160,26 +160,17 @@ def plan(
             raise FedpeftError(
                 f"federation.resume_from is {resumed!r:.80}, and a comparison begins every run anew: leave it out."
             )
-        packaged = not (overrides or axes) and sections == _packaged(task, method, own)
+        packaged = not (overrides or axes) and sections == _packaged_sections(task, method, own)
         recipe = " ".join((method.method, *method.settings)) if packaged else ""
-        form = _form(sections) if method.name == method.method else ""
-        runs.append(
-            Run(
-                task=task,
-                method=method.name,
-                seed=seed,
-                sections=sections,
-                recipe=recipe,
-                point=point.label,
-                form=form,
-            )
-        )
+        form = _pia_form(sections) if method.name == method.method else ""
+        row = {"task": task, "method": method.name, "recipe": recipe, "form": form}
+        runs.append(Run(**row, seed=seed, sections=sections, point=point.label))
     forms = {(run.method, run.form) for run in runs}
     if sweep and len(forms) > len(methods):  # the sweep's own axis says which form it is
         runs = [replace(run, form="") for run in runs]
     tuned = {run.sections["method"].get("name", MethodSettings.name) for run in runs}
-    for name in changed(overrides).get("method", {}).get("settings", {}):
-        if all(name in unused(overrides, one) for one in tuned):
+    for name in parse_overrides(overrides).get("method", {}).get("settings", {}):
+        if all(name in unused_methods(overrides, one) for one in tuned):
             raise FedpeftError(
                 f"method.settings.{name} changes nothing: no row of the comparison has that method; leave it out, or "
                 f"add {name} to the methods."
@@ -192,7 +183,7 @@ def plan(
     return runs
 
 
-def _form(sections: Mapping[str, Any]) -> str:
+def _pia_form(sections: Mapping[str, Any]) -> str:
     method = build(MethodSettings, sections["method"], section="method")
     return method.pia.label if isinstance(method.pia, PIASettings) and method.aligns else ""
 
@@ -206,7 +197,7 @@ def check_read(settings: Sequence[str], runs: Sequence[Run]) -> None:
 
 
 def _check_rows(methods: Sequence[Variant], overrides: Sequence[str], sweep: Axis | None) -> None:
-    """Refuse a method for all rows where a row is called by the one that it stands for."""
+    """Refuse to set the method of all rows if a row is named by its own method."""
     common = [text for text in overrides if text.partition("=")[0].strip() == METHOD]
     if sweep and sweep.setting == METHOD and len(methods) > 1:
         common.append(sweep.setting)
@@ -219,7 +210,7 @@ def _check_rows(methods: Sequence[Variant], overrides: Sequence[str], sweep: Axi
 
 
 def _unread(setting: str, run: Run) -> FedpeftError | None:
-    """Return why a setting changes nothing in a run; None: it does."""
+    """Return why a setting changes nothing in a run; None: it changes something."""
     try:
         check_used([setting], run.sections, job=f"row {run.method!r}")
     except FedpeftError as error:
@@ -227,14 +218,14 @@ def _unread(setting: str, run: Run) -> FedpeftError | None:
     return None
 
 
-def _composed(
+def _compose_row(
     configs: Path, task: str, method: Variant, overrides: Sequence[str], more: Sequence[str]
 ) -> dict[str, Any]:
     return sections_of(configs, task, replace(method, settings=(*method.settings, *more)), overrides)
 
 
-def _packaged(task: str, method: Variant, overrides: Sequence[str]) -> dict[str, Any] | None:
-    """Return the sections that a row has by the package's own configuration; None: it has no such job or method."""
+def _packaged_sections(task: str, method: Variant, overrides: Sequence[str]) -> dict[str, Any] | None:
+    """Return a row's sections by the package's own configuration; None: it has no such job or method."""
     try:
         return sections_of(PACKAGED, task, method, overrides)
     except FedpeftError:
@@ -242,7 +233,7 @@ def _packaged(task: str, method: Variant, overrides: Sequence[str]) -> dict[str,
 
 
 def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
-    """Return those of these runs that the folder has already."""
+    """Return the outcomes of these runs that the folder has already."""
     file = folder / RUNS
     if not file.is_file():
         return []
@@ -262,7 +253,7 @@ def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
 def run_missing(
     folder: Path, runs: Sequence[Run], *, processes: int, finished: Callable[[Outcome], None]
 ) -> dict[Key, str]:
-    """Run what the folder lacks, a line for each that ended; return a sentence for each that failed, by `Run.key`."""
+    """Run what the folder lacks, and add a line for each that ended; return why others failed, by `Run.key`."""
     folder.mkdir(parents=True, exist_ok=True)
     done = {(one.method, one.seed, one.settings) for one in earlier(folder, runs)}
     missing = [run for run in runs if run.key not in done]
@@ -280,7 +271,7 @@ def run_missing(
             except BrokenProcessPool as error:
                 raise FedpeftError(
                     f"the process of a run was ended from outside, perhaps because memory ran out; lower --processes "
-                    f"(it is {processes}) and repeat the command, which goes on with the rest."
+                    f"(it is {processes}) and repeat the command, which runs the rest."
                 ) from error
             except Exception as error:  # one run, such as one without room on a GPU, must not end the others
                 reason = str(error) if isinstance(error, FedpeftError) else f"{type(error).__name__}: {error}"
@@ -320,16 +311,18 @@ def carry_out(run: Run) -> Outcome:
         for result in federate(learners, quorum=needed):
             rounds.append({site: one for site, one in result.updates.items() if site not in result.refused})
             refused += len(result.refused)
-            alignment += _alignment(result.round, result.report, apart=_apart(next(iter(learners.values()))))
+            alignment += _alignment(result.round, result.report, apart=_unaligned(next(iter(learners.values()))))
             pooled.append(pooled_balanced_accuracy(learners[site].recognized() for site in rounds[-1]))
         spent = _cpu_seconds() - before
-        course = _course(learners, rounds)
+        course = _loss_course(learners, rounds)
     return Outcome(
         task=run.task,
         method=run.method,
         seed=run.seed,
-        figures=_by_site(rounds, "overall"),
-        sent=tuple({site: _sent(one, learners[site].method) for site, one in updates.items()} for updates in rounds),
+        figures=_site_figures(rounds, "overall"),
+        sent=tuple(
+            {site: _bytes_of(one, learners[site].method) for site, one in updates.items()} for updates in rounds
+        ),
         metrics={site: learner.data.metric for site, learner in learners.items()},
         seconds=time.monotonic() - began,
         procedural=any(is_procedural(site_data(run.sections["data"], site)["dataset"]) for site in sites),
@@ -340,18 +333,18 @@ def carry_out(run: Run) -> Outcome:
         pooled=tuple(value for value in pooled if value is not None),
         cpu_seconds=spent if on_cpu else None,
         alignment=alignment,
-        validation=_by_site(rounds, VALIDATION),
+        validation=_site_figures(rounds, VALIDATION),
         validated={site: len(learner.data.validation) for site, learner in learners.items()},
-        **_ends(rounds),
+        **_end_losses(rounds),
         loss_course=course,
         refused=refused,
     )
 
 
-def _course(
+def _loss_course(
     learners: Mapping[str, Learner], rounds: Sequence[Mapping[str, Update]]
 ) -> tuple[tuple[dict[str, float], ...], ...]:
-    """Return for each point of a round's course, and each round, the sites' losses; empty: they were not measured."""
+    """Return the sites' losses for each point of a round's course and each round; empty: they were not measured."""
     from fedpeft.answering.training_settings import STEPS
     from fedpeft.site.site_state import course_name, load_before
 
@@ -369,18 +362,18 @@ def _course(
     )
 
 
-def _sent(update: Update, method: MethodSettings) -> float:
+def _bytes_of(update: Update, method: MethodSettings) -> float:
     """Return the bytes that leave a site; masked for a secure sum, each number has 8."""
     return float(sum(t.numel() * (8 if method.secure_sum else t.itemsize) for t in update.state.values()))
 
 
-def _ends(rounds: Sequence[Mapping[str, Update]]) -> dict[str, Any]:
+def _end_losses(rounds: Sequence[Mapping[str, Update]]) -> dict[str, Any]:
     measured = any(ENDS[0] in one.metrics for updates in rounds for one in updates.values())
-    return {name: _by_site(rounds, name) for name in ENDS} if measured else {}
+    return {name: _site_figures(rounds, name) for name in ENDS} if measured else {}
 
 
-def _by_site(rounds: Sequence[Mapping[str, Update]], metric: str) -> tuple[dict[str, float], ...]:
-    """Return for each round the sites' figures of one name, without those of sites that have none."""
+def _site_figures(rounds: Sequence[Mapping[str, Update]], metric: str) -> tuple[dict[str, float], ...]:
+    """Return the sites' figures of one name for each round, without sites that have none."""
     return tuple(
         {site: value for site, one in updates.items() if (value := one.metrics[metric]) is not None}
         for updates in rounds
@@ -393,13 +386,13 @@ def _alignment(number: int, report: Mapping[str, Any], *, apart: bool) -> Alignm
     return Alignment(places=moved + stayed, moved=moved, held=held, last=number if moved else 0, apart=apart)
 
 
-def _apart(learner: Learner) -> bool:
+def _unaligned(learner: Learner) -> bool:
     method = learner.method
     assert isinstance(method.pia, PIASettings)
     return method.initialization != "shared" or method.pia.solver == IDENTITY or bool(learner.schedule.joins)
 
 
 def _cpu_seconds() -> float:
-    """Return what this process and its children that have ended have computed, in seconds of a core."""
+    """Return the CPU seconds of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system

@@ -16,11 +16,11 @@ from typing import Any
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import is_number
 from fedpeft.data.settings import NATURAL, DataSettings
-from fedpeft.job.composing import check, check_used
+from fedpeft.job.composing import check_sections, check_used
 from fedpeft.job.yaml_values import parse_argument
 
 SITES = "federation.sites"
-OF_SINGLE_SITES = (
+BY_SITE = (
     ("backbone", "sites"),
     ("data", "sites"),
     ("method", "site_settings"),
@@ -52,7 +52,7 @@ class Point:
     @property
     def overrides(self) -> tuple[str, ...]:
         """The settings as `section.name=value`, without a number of sites."""
-        return tuple(f"{name}={json.dumps(value)}" for name, value in self.values if not _is_count(name, value))
+        return tuple(f"{name}={json.dumps(value)}" for name, value in self.values if not _is_site_count(name, value))
 
     @property
     def label(self) -> str:
@@ -68,9 +68,9 @@ class Point:
         if job:
             check_used(self.overrides, sections, job=job)
         for name, value in self.values:
-            if _is_count(name, value):
-                sections = _with_sites(sections, value)
-                check(sections)
+            if _is_site_count(name, value):
+                sections = _set_site_count(sections, value)
+                check_sections(sections)
         return sections
 
 
@@ -107,7 +107,7 @@ def points(axes: Sequence[Axis]) -> dict[str, Point]:
     return {point.label: point for point in every}
 
 
-def check_free(axes: Iterable[Axis], given: Iterable[str]) -> None:
+def check_not_varied(axes: Iterable[Axis], given: Iterable[str]) -> None:
     """Refuse settings, as `section.name=value`, that a grid sets too."""
     names = {axis.setting for axis in axes}
     if twice := [text for text in given if text.partition("=")[0].strip() in names]:
@@ -123,12 +123,12 @@ def shown(value: Any) -> str:
     return short if float(short := f"{value:g}") == value else repr(value)
 
 
-def _is_count(setting: str, value: Any) -> bool:
+def _is_site_count(setting: str, value: Any) -> bool:
     return setting == SITES and is_number(value)
 
 
-def _with_sites(sections: Mapping[str, Any], count: Any) -> dict[str, Any]:
-    """Return a job with so many sites: the first ones, or as many as share one data set (`data.partition`)."""
+def _set_site_count(sections: Mapping[str, Any], count: Any) -> dict[str, Any]:
+    """Return a job with `count` sites: the first ones, or that many sharing one data set (`data.partition`)."""
     federation, data = sections["federation"], sections["data"]
     sites = list(federation["sites"])
     if not isinstance(count, int) or count < 1:
@@ -141,7 +141,7 @@ def _with_sites(sections: Mapping[str, Any], count: Any) -> dict[str, Any]:
     elif count > len(sites):
         raise FedpeftError(f"{SITES}={count}, and the job has {len(sites)} sites: name at most {len(sites)}.")
     result = {**sections, "data": data, "federation": {**federation, "sites": sites[:count]}}
-    for section, name in OF_SINGLE_SITES:
+    for section, name in BY_SITE:
         own = result.get(section, {}).get(name)
         if isinstance(own, Mapping):
             kept = {site: value for site, value in own.items() if site in sites[:count]}

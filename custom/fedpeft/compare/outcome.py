@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What is kept of one run for a comparison: every site's figure in every round, and what was sent."""
+"""The outcome of one run for a comparison: every site's figure in every round, and what was sent."""
 
 from __future__ import annotations
 
@@ -59,34 +59,34 @@ class Outcome:
 
     def figure(self, metric: str, *, last: int = 1) -> float:
         """Return the mean over the sites with this metric, of each over the last rounds, in percent; NaN: none."""
-        sites = (self._of_rounds(site, last) for site, own in self.metrics.items() if own == metric)
+        sites = (self._last_figures(site, last) for site, own in self.metrics.items() if own == metric)
         means = [statistics.fmean(values.values()) for values in sites if values]
         return 100 * statistics.fmean(means) if means else math.nan
 
     def minus(self, other: Outcome, metric: str, *, last: int = 1) -> float:
         """Return by how many points its figure is above another run's; NaN: they have none in common.
 
-        Only sites and rounds that both have count, the rounds from the last one back.
+        Only sites and rounds that both have count; rounds are numbered back from the last one.
         """
         differences = []
         for site in (site for site, own in self.metrics.items() if own == metric):
-            mine, theirs = self._of_rounds(site, last), other._of_rounds(site, last)
+            mine, theirs = self._last_figures(site, last), other._last_figures(site, last)
             if both := mine.keys() & theirs.keys():
                 differences.append(statistics.fmean(mine[back] - theirs[back] for back in sorted(both)))
         return 100 * statistics.fmean(differences) if differences else math.nan
 
     def site_figure(self, site: str, *, last: int = 1) -> float:
         """Return a site's mean over the last rounds, in percent; NaN: it has no figure in them."""
-        values = self._of_rounds(site, last)
+        values = self._last_figures(site, last)
         return 100 * statistics.fmean(values.values()) if values else math.nan
 
     def missing(self, *, last: int = 1) -> frozenset[tuple[int, str]]:
         """Return the sites that have no figure in one of the last rounds, with that round, 0 for the last one."""
         rounds = range(min(last, len(self.figures)))
-        known = {site: self._of_rounds(site, last) for site in self.metrics}
+        known = {site: self._last_figures(site, last) for site in self.metrics}
         return frozenset((back, site) for site in known for back in rounds if back not in known[site])
 
-    def _of_rounds(self, site: str, last: int) -> dict[int, float]:
+    def _last_figures(self, site: str, last: int) -> dict[int, float]:
         """Return a site's figures in the last rounds, by how many rounds before the last one."""
         figures = (sites.get(site, math.nan) for sites in reversed(self.figures[-last:]))
         return {back: value for back, value in enumerate(figures) if math.isfinite(value)}
@@ -107,15 +107,15 @@ class Outcome:
         return 100 * sum(values) / len(values) if values else math.nan
 
     def complete(self, *, last: int = 1) -> bool:
-        """Whether every site has a figure in the last rounds."""
+        """Return whether every site has a figure in the last rounds."""
         return not self.missing(last=last)
 
     def curve(self, metric: str) -> list[float]:
         """Return the mean over the sites with this metric, round by round, in percent."""
-        return [Outcome.figure(self._only(number), metric) for number in range(len(self.figures))]
+        return [Outcome.figure(self._one_round(number), metric) for number in range(len(self.figures))]
 
     def megabytes(self) -> list[float]:
-        """Return what a site had sent after each round, in MB, the mean of all; empty where it was not counted."""
+        """Return the MB that a site had sent after each round, the mean of all sites; empty if not counted."""
         total, sums = 0.0, []
         for sites in self.sent:
             total += sum(sites.values()) / MB
@@ -123,26 +123,26 @@ class Outcome:
         return sums
 
     def megabytes_a_round(self) -> float | None:
-        """Return what a site that takes part sends in a round, in MB, the mean of all; None: it was not counted."""
+        """Return the MB of a reply, the mean of all replies; None: they were not counted."""
         replies = [sent for sites in self.sent for sent in sites.values()]
         return sum(replies) / len(replies) / MB if replies else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads."""
+        """Return the values that `from_json` reads."""
         return asdict(self)
 
-    def _only(self, number: int) -> Outcome:
+    def _one_round(self, number: int) -> Outcome:
         return Outcome(**{**self.__dict__, "figures": (self.figures[number],)})
 
 
 def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
     """Return the run of one line that an experiment wrote."""
     try:
-        of_rounds = {name: tuple(values.get(name, ())) for name in ("figures", "sent", "pooled", "validation", *ENDS)}
+        lists = {name: tuple(values.get(name, ())) for name in ("figures", "sent", "pooled", "validation", *ENDS)}
         alignment = Alignment(**values.get("alignment", {}))
         course = tuple(tuple(point) for point in values.get("loss_course", ()))
-        outcome = Outcome(**{**values, **of_rounds, "alignment": alignment, "loss_course": course})
-        fine = alignment.counted and _are_figures(outcome)
+        outcome = Outcome(**{**values, **lists, "alignment": alignment, "loss_course": course})
+        fine = alignment.counted and _is_sound(outcome)
     except (TypeError, KeyError, AttributeError) as error:
         raise FedpeftError(f"{origin} is not a run of a comparison ({error!r:.80}): remove the line.") from error
     if not (fine and outcome.figures):
@@ -150,13 +150,13 @@ def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
     return outcome
 
 
-def _are_figures(outcome: Outcome) -> bool:
-    """Whether all numbers of a run are in their ranges, and its metrics and names can be printed."""
+def _is_sound(outcome: Outcome) -> bool:
+    """Return whether all numbers of a run are in their ranges, and its metrics and names can be printed."""
     measured = (*outcome.figures, *outcome.validation)
     fractions = [*outcome.pooled, *(value for sites in measured for value in sites.values())]
     counts = [*outcome.samples.values(), *outcome.validated.values(), outcome.refused]
-    of_rounds = (outcome.loss_start, outcome.loss_end, *outcome.loss_course)
-    losses = [value for rounds in of_rounds for sites in rounds for value in sites.values()]
+    lists = (outcome.loss_start, outcome.loss_end, *outcome.loss_course)
+    losses = [value for rounds in lists for sites in rounds for value in sites.values()]
     amounts = [outcome.seconds, outcome.cpu_seconds or 0, *(v for sites in outcome.sent for v in sites.values())]
     return (
         all(0 <= value <= 1 for value in fractions)
@@ -170,18 +170,18 @@ def _are_figures(outcome: Outcome) -> bool:
 
 
 def metrics_of(outcomes: Iterable[Outcome]) -> list[str]:
-    """Return by what the sites of these runs are measured, each metric once."""
-    return list(dict.fromkeys(metric for one in outcomes for metric in one.metrics.values()))
+    """Return the metrics of the sites of these runs, each once."""
+    return list(dict.fromkeys(metric for run in outcomes for metric in run.metrics.values()))
 
 
 def caution_of(outcomes: Iterable[Outcome]) -> str:
-    """Return what figures of these runs do not say; empty for real data and a backbone of full size."""
+    """Return the caution for figures of these runs; empty for real data and a backbone of full size."""
     runs = list(outcomes)
-    return caution(procedural=any(one.procedural for one in runs), tiny=any(one.tiny for one in runs))
+    return caution(procedural=any(run.procedural for run in runs), tiny=any(run.tiny for run in runs))
 
 
-def of_history(history: History, *, method: str, recipe: str = "") -> Outcome:
-    """Return a finished run."""
+def outcome_of(history: History, *, method: str, recipe: str = "") -> Outcome:
+    """Return the outcome of a finished run."""
     rounds = history.rounds
     counted = all(site.sent is not None for one in rounds for site in one.sites.values())
     figures = tuple({s: r.overall for s, r in one.sites.items() if r.overall is not None} for one in rounds)
@@ -198,12 +198,12 @@ def of_history(history: History, *, method: str, recipe: str = "") -> Outcome:
         recipe=recipe,
         samples={s: r.samples for one in rounds for s, r in one.sites.items() if r.samples is not None},
         alignment=alignment_of(history),
-        loss_start=_measured(history, ENDS[0]),
-        loss_end=_measured(history, ENDS[1]),
+        loss_start=_losses(history, ENDS[0]),
+        loss_end=_losses(history, ENDS[1]),
     )
 
 
-def _measured(history: History, name: str) -> tuple[dict[str, float], ...]:
+def _losses(history: History, name: str) -> tuple[dict[str, float], ...]:
     """Return a figure of the sites for each round; empty where no site has it in any."""
     values = [{site: getattr(result, name) for site, result in one.sites.items()} for one in history.rounds]
     known = tuple({site: value for site, value in one.items() if value is not None} for one in values)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The page and the picture of a comparison: one self-contained HTML file, with what stands below the table.
+"""The page and the picture of a comparison: one self-contained HTML file with the table and its notes.
 
 The picture shows convergence with a band over seeds, and accuracy against what was sent.
 """
@@ -39,15 +39,20 @@ from fedpeft.report.tables import Table
 
 WIDTH, HEIGHT, COLUMNS = 7.2, 2.7, 3  # inches of a row of panels; columns of the legend
 LETTERS = 34  # of a method's name in the legend
+STYLE = """\
+.rows th, .rows td { white-space: normal; }
+.rows th, .rows td { padding-left: .4rem; padding-right: .4rem; }
+.rows th:first-child { padding-left: 0; min-width: 9rem; }
+"""
 
 
 def picture(outcomes: Sequence[Outcome]) -> Picture:
     """Return the picture: for each metric, left by round, right by MB sent.
 
-    Lines are means over seeds, bands reach from the lowest to the highest seed. The right panel stands where all runs
+    Lines are means over seeds, bands reach from the lowest to the highest seed. There is a right panel if all runs
     counted what they sent; methods that send nothing are points on its left edge.
     """
-    several = len({one.method for one in outcomes}) > 1
+    several = len({run.method for run in outcomes}) > 1
     return Picture(svg(drawn(lambda: _figure(outcomes)), title(outcomes)), caption=SIDE_BY_SIDE * several)
 
 
@@ -57,25 +62,22 @@ def picture_file(outcomes: Sequence[Outcome]) -> bytes:
 
 
 def losses(outcomes: Sequence[Outcome]) -> dict[str, dict[str, np.ndarray]]:
-    """Return for each method that measured them the losses of every round by site, means over seeds.
+    """Return the losses of every round by method and site, means over seeds.
 
-    Where some runs measured the course of the loss, those are shown, and none that measured its ends.
+    If some runs measured the course of the loss, only these are shown, not those that measured its ends.
     """
     runs: dict[str, list[dict[str, np.ndarray]]] = {}
-    by_step = _by_step(outcomes)
-    for one in outcomes:
-        points = one.loss_course if by_step else (one.loss_start, one.loss_end)
+    by_step = _has_course(outcomes)
+    for run in outcomes:
+        points = run.loss_course if by_step else (run.loss_start, run.loss_end)
         if measured := losses_by_site(*points):
-            runs.setdefault(one.method, []).append(measured)
-    return {method: {site: _mean([run[site] for run in of]) for site in _common(of)} for method, of in runs.items()}
+            runs.setdefault(run.method, []).append(measured)
+    common = {method: [site for site in of[0] if all(site in run for run in of)] for method, of in runs.items()}
+    return {method: {site: _mean([run[site] for run in runs[method]]) for site in common[method]} for method in runs}
 
 
-def _by_step(outcomes: Sequence[Outcome]) -> bool:
-    return any(one.loss_course for one in outcomes)
-
-
-def _common(runs: Sequence[Mapping[str, np.ndarray]]) -> list[str]:
-    return [site for site in runs[0] if all(site in run for run in runs)]
+def _has_course(outcomes: Sequence[Outcome]) -> bool:
+    return any(run.loss_course for run in outcomes)
 
 
 def _mean(of_seeds: Sequence[np.ndarray]) -> np.ndarray:
@@ -88,10 +90,10 @@ def losses_file(outcomes: Sequence[Outcome], *, framed: bool = True) -> bytes | 
     panels = losses(outcomes)
     if not panels:
         return None
-    head = [(COURSE if _by_step(outcomes) else LOSSES, "soft", "normal")]
+    head = [(COURSE if _has_course(outcomes) else LOSSES, "soft", "normal")]
     if caution := caution_of(outcomes):
         head.append((capitalized(caution) + ".", "warning", "bold"))
-    seeds = len({one.seed for one in outcomes})
+    seeds = len({run.seed for run in outcomes})
     shown = f"{outcomes[0].task}, {f'means of {seeds} seeds' if seeds > 1 else 'one seed'}"
     frame = Frame(title=shown, head=head) if framed else None
     return svg(panels_figure(panels, frame), title(outcomes))
@@ -102,8 +104,8 @@ def _losses_section(outcomes: Sequence[Outcome]) -> str:
     if drawing is None:
         return ""
     changes = [f"{method} {text}" for method, by_site in losses(outcomes).items() if (text := rise_text(by_site))]
-    means = ", means over seeds" if len({one.seed for one in outcomes}) > 1 else ""
-    if by_step := _by_step(outcomes):
+    means = ", means over seeds" if len({run.seed for run in outcomes}) > 1 else ""
+    if by_step := _has_course(outcomes):
         caption = f"{COURSE}{means}. {BY_STEP}"
     else:
         caption = f"Loss on the same training samples at the start and the end of every round{means}."
@@ -117,9 +119,9 @@ def _losses_section(outcomes: Sequence[Outcome]) -> str:
 def _figure(outcomes: Sequence[Outcome], *, framed: bool = False) -> Figure:
     metrics = metrics_of(outcomes)
     by_method: dict[str, list[Outcome]] = {}
-    for one in outcomes:
-        by_method.setdefault(one.method, []).append(one)
-    counted = all(one.sent for one in outcomes)
+    for run in outcomes:
+        by_method.setdefault(run.method, []).append(run)
+    counted = all(run.sent for run in outcomes)
     height = HEIGHT * len(metrics) + 0.5 + 0.16 * math.ceil(len(by_method) / COLUMNS)
     figure = Figure(figsize=(WIDTH, height), facecolor=LIGHT.paper, layout="constrained")
     panels = figure.subplots(len(metrics), 1 + counted, squeeze=False, sharey="row")
@@ -139,8 +141,8 @@ def _draw_row(row: Sequence[Axes], metric: str, by_method: Mapping[str, Sequence
         lines = []
         for number, (method, runs) in enumerate(by_method.items()):
             style = line_style(number % DISTINCT, min(len(by_method), DISTINCT))
-            places = None if by_round else [one.megabytes() for one in runs]
-            lines.append(_draw(axes, [one.curve(metric) for one in runs], places, style, point_style(number), method))
+            places = None if by_round else [run.megabytes() for run in runs]
+            lines.append(_draw(axes, [run.curve(metric) for run in runs], places, style, point_style(number), method))
         set_apart(axes, lines)
         axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
         axes.set_xlabel(("round" if by_round else "MB that a site had sent") if last else "")
@@ -172,21 +174,14 @@ def _draw(
 
 
 def title(outcomes: Sequence[Outcome]) -> str:
-    """Return what the picture shows: task, seeds, and what its figures do not say."""
+    """Return the title of the picture: task, seeds and caution."""
     return "\n".join(filter(None, (f"{outcomes[0].task}, {seeds_of(outcomes)}", caution_of(outcomes))))
 
 
 def seeds_of(outcomes: Sequence[Outcome]) -> str:
-    """Return how many seeds there are, and what the bands are."""
-    seeds = len({one.seed for one in outcomes})
+    """Return the number of seeds in words, and what the bands mean."""
+    seeds = len({run.seed for run in outcomes})
     return f"{seeds} seeds, bands from the lowest to the highest" if seeds > 1 else "one seed"
-
-
-STYLE = """\
-.rows th, .rows td { white-space: normal; }
-.rows th, .rows td { padding-left: .4rem; padding-right: .4rem; }
-.rows th:first-child { padding-left: 0; min-width: 9rem; }
-"""
 
 
 def page(comparison: Table, picture: Picture, outcomes: Sequence[Outcome], *, top: str = "") -> str:
@@ -195,9 +190,9 @@ def page(comparison: Table, picture: Picture, outcomes: Sequence[Outcome], *, to
     `top` is HTML above the title, for a page that is served.
     """
     caution = caution_of(outcomes)
-    notes = tuple(note for note in comparison.notes if note != f"{caution}.")  # it stands at the top
+    notes = tuple(note for note in comparison.notes if note != f"{caution}.")  # it is at the top
     metric = title_of(metrics_of(outcomes))
-    methods = ", ".join(dict.fromkeys(one.method for one in outcomes))
+    methods = ", ".join(dict.fromkeys(run.method for run in outcomes))
     curves = f"Curves of {metric} by round, and against the MB that a site had sent, for {methods}."
     return page_of(
         f"{comparison.title}: comparison",

@@ -1,17 +1,17 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Figures that the papers print, to stand beside ours: those of methods that `app_configs/` has as a paper does.
+"""Figures that the papers print, for comparison with ours: of methods that `app_configs/` has as a paper does.
 
 FedPIA        Saha et al. 2024, tables 1 to 5, ViLT-B and ALBEF, means of the sites: accuracy of tasks 1 and 2, else F1
 F3OCUS        Saha et al. 2025, supplement, tables 3 and 4, ViLT-B and BLIP-2, 1 to 6 or 1 to 12 layers at a site:
               accuracy of tasks 1 to 3, else F1
 ViT           the federated tuning of vision transformers, tables 1 and 2, ViT-B/16: balanced accuracy
 
-A figure is None where the paper prints none for that task, or none that can be told. FedPIA's PromptFL says its number
-of tokens in task 1 only; in the others it stands beside ours with 50. Its table 1 has two more rows, in lines that are
+A figure is None if the paper prints none for that task, or none that is clear. FedPIA's PromptFL says its number
+of tokens in task 1 only; in the others ours has 50. Its table 1 has two more rows, in lines that are
 broken in our copy. One, of mean 42.70, has two names on top of each other; it is AdapterFusion's if Houlsby's is the
 43.04 of table 5. The other, of mean 41.27, may be that of Bias or of PromptFL with 5 tokens. The text prompts of the
 paper on vision transformers are another method than `promptfl`, and it does not describe the start of LoRA that it
-calls ImageNet. Table 2 of the latter has 82.6 for the settings of which table 1 has 77.0.
+calls ImageNet. Table 2 of the latter has 82.6 for settings that have 77.0 in table 1.
 
 All in percent. They were reached on the papers' data; figures on procedural data or with a tiny backbone have nothing
 in common with them but the task's name. Figures of another metric, or of training on other numbers of
@@ -30,15 +30,15 @@ from fedpeft.compare.outcome import Outcome, metrics_of
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
 
 UNDEFINED = "F1 of questions without a definition"
-SAME = 0.1  # by how much the number of training samples may differ: some files have become fewer since
+MAX_DIFFERENCE = 0.1  # by how much the number of training samples may differ: some files have become fewer since
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a paper's figures of a task are of.
+    """The metric and the number of samples of a paper's figures of a task.
 
     Args:
-        metric: by which all its clients are measured; `UNDEFINED`: the paper does not say what it computes.
+        metric: of all its clients; `UNDEFINED`: the paper does not say what it computes.
         samples: training samples of all clients.
     """
 
@@ -53,7 +53,7 @@ class Source:
     Args:
         title: what it is called.
         tasks: by the names of jobs.
-        figures: by method, as `fedpeft compare --variant` takes it behind a name, the figure of each task.
+        figures: by method, as `fedpeft compare --variant` takes it after a name, the figure of each task.
         pooled: whether a figure is of the clients' test images together, not a mean over the clients.
     """
 
@@ -105,7 +105,7 @@ def _readings(*changes: str, figures: tuple[float | None, ...]) -> dict[str, tup
 def _ablations(
     neither: tuple[float, ...], client: tuple[float, ...], server: tuple[float, ...], weights: tuple[float, ...]
 ) -> dict[str, tuple[float | None, ...]]:
-    """Return FedPIA's table 5: without any alignment, at clients alone, at the server alone, by weights."""
+    """Return FedPIA's table 5: without any alignment, only at clients, only at the server, by weights."""
     return {
         "fedavg": neither,
         **_readings("method.pia.server=false", figures=client),
@@ -115,7 +115,7 @@ def _ablations(
 
 
 def _scores(layers: int, figures: Mapping[str, tuple[float, ...]]) -> dict[str, tuple[float | None, ...]]:
-    """Return a table of F3OCUS with 1 to so many layers at a site: each site's best layers by a score, and F3OCUS."""
+    """Return a table of F3OCUS with 1 to `layers` layers at a site: each site's best by a score, and F3OCUS."""
     drawn = () if layers == 6 else (f"schedule.budget_range=[1,{layers}]",)  # 6 are those of the part
     own = "schedule.solver=own"
     of_the_paper = {"lntk": (KERNEL, own), "f3ocus": (KERNEL,)}  # others are scores of `fedpeft.importance`
@@ -301,35 +301,35 @@ NOT_SAID = {  # by metric, or by row
 
 def source_of(task: str) -> Source | None:
     """Return the table with the figures of a job's task; None: there is none."""
-    return next((source for source in SOURCES if _name(task) in source.tasks), None)
+    return next((source for source in SOURCES if _task_name(task) in source.tasks), None)
 
 
 def methods_of(task: str) -> list[str]:
     """Return the methods, as `fedpeft compare --variant` takes them, that have a figure of a job's task."""
     if (source := source_of(task)) is None:
         return []
-    number = list(source.tasks).index(_name(task))
+    number = list(source.tasks).index(_task_name(task))
     return [method for method, figures in source.figures.items() if figures[number] is not None]
 
 
 def differences(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return why figures of these runs and the paper's of their task are of different kinds; empty: they are of one."""
+    """Return why figures of these runs cannot be compared with the paper's; empty: they can."""
     if (source := source_of(outcomes[0].task)) is None:
         return []
-    task = source.tasks[_name(outcomes[0].task)]
+    task = source.tasks[_task_name(outcomes[0].task)]
     found = []
-    if any(one.procedural or one.tiny for one in outcomes):
+    if any(run.procedural or run.tiny for run in outcomes):
         found.append("ours are of procedural data or of a tiny backbone")
     own = metrics_of(outcomes)
     if own != [task.metric]:
         ours = " and ".join(TITLES[metric] for metric in own)
         found.append(f"the paper's metric is {TITLES.get(task.metric, task.metric)}, ours {ours}")
-    elif source.pooled and not all(one.pooled for one in outcomes):
+    elif source.pooled and not all(run.pooled for run in outcomes):
         found.append("the paper's figures are of all clients' images together, ours the means of the sites")
-    counts = [sum(one.samples.values()) if one.samples.keys() == one.metrics.keys() else 0 for one in outcomes]
+    counts = [sum(run.samples.values()) if run.samples.keys() == run.metrics.keys() else 0 for run in outcomes]
     if not all(counts):
         found.append("ours do not say on how many samples all sites trained")
-    elif other := [count for count in counts if abs(count - task.samples) > SAME * task.samples]:
+    elif other := [count for count in counts if abs(count - task.samples) > MAX_DIFFERENCE * task.samples]:
         found.append(f"the paper trains on {task.samples:,} samples, ours on {other[0]:,}")
     return found
 
@@ -340,8 +340,8 @@ def not_said(outcomes: Sequence[Outcome]) -> str:
         return ""
     figures = published(outcomes)
     open_points = [
-        source.tasks[_name(outcomes[0].task)].metric,
-        *(one.recipe for one in outcomes if one.method in figures),
+        source.tasks[_task_name(outcomes[0].task)].metric,
+        *(run.recipe for run in outcomes if run.method in figures),
     ]
     return " ".join(NOT_SAID[one] for one in dict.fromkeys(open_points) if one in NOT_SAID)
 
@@ -350,13 +350,13 @@ def published(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Return the papers' figures, in percent, of the rows whose recipe has one."""
     if (source := source_of(outcomes[0].task)) is None:
         return {}
-    number = list(source.tasks).index(_name(outcomes[0].task))
+    number = list(source.tasks).index(_task_name(outcomes[0].task))
     # settings in any order
     figures = {frozenset(method.split()): row[number] for method, row in source.figures.items()}
-    found = {one.method: figures.get(frozenset(one.recipe.split())) for one in outcomes}
+    found = {run.method: figures.get(frozenset(run.recipe.split())) for run in outcomes}
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
-def _name(task: str) -> str:
+def _task_name(task: str) -> str:
     """Return the name that a task's jobs have in common: small or as published, with equal or unequal layers."""
     return task.removeprefix("paper/").removesuffix("_unequal")

@@ -6,8 +6,8 @@ pfeiffer+f3ocus                with a file of app_configs/schedules/, or with se
 compacter, lora, vpt, ...      a method of `fedpeft methods`, its parts averaged (FedAvg)
 NAME: METHOD SETTING=VALUE     any of these with settings, called NAME
 
-Runs that differ in their seed alone share a row. Which method of `app_configs/` a finished run is, follows from its job
-and the settings that it left.
+Runs that only differ in their seed share a row. The job of a finished run and the settings that it left say which
+method of `app_configs/` it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.backbones import BACKBONES, BackboneSettings
-from fedpeft.compare.outcome import Outcome, of_history
+from fedpeft.compare.outcome import Outcome, outcome_of
 from fedpeft.compare.published import methods_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
@@ -37,6 +37,12 @@ from fedpeft.server.run_recorder import origin, settings_of
 
 AVERAGED = "fedavg"
 METHODS, SCHEDULES = "methods", "schedules"
+WITHOUT_EFFECT = {
+    f"training.{name}" for name in ("seed", "threads", "workers", "device", "keep", "images_mib", "measure")
+}
+SEED, BACKBONE = "training.seed", "backbone."
+DEPLOYED = Path("app_server", "config", "config_fed_client.json")
+MAX_SHOWN = 3  # settings in a row's name, unless it takes more to tell it from another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +56,7 @@ class Variant:
 
 def variants(texts: Sequence[str]) -> list[Variant]:
     """Read what the command line says."""
-    found = [_variant(text) for text in texts]
+    found = [_parse_variant(text) for text in texts]
     names = [one.name for one in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise FedpeftError(f"two methods are called {twice[0]!r}: give one another name, as in 'NAME: METHOD'.")
@@ -58,13 +64,13 @@ def variants(texts: Sequence[str]) -> list[Variant]:
 
 
 def sections_of(configs: Path, task: str, variant: Variant, overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose the task's job with another method in the place of its method and schedule.
+    """Compose the task's job with another method instead of its method and schedule.
 
     `overrides` are settings of all methods of the comparison; the variant's own win.
     """
     method, *schedules = variant.method.split("+")
     own = [f"{METHODS}/{method}"] if _exists(configs, METHODS, method) else [f"{METHODS}/{AVERAGED}"]
-    named = [] if _exists(configs, METHODS, method) else [f"method.name={_known(configs, method)}"]
+    named = [] if _exists(configs, METHODS, method) else [f"method.name={_known_method(configs, method)}"]
     for schedule in schedules:
         if not _exists(configs, SCHEDULES, schedule):
             raise FedpeftError(
@@ -88,7 +94,7 @@ def variant_of(configs: Path, task: str) -> Variant:
     return Variant(name=name, method=name)
 
 
-def _variant(text: str) -> Variant:
+def _parse_variant(text: str) -> Variant:
     name, colon, rest = text.partition(":")
     words = (rest if colon else text).split()
     if not words or not name.strip():
@@ -96,7 +102,7 @@ def _variant(text: str) -> Variant:
     return Variant(name=name.strip() if colon else words[0], method=words[0], settings=tuple(words[1:]))
 
 
-def _known(configs: Path, method: str) -> str:
+def _known_method(configs: Path, method: str) -> str:
     if method not in method_names():
         known = dict.fromkeys([*_files(configs, METHODS), *method_names()])
         raise FedpeftError(f"{method!r} is no method: {suggestion(method, known)}.")
@@ -111,13 +117,8 @@ def _files(configs: Path, folder: str) -> list[str]:
     return sorted({file.stem for root in (configs, PACKAGED) for file in (root / folder).glob("*.yml")})
 
 
-OF_NO_RESULT = {
-    f"training.{name}" for name in ("seed", "threads", "workers", "device", "keep", "images_mib", "measure")
-}
-
-
 def recipe_of(history: History) -> str:
-    """Return the method with published figures whose settings a run had; empty: it had others.
+    """Return the method with published figures that has the settings of a run; empty: none has.
 
     The run must be of the packaged job of that name: its sites, data sets, backbone, and the settings of method,
     training and schedule, and of the backbone where they are known. Other settings of the data are not in what a run
@@ -127,7 +128,7 @@ def recipe_of(history: History) -> str:
         return ""
     for method in methods_of(history.job):
         sections, settings = _published_job(history.job, method)
-        if _counted(history.settings) == settings and _made_with(history, sections):
+        if _with_effect(history.settings) == settings and _is_of_job(history, sections):
             return method
     return ""
 
@@ -135,44 +136,39 @@ def recipe_of(history: History) -> str:
 @functools.cache  # many runs of one job are compared
 def _published_job(job: str, method: str) -> tuple[Mapping[str, Any], Mapping[str, str]]:
     """Return a packaged job's sections with this method, and what the server would write of their settings."""
-    sections = sections_of(PACKAGED, job, _variant(method), [])
+    sections = sections_of(PACKAGED, job, _parse_variant(method), [])
     return sections, _settings(sections)
 
 
 def _settings(sections: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the server would write of a job's settings."""
-    return _counted(flat_settings(settings_of(*CommonSettings.from_sections(sections)), "the packaged job"))
+    """Return the settings that a server would write for a job."""
+    return _with_effect(flat_settings(settings_of(*CommonSettings.from_sections(sections)), "the packaged job"))
 
 
-def _made_with(history: History, sections: Mapping[str, Any]) -> bool:
+def _is_of_job(history: History, sections: Mapping[str, Any]) -> bool:
     """Return whether a run had the sites, data sets and backbones of a job."""
     sites = sections["federation"]["sites"]
     datasets = [site_data(sections["data"], site)["dataset"] for site in sites]
     backbones = [site_backbone(sections["backbone"], site)["name"] for site in sites]
     known = {name: value for name, value in history.settings.items() if name.startswith(BACKBONE)}
-    if set(history.sites) != set(sites) or known not in ({}, _of_backbone(sections["backbone"], sites)):
+    if set(history.sites) != set(sites) or known not in ({}, _backbone_settings(sections["backbone"], sites)):
         return False
     return history.source == origin(datasets, backbones, procedural=any(map(is_procedural, datasets)))
 
 
-def _counted(settings: Mapping[str, str]) -> dict[str, str]:
+def _with_effect(settings: Mapping[str, str]) -> dict[str, str]:
     return {
-        name: value for name, value in settings.items() if name not in OF_NO_RESULT and not name.startswith(BACKBONE)
+        name: value for name, value in settings.items() if name not in WITHOUT_EFFECT and not name.startswith(BACKBONE)
     }
-
-
-SEED, BACKBONE = "training.seed", "backbone."
-DEPLOYED = Path("app_server", "config", "config_fed_client.json")
-SHOWN = 3  # settings in a row's name, unless it takes more to tell it from another
 
 
 def outcomes(folders: Sequence[Path]) -> list[Outcome]:
     """Read the runs in these folders."""
-    return of_histories(read_runs(folders))
+    return outcomes_of(read_runs(folders))
 
 
 def read_runs(folders: Iterable[Path]) -> dict[Path, History]:
-    """Read runs by folder, with the settings of their backbones where the jobs of all lie beside them.
+    """Read runs by folder, with the settings of their backbones if all runs have their jobs beside them.
 
     A server does not receive the section `backbone`, so that `history.json` lacks it.
     """
@@ -193,15 +189,15 @@ def _backbone_beside(run: Path, sites: Iterable[str]) -> dict[str, str] | None:
         return None
     try:
         (executor,) = read_json(file)["executors"]
-        return _of_backbone(executor["executor"]["args"]["backbone"], sites)
+        return _backbone_settings(executor["executor"]["args"]["backbone"], sites)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, FedpeftError):
         return None
 
 
-def _of_backbone(section: Mapping[str, Any], sites: Iterable[str]) -> dict[str, str]:
-    """Return the settings of a job's backbone with its defaults; those in which sites differ stand under each site."""
+def _backbone_settings(section: Mapping[str, Any], sites: Iterable[str]) -> dict[str, str]:
+    """Return the settings of a job's backbone with its defaults; those in which sites differ are under each site."""
     of_sites = {
-        site: _filled_in(build(BackboneSettings, site_backbone(section, site), section="backbone"))
+        site: _resolve_sources(build(BackboneSettings, site_backbone(section, site), section="backbone"))
         for site in sorted(sites)
     }
     first, *others = of_sites.values()
@@ -210,7 +206,7 @@ def _of_backbone(section: Mapping[str, Any], sites: Iterable[str]) -> dict[str, 
     return flat_settings({"backbone": common | ({"sites": unlike} if len(common) < len(first) else {})}, "the job")
 
 
-def _filled_in(backbone: BackboneSettings) -> dict[str, Any]:
+def _resolve_sources(backbone: BackboneSettings) -> dict[str, Any]:
     """Return a site's settings of the backbone, in which a source is one text however its path was written."""
     settings = asdict(backbone)
     for source in ("source", "image_source"):
@@ -224,11 +220,11 @@ def _filled_in(backbone: BackboneSettings) -> dict[str, Any]:
     return settings
 
 
-def of_histories(histories: Mapping[Path, History]) -> list[Outcome]:
+def outcomes_of(histories: Mapping[Path, History]) -> list[Outcome]:
     """Return the rows of runs."""
     _check_one_task(histories)
     every = list(histories.values())
-    found = [of_history(one, method=_row(one, every), recipe=recipe_of(one)) for one in every]
+    found = [outcome_of(one, method=_row_name(one, every), recipe=recipe_of(one)) for one in every]
     keys = [(one.method, one.seed) for one in found]
     for folder, key in zip(histories, keys, strict=True):
         if keys.count(key) > 1:
@@ -246,7 +242,7 @@ def _check_one_task(histories: Mapping[Path, History]) -> None:
                 f"{folder} has the sites {', '.join(other.sites)}, {first} has {', '.join(one.sites)}: runs of "
                 f"different sites cannot be compared."
             )
-        if any(_counts(other, site) != _counts(one, site) for site in one.sites):
+        if any(_sample_counts(other, site) != _sample_counts(one, site) for site in one.sites):
             raise FedpeftError(
                 f"{folder} and {first} have other numbers of examples at a site: compare runs of one task."
             )
@@ -260,25 +256,25 @@ def _check_one_task(histories: Mapping[Path, History]) -> None:
             )
 
 
-def _counts(history: History, site: str) -> tuple[set[int | None], int | None]:
-    """Return how many training and test samples a site has, where the history says it."""
+def _sample_counts(history: History, site: str) -> tuple[set[int | None], int | None]:
+    """Return a site's numbers of training and test samples, as far as the history has them."""
     tested = history.tested.get(site)
     trained = {result.samples for one in history.rounds if (result := one.sites.get(site))} - {None}
     return trained, tested.samples if tested else None
 
 
-def _row(history: History, all_of_them: list[History]) -> str:
+def _row_name(history: History, all_of_them: list[History]) -> str:
     """Return the method's name, and the settings in which runs of this name differ.
 
-    Of many settings some are shown, and of the others those that alone tell this run from another.
+    Of many settings the first are shown, and of the others those that the run needs to be told from another.
     """
     alike = [other.settings for other in all_of_them if other.method == history.method]
     different = _different(alike)
-    first = different[:SHOWN]
-    alone = _different([one for one in alike if all(one.get(name) == history.settings.get(name) for name in first)])
+    first = different[:MAX_SHOWN]
+    telling = _different([one for one in alike if all(one.get(name) == history.settings.get(name) for name in first)])
     words = {name: name.rpartition(".")[2] for name in different}
     unlike = {name: word if [*words.values()].count(word) == 1 else name for name, word in words.items()}
-    shown = [f"{unlike[name]}={history.settings.get(name, '-')}" for name in (*first, *alone)]
+    shown = [f"{unlike[name]}={history.settings.get(name, '-')}" for name in (*first, *telling)]
     if more := len(different) - len(shown):
         shown.append(f"{more} more")
     return history.method + (f" ({', '.join(shown)})" if shown else "")

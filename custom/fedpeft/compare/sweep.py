@@ -35,10 +35,10 @@ from fedpeft.report.palette import (
 from fedpeft.report.tables import Table
 from fedpeft.report.wording import DASH, FEWER
 
-WIDE = 20  # largest by smallest value, from which on the axis is logarithmic
-ALONG = 80  # letters below the axis
-FEW = "†"
-ENDS = 0.04  # room beside the outer values, as a share of the axis
+LOG_RATIO = 20  # ratio of the largest to the smallest value above which the axis is logarithmic
+AXIS_LETTERS = 80  # letters below the axis
+FEWER_SEEDS = "†"
+MARGIN = 0.04  # room beside the outer values, as a share of the axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +53,22 @@ class Sweep:
     @property
     def outcomes(self) -> list[Outcome]:
         """All runs."""
-        return [one for of_values in self.runs.values() for runs in of_values for one in runs]
+        return [run for of_values in self.runs.values() for runs in of_values for run in runs]
 
     @property
     def title(self) -> str:
-        """What it shows."""
+        """Its title."""
         return f"{self.outcomes[0].task}: {title_of(metrics_of(self.outcomes))} against {self.axis.setting}"
 
-    def away(self, method: str) -> list[set[tuple[int, int, str]]]:
+    def missing_sites(self, method: str) -> list[set[tuple[int, int, str]]]:
         """Return for each value the sites without a figure, with the seed and the round, 0 for the last one."""
         return [
-            {(one.seed, *entry) for one in runs for entry in one.missing(last=self.last)} for runs in self.runs[method]
+            {(run.seed, *entry) for run in runs for entry in run.missing(last=self.last)} for runs in self.runs[method]
         ]
 
     def figures(self, method: str, metric: str) -> list[list[float]]:
         """Return for each value the figures of all seeds, in percent."""
-        found = ([one.figure(metric, last=self.last) for one in runs] for runs in self.runs[method])
+        found = ([run.figure(metric, last=self.last) for run in runs] for runs in self.runs[method])
         return [[value for value in values if math.isfinite(value)] for values in found]
 
 
@@ -77,20 +77,20 @@ def sweep_of(axis: Axis, plan: Sequence[Run], outcomes: Sequence[Outcome], *, la
     places = list(points([axis]))
     values = {run.key: places.index(run.point) for run in plan}
     runs: dict[str, list[list[Outcome]]] = {run.method: [[] for _ in axis.values] for run in plan}
-    for one in outcomes:
-        runs[one.method][values[one.method, one.seed, one.settings]].append(one)
+    for run in outcomes:
+        runs[run.method][values[run.method, run.seed, run.settings]].append(run)
     return Sweep(axis=axis, runs=runs, last=last)
 
 
 def table(sweep: Sweep) -> Table:
     """Return a row for each method and metric, and a column for each value."""
-    metrics, several = metrics_of(sweep.outcomes), len({one.seed for one in sweep.outcomes}) > 1
+    metrics, several = metrics_of(sweep.outcomes), len({run.seed for run in sweep.outcomes}) > 1
     names = [f"{sweep.axis.setting}={shown(value)}" for value in sweep.axis.values]
     keys = [(method, metric) for metric in metrics for method in sweep.runs]
     of_keys = [sweep.figures(method, metric) for method, metric in keys]
     with_metric = len(metrics) > 1
     most = max((len(figures) for of_values in of_keys for figures in of_values), default=0)
-    away = {method: sweep.away(method) for method in sweep.runs}
+    away = {method: sweep.missing_sites(method) for method in sweep.runs}
     rows = tuple(
         (
             method,
@@ -112,7 +112,7 @@ def table(sweep: Sweep) -> Table:
                 columns.append((f"seeds {name}", tuple(map(len, seeds))))
     return Table(
         title=sweep.title,
-        columns=(_first(sweep.axis), *["metric"] * with_metric, *map(shown, sweep.axis.values)),
+        columns=(f"method, % by {sweep.axis.setting}", *["metric"] * with_metric, *map(shown, sweep.axis.values)),
         rows=rows,
         averages=0,
         best=frozenset(_best(keys, of_keys, away, first=1 + with_metric)),
@@ -123,16 +123,11 @@ def table(sweep: Sweep) -> Table:
     )
 
 
-def _first(axis: Axis) -> str:
-    """Return the head of the first column, which says what the others are."""
-    return f"method, % by {axis.setting}"
-
-
 def _cell(figures: Sequence[float], most: int, *, whole: bool) -> str:
     if not figures:
         return DASH
     spread = f" ± {statistics.stdev(figures):.1f}" if len(figures) > 1 else ""
-    return f"{statistics.fmean(figures):.1f}{spread}{FEWER * (not whole)}{FEW * (len(figures) < most)}"
+    return f"{statistics.fmean(figures):.1f}{spread}{FEWER * (not whole)}{FEWER_SEEDS * (len(figures) < most)}"
 
 
 def _best(
@@ -144,7 +139,7 @@ def _best(
 ) -> list[tuple[int, int]]:
     """Return the places of the highest figure of each metric and value.
 
-    There is none where methods share it, or have figures of other sites and rounds.
+    There is none if methods share it, or have figures of other sites and rounds.
     """
     found = []
     for metric in dict.fromkeys(metric for _, metric in keys):
@@ -162,12 +157,12 @@ def _notes(sweep: Sweep, *, several: bool, few: bool) -> list[str]:
     notes = [f"{words}."] if (words := caution_of(outcomes)) else []
     notes += ["Mean of the sites; mean and standard deviation of the seeds."] if several else ["Mean of the sites."]
     if few:
-        notes.append(f"{FEW} of fewer seeds than other figures: some of its runs did not end.")
+        notes.append(f"{FEWER_SEEDS} of fewer seeds than other figures: some of its runs did not end.")
     if sweep.last > 1:
         notes.append(f"A run's figure is the mean of its last {sweep.last} rounds.")
     if sweep.axis.setting == SITES:
         notes.append("Each value has sites of its own, and its figures are of those.")
-    if not all(one.complete(last=sweep.last) for one in outcomes):
+    if not all(run.complete(last=sweep.last) for run in outcomes):
         notes.append(f"{FEWER} of some sites: others were not drawn, did not answer, or tell no figure.")
     return notes
 
@@ -204,7 +199,7 @@ def _draw(axes: Axes, sweep: Sweep, metric: str) -> None:
     values, count = sweep.axis.values, min(len(sweep.runs), DISTINCT)
     numbers = sweep.axis.numbers
     where = [float(value) for value in values] if numbers else [float(number) for number in range(len(values))]
-    if numbers and min(where) > 0 and max(where) / min(where) >= WIDE:
+    if numbers and min(where) > 0 and max(where) / min(where) >= LOG_RATIO:
         axes.set_xscale("log")
     curves: list[list[Line2D]] = []
     for number, method in enumerate(sweep.runs):
@@ -221,9 +216,9 @@ def _draw(axes: Axes, sweep: Sweep, metric: str) -> None:
                 axes.vlines(places, low, high, color=style["color"], alpha=0.3, linewidth=3)
         joined = {} if numbers else {"linestyle": "none"}  # a line between names would mean nothing
         curves.append(axes.plot(places, means, label=method, **(style | point_style(number) | joined)))
-    axes.margins(x=ENDS)
+    axes.margins(x=MARGIN)
     set_apart(axes, curves)
-    letters = max(12, ALONG // len(values))
+    letters = max(12, AXIS_LETTERS // len(values))
     axes.set_xticks(where, [shorten(_tick(value), letters) for value in values])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
@@ -231,7 +226,7 @@ def _draw(axes: Axes, sweep: Sweep, metric: str) -> None:
 
 
 def _tick(value: Any) -> str:
-    """Return a value as it stands below the axis: settings of a mapping without its marks."""
+    """Return a value as the axis names it: settings of a mapping without its marks."""
     return ", ".join(f"{name}={shown(own)}" for name, own in value.items()) if isinstance(value, dict) else shown(value)
 
 

@@ -13,6 +13,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -23,8 +24,9 @@ from scipy import stats
 
 from fedpeft.compare.outcome import Outcome, caution_of, metrics_of
 from fedpeft.compare.published import NOT_COMPARABLE, differences, not_said, published, source_of
-from fedpeft.core.console import cell
+from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import replacing
 from fedpeft.core.metrics import BALANCED_ACCURACY, TITLES
 from fedpeft.core.text import csv_cell
 from fedpeft.report.tables import Table
@@ -36,9 +38,21 @@ _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"}
 _LATEX |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
 _LATEX |= {"–": "--", "±": "$\\pm$", "†": "$\\dagger$"}
 
+CONFIDENCE = 0.95
+TWO_SEEDS = (
+    "Two seeds: an interval of two differences has one degree of freedom. Its width is largely chance: three seeds or "
+    "more say whether methods differ."
+)
+MAX_SITES = 12  # up to which each has a column
+MEAN, POOLED = "mean", "pooled"
+CPU_SECONDS = (
+    "CPU seconds: what all threads and child processes computed in the rounds, in seconds of a core, the "
+    "median of the seeds; runs beside it hardly change them."
+)
+
 
 def grids(table: Table, width: int) -> list[Grid]:
-    """For a terminal of this width: with methods as columns where it is too narrow, in several grids if need be."""
+    """Return a table for a terminal; if it is too wide, with methods as columns, and in several grids if need be."""
     cells = (table.columns, *table.rows)
     bold = {(row + 1, column) for row, column in table.best}
     if sum(_widths(cells, width)) + EDGES > width:
@@ -49,16 +63,32 @@ def grids(table: Table, width: int) -> list[Grid]:
     return found
 
 
+def show_table(table: Table) -> None:
+    """Print a table and its notes on the terminal."""
+    console = Console()
+    console.print(*grids(table, console.width))
+    for note in table.notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a folder, which is created if needed; a file appears when it is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        with replacing(folder / name) as draft:
+            draft.write_bytes(content)
+
+
 def markdown(table: Table) -> str:
-    """For a page or a README."""
+    """Return a table for a page or a README."""
     rule = [":---", *["---:"] * (len(table.columns) - 1)]
-    rows = [list(map(_plain, table.columns)), rule, *_with_best(table, _plain, "**{}**")]
+    rows = [list(map(_plain, table.columns)), rule, *_escaped_rows(table, _plain, "**{}**")]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([f"## {_plain(table.title)}", "", *lines, "", *(f"{note}  " for note in table.notes)]) + "\n"
 
 
 def csv_of(table: Table) -> str:
-    """For a spreadsheet: every column but the first has numbers alone, or nothing."""
+    """Return a table for a spreadsheet: every column but the first has only numbers, or nothing."""
     file = io.StringIO()
     rows = ([head for head, _ in table.values], *zip(*(column for _, column in table.values), strict=True))
     csv.writer(file, lineterminator="\n").writerows(map(csv_cell, row) for row in rows)
@@ -66,8 +96,8 @@ def csv_of(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """For a paper, with the package booktabs."""
-    body = " \\\\\n".join(" & ".join(row) for row in _with_best(table, _latex, "\\textbf{{{}}}"))
+    """Return a table for a paper, with the package booktabs."""
+    body = " \\\\\n".join(" & ".join(row) for row in _escaped_rows(table, _latex, "\\textbf{{{}}}"))
     heads, form = " & ".join(map(_latex, table.columns)), "l" + "r" * (len(table.columns) - 1)
     notes = "".join(f"% {note}\n" for note in table.notes)
     return (
@@ -76,7 +106,7 @@ def latex(table: Table) -> str:
     )
 
 
-def _with_best(table: Table, escape: Callable[[str], str], best: str) -> list[list[str]]:
+def _escaped_rows(table: Table, escape: Callable[[str], str], best: str) -> list[list[str]]:
     """Return the rows with each cell escaped, and the best ones in the form `best`."""
     return [
         [best.format(escape(cell)) if (r, c) in table.best else escape(cell) for c, cell in enumerate(row)]
@@ -85,7 +115,7 @@ def _with_best(table: Table, escape: Callable[[str], str], best: str) -> list[li
 
 
 def _widths(cells: Cells, width: int) -> list[int]:
-    """Return how wide each column is, the gap behind it included, at most half the terminal.
+    """Return how wide each column is, including the gap after it, at most half the terminal.
 
     Heads are folded between words, and figures before the number of their seeds.
     """
@@ -128,19 +158,12 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
-LEVEL = 0.95
-TWO_SEEDS = (
-    "Two seeds: an interval of two differences has one degree of freedom. Its width is largely chance: three seeds or "
-    "more say whether methods differ."
-)
-
-
 def interval(differences: Sequence[float]) -> tuple[float, float]:
     """Return the mean of paired differences and half the width of its 95 % interval (Student's t); infinite for one."""
     mean, count = statistics.fmean(differences), len(differences)
     if count < 2:
         return mean, math.inf
-    quantile = float(stats.t.ppf((1 + LEVEL) / 2, count - 1))
+    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
     return mean, quantile * statistics.stdev(differences) / math.sqrt(count)
 
 
@@ -150,29 +173,21 @@ def paired(mine: Mapping[int, float], theirs: Mapping[int, float]) -> list[float
 
 
 def signed(differences: Sequence[float]) -> str:
-    """Return their mean with its interval as text; one or two seeds stand beside it."""
+    """Return the mean of differences with its interval as text, and say if there are only one or two seeds."""
     mean, half = interval(differences)
     if len(differences) == 1:
         return f"{mean:+.1f}, one seed"
     return f"{mean:+.1f} ± {half:.1f}" + ", two seeds" * (len(differences) == 2)
 
 
-MAX_SITES = 12  # with a column of their own
-MEAN, POOLED = "mean", "pooled"
-CPU_SECONDS = (
-    "CPU seconds: what all threads and child processes computed in the rounds, in seconds of a core, the "
-    "median of the seeds; runs beside it hardly change them."
-)
-
-
 def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Table:
-    """Return the table of runs of one task, whose rows stand in the order of the methods' first run.
+    """Return the table of runs of one task, with rows in the order of the methods' first run.
 
     The other methods are compared with the baseline seed by seed; a run's figure is the mean of its last rounds.
     """
     by_method: dict[str, list[Outcome]] = {}
-    for one in outcomes:
-        by_method.setdefault(one.method, []).append(one)
+    for run in outcomes:
+        by_method.setdefault(run.method, []).append(run)
     if baseline not in by_method:
         raise FedpeftError(f"--baseline {baseline!r} is none of {', '.join(by_method)}: name one of them.")
     beside = published(outcomes)
@@ -181,11 +196,11 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Ta
     if beside:
         columns.published([beside.get(name) for name in by_method], sure=not differences(outcomes))
     columns.numbers("MB a round", [_megabytes(runs) for runs in by_method.values()], ".2f")
-    if any(one.cpu_seconds is not None for one in outcomes):
+    if any(run.cpu_seconds is not None for run in outcomes):
         columns.numbers("CPU seconds a run", [_cpu_seconds(runs) for runs in by_method.values()], ".0f")
-    columns.numbers("seeds", [len({one.seed for one in runs}) for runs in by_method.values()], "d")
+    columns.numbers("seeds", [len({run.seed for run in runs}) for runs in by_method.values()], "d")
     return Table(
-        title=f"{outcomes[0].task}: {_when(outcomes, last)}",
+        title=f"{outcomes[0].task}: {_after_rounds(outcomes, last)}",
         columns=tuple(columns.heads),
         rows=tuple(zip(*columns.texts, strict=True)),
         averages=0,
@@ -199,21 +214,21 @@ def _add_figures(
     columns: _Columns, outcomes: Sequence[Outcome], by_method: Mapping[str, Sequence[Outcome]], baseline: str, last: int
 ) -> None:
     """Add the figures of few sites, the means of each metric with their differences, and the pooled figures."""
-    metrics, sites = metrics_of(outcomes), list(dict.fromkeys(site for one in outcomes for site in one.metrics))
-    whole = [all(one.complete(last=last) for one in runs) for runs in by_method.values()]
-    away = [{(one.seed, *entry) for one in runs for entry in one.missing(last=last)} for runs in by_method.values()]
+    metrics, sites = metrics_of(outcomes), list(dict.fromkeys(site for run in outcomes for site in run.metrics))
+    whole = [all(run.complete(last=last) for run in runs) for runs in by_method.values()]
+    away = [{(run.seed, *entry) for run in runs for entry in run.missing(last=last)} for runs in by_method.values()]
     columns.ranked = all(one == away[0] for one in away)
     for site in sites if len(sites) <= MAX_SITES else []:
-        means = [_mean([one.site_figure(site, last=last) for one in runs]) for runs in by_method.values()]
-        columns.of_site(site, means, [all(name != site for *_, name in entries) for entries in away])
+        means = [_mean([run.site_figure(site, last=last) for run in runs]) for runs in by_method.values()]
+        columns.site_figures(site, means, [all(name != site for *_, name in entries) for entries in away])
     for metric in metrics:
-        of_seeds = [_known(one.figure(metric, last=last) for one in runs) for runs in by_method.values()]
+        of_seeds = [_finite(run.figure(metric, last=last) for run in runs) for runs in by_method.values()]
         columns.means(TITLES[metric], of_seeds, whole)
         if len(by_method) > 1:
             of_metric = f", {TITLES[metric]}" * (len(metrics) > 1)
-            theirs = {one.seed: one for one in by_method[baseline]}
+            theirs = {run.seed: run for run in by_method[baseline]}
             pairs = [
-                _known(one.minus(theirs[one.seed], metric, last=last) for one in runs if one.seed in theirs)
+                _finite(run.minus(theirs[run.seed], metric, last=last) for run in runs if run.seed in theirs)
                 if name != baseline
                 else []
                 for name, runs in by_method.items()
@@ -221,8 +236,8 @@ def _add_figures(
             columns.differences(
                 f"minus {baseline}{of_metric}", pairs, whole, baseline_whole=whole[[*by_method].index(baseline)]
             )
-    if any(one.pooled for one in outcomes):
-        of_runs = [[one.pooled_figure(last=last) for one in runs if one.pooled] for runs in by_method.values()]
+    if any(run.pooled for run in outcomes):
+        of_runs = [[run.pooled_figure(last=last) for run in runs if run.pooled] for runs in by_method.values()]
         columns.means(TITLES[BALANCED_ACCURACY], of_runs, whole, what=POOLED)
 
 
@@ -241,10 +256,10 @@ class _Columns:
         self._add(head, [DASH if number is None else f"{number:{form}}{mark}" for number in numbers])
         self._keep(head, numbers)
 
-    def of_site(self, site: str, means: Sequence[float | None], whole: Sequence[bool]) -> None:
+    def site_figures(self, site: str, means: Sequence[float | None], whole: Sequence[bool]) -> None:
         """Add a site's figures; those of some rounds or seeds only are marked."""
-        self._mark(means)
-        shown = [_with_spread(mean, None) for mean in means]
+        self._mark_best(means)
+        shown = [_format_mean(mean, None) for mean in means]
         self._add(
             site, [text + FEWER * (text != DASH and not all_of) for text, all_of in zip(shown, whole, strict=True)]
         )
@@ -257,9 +272,9 @@ class _Columns:
         means = [_mean(figures) for figures in of_seeds]
         spreads = [statistics.stdev(figures) if len(figures) > 1 else None for figures in of_seeds]
         several = any(spread is not None for spread in spreads)
-        self._mark(means)
+        self._mark_best(means)
         head, of_metric = f"{what} {metric} (%)", metric if what == MEAN else f"{what} {metric}"
-        shown = [_with_spread(mean, spread) for mean, spread in zip(means, spreads, strict=True)]
+        shown = [_format_mean(mean, spread) for mean, spread in zip(means, spreads, strict=True)]
         marked = [text + FEWER * (text != DASH and not sites) for text, sites in zip(shown, whole, strict=True)]
         self._add(head + " ± sd" * several, marked)
         self._keep(head, means)
@@ -293,14 +308,14 @@ class _Columns:
         finite = (number if number is not None and math.isfinite(number) else None for number in numbers)
         self.values.append((head, tuple(number if number is None else round(number, 4) for number in finite)))
 
-    def _mark(self, means: Sequence[float | None]) -> None:
-        """Mark the highest figure of the next column, as it is shown; none where two methods share it."""
+    def _mark_best(self, means: Sequence[float | None]) -> None:
+        """Mark the highest figure of the next column, as it is shown; none if two methods share it."""
         shown = [-math.inf if mean is None else round(mean, 1) for mean in means]
         if self.ranked and len(shown) > 1 and shown.count(max(shown)) == 1:
             self.best.add((shown.index(max(shown)), len(self.texts)))
 
 
-def _known(figures: Iterable[float]) -> list[float]:
+def _finite(figures: Iterable[float]) -> list[float]:
     return [figure for figure in figures if math.isfinite(figure)]
 
 
@@ -309,56 +324,56 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _with_spread(mean: float | None, spread: float | None) -> str:
+def _format_mean(mean: float | None, spread: float | None) -> str:
     if mean is None:
         return DASH
     return f"{mean:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
 
 
 def _megabytes(runs: Sequence[Outcome]) -> float | None:
-    return _mean([value for one in runs if (value := one.megabytes_a_round()) is not None])
+    return _mean([value for run in runs if (value := run.megabytes_a_round()) is not None])
 
 
 def _cpu_seconds(runs: Sequence[Outcome]) -> float | None:
-    known = [one.cpu_seconds for one in runs if one.cpu_seconds is not None]
+    known = [run.cpu_seconds for run in runs if run.cpu_seconds is not None]
     return statistics.median(known) if known else None
 
 
-def _when(outcomes: Sequence[Outcome], last: int) -> str:
-    rounds = sorted({len(one.figures) for one in outcomes})
+def _after_rounds(outcomes: Sequence[Outcome], last: int) -> str:
+    rounds = sorted({len(run.figures) for run in outcomes})
     after = f"{' or '.join(map(str, rounds))} round{'s' * (rounds != [1])}"
     return f"after {after}" if last == 1 else f"mean of the last {min(last, rounds[-1])} of {after}"
 
 
-def _moved(outcomes: Sequence[Outcome]) -> list[str]:
+def _moved_places(outcomes: Sequence[Outcome]) -> list[str]:
     """Return how many places the alignment of each method moved in all its runs."""
     said: dict[str, list[str]] = {}
-    for method in dict.fromkeys(one.method for one in outcomes):
-        counted = sum((one.alignment for one in outcomes if one.method == method), Alignment())
+    for method in dict.fromkeys(run.method for run in outcomes):
+        counted = sum((run.alignment for run in outcomes if run.method == method), Alignment())
         said.setdefault(counted.sentence(), []).append(method)
     return [f"{', '.join(methods)}: {sentence}." for sentence, methods in said.items() if sentence]
 
 
 def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: int) -> tuple[str, ...]:
-    several = len({one.seed for one in outcomes}) > 1
-    sites = {site for one in outcomes for site in one.metrics}
+    several = len({run.seed for run in outcomes}) > 1
+    sites = {site for run in outcomes for site in run.metrics}
     words = caution_of(outcomes)
     notes = [f"{words}."] if words else []
     notes += ["Differences are paired seed by seed, with a 95 % interval (Student's t)."] if several else []
     notes += [TWO_SEEDS] if columns.two_seeds else []
     if len(sites) > MAX_SITES:
         notes.append(f"{len(sites)} sites: more than {MAX_SITES} have no columns of their own.")
-    if not all(one.complete(last=last) for one in outcomes):
+    if not all(run.complete(last=last) for run in outcomes):
         notes.append(f"{FEWER} of some sites: others were not drawn, did not answer, or tell no figure.")
-        if len({one.method for one in outcomes}) > 1:
+        if len({run.method for run in outcomes}) > 1:
             notes.append("Differences are over the sites and rounds that both runs have.")
-    if refused := sum(one.refused for one in outcomes):
+    if refused := sum(run.refused for run in outcomes):
         notes.append(f"{refused:,} replies are in no figure: the check of updates (method.robust) refused them.")
-    if any(one.pooled for one in outcomes):
+    if any(run.pooled for run in outcomes):
         notes.append(f"{POOLED}: on the test images of all sites together, the mean over their classes.")
     notes += ["MB: a million bytes of adapters, as one site sends them in a round."]
-    notes += _moved(outcomes)
-    if any(one.cpu_seconds is not None for one in outcomes):
+    notes += _moved_places(outcomes)
+    if any(run.cpu_seconds is not None for run in outcomes):
         notes.append(CPU_SECONDS)
     if beside and (source := source_of(outcomes[0].task)):
         notes.append(f"published: {source.title}. {not_said(outcomes)}".rstrip())

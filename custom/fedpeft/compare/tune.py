@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """`fedpeft tune`: find a job's learning rate, or other settings, by its validation splits, and write them into it.
 
-Successive halving: all settings run for few rounds, the better third goes on with three times as many, until two have
-run all rounds. Each run has the learning rate's course of its own number of rounds.
+Successive halving: all settings run for few rounds, the better third continues with three times as many, until two have
+run all rounds. The learning rate of each run follows the schedule of its own number of rounds.
 
 Source: Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016.
 """
@@ -35,7 +35,7 @@ OUT, NAME = "tuning", "tuning"
 RATE, ROUNDS, SEED = "training.learning_rate", "training.rounds", "training.seed"
 FIXED = (ROUNDS, SEED, "data.seed", "federation.sites")
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of the rate that the backbone declares
-THIRD, LAST = 3, 2  # settings of which one goes on; settings that run all rounds
+REDUCTION_FACTOR, FINALISTS = 3, 2  # of the settings from step to step; settings that run all rounds
 TWO_SIDED = 1.96  # standard errors of a 95 % interval
 FAILED = "failed"
 
@@ -52,7 +52,7 @@ def add(commands: Any) -> None:
         help="values to try, of several settings all combinations (default: learning rates around the backbone's)",
     )
     parser.add_argument("--seeds", type=int, default=1, help="runs of each setting, from the job's seed on (default 1)")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="for the search alone")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="only for the search")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at the same time")
     parser.add_argument("--configs", type=Path, help="folder of the configuration (default: app_configs, or ours)")
     parser.add_argument("--out", type=Path, help=f"folder of runs and tables (default: {OUT}/<job>)")
@@ -62,9 +62,7 @@ def add(commands: Any) -> None:
 def tune(chosen: argparse.Namespace) -> None:
     """Carry out the command."""
     from fedpeft.compare.grid import axis_of, points
-    from fedpeft.compare.table import csv_of, grids, markdown
-    from fedpeft.core.console import Console
-    from fedpeft.core.files import replacing
+    from fedpeft.compare.table import csv_of, markdown, show_table, write_files
     from fedpeft.job.writing import find_job, write_settings
 
     for name in ("seeds", "processes"):
@@ -76,13 +74,8 @@ def tune(chosen: argparse.Namespace) -> None:
     out = chosen.out or Path(OUT) / job.name
     steps = run_steps(search, out, processes=chosen.processes)
     table = table_of(search, steps)
-    console = Console()
-    console.print(*grids(table, console.width))
-    for note in table.notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
-    for kind, text in {"md": markdown(table), "csv": csv_of(table)}.items():
-        with replacing(out / f"{NAME}.{kind}") as draft:
-            draft.write_text(text, encoding="utf-8")
+    show_table(table)
+    write_files(out, {f"{NAME}.md": markdown(table).encode(), f"{NAME}.csv": csv_of(table).encode()})
     print(f"table    {out / NAME}.md")
     for sentence in write_settings(job, search.points[steps[-1].ranked[0]].overrides):
         print(sentence)
@@ -108,12 +101,12 @@ class Search:
     overrides: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        from fedpeft.compare.grid import check_free
+        from fedpeft.compare.grid import check_not_varied
 
         for axis in self.axes:
             if axis.setting in FIXED:
                 raise FedpeftError(f"--over {axis.setting}: a search cannot choose it; leave it out.")
-        check_free(self.axes, self.overrides)
+        check_not_varied(self.axes, self.overrides)
 
     def runs(self, label: str, rounds: int) -> list[Run]:
         """Compose the runs of a setting, one for each seed."""
@@ -131,10 +124,10 @@ class Search:
     def steps(self) -> list[tuple[int, int]]:
         """Return for each step how many settings run, and for how many rounds."""
         counts, rounds = [len(self.points)], self._whole["training"]["rounds"]
-        while counts[-1] > LAST:
-            counts.append(max(LAST, math.ceil(counts[-1] / THIRD)))
+        while counts[-1] > FINALISTS:
+            counts.append(max(FINALISTS, math.ceil(counts[-1] / REDUCTION_FACTOR)))
         lowest = max(self._whole["schedule"].get("joins", {}).values(), default=1)  # every site must have joined
-        shares = (THIRD**number for number in reversed(range(len(counts))))
+        shares = (REDUCTION_FACTOR**number for number in reversed(range(len(counts))))
         return [(count, max(lowest, math.ceil(rounds / share))) for count, share in zip(counts, shares, strict=True)]
 
     @cached_property
@@ -155,34 +148,37 @@ class Step:
 
     def figure(self, label: str) -> float:
         """Return the mean over seeds of the sites' mean on their validation splits, in percent."""
-        return statistics.fmean(one.validation_figure() for one in self.outcomes[label])
+        return statistics.fmean(run.validation_figure() for run in self.outcomes[label])
 
     def lacking(self, label: str) -> list[str]:
-        """Return the sites that have a figure with another setting, and with this one in some run none."""
-        known = {site for runs in self.outcomes.values() for one in runs for site in one.last_validation}
-        return sorted(site for site in known if any(site not in one.last_validation for one in self.outcomes[label]))
+        """Return the sites that have a figure with another setting but lack one in a run with this setting."""
+        known = {site for runs in self.outcomes.values() for run in runs for site in run.last_validation}
+        return sorted(site for site in known if any(site not in run.last_validation for run in self.outcomes[label]))
 
     @property
     def ranked(self) -> list[str]:
-        """The settings from the best on, equal ones in the order of the grid, without those that failed.
+        """The settings that ran, best first, equal ones in the order of the grid.
 
-        One that lacks a site, whose replies it had refused for instance, stands below those that have all.
+        One that lacks a site, for instance because its replies were refused, comes after those that have all.
         """
         return sorted(self.outcomes, key=lambda label: (not self.lacking(label), self.figure(label)), reverse=True)
 
 
 def run_steps(search: Search, out: Path, *, processes: int) -> list[Step]:
-    """Run all steps; runs that the folder has from before are read. In the last one settings run all rounds."""
+    """Run all steps, but for runs that the folder has already; in the last step settings run all rounds."""
     from fedpeft.compare.command import run_shown
     from fedpeft.compare.experiment import check_read, earlier
+
+    def say(outcome: Outcome) -> str:
+        return f"{outcome.validation_figure():.1f} % on validation"
 
     plan = search.steps()
     # what is wrong is found before the first run starts
     check_read(search.overrides, [search.runs(label, plan[0][1])[0] for label in search.points])
     steps: list[Step] = []
     for number, (count, rounds) in enumerate(plan, 1):
-        runs = [run for label in _going_on(search, steps, count) for run in search.runs(label, rounds)]
-        failed = run_shown(out, runs, processes=processes, say=_said, what=f"step {number} of {len(plan)}")
+        runs = [run for label in _next_settings(search, steps, count) for run in search.runs(label, rounds)]
+        failed = run_shown(out, runs, processes=processes, say=say, what=f"step {number} of {len(plan)}")
         reasons = {label: reason for (label, *_), reason in failed.items()}
         outcomes: dict[str, list[Outcome]] = {run.method: [] for run in runs if run.method not in reasons}
         for one in earlier(out, runs):
@@ -209,14 +205,10 @@ def _check_validated(one: Outcome, job: str) -> None:
         )
 
 
-def _going_on(search: Search, steps: Sequence[Step], count: int) -> list[str]:
+def _next_settings(search: Search, steps: Sequence[Step], count: int) -> list[str]:
     """Return the settings of the next step in the order of the grid."""
     best = set(steps[-1].ranked[:count] if steps else search.points)
     return [label for label in search.points if label in best]
-
-
-def _said(one: Outcome) -> str:
-    return f"{one.validation_figure():.1f} % on validation"
 
 
 def table_of(search: Search, steps: Sequence[Step]) -> Table:
@@ -247,7 +239,7 @@ def table_of(search: Search, steps: Sequence[Step]) -> Table:
 
 
 def _notes(search: Search, steps: Sequence[Step]) -> Iterator[str]:
-    """Yield what the reader of a search should know: where its grid ends, what it cannot tell apart, what failed."""
+    """Yield notes on a search: a best value at the end of the grid, settings that are equal within noise, failures."""
     from fedpeft.compare.grid import shown
 
     last = steps[-1]
@@ -270,14 +262,14 @@ def _notes(search: Search, steps: Sequence[Step]) -> Iterator[str]:
             after = f"after {counted(step.rounds, 'round')}"
             if lacking := step.lacking(label):
                 yield f"{label} has no figure of {', '.join(lacking)} {after}, and stands below those that have all."
-            if refused := sum(one.refused for one in runs):
+            if refused := sum(run.refused for run in runs):
                 yield f"{label}, {after}: the check of updates (method.robust) refused {refused:,} replies."
     for label, reason in (pair for step in steps for pair in step.failed.items()):
         yield f"{label} failed: {reason}"
 
 
 def _error(runs: Sequence[Outcome]) -> float:
-    """Return the standard error of a validation figure in percent, as of shares of right answers.
+    """Return the standard error of a validation figure in percent, as for a share of right answers.
 
     With K sites, a figure p_k on n_k samples each, it is sqrt(sum_k p_k (1 - p_k) / n_k) / K. Seeds do not lower it,
     because they share the samples.

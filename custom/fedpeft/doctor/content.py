@@ -207,6 +207,6 @@ def check_tracking(context: Context) -> Iterator[Finding]:
     here = context.kit.role == SERVER if context.kit else context.job and context.sites == context.job.sites
     if context.job is None or not here:
         return
-    name = context.job.at_server["federation"].get("tracking", NONE)
+    name = context.job.server_sections["federation"].get("tracking", NONE)
     if name != NONE:
         yield passed(f"{SETTING}: {usable(name).title} is installed and configured.")

@@ -16,7 +16,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import suggestion
 from fedpeft.core.workspace import MANIFEST, SITE, Kit, listed_classes, read_kit
 from fedpeft.job.admission import AdmittedJob, admit_folder
-from fedpeft.job.composing import check as check_sections
+from fedpeft.job.composing import check_sections
 from fedpeft.job.federation import site_backbone
 from fedpeft.job.folder import job_folder
 from fedpeft.job.settings import CommonSettings, SiteJob
@@ -83,7 +83,7 @@ def _rate(job: AdmittedJob, common: CommonSettings) -> Iterator[Finding]:
     method, training = common.method, common.training
     if training.optimizer != TrainingSettings.optimizer or not method.exchanges or method.method.sends_backbone:
         return
-    names = [site_backbone(job.at_sites["backbone"], site)["name"] for site in job.sites]
+    names = [site_backbone(job.site_sections["backbone"], site)["name"] for site in job.sites]
     for name in dict.fromkeys(names):
         declared, rate = BACKBONES.get(name).learning_rate, training.learning_rate
         if max(rate / declared, declared / rate) > MAX_RATE_RATIO:

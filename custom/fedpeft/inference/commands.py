@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,13 @@ from fedpeft.core.errors import FedpeftError
 if TYPE_CHECKING:
     from fedpeft.core.console import Console
     from fedpeft.inference.examples import Wanted
-    from fedpeft.inference.model import Prediction, Predictor
+    from fedpeft.inference.predictor import Prediction, Predictor
     from fedpeft.site.metrics import Measured
     from fedpeft.site.site_state import ModelRecord
 
 
 SPLITS = ("train", "validation", "test")
+MAX_EXAMPLES = 50
 
 
 def add_predict(commands: Any) -> None:
@@ -49,45 +50,48 @@ def add_predict(commands: Any) -> None:
 def _predict(arguments: argparse.Namespace) -> None:
     _check_predict(arguments)
     from fedpeft.core.console import Console
-    from fedpeft.inference.examples import check_grays, of_images, of_split, of_table, window_at
+    from fedpeft.inference.examples import check_grays, read_images, read_split, read_table, window_at
     from fedpeft.inference.kept_model import find
-    from fedpeft.inference.model import Predictor, find_adapter
+    from fedpeft.inference.predictor import Predictor, find_adapter
     from fedpeft.inference.table import write_csv
 
     console = Console()
     kept = find(arguments.run, site=arguments.site, round=arguments.round, backbone=arguments.backbone)
     adapter = None if arguments.adapter is None else find_adapter(arguments.adapter, arguments.run)
     if arguments.image:
-        wanted = of_images(arguments.image, arguments.question, kept.record, window=window_at(kept))
+        wanted = read_images(arguments.image, arguments.question, kept.record, window=window_at(kept))
     elif arguments.manifest:
-        wanted = of_table(arguments.manifest, kept)
+        wanted = read_table(arguments.manifest, kept)
     else:
-        wanted = of_split(arguments.split, kept)
+        wanted = read_split(arguments.split, kept)
     check_grays(wanted, kept.record)
     if arguments.heatmap and len(wanted.examples) > 1:
         raise FedpeftError(f"--heatmap draws one image, and there are {len(wanted.examples)}: name one with --image.")
     predictor = Predictor(kept, adapter)
     remarks = (*wanted.remarks, *predictor.remarks(wanted.examples))
     predictions, figures = answered(predictor, wanted, max_answers=arguments.top, console=console)
-    _print(console, predictor, predictions, arguments.top, shown=arguments.out is None)
-    for line in (*lines(kept.record, kept.state.round, figures, sum(wanted.known), adapter), *remarks):
+    _print_answers(console, predictor, predictions, arguments.top, shown=arguments.out is None)
+    for line in (*facts(kept.record, kept.state.round, figures, sum(wanted.known), adapter), *remarks):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if arguments.out:
         write_csv(arguments.out, predictions, max_answers=arguments.top)
         print(f"table    {arguments.out}")
     if arguments.heatmap:
-        _draw(arguments.heatmap, predictor, predictions[0])
+        _draw_heatmap(arguments.heatmap, predictor, predictions[0])
         print(f"picture  {arguments.heatmap}")
 
 
 def answered(
     predictor: Predictor, wanted: Wanted, *, max_answers: int, console: Console
 ) -> tuple[list[Prediction], Measured | None]:
-    """Return the predictions, and the figures on those examples whose answers are known; None: there are none."""
+    """Return the predictions, and the figures on the examples with known answers; None: there are none."""
+    from rich.progress import track
+
     measure = predictor.measure(wanted.unseen) if any(wanted.known) else None
     everything = measure if all(wanted.known) else None
     answers = predictor.predictions(wanted.examples, wanted.known, max_answers=max_answers, measure=everything)
-    predictions = list(_with_progress(answers, len(wanted.examples), console))
+    bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+    predictions = list(track(answers, "predicting", len(wanted.examples), **bar))
     if measure and not everything:
         pairs = zip(wanted.examples, wanted.known, strict=True)
         known = [example for example, is_known in pairs if is_known]
@@ -114,20 +118,7 @@ def _check_predict(arguments: argparse.Namespace) -> None:
         check_file(arguments.heatmap)
 
 
-def _with_progress(predictions: Iterable[Prediction], count: int, console: Console) -> Iterator[Prediction]:
-    from rich.progress import track
-
-    yield from track(
-        predictions,
-        description="predicting",
-        total=count,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-def _print(
+def _print_answers(
     console: Console, predictor: Predictor, predictions: Sequence[Prediction], max_answers: int, *, shown: bool
 ) -> None:
     from fedpeft.inference.table import SHOWN, answer_table, overview
@@ -140,10 +131,10 @@ def _print(
             print(f"{len(predictions) - SHOWN} more: write all to a table with --out FILE.csv")
 
 
-def lines(
+def facts(
     record: ModelRecord, round: int, figures: Measured | None, known: int, adapter: Path | None = None
 ) -> Iterator[str]:
-    """Yield what the model is, and the figures, to four digits as the run's report has them."""
+    """Yield a line on the model and one on its figures, with the digits of the run's report."""
     from fedpeft.core.metrics import TITLES
     from fedpeft.report.wording import caution, percent
 
@@ -158,19 +149,14 @@ def lines(
         yield f"measured {TITLES[record.metric]} {percent(figures['overall'])} %{inner} on {known} examples"
 
 
-def _draw(file: Path, predictor: Predictor, prediction: Prediction) -> None:
+def _draw_heatmap(file: Path, predictor: Predictor, prediction: Prediction) -> None:
     from fedpeft.inference.heatmap import draw, evidence
     from fedpeft.report.wording import caution
 
     answer = prediction.answers[0].text
     found = evidence(predictor, prediction.example, answer)
-    draw(
-        file,
-        found,
-        prediction,
-        answer,
-        caution=caution(procedural=predictor.record.procedural, tiny=predictor.record.tiny),
-    )
+    note = caution(procedural=predictor.record.procedural, tiny=predictor.record.tiny)
+    draw(file, found, prediction, answer, caution=note)
 
 
 def add_export(commands: Any) -> None:
@@ -203,9 +189,6 @@ def _export(arguments: argparse.Namespace) -> None:
     print(f"folder   {arguments.out}: site {kept.record.site}, round {kept.state.round}. {OWNERSHIP}")
 
 
-MAX_EXAMPLES = 50
-
-
 def add_inspect(commands: Any) -> None:
     """Add the command to the command line."""
     inspect = commands.add_parser("inspect", help="write a page of a site's own data and answers, at the site")
@@ -236,7 +219,10 @@ def _inspect(arguments: argparse.Namespace) -> None:
     kept = find(arguments.run, site=arguments.site, round=arguments.round)
     subject = subject_of(kept, console=console)
     write_page(arguments.out, subject, examples=arguments.examples)
-    for line in (*lines(kept.record, kept.state.round, subject.figures, len(subject.predictions)), *subject.remarks):
+    for line in (
+        *facts(kept.record, kept.state.round, subject.figures, len(subject.predictions)),
+        *subject.remarks,
+    ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if not has_projection():
         print("no map   of the features without scikit-learn: pip install 'flare-fedpeft[inspect]'")
@@ -283,22 +269,22 @@ def _merge(arguments: argparse.Namespace) -> None:
     from fedpeft.methods import METHODS
 
     check_new(arguments.out)
-    weights = _numbers(arguments.weights) if arguments.weights is not None else None
+    weights = _parse_weights(arguments.weights) if arguments.weights is not None else None
     if arguments.backbone is not None and arguments.check is None:
-        raise FedpeftError("--backbone belongs to --check, which alone needs a model: leave it out.")
+        raise FedpeftError("--backbone belongs to --check, since only that needs a model: leave it out.")
     adapters = read_all(arguments.folders)
     merged = merged_of(adapters, weights, plain=arguments.plain, rank=arguments.rank)
     pages = {}
     if arguments.check is not None:
         from fedpeft.core.console import Console
-        from fedpeft.inference.merge_check import PAGE, check, page, report_lines
+        from fedpeft.inference.merge_check import PAGE, measure_all, page, report_lines
 
         console = Console()
 
         def say(line: Any) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        checked = check(adapters, merged, arguments.check, weights=weights, backbone=arguments.backbone, say=say)
+        checked = measure_all(adapters, merged, arguments.check, weights=weights, backbone=arguments.backbone, say=say)
         pages[PAGE] = page(checked, arguments.out.name, f"{len(adapters)} adapters on {arguments.check.name}")
         for line in report_lines(checked):
             say(line)
@@ -314,7 +300,7 @@ def _merge(arguments: argparse.Namespace) -> None:
         print(f"page     {arguments.out / name}")
 
 
-def _numbers(text: str) -> list[float]:
+def _parse_weights(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:

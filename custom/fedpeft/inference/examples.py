@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What is to be predicted: one image, a folder of images, a table, or a split of the site's own data.
+"""Read what is to be predicted: one image, a folder of images, a table, or a split of the site's own data.
 
 A table is a manifest (`fedpeft.data.manifest`) whose column of answers, classes or labels may be missing; an answer or
 class may be missing in some rows, while an image without labels has none of them.
@@ -29,16 +29,16 @@ from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.job_against_policy import admitted, load_data
 from fedpeft.site.site_state import ModelRecord, examples_digest
 
-AS_TRAINED = "save it with 8 bits, shown as the images of training were: the model was trained without data.window"
+AS_IN_TRAINING = "save it with 8 bits, shown as the images of training were: the model was trained without data.window"
 CHANGED = "The data of this site are not those that the model was trained with."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is to be predicted."""
+    """The examples to predict."""
 
-    examples: tuple[Example, ...]  # with the site's first answer in the place of one that is not known
-    known: tuple[bool, ...]  # of each, whether its answer, class or labels are known
+    examples: tuple[Example, ...]  # an unknown answer is replaced by the site's first one
+    known: tuple[bool, ...]  # for each, whether its answer, class or labels are known
     unseen: int = 0  # see `fedpeft.site.metrics.Measure`
     remarks: tuple[str, ...] = ()  # lines for the user
 
@@ -49,20 +49,20 @@ def window_at(kept: KeptModel) -> Window | None:
 
 
 def check_grays(wanted: Wanted, record: ModelRecord) -> None:
-    """Refuse images whose header says that they cannot be shown, those of more than 8 bits with what helps here.
+    """Refuse images whose header says that they cannot be shown, those of more than 8 bits with a remedy.
 
-    A window that the model was not trained with would show it other grays than those that it knows.
+    A window that the model was not trained with would show it unknown grays.
     """
     for image in {example.image_id: example.image for example in wanted.examples}.values():
         try:
             check_header(image, inside_tables=True)
         except UnreadableImage as error:
             if error.remedy in (EIGHT_BITS, SET_WINDOW) and not record.window:
-                raise UnreadableImage.of(error.image, error.why, AS_TRAINED) from error
+                raise UnreadableImage.of(error.image, error.why, AS_IN_TRAINING) from error
             raise
 
 
-def of_images(named: Path, question: str | None, record: ModelRecord, *, window: Window | None = None) -> Wanted:
+def read_images(named: Path, question: str | None, record: ModelRecord, *, window: Window | None = None) -> Wanted:
     """Return an image of any kind that a manifest may name, or all pictures of a folder, with one question."""
     question = clean_text(question or "").strip()
     if record.asks and not question:
@@ -78,13 +78,13 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
         raise FedpeftError(f"{named} holds no image: name an image, or a folder of images.")
     names = [str(file.relative_to(named)) if named.is_dir() else file.name for file in files]
     images = [image_of(file.parent, file.name, window, where="the command")[0] for file in files]
-    examples = tuple(_unknown(image, name, question, record) for image, name in zip(images, names, strict=True))
+    examples = tuple(_unknown_example(image, name, question, record) for image, name in zip(images, names, strict=True))
     left_out = f"{len(others)} DICOM or NIfTI files of the folder were left out: name each by itself, or in a manifest."
-    remarks = (*([left_out] if others else []), *_on_texts(examples, record))
+    remarks = (*([left_out] if others else []), *_text_remarks(examples, record))
     return Wanted(examples=examples, known=(False,) * len(examples), remarks=remarks)
 
 
-def of_table(named: Path, kept: KeptModel) -> Wanted:
+def read_table(named: Path, kept: KeptModel) -> Wanted:
     """Return the rows of a manifest, or of that in a folder, each with its answer, class or labels if it has them."""
     record, window = kept.record, window_at(kept)
     root = named.parent if named.name.lower() in FILES else named
@@ -107,7 +107,7 @@ def of_table(named: Path, kept: KeptModel) -> Wanted:
         image, _ = image_of(root, name, window, where=row.where)
         is_known = "labels" in row.values if record.labelled else _is_known(row.values.get(keys[-1]), record)
         with reading(row):
-            example = kind.example(row, image, name) if is_known else _of_row(row, image, name, record)
+            example = kind.example(row, image, name) if is_known else _unknown_row(row, image, name, record)
             _check_labels(example, vocabulary)
         return example, is_known
 
@@ -115,13 +115,13 @@ def of_table(named: Path, kept: KeptModel) -> Wanted:
     read.bad.refuse_any(read.total)
     examples, known = [example for example, _ in pairs], [is_known for _, is_known in pairs]
     measured = [example for example, is_known in zip(examples, known, strict=True) if is_known]
-    unseen = _unseen(measured, kept)
-    remarks = (*read.notes, *_on_texts(examples, record))
+    unseen = _count_unseen(measured, kept)
+    remarks = (*read.notes, *_text_remarks(examples, record))
     return Wanted(examples=tuple(examples), known=tuple(known), unseen=unseen, remarks=remarks)
 
 
-def _on_texts(examples: Sequence[Example], record: ModelRecord) -> list[str]:
-    """Return a sentence if images with labels have a text where those of this site's training had none, or lack it."""
+def _text_remarks(examples: Sequence[Example], record: ModelRecord) -> list[str]:
+    """Return a sentence if images with labels have a text and those of this site's training had none, or lack it."""
     if not record.labelled or record.reads_text is None:
         return []
     with_text = sum(bool(example.question) for example in examples)
@@ -139,11 +139,11 @@ def _on_texts(examples: Sequence[Example], record: ModelRecord) -> list[str]:
 
 
 def _is_known(value: Any, record: ModelRecord) -> bool:
-    """Return whether a cell has an answer: a class may be called as a missing value is."""
+    """Return whether a cell has an answer; the name of a class may be that of a missing value."""
     return not is_missing(value) or " ".join(clean_text(str(value)).lower().split()) in record.answers
 
 
-def of_split(split: str, kept: KeptModel) -> Wanted:
+def read_split(split: str, kept: KeptModel) -> Wanted:
     """Return a split of the site's own data, as the job chose them."""
     if "data" not in kept.record.sections:
         raise FedpeftError(
@@ -153,7 +153,7 @@ def of_split(split: str, kept: KeptModel) -> Wanted:
 
 
 def own_data(kept: KeptModel) -> SiteData:
-    """Return the site's own data, as the job of a run chose them."""
+    """Return the site's own data, as the job chose them."""
     job = SiteJob.from_sections(kept.record.sections, site=kept.record.site, policy=kept.policy)
     return load_data(kept.policy, admitted(kept.policy, job) if kept.policy else job)
 
@@ -172,20 +172,20 @@ def split_of(data: SiteData, split: str, kept: KeptModel) -> Wanted:
     return Wanted(
         examples=examples,
         known=(True,) * len(examples),
-        unseen=_unseen(examples, kept),
+        unseen=_count_unseen(examples, kept),
         remarks=() if same else (CHANGED,),
     )
 
 
-def _unknown(image: Path | ChosenImage, name: str, question: str, record: ModelRecord) -> Example:
+def _unknown_example(image: Path | ChosenImage, name: str, question: str, record: ModelRecord) -> Example:
     if record.labelled:
         return label_example(image, (), image_id=name, text=question)
     return Example(image, question, record.answers[0], closed=False, image_id=name)
 
 
-def _of_row(row: Row, image: Path | ChosenImage, name: str, record: ModelRecord) -> Example:
+def _unknown_row(row: Row, image: Path | ChosenImage, name: str, record: ModelRecord) -> Example:
     text = row.text("question") if record.asks else optional(row, "text") if record.labelled else ""
-    return _unknown(image, name, text, record)
+    return _unknown_example(image, name, text, record)
 
 
 def _check_labels(example: Example, vocabulary: AnswerVocabulary) -> None:
@@ -193,13 +193,13 @@ def _check_labels(example: Example, vocabulary: AnswerVocabulary) -> None:
         vocabulary.index_of_label(label)
 
 
-def _unseen(examples: Iterable[Example], kept: KeptModel) -> int:
+def _count_unseen(examples: Iterable[Example], kept: KeptModel) -> int:
     vocabulary = AnswerVocabulary(kept.record.answers)
     return 0 if kept.record.labelled else vocabulary.unseen_classes(examples, min_images=kept.min_class_images)
 
 
-def of_label(example: Example, label: str, record: ModelRecord) -> Example:
-    """Return the example as if an answer, or one of the labels, were right, and nothing known of the other labels."""
+def with_label(example: Example, label: str, record: ModelRecord) -> Example:
+    """Return an example whose right answer, or only known label, is `label`."""
     if not record.labelled:
         return replace(example, answer=label)
     others = tuple(other for other in record.answers if other != label)

@@ -28,9 +28,19 @@ from fedpeft.core.files import follow_umask, replacing
 from fedpeft.core.seeds import derive
 from fedpeft.core.settings import build
 from fedpeft.data.schema import Example
-from fedpeft.inference.exported import ANSWERS, BESIDE, CARD, HEAD, OF_MACHINE, WEIGHTS, card, check_place, of_weights
+from fedpeft.inference.exported import (
+    ANSWERS,
+    BESIDE,
+    CARD,
+    HEAD,
+    OF_MACHINE,
+    WEIGHTS,
+    card,
+    check_place,
+    state_of_weights,
+)
 from fedpeft.inference.kept_model import KeptModel
-from fedpeft.inference.model import model_of
+from fedpeft.inference.predictor import model_of
 from fedpeft.job.federation import site_backbone
 from fedpeft.methods.adapters import CONNECTOR_FILE
 from fedpeft.methods.settings import MethodSettings
@@ -40,6 +50,14 @@ from fedpeft.site.site_state import RECORD, ModelRecord, SiteState, record_as_js
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+TOLERANCE = 1e-2  # of the largest logit; bfloat16 keeps two digits
+PROBES = ("why ?", "where is the nodule in this image ?", "is there a nodule ?")
+ONNX_FILE, LOGITS = "model.onnx", "logits"
+PADDING = "pixel_mask"
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+ONNX_TOLERANCE = 1e-3  # of a logit
+INSTALL = "pip install 'flare-fedpeft[onnx]'"
 
 
 def exported_sections(record: ModelRecord) -> dict[str, Any]:
@@ -57,24 +75,19 @@ def exported_sections(record: ModelRecord) -> dict[str, Any]:
     }
 
 
-TOLERANCE = 1e-2  # of the largest logit; bfloat16 keeps two digits
-
-PROBES = ("why ?", "where is the nodule in this image ?", "is there a nodule ?")
-
-
 def export(
     kept: KeptModel, out: Path, *, force: bool = False, merged: bool = False, onnx: bool = False
 ) -> dict[str, float]:
     """Write a site's model into a folder that appears when everything in it is written.
 
-    `merged` and `onnx` ask for full weights with what was trained in them, and for a model for ONNX. Return the largest
-    difference of a logit from those of the run, for each of these forms.
+    `merged` also writes full weights with what was trained in them, `onnx` a model for ONNX. Return for each of these
+    forms the largest difference of a logit from those of the run.
     """
     check_place(out, force=force)
     model, record = model_of(kept), replace(kept.record, sections=exported_sections(kept.record))
     config = model.trainable.peft_config() if model.products is None else None
     if config is None and not merged:
-        raise FedpeftError(_no_folder(kept, stacks=model.products is not None))
+        raise FedpeftError(_no_folder_reason(kept, stacks=model.products is not None))
     if (merged or onnx) and any(quantized_layers(model.backbone.model)):
         raise FedpeftError(
             f"the frozen layers of this model are in four bits (training.frozen_precision {NF4!r}), which neither full "
@@ -86,7 +99,7 @@ def export(
             f"leave --onnx out."
         )
     if merged:
-        _check_weights(model)
+        _check_mergeable(model)
     done: dict[str, float] = {}
     with replacing(out) as draft:
         draft.mkdir(mode=0o700)
@@ -148,8 +161,8 @@ def _write_inputs(folder: Path, model: SiteModel) -> None:
         save(folder)
 
 
-def _check_weights(model: SiteModel) -> None:
-    """Refuse full weights that nothing would read, before anything is written."""
+def _check_mergeable(model: SiteModel) -> None:
+    """Refuse full weights that nothing could read, before anything is written."""
     backbone = model.backbone
     if getattr(backbone, "own_layout", False):
         raise FedpeftError(
@@ -164,21 +177,21 @@ def _check_weights(model: SiteModel) -> None:
 
 
 def _write_merged(folder: Path, model: SiteModel) -> list[Tensor]:
-    """Write full weights, and return the logits before what was trained is merged."""
+    """Write full weights, and return the logits from before the merge."""
     before = _logits(model)
     try:
         model.trainable.merge()
     except FedpeftError as error:
         raise FedpeftError(f"{str(error).partition(':')[0]}: leave --merged out.") from error
-    with _without_bars():
+    with _hide_progress_bars():
         cast("PreTrainedModel", model.backbone.model).save_pretrained(folder)
     _write_inputs(folder, model)
     return before
 
 
 def _difference(folder: Path, record: ModelRecord, kept: KeptModel, before: Sequence[Tensor]) -> float:
-    """Read full weights as `fedpeft predict` does, and return the largest difference of a logit from those before."""
-    state = of_weights(folder, record, kept.state.round, kept.state.head)
+    """Read full weights as `fedpeft predict` does, and return the largest difference of a logit from `before`."""
+    state = state_of_weights(folder, record, kept.state.round, kept.state.head)
     assert state.record
     try:
         after = _logits(model_of(KeptModel(folder=folder, state=state, record=state.record, exported=True)))
@@ -195,8 +208,8 @@ def _difference(folder: Path, record: ModelRecord, kept: KeptModel, before: Sequ
 
 
 @contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """Keep transformers' progress bar of the files that it writes from the terminal."""
+def _hide_progress_bars() -> Iterator[None]:
+    """Hide transformers' progress bar of the files that it writes."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -212,7 +225,7 @@ def _write(file: Path, value: Any) -> None:
     file.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _no_folder(kept: KeptModel, *, stacks: bool) -> str:
+def _no_folder_reason(kept: KeptModel, *, stacks: bool) -> str:
     name = kept.record.sections["method"].get("name", "houlsby")
     if stacks:
         return (
@@ -223,13 +236,6 @@ def _no_folder(kept: KeptModel, *, stacks: bool) -> str:
         f"what method {name!r} trains is no adapter that PEFT loads: use what the site kept with fedpeft predict, or "
         f"try --merged."
     )
-
-
-FILE, LOGITS = "model.onnx", "logits"
-PADDING = "pixel_mask"
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
-ONNX_TOLERANCE = 1e-3  # of a logit
-EXTRA = "pip install 'flare-fedpeft[onnx]'"
 
 
 class _Logits(nn.Module):
@@ -245,12 +251,12 @@ class _Logits(nn.Module):
 
 
 def check_installed() -> None:
-    """Refuse before anything is computed where a package is missing."""
+    """Refuse --onnx if a package is missing, before anything is computed."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
             __import__(name)
         except ImportError as error:
-            raise FedpeftError(f"--onnx needs {name}, which is not installed: {EXTRA}.") from error
+            raise FedpeftError(f"--onnx needs {name}, which is not installed: {INSTALL}.") from error
 
 
 @torch.no_grad()
@@ -259,7 +265,7 @@ def write_onnx(folder: Path, model: SiteModel, probes: Sequence[dict[str, Tensor
 
     The probes are at least two examples, whose questions have different lengths.
     """
-    answering, names = model.answering.eval(), _needed(probes)
+    answering, names = model.answering.eval(), _input_names(probes)
     expected = [answering(inputs) for inputs in probes]
     if any(logits.dim() != 2 for logits in expected):
         raise FedpeftError(
@@ -269,7 +275,7 @@ def write_onnx(folder: Path, model: SiteModel, probes: Sequence[dict[str, Tensor
     shapes = tuple({1: torch.export.Dim.DYNAMIC} if differs else None for differs in differing)
     arguments = tuple(probes[-1][name] for name in names)
     try:
-        with _quiet():
+        with _hide_output():
             program: Any = torch.onnx.export(
                 _Logits(answering, names),
                 arguments,
@@ -279,12 +285,12 @@ def write_onnx(folder: Path, model: SiteModel, probes: Sequence[dict[str, Tensor
                 dynamo=True,
                 verbose=False,
             )
-            program.save(folder / FILE)
+            program.save(folder / ONNX_FILE)
     except Exception as error:  # of many kinds, from torch.export to onnxscript
         raise FedpeftError(f"torch's exporter refuses this model ({_reason(error):.200}): leave --onnx out.") from error
     difference = max(
         (logits.cpu() - torch.from_numpy(found)).abs().max().item()
-        for logits, found in zip(expected, _computed(folder / FILE, names, probes), strict=True)
+        for logits, found in zip(expected, _onnx_logits(folder / ONNX_FILE, names, probes), strict=True)
     )
     if not difference <= ONNX_TOLERANCE:
         raise FedpeftError(
@@ -294,13 +300,13 @@ def write_onnx(folder: Path, model: SiteModel, probes: Sequence[dict[str, Tensor
     return difference
 
 
-def _needed(probes: Sequence[dict[str, Tensor]]) -> list[str]:
-    """Return the names of the inputs: not that of a mask of padded pixels, which one image does not have."""
+def _input_names(probes: Sequence[dict[str, Tensor]]) -> list[str]:
+    """Return the names of the inputs, without a mask of padded pixels that no probe needs."""
     padded = any(not bool(inputs[PADDING].all()) for inputs in probes if PADDING in inputs)
     return [name for name in probes[0] if name != PADDING or padded]
 
 
-def _computed(file: Path, names: Sequence[str], probes: Sequence[dict[str, Tensor]]) -> list[Any]:
+def _onnx_logits(file: Path, names: Sequence[str], probes: Sequence[dict[str, Tensor]]) -> list[Any]:
     import onnxruntime
 
     given = [{name: inputs[name].cpu().numpy() for name in names} for inputs in probes]
@@ -314,15 +320,15 @@ def _computed(file: Path, names: Sequence[str], probes: Sequence[dict[str, Tenso
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of what is behind the exporter's error, whose own text is a list of next steps."""
-    behind = error.__cause__ or error
-    lines = [line for line in ANSI.sub("", str(behind)).splitlines() if line.strip()]
-    return (lines or [type(behind).__name__])[0].strip().rstrip(".")
+    """Return the first line of the cause of the exporter's error, whose own text is a list of next steps."""
+    cause = error.__cause__ or error
+    lines = [line for line in ANSI.sub("", str(cause)).splitlines() if line.strip()]
+    return (lines or [type(cause).__name__])[0].strip().rstrip(".")
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what the exporter prints and logs about its own steps from the terminal."""
+def _hide_output() -> Iterator[None]:
+    """Hide what the exporter prints and logs about its own steps."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     nowhere = io.StringIO()

@@ -1,17 +1,16 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The folder that `fedpeft export` writes, how it is read, and where such files may lie.
+"""The folder that `fedpeft export` writes: how it is read, and where it may be.
 
 adapter_config.json, adapter_model.safetensors    the trained adapter as PEFT reads it
-connector.safetensors                             of the backbone, where one trained beside the adapter
-beside/                                           the same of what was frozen beside it, where there was something
-model/                                            full weights, where they were merged
+connector.safetensors                             of the backbone, if one was trained beside the adapter
+beside/                                           the same of an adapter that was frozen beside it, if there was one
+model/                                            full weights, if they were merged
 head.safetensors, answers.json                    what tells the answers apart, and the answers in its order
 model.json                                        what the model is (`fedpeft.site.site_state`)
 README.md                                         what the model is, its figures, licenses, and the lines that load it
 tokenizer and preparation of images
 
-It may come from a stranger: it leads to no other folder or hub name than the backbone's default one, and sets nothing
-of the machine.
+It may come from a stranger: it may only name the default source of its backbone, and sets nothing of the machine.
 """
 
 from __future__ import annotations
@@ -42,16 +41,31 @@ from fedpeft.report.status import SIMULATED
 from fedpeft.report.wording import caution, percent
 from fedpeft.site.site_state import RECORD, ModelRecord, SiteState
 
+HEAD, ANSWERS, BESIDE, WEIGHTS, CARD = "head.safetensors", "answers.json", "beside", "model", "README.md"
+ADAPTER = "adapter_config.json"
+OF_MACHINE = ("features_mib", "compile", "workers", "images_mib")  # settings of `training` that an export leaves out
+MAX_VALUES = {
+    ("backbone", "image_size"): 4096,
+    ("backbone", "text_length"): 4096,
+    ("training", "evaluation_batch_size"): 4096,
+    ("training", "threads"): 256,
+}
+HEAD_ALONE = {"name": "classifier", "aggregation": "none"}  # the method of a folder with only merged weights
+_WITH_GLOBAL = {one.name for one in fields(TrainingSettings) if WITH_GLOBAL in one.metadata}  # need a global adapter
+OWNERSHIP = "It tells what the answers of the site's data are. Handing it over is the site's decision."
+SPLITS = ("train", "validation", "test")
+COLUMNS = {"overall": "test", "open": "open", "closed": "closed", VALIDATION: "validation", "loss": "training loss"}
+
 
 def check_own_place(path: Path, *, holds: str) -> None:
-    """Refuse a path in a folder of the server; `holds` says in the error what must stay at the site."""
+    """Refuse a path in a folder of the server; `holds` tells the user what must stay at the site."""
     path = path.resolve()
     for folder in (path, *path.parents):
-        if reason := _servers(folder):
-            raise FedpeftError(f"{path} lies in {folder}, {reason}, and {holds}: name a place of the site's own.")
+        if reason := _server_reason(folder):
+            raise FedpeftError(f"{path} is in {folder}, {reason}, and {holds}: name a place of the site's own.")
 
 
-def _servers(folder: Path) -> str:
+def _server_reason(folder: Path) -> str:
     """Return why a folder is the server's; empty: it is not."""
     if (folder / "startup" / KIT_FILES["server"]).exists():
         return "the server's workspace"
@@ -60,19 +74,6 @@ def _servers(folder: Path) -> str:
     if (folder / SIMULATED).is_dir():
         return "a simulator's workspace, which the next run deletes"
     return ""
-
-
-HEAD, ANSWERS, BESIDE, WEIGHTS, CARD = "head.safetensors", "answers.json", "beside", "model", "README.md"
-ADAPTER = "adapter_config.json"
-OF_MACHINE = ("features_mib", "compile", "workers", "images_mib")  # settings of `training` that an export leaves out
-MAX = {
-    ("backbone", "image_size"): 4096,
-    ("backbone", "text_length"): 4096,
-    ("training", "evaluation_batch_size"): 4096,
-    ("training", "threads"): 256,
-}
-HEAD_ALONE = {"name": "classifier", "aggregation": "none"}  # the method of a folder with merged weights alone
-_WITH_GLOBAL = {one.name for one in fields(TrainingSettings) if WITH_GLOBAL in one.metadata}  # there nothing is global
 
 
 def is_exported(folder: Path) -> bool:
@@ -101,7 +102,7 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
     if not (folder / ADAPTER).is_file():
         if backbone is not None:
             raise FedpeftError(f"--backbone is {backbone!r:.200}, and {folder} has weights of its own: leave it out.")
-        return of_weights(folder, record, round, head)
+        return state_of_weights(folder, record, round, head)
     from fedpeft.methods.adapters import CONNECTOR_FILE, read_config, read_state
 
     own |= {} if backbone is None else {"source": backbone}
@@ -111,7 +112,7 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
             f"{folder} names {settings.source!r:.200} as its backbone, chosen by its exporter: name with "
             f"--backbone a folder or hub name that you trust, this one or your own copy of it."
         )
-    record = _with(record, own)
+    record = _with_sections(record, own)
     adapter = read_state(folder, read_config(folder), family)
     if settings.trains_connector and not only_connector(adapter):
         raise FedpeftError(f"{folder} lacks {CONNECTOR_FILE}, which trained with its adapter: export the model again.")
@@ -120,10 +121,10 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
     return SiteState(round=round, adapter=adapter, beside=beside, head=head, optimizer={}, record=record)
 
 
-def of_weights(folder: Path, record: ModelRecord, round: int, head: State) -> SiteState:
-    """Return a site's model with the full weights of an exported folder, beside which the head alone is the site's."""
+def state_of_weights(folder: Path, record: ModelRecord, round: int, head: State) -> SiteState:
+    """Return a site's model with the full weights of an exported folder; only the head is the site's."""
     own = site_backbone(record.sections.get("backbone"), record.site)
-    record = _with(record, {**own, "source": str(folder / WEIGHTS)}, method=HEAD_ALONE)
+    record = _with_sections(record, {**own, "source": str(folder / WEIGHTS)}, method=HEAD_ALONE)
     training = record.sections.get("training")
     if isinstance(training, Mapping):
         kept = {name: value for name, value in training.items() if name not in _WITH_GLOBAL}
@@ -131,13 +132,13 @@ def of_weights(folder: Path, record: ModelRecord, round: int, head: State) -> Si
     return SiteState(round=round, adapter={}, head=head, optimizer={}, record=record)
 
 
-def _with(record: ModelRecord, backbone: Mapping[str, Any], **sections: Any) -> ModelRecord:
-    """Return a record with other sections, without the settings about the machine that trained."""
+def _with_sections(record: ModelRecord, backbone: Mapping[str, Any], **sections: Any) -> ModelRecord:
+    """Return a record with other sections, without settings of the machine that trained."""
     training = record.sections.get("training")
     if isinstance(training, Mapping):
         sections["training"] = {name: value for name, value in training.items() if name not in OF_MACHINE}
     sections = {**record.sections, "backbone": dict(backbone), **sections}
-    for (section, name), limit in MAX.items():
+    for (section, name), limit in MAX_VALUES.items():
         value = sections[section].get(name) if isinstance(sections.get(section), Mapping) else None
         if isinstance(value, int | float) and value > limit:
             raise FedpeftError(
@@ -163,11 +164,6 @@ def check_place(out: Path, *, force: bool) -> None:
         raise FedpeftError(f"{out} is an earlier export: name a new folder, or replace it with --force.")
 
 
-OWNERSHIP = "It tells what the answers of the site's data are. Handing it over is the site's decision."
-SPLITS = ("train", "validation", "test")
-COLUMNS = {"overall": "test", "open": "open", "closed": "closed", VALIDATION: "validation", "loss": "training loss"}
-
-
 def card(
     record: ModelRecord,
     round: int,
@@ -179,9 +175,9 @@ def card(
 ) -> str:
     """Return the card as Markdown.
 
-    `differences` of logits from the model of the run are those of the forms `merged` and `onnx` that the folder has.
-    `adapter` says whether PEFT can load an adapter from it, `beside` whether a second, frozen one belongs to that,
-    `connector` whether a connector of the backbone does.
+    `differences` of logits from the model of the run are by form, `merged` and `onnx`, as far as the folder has it.
+    `adapter` says whether PEFT can load an adapter from it, `beside` whether that has a second, frozen one,
+    `connector` whether it has a connector of the backbone.
     """
     method, backbone = record.sections["method"], record.sections["backbone"]
     base = backbone.get("source") or f"the default weights of `{backbone['name']}`"

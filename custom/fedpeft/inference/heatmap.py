@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A picture of what in an image spoke for an answer: integrated gradients of its log-probability, by captum.
+"""A picture of what in an image speaks for an answer: integrated gradients of its log-probability, by captum.
 
 The path leads from a black image to the image; the question stays as it is. What all pixels add up to is the difference
 of the answer's log-probability between the two, which the picture's caption gives with the error of the sum.
@@ -23,8 +23,8 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import replacing
 from fedpeft.data.images import open_image
 from fedpeft.data.schema import Example
-from fedpeft.inference.examples import of_label
-from fedpeft.inference.model import Prediction, Predictor
+from fedpeft.inference.examples import with_label
+from fedpeft.inference.predictor import Prediction, Predictor
 
 PIXELS = "pixel_values"
 STEPS, AT_ONCE = 64, 8
@@ -34,19 +34,19 @@ BRIGHTEST = 0.995  # quantile of the absolute values that has the full color
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What spoke for an answer."""
+    """The contribution of each pixel of an image to an answer."""
 
     pixels: np.ndarray  # the image as the model reads it, (H, W, 3) from 0 to 1
     values: np.ndarray  # what each pixel added to the answer's log-probability, (H, W)
     gained: float  # log-probability of the answer with the image, minus that with a black one
-    error: float  # how much the values' sum differs from that
+    error: float  # by how much the sum of the values differs from that
 
 
 def evidence(predictor: Predictor, example: Example, answer: str) -> Evidence:
-    """Return what in an image spoke for an answer, or for a label."""
+    """Return the evidence in an image for an answer, or for a label."""
     attribute = _captum()
     model = predictor.model
-    wanted = of_label(example, answer, predictor.record)
+    wanted = with_label(example, answer, predictor.record)
     image = open_image(example.image)
     plain = (Image.new("RGB", image.size, color) for color in ("black", "white"))
     batch, black, white = (model.answering.collate([one], [wanted]).to(model.device) for one in (image, *plain))
@@ -113,14 +113,14 @@ def draw(file: Path, found: Evidence, prediction: Prediction, answer: str, *, ca
 
 
 def check_file(file: Path) -> None:
-    """Refuse a picture of another kind, and any where captum is missing, before anything is computed."""
+    """Refuse another kind of file, and any picture if captum is missing, before anything is computed."""
     if file.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise FedpeftError(f"--heatmap is {str(file)!r}, it must end in .png, .svg or .pdf.")
     _captum()
 
 
 def _captum() -> Callable[..., Callable[..., tuple[Tensor, Tensor]]]:
-    """Return a function from a score to that from an image and a black one to attributions and the sum's error."""
+    """Return the function that turns a score into one from an image and a black one to attributions and their error."""
     try:
         from captum.attr import IntegratedGradients
     except ImportError as error:
@@ -137,7 +137,7 @@ def _captum() -> Callable[..., Callable[..., tuple[Tensor, Tensor]]]:
 
 
 def _log_probability(answering: Answering, batch: Batch) -> Callable[[Tensor], Tensor]:
-    """Return the function from N images (N, 3, H, W) to the log-probability (N,) of a batch's one answer."""
+    """Return the function from N images (N, 3, H, W) to the log-probability (N,) of the answer of a batch of one."""
 
     def score(pixels: Tensor) -> Tensor:
         count = len(pixels)

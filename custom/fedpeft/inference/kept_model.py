@@ -28,6 +28,8 @@ from fedpeft.report.status import FAILED, SIMULATED, read_progress
 from fedpeft.site import site_state
 from fedpeft.site.site_state import ModelRecord, SiteState, best_round
 
+COMPARED = ("overall", "loss")  # figures of a site's round that both its state and the run's history have
+
 
 @dataclass(frozen=True, kw_only=True)
 class KeptModel:
@@ -48,19 +50,19 @@ class KeptModel:
 def find(named: Path, *, site: str | None, round: str = LAST, backbone: str | None = None) -> KeptModel:
     """Return a site's model of the round `last`, `best` by the validation split, or a number.
 
-    A simulator's workspace, where all sites are, needs the site's name. `backbone` is the folder or hub name that takes
-    the place of the default one of an exported folder.
+    A simulator's workspace, where all sites are, needs the site's name. `backbone` is a folder or hub name instead of
+    the default one of an exported folder.
     """
     if not named.is_dir():
         raise FedpeftError(f"{named} is not a folder: name a run's workspace, a site's workspace, or an exported one.")
     if exported.is_exported(named):
-        return _exported(named, site, round, backbone)
+        return _find_exported(named, site, round, backbone)
     if backbone is not None:
         raise FedpeftError(f"--backbone is {backbone!r:.200}, and {named} is no exported folder: leave it out.")
     lineage = _lineage(named.resolve(), site)
     last = _last_round(named.resolve(), site, lineage)
     folder = _round_folder(lineage, round, last)
-    state = _loaded(folder)
+    state = _load(folder)
     if last:
         _check_run(last.history, folder, state)
     if state.record is None or not state.record.sections:
@@ -69,15 +71,15 @@ def find(named: Path, *, site: str | None, round: str = LAST, backbone: str | No
             f"job."
         )
     _check_site(folder, state.record, site)
-    return KeptModel(folder=folder, state=state, record=state.record, policy=_policy(named, lineage))
+    return KeptModel(folder=folder, state=state, record=state.record, policy=_find_policy(named, lineage))
 
 
-def _exported(folder: Path, site: str | None, round: str, backbone: str | None) -> KeptModel:
+def _find_exported(folder: Path, site: str | None, round: str, backbone: str | None) -> KeptModel:
     state = exported.read(folder, backbone=backbone)
     assert state.record
     _check_site(folder, state.record, site)
     if round not in (LAST, str(state.round)):
-        raise FedpeftError(f"--round is {round!r:.80}, and {folder} holds round {state.round} alone: leave it out.")
+        raise FedpeftError(f"--round is {round!r:.80}, and {folder} only holds round {state.round}: leave it out.")
     return KeptModel(folder=folder, state=state, record=state.record, exported=True)
 
 
@@ -91,21 +93,21 @@ def _lineage(named: Path, site: str | None) -> Path:
     if _holds_rounds(named):
         return named
     if (named / SIMULATED).is_dir():
-        return _of_simulator(named, site)
+        return _simulated_lineage(named, site)
     if (named / "startup").is_dir() or (named / "fedpeft").is_dir():
-        return _only_one(named, [named / "fedpeft", *_chosen(site or named.name)])
+        return _only_lineage(named, [named / "fedpeft", *_chosen_places(site or named.name)])
     raise FedpeftError(
         f"{named} holds no model of a site: name a workspace of `fedpeft simulate`, a site's workspace, or an exported "
         f"folder."
     )
 
 
-def _of_simulator(workspace: Path, site: str | None) -> Path:
+def _simulated_lineage(workspace: Path, site: str | None) -> Path:
     file = workspace / SIMULATED / MANIFEST
     if not file.is_file():
         if read_progress(workspace / SIMULATED).state == FAILED:
             raise FedpeftError(
-                f"the run in {workspace} was cut off and left no manifest: go on where it stopped with fedpeft "
+                f"the run in {workspace} was cut off and left no manifest: resume where it stopped with fedpeft "
                 f"simulate and --set resume_from=latest."
             )
         raise FedpeftError(f"{workspace} holds a run that has not ended: wait for its end (fedpeft status --follow).")
@@ -115,21 +117,21 @@ def _of_simulator(workspace: Path, site: str | None) -> Path:
         why = "is missing" if site is None else f"is {site!r:.80}"
         raise FedpeftError(f"--site {why}: name one of {', '.join(sites) or 'the sites; this run has none'}.")
     beside = [folder / site for folder in kept_folders(workspace)]
-    places = [*_chosen(site), *beside, workspace / site / "fedpeft"]
+    places = [*_chosen_places(site), *beside, workspace / site / "fedpeft"]
     for place in places:
         if lineage and _holds_rounds(place / lineage):
             return place / lineage
     raise FedpeftError(
-        f"what {site} kept of the run in {workspace} is not in {beside[0] / lineage}: it was removed, or lies where "
+        f"what {site} kept of the run in {workspace} is not in {beside[0] / lineage}: it was removed, or is where "
         f"{STATE_VARIABLE} pointed; set that variable as it was."
     )
 
 
-def _chosen(site: str) -> list[Path]:
+def _chosen_places(site: str) -> list[Path]:
     return [Path(chosen).expanduser() / site] if (chosen := os.environ.get(STATE_VARIABLE)) else []
 
 
-def _only_one(named: Path, places: list[Path]) -> Path:
+def _only_lineage(named: Path, places: list[Path]) -> Path:
     lineages = sorted(path for place in places if place.is_dir() for path in place.iterdir() if _holds_rounds(path))
     if not lineages:
         raise FedpeftError(f"{named} holds no model: no job has finished a round at this site.")
@@ -143,19 +145,16 @@ def _holds_rounds(folder: Path) -> bool:
     return any(_rounds(folder))  # a server's checkpoints have none
 
 
-TOLD = ("overall", "loss")  # of a site's round, what its run's history tells as its state does
-
-
 class _Run(NamedTuple):
-    """A simulated run, and of a site the last round that it took part in and the last one that is kept."""
+    """A simulated run of a site."""
 
     history: History
-    took: int
-    kept: int
+    took: int  # the last round in which the site took part
+    kept: int  # the last round that the site kept
 
 
 def _last_round(named: Path, site: str | None, lineage: Path) -> _Run | None:
-    """Return the last round that a site kept of a simulated run, beside which others may have used the lineage."""
+    """Return the last rounds of a site in a simulated run; other runs may have used the lineage since."""
     run = named / SIMULATED
     if site is None or not (run / HISTORY).is_file() or not read_manifest(run / MANIFEST).get("rounds"):
         return None
@@ -168,12 +167,12 @@ def _last_round(named: Path, site: str | None, lineage: Path) -> _Run | None:
 
 
 def _check_run(history: History, folder: Path, state: SiteState) -> None:
-    """Refuse what another job, which went on from an earlier round, kept in the place of a run's round."""
+    """Refuse a round that another job, resumed from an earlier round, kept instead of this run's."""
     if state.record is None:
         return
     own = {int(one["round"]): one for one in state.record.rounds}
-    told = {one.round: site for one in history.rounds if (site := one.sites.get(state.record.site))}
-    both = [(own[number].get(name), getattr(told[number], name)) for number in own.keys() & told for name in TOLD]
+    seen = {one.round: site for one in history.rounds if (site := one.sites.get(state.record.site))}
+    both = [(own[number].get(name), getattr(seen[number], name)) for number in own.keys() & seen for name in COMPARED]
     pairs = [pair for pair in both if None not in pair]
     if any(not math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-3) for pair in pairs):
         raise FedpeftError(
@@ -195,7 +194,7 @@ def _round_folder(lineage: Path, round: str, last: _Run | None) -> Path:
         return kept[max(kept)]
     number: int | None = int(round) if round.isdecimal() and len(round) <= MAX_DIGITS else 0
     if round == BEST:
-        state = _loaded(kept[max(kept)])
+        state = _load(kept[max(kept)])
         if last:
             _check_run(last.history, kept[max(kept)], state)
         number = best_round(state.record.rounds if state.record else ())
@@ -220,14 +219,14 @@ def _rounds(lineage: Path) -> Iterator[tuple[int, Path]]:
             yield number_of(folder), folder
 
 
-def _loaded(folder: Path) -> SiteState:
+def _load(folder: Path) -> SiteState:
     try:
         return site_state.load(folder)
     except LocalError as error:
         raise FedpeftError(f"{folder} cannot be read ({error.__cause__}): name another round with --round.") from error
 
 
-def _policy(named: Path, lineage: Path) -> SitePolicy | None:
-    """Return the site policy, in the workspace that was named or in which its state lies; None: a simulated run."""
+def _find_policy(named: Path, lineage: Path) -> SitePolicy | None:
+    """Return the site policy, in the named workspace or that of its state; None: a simulated run."""
     files = (folder / "local" / FILE for folder in (named, lineage.parent.parent))
     return next((read_policy(file) for file in files if file.is_file()), None)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Measure adapters, their plain mean and their merged form on labelled data, each with the heads of their exports.
+"""Measure adapters, their plain mean and their merged form on labelled data, with the heads of their exports.
 
-The loss along the line between two adapters shows why alignment helps: as they come it rises in between.
+The loss along the line between two adapters shows why alignment helps: without it the loss rises in between.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.folder_sites import sites_in
 from fedpeft.data.manifest import FILES
 from fedpeft.data.schema import Example
-from fedpeft.inference.examples import of_table
+from fedpeft.inference.examples import read_table
 from fedpeft.inference.exported import is_exported
 from fedpeft.inference.kept_model import KeptModel, find
 from fedpeft.inference.merging import Adapter, Merged, merged_of, peft_tensors
-from fedpeft.inference.model import Predictor
+from fedpeft.inference.predictor import Predictor
 from fedpeft.methods import METHODS
 from fedpeft.methods.adapters import own_key, tuning_of
 from fedpeft.report.page_parts import Picture, figure, laid_out, page_of, section
@@ -47,19 +47,19 @@ from fedpeft.site.site_state import RECORD
 
 POINTS = tuple(k / 8 for k in range(9))
 MAX_QUESTIONS = 96  # of the line
-WAYS = ("own adapter", "plain mean", "merged")
+FORMS = ("own adapter", "plain mean", "merged")
 AS_THEY_COME, ALIGNED = "as they come", "merged on the way"
 PAGE = "check.html"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What was measured."""
+    """The results of `measure_all`."""
 
     table: Table  # a row for each export: its own adapter, the plain mean, the merged one
     # way -> losses at `POINTS` between the first two exports, with the first one's head
     lines: Mapping[str, Sequence[float]]
-    between: tuple[str, str]  # the names of these two
+    between: tuple[str, str]  # the names of the first two exports
     note: str  # what the figures do not say
     remarks: tuple[str, ...] = ()  # folders that were not measured, a sentence each
 
@@ -68,7 +68,7 @@ class Checked:
         return {way: barrier(losses) for way, losses in self.lines.items()}
 
 
-def check(
+def measure_all(
     adapters: Sequence[Adapter],
     merged: Merged,
     data: Path,
@@ -87,14 +87,14 @@ def check(
     without = [one for one in adapters if not is_exported(Path(one.name))]
     if not exports:
         raise FedpeftError("--check needs a head, and no folder is of fedpeft export: name at least one that is.")
-    plain = _plain(adapters, weights)
+    plain = _plain_mean(adapters, weights)
     kepts = [find(Path(one.name), site=None, backbone=backbone) for one in exports]
     rows: list[tuple[str, ...]] = []
     values: list[list[float | None]] = []
-    for kept, one, name in zip(kepts, exports, _apart([one.name for one in exports]), strict=True):
+    for kept, one, name in zip(kepts, exports, _short_names([one.name for one in exports]), strict=True):
         examples, measured = examples_of(data, kept), []
-        for way, form in zip(WAYS, (_alone(one), plain, merged), strict=True):
-            measured.append(None if form is None else _measured(_with(kept, form), examples))
+        for way, form in zip(FORMS, (_unmerged(one), plain, merged), strict=True):
+            measured.append(None if form is None else _measured(_with_adapter(kept, form), examples))
             if form is not None:
                 say(f"measured {percent(measured[-1])} %: {way}, head of {name}, {len(examples):,} examples")
         values.append(measured)
@@ -110,7 +110,7 @@ def check(
     return Checked(
         table=Table(
             title=f"{TITLES[record.metric]} (%) with each folder's own head",
-            columns=("head of", *WAYS),
+            columns=("head of", *FORMS),
             rows=tuple(rows),
             averages=int(len(rows) > 1),
         ),
@@ -121,8 +121,8 @@ def check(
     )
 
 
-def _apart(folders: Sequence[str]) -> list[str]:
-    """Return the end of each path, of as many parts as tell the folders apart."""
+def _short_names(folders: Sequence[str]) -> list[str]:
+    """Return the shortest end of each path that tells the folders apart."""
     paths = [Path(folder).parts for folder in folders]
     for count in range(1, max(map(len, paths)) + 1):
         ends = ["/".join(parts[-count:]) for parts in paths]
@@ -132,9 +132,9 @@ def _apart(folders: Sequence[str]) -> list[str]:
 
 
 def examples_of(data: Path, kept: KeptModel) -> tuple[Example, ...]:
-    """Return the labelled examples of a folder or table, whose answers a model must know some of."""
+    """Return the labelled examples of a folder or table; the model must know some of their answers."""
     if data.is_file() or any((data / name).is_file() for name in FILES):
-        wanted = of_table(data, kept)
+        wanted = read_table(data, kept)
         examples = tuple(one for one, known in zip(wanted.examples, wanted.known, strict=True) if known)
     else:
         splits = (split for site in sites_in(data, window=kept.record.window).data for split in site.splits().values())
@@ -142,7 +142,9 @@ def examples_of(data: Path, kept: KeptModel) -> tuple[Example, ...]:
     record, vocabulary = kept.record, AnswerVocabulary(kept.record.answers)
     if record.labelled:
         known = set(record.answers)
-        fits = [_of_labels(one, known) for one in examples if one.labels is not None and known.issuperset(one.labels)]
+        fits = [
+            _known_labels(one, known) for one in examples if one.labels is not None and known.issuperset(one.labels)
+        ]
     else:
         fits = [one for one in examples if one.labels is None and bool(one.question) is record.asks]
         fits = fits if any(vocabulary.accepted(one) for one in fits) else []
@@ -151,8 +153,8 @@ def examples_of(data: Path, kept: KeptModel) -> tuple[Example, ...]:
     return tuple(fits)
 
 
-def _of_labels(example: Example, known: Collection[str]) -> Example:
-    """Return an image of which other labels than these are unknown without them: there is no output for them."""
+def _known_labels(example: Example, known: Collection[str]) -> Example:
+    """Return an image without unknown labels that the model has no output for."""
     return replace(example, unknown_labels=tuple(label for label in example.unknown_labels if label in known))
 
 
@@ -163,7 +165,7 @@ def barrier(losses: Sequence[float]) -> float:
 
 
 def report_lines(checked: Checked) -> Iterator[Any]:
-    """Yield what the terminal shows: the table, and lines below it."""
+    """Yield the table and the lines below it for the terminal."""
     shown = rich.table.Table(title=checked.table.title, title_justify="left", box=box.SIMPLE_HEAD)
     for number, head in enumerate(checked.table.columns):
         shown.add_column(head, justify="right" if number else "left")
@@ -200,19 +202,19 @@ def _figure(checked: Checked) -> Figure:
     return figure
 
 
-def _plain(adapters: Sequence[Adapter], weights: Sequence[float] | None) -> Merged | None:
+def _plain_mean(adapters: Sequence[Adapter], weights: Sequence[float] | None) -> Merged | None:
     shapes = [{key: tensor.shape for key, tensor in one.state.items()} for one in adapters]
     return merged_of(adapters, weights, plain=True) if all(one == shapes[0] for one in shapes) else None
 
 
-def _alone(adapter: Adapter) -> Merged:
+def _unmerged(adapter: Adapter) -> Merged:
     settings = adapter.tuning.merged_settings(adapter.config, adapter.state)
     return Merged(config=adapter.config, state=adapter.state, paths=adapter.paths, settings=settings)
 
 
-def _with(kept: KeptModel, form: Merged) -> KeptModel:
+def _with_adapter(kept: KeptModel, form: Merged) -> KeptModel:
     """Return a site's model with another adapter, of any width."""
-    tuning, state = tuning_of(form.config), _wire(kept, form)
+    tuning, state = tuning_of(form.config), _site_state(kept, form)
     method = kept.record.sections["method"]
     settings = {**method["settings"].get(method["name"], {}), **tuning.merged_settings(form.config, state)}
     sections: dict[str, Any] = {
@@ -223,15 +225,11 @@ def _with(kept: KeptModel, form: Merged) -> KeptModel:
     return replace(kept, state=changed, record=replace(kept.record, sections=sections))
 
 
-def _wire(kept: KeptModel, form: Merged) -> State:
-    """Return the tensors of an adapter under the keys that a site's model has for them."""
+def _site_state(kept: KeptModel, form: Merged) -> State:
+    """Return the tensors of an adapter under the keys of a site's model."""
     tuning = tuning_of(form.config)
-    templates = tuning.templates(form.config, _family(kept))
+    templates = tuning.templates(form.config, read_json(kept.folder / RECORD)["family"])
     return {own_key(key, templates, tuning): tensor for key, tensor in peft_tensors(form).items()}
-
-
-def _family(kept: KeptModel) -> str:
-    return read_json(kept.folder / RECORD)["family"]
 
 
 def _measured(kept: KeptModel, examples: Sequence[Example]) -> float | None:
@@ -268,9 +266,9 @@ def _lines(one: Adapter, other: Adapter, kept: KeptModel, examples: Sequence[Exa
         way: [Merged(config=one.config, state=state, paths=one.paths, settings=largest) for state in states]
         for way, states in ways.items()
     }
-    predictor = Predictor(_with(kept, forms[ALIGNED][0]))
+    predictor = Predictor(_with_adapter(kept, forms[ALIGNED][0]))
     batches = [batch.to(predictor.model.device) for batch in predictor.batches(examples[:MAX_QUESTIONS])]
-    return {way: [_loss(predictor, _wire(kept, form), batches) for form in of] for way, of in forms.items()}
+    return {way: [_loss(predictor, _site_state(kept, form), batches) for form in of] for way, of in forms.items()}
 
 
 def _between(one: State, other: State, share: float) -> State:

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Merge adapters that were trained apart into one: PEFT folders in, a PEFT folder out; no model, no FLARE.
 
-Bottleneck adapters are put into one order around their fixed point and averaged (`alignment.integrate`). LoRA has
-nothing between its factors, so that not only orders but all invertible matrices leave it as it is: the products are
-averaged (`alignment.low_rank.merge_products`).
+Neurons of bottleneck adapters are brought into one order around their fixed point and averaged
+(`alignment.integrate`). LoRA has nothing between its factors, so that any invertible matrix there leaves it as it is:
+the products are averaged (`alignment.low_rank.merge_products`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedpeft.core.files import check_folder, follow_umask, replacing
 from fedpeft.core.keys import SHARED, group_by_place, parse_key, place_of
 from fedpeft.core.states import State
 from fedpeft.inference.exported import BESIDE
-from fedpeft.inference.same_function import alike, difference, last_part, of_export
+from fedpeft.inference.same_function import alike, difference, frozen_model_of, last_part
 from fedpeft.methods import METHODS
 from fedpeft.methods.adapters import (
     CONFIG_FILE,
@@ -59,7 +59,7 @@ class Adapter:
     config: PeftConfig
     state: State  # its tensors by key (`fedpeft.core.keys`); the last matrix of LoRA is multiplied by its scale
     paths: Mapping[str, str]  # place -> path of the module in the model
-    base: str = ""  # what the folder says of the model that the adapter is for; empty: nothing
+    base: str = ""  # the model that the adapter is for, by its folder; empty: unknown
 
     @property
     def tuning(self) -> SlotTuning:
@@ -170,7 +170,7 @@ def read(folder: Path) -> Adapter:
         config=config,
         state=_scaled(state, paths, config, tuning),
         paths=paths,
-        base=of_export(folder) if (folder / RECORD).is_file() else last_part(config.base_model_name_or_path),
+        base=frozen_model_of(folder) if (folder / RECORD).is_file() else last_part(config.base_model_name_or_path),
     )
 
 
@@ -255,7 +255,7 @@ def _tensors(file: Path) -> State:
 
 
 def _own_keys(folder: Path, tensors: State, tuning: SlotTuning) -> tuple[State, dict[str, str]]:
-    """Return tensors by key and place -> module path; a slot is called as its path, so that any model will do."""
+    """Return tensors by key, and place -> module path; slots are named by paths, so that any model will do."""
     state: State = {}
     paths: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -266,8 +266,8 @@ def _own_keys(folder: Path, tensors: State, tuning: SlotTuning) -> tuple[State, 
         split = tuning.split_peft_name(name.removeprefix(MODEL)) if name.startswith(MODEL) else None
         if split is None:
             raise FedpeftError(
-                f"{folder} holds {name!r:.200}, which is no tensor of method {tuning.name}: merge takes adapters "
-                f"alone, without modules_to_save or biases."
+                f"{folder} holds {name!r:.200}, which is no tensor of method {tuning.name}: merge only takes "
+                f"adapters, without modules_to_save or biases."
             )
         place = _place(split[0])
         if paths.setdefault(place, split[0]) != split[0]:
@@ -287,7 +287,7 @@ def _place(path: str) -> str:
 
 
 def _scaled(state: State, paths: Mapping[str, str], config: PeftConfig, tuning: SlotTuning) -> State:
-    """Return a state in which products count as they stand; see `SlotTuning.scale`."""
+    """Return a state whose products include their scale; see `SlotTuning.scale`."""
     scaled = dict(state)
     for place, names in group_by_place(state).items():
         if {"A", "B"} <= names.keys() and place in paths:
@@ -338,7 +338,7 @@ def _check_widths(first: Adapter, other: Adapter) -> None:
 
 
 def _check_one_width_a_layer(state: State, first: Adapter) -> None:
-    """Refuse widths that no configuration can name, which has one for each layer."""
+    """Refuse several widths in one layer, since a configuration has one for each layer."""
     widths: dict[int, int] = {}
     for key, tensor in state.items():
         if (parts := parse_key(key)) is None or parts.tensor != "down.weight":

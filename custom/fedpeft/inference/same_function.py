@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whether tensors compute the same in two places: the configurations of their adapters, and the frozen models.
+"""Compare what tensors compute in two places, by the configurations of their adapters and the frozen models.
 
-`fedpeft merge` asks it of two adapters, `fedpeft predict --adapter` of an adapter and the model that it goes into.
+`fedpeft merge` compares two adapters, `fedpeft predict --adapter` an adapter and the model that it goes into.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
 SCALE = "lora_alpha / r"
+ELSEWHERE = ".../"
 
 
 def difference(
     one: PeftConfig, other: PeftConfig, *, family: str | None = None, scaled: bool = False
 ) -> tuple[str, Any, Any] | None:
-    """Return the first setting by which two configurations compute another function, and its values; None: none.
+    """Return the first setting that makes the functions of two configurations differ, and its values; None: none does.
 
-    What is of training alone may differ: dropout, and first values that leave the frozen weights as they are. So may
-    sizes, which the tensors show; `scaled` says that products count as they stand. The family of their model says what
-    they leave to it.
+    What only concerns training may differ: dropout, and first values that leave the frozen weights as they are. So may
+    sizes, which the tensors show; `scaled`: products include their scale. `family` of their model gives its defaults.
     """
     tuning, one, other = tuning_of(other), copy.deepcopy(one), copy.deepcopy(other)
     for config in (one, other) if family else ():
@@ -56,14 +56,14 @@ def difference(
 
 
 def _scales(config: PeftConfig) -> Iterator[float]:
-    """Yield the factors by which products count: in most modules, and in those that a pattern names."""
+    """Yield the scales of products: that of most modules, then those of modules that a pattern names."""
     tuning, ranks = tuning_of(config), getattr(config, "rank_pattern", None) or {}
     for path in ("", *ranks, *(getattr(config, "alpha_pattern", None) or {})):
         yield tuning.scale(config, path, max(ranks.get(path, getattr(config, "r", 1)), 1))
 
 
-def of_export(folder: Path) -> str:
-    """Return what an exported folder says of its frozen model; see `frozen_model`."""
+def frozen_model_of(folder: Path) -> str:
+    """Return the frozen model of an exported folder in words; see `frozen_model`."""
     try:
         about = read_json(folder / RECORD)
         return frozen_model(about["family"], about["record"]["sections"]["backbone"])
@@ -72,9 +72,9 @@ def of_export(folder: Path) -> str:
 
 
 def frozen_model(family: str, backbone: Mapping[str, Any]) -> str:
-    """Return in words what the frozen model of a section `backbone` is; see `alike`.
+    """Return the frozen model of a section `backbone` in words; see `alike`.
 
-    Settings of their default are left out, and those that change no weight: sizes of images and texts.
+    Default settings are left out, and those that change no weight: sizes of images and texts.
     """
     name = backbone.get("name", BackboneSettings.name)
     registered = BACKBONES.get(name) if name in BACKBONES.names() else None
@@ -88,11 +88,8 @@ def frozen_model(family: str, backbone: Mapping[str, Any]) -> str:
     return " ".join(str(word) for word in words if word)
 
 
-ELSEWHERE = ".../"
-
-
 def last_part(source: Any) -> str:
-    """Return of a path the last part, which another machine may have elsewhere, and a hub name without its commit."""
+    """Return the last part of a path, since other machines have other folders, or a hub name without its commit."""
     if not isinstance(source, str) or not source:
         return ""
     return f"{ELSEWHERE}{Path(source).name}" if Path(source).is_absolute() else source.partition("@")[0]

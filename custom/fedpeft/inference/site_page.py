@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """One self-contained HTML page of a site's own data and of what its model answers; it stays at the site.
 
-Pictures show how often each answer occurs in training and test, and the map of features. Tables of the test split say
-how each answer, class or label is recognized, and which are taken for which.
+Pictures show how often each answer occurs in training and test, and the map of features. Tables of the test split show
+how well each answer, class or label is recognized, and which are confused.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fedpeft.core.seeds import derive
 from fedpeft.core.text import capitalized
 from fedpeft.data.images import as_array
 from fedpeft.data.schema import Example
-from fedpeft.inference.model import Prediction
-from fedpeft.inference.site_subject import MIN, Subject, differ, has_projection, projected
+from fedpeft.inference.predictor import Prediction
+from fedpeft.inference.site_subject import MIN_EXAMPLES, Subject, differ, has_projection, projected
 from fedpeft.report.data_summary import counted_as
 from fedpeft.report.loss_plot import BY_PROBE, BY_STEP, COURSE, TITLE, losses_by_site, panels_figure
 from fedpeft.report.page_parts import Picture, embedded, figure, headline, laid_out, page_of, section
@@ -36,13 +36,25 @@ from fedpeft.report.wording import DASH, caution, percent
 from fedpeft.site import site_state
 
 MAX_BARS = 20
-MARKS = ("o", "s", "^", "D", "v", "P")  # of the colors, for readers who do not tell these apart
+MARKS = ("o", "s", "^", "D", "v", "P")  # one for each color, for readers who do not tell colors apart
 NO_LABEL, SEVERAL, OTHER = "no label", "several labels", "other"
 MAX_LABEL_LENGTH = 24  # letters of an answer
 SIZE = 7.5  # points
 # inches
 WIDTH, ROW, TOP, BOTTOM, EDGE = 8.0, 0.25, 0.32, 0.42, 0.14
 MAP, LEGEND_ROW, COLUMNS = 4.2, 0.19, 3  # COLUMNS of the legend
+MAX_ROWS = 30
+MAX_CONFUSED = 10
+MAX_LENGTH = 28  # letters of an answer
+OTHERS = "others"
+MAX_SIDE = 256  # pixels of an example's longest side
+STYLE = """\
+.examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: 1.25rem 1rem; }
+.examples img { aspect-ratio: 1; object-fit: contain; background: #000000; }
+.examples figcaption { color: var(--ink); }
+.examples span { display: block; }
+h3 { margin: 1.5rem 0 .5rem; font-size: .9375rem; }
+"""
 
 
 def distribution(train: Sequence[Example], test: Sequence[Example]) -> Figure:
@@ -112,16 +124,10 @@ def _group(example: Example) -> str:
     return SEVERAL if len(example.labels) > 1 else next(iter(example.labels), NO_LABEL)
 
 
-MAX_ROWS = 30
-MAX_CONFUSED = 10
-MAX_LENGTH = 28  # letters of an answer
-OTHERS = "others"
-
-
 def answered_as(prediction: Prediction) -> tuple[str, ...]:
     """Return the labels that were predicted, without those that are unknown, or the first answer.
 
-    An accepted alternative counts as the answer that stands first.
+    An accepted alternative counts as the first answer.
     """
     example = prediction.example
     if prediction.applies is not None:
@@ -133,12 +139,12 @@ def answered_as(prediction: Prediction) -> tuple[str, ...]:
 def recognized(
     head: str, train: Sequence[Example], predictions: Sequence[Prediction], thresholds: Mapping[str, float]
 ) -> Table:
-    """Return a row for each answer or label: how often it occurs, is predicted, and both at once."""
+    """Return a row for each answer or label: how often it occurs, how often it is predicted, and how well."""
     labelled = any(prediction.applies is not None for prediction in predictions)
-    in_training = Counter(name for example in train for name in _own(example))
+    in_training = Counter(name for example in train for name in _own_labels(example))
     right, predicted, both = Counter[str](), Counter[str](), Counter[str]()
     for prediction in predictions:
-        own, answers = _own(prediction.example), answered_as(prediction)
+        own, answers = _own_labels(prediction.example), answered_as(prediction)
         right.update(own)
         predicted.update(answers)
         both.update(name for name in answers if name in own)
@@ -171,7 +177,7 @@ def recognized(
 
 
 def confusion(head: str, predictions: Sequence[Prediction]) -> Table:
-    """Return how many examples of each frequent answer or class get which; columns have the numbers of the rows."""
+    """Count which answers the examples of each frequent answer or class get; columns are numbered as the rows."""
     pairs = Counter((p.example.answer, answered_as(p)[0]) for p in predictions)
     right = Counter(p.example.answer for p in predictions)
     names = [name for name, _ in sorted(right.items(), key=lambda item: (-item[1], item[0]))][:MAX_CONFUSED]
@@ -194,7 +200,7 @@ def confusion(head: str, predictions: Sequence[Prediction]) -> Table:
     )
 
 
-def _own(example: Example) -> Sequence[str]:
+def _own_labels(example: Example) -> Sequence[str]:
     return counted_as(example) if example.labels is None else example.labels
 
 
@@ -208,18 +214,8 @@ def _shade(share: float) -> int:
     return SHADES - 1 - min(SHADES - 1, int(SHADES * share))
 
 
-SIDE = 256  # pixels of an example's longest side
-STYLE = """\
-.examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: 1.25rem 1rem; }
-.examples img { aspect-ratio: 1; object-fit: contain; background: #000000; }
-.examples figcaption { color: var(--ink); }
-.examples span { display: block; }
-h3 { margin: 1.5rem 0 .5rem; font-size: .9375rem; }
-"""
-
-
 def write_page(out: Path, subject: Subject, *, examples: int) -> None:
-    """Write a site's page, readable for its own account alone, with as many images answered right as wrong."""
+    """Write a site's page, readable only for its own account, with up to `examples` images answered right and wrong."""
     text = page(subject, examples=examples)
     with replacing(out) as draft:
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -234,8 +230,9 @@ def page(subject: Subject, *, examples: int) -> str:
     lead = f"{TITLES[record.metric]} on {len(data.test)} test examples after round {subject.kept.state.round}"
     bars = drawn(lambda: distribution(data.train, data.test))
     shares = Picture(svg(bars, f"How often each {head} of site {record.site} occurs."))
+    described = f"Bars of the share of training and test examples that have each {head}; a table below has the counts."
     sections = [
-        section(f"How often each {head} occurs", figure(shares, _bars(head)) + _left_out(data.train, data.test)),
+        section(f"How often each {head} occurs", figure(shares, described) + _left_out(data.train, data.test)),
         *_tables(subject, head),
         section("Map of the features", _map(subject, head)),
         _losses(subject),
@@ -245,14 +242,14 @@ def page(subject: Subject, *, examples: int) -> str:
         f"Site {record.site}: its own data and answers",
         f"Site {record.site}",
         f"{data.source}; {counts}",
-        warnings=(_stays(record.site, examples), caution(procedural=record.procedural, tiny=record.tiny)),
+        warnings=(_warning(record.site, examples), caution(procedural=record.procedural, tiny=record.tiny)),
         figures=headline(capitalized(lead), _figures(subject)),
         sections=sections,
         more_style=STYLE,
     )
 
 
-def _stays(site: str, examples: int) -> str:
+def _warning(site: str, examples: int) -> str:
     shows = "images, questions and answers" if examples else "the answers, and how often each occurs, in the data"
     return f"this page shows {shows} of site {site}: it stays at the site"
 
@@ -260,10 +257,6 @@ def _stays(site: str, examples: int) -> str:
 def _figures(subject: Subject) -> dict[str, float | None]:
     parts = {name: value for name, value in subject.figures.items() if name != VALIDATION}
     return {name: value for name, value in parts.items() if value is not None or name == "overall"}
-
-
-def _bars(head: str) -> str:
-    return f"Bars of the share of training and test examples that have each {head}; a table below has the counts."
 
 
 def _left_out(train: Sequence[Example], test: Sequence[Example]) -> str:
@@ -280,7 +273,7 @@ def _tables(subject: Subject, head: str) -> Iterator[str]:
 
 
 def _losses(subject: Subject) -> str:
-    """Return the section of the losses of every round; empty where the run did not measure them."""
+    """Return the section of the losses of every round; empty if the run did not measure them."""
     record, courses = subject.kept.record, subject.kept.state.losses
     if courses:
         missed = np.full(len(next(iter(courses.values()))), np.nan)
@@ -303,8 +296,8 @@ def _map(subject: Subject, head: str) -> str:
     count = len(subject.mapped)
     if subject.features is None:
         return "<p>This model writes its answers: it has no one vector for an example.</p>"
-    if count < MIN:
-        return f"<p>A map needs {MIN} test examples, and there are {count}.</p>"
+    if count < MIN_EXAMPLES:
+        return f"<p>A map needs {MIN_EXAMPLES} test examples, and there are {count}.</p>"
     if not has_projection():
         return "<p>A map needs scikit-learn: <code>pip install 'flare-fedpeft[inspect]'</code>.</p>"
     if not differ(subject.features):
@@ -333,7 +326,7 @@ def _examples(subject: Subject, count: int) -> str:
 def _card(prediction: Prediction) -> str:
     example = prediction.example
     image = Image.fromarray(as_array(example.image))  # without what else the file says
-    image.thumbnail((SIDE, SIDE))
+    image.thumbnail((MAX_SIDE, MAX_SIDE))
     file = io.BytesIO()
     image.save(file, format="PNG")
     own, predicted = (

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a page is about: a site's data, what its model answers to the test split, and the features of that split.
+"""Compute the content of a site's page: what its model answers to the test split, and the features of that split.
 
-In a map of features examples that the model holds for alike lie near each other (t-SNE, by scikit-learn).
+In a map of features examples that the model finds alike are near each other (t-SNE, by scikit-learn).
 
 Source: van der Maaten and Hinton 2008, Visualizing Data using t-SNE; F3OCUS shows such maps of its clients.
 """
@@ -21,7 +21,7 @@ from fedpeft.data.schema import Example, SiteData
 from fedpeft.inference.commands import answered
 from fedpeft.inference.examples import own_data, split_of
 from fedpeft.inference.kept_model import KeptModel
-from fedpeft.inference.model import Prediction, Predictor
+from fedpeft.inference.predictor import Prediction, Predictor
 from fedpeft.site import computing
 from fedpeft.site.metrics import Measured
 
@@ -29,15 +29,16 @@ if TYPE_CHECKING:
     from fedpeft.core.console import Console
 
 
-MIN = 8  # examples of which a map says something
+MIN_EXAMPLES = 8  # with fewer a map says nothing
 PERPLEXITY = 30.0
-COMPONENTS = 50  # principal ones, of which the neighbors are found, as the authors do
+COMPONENTS = 50  # principal ones, in which neighbors are searched, as the authors do
 SEED = 0
+MAX_POINTS = 1000
 
 
 @torch.inference_mode()
 def features(predictor: Predictor, examples: Sequence[Example]) -> np.ndarray | None:
-    """Return one vector for each example, (n, d), of which its answer is made; None: there is no such vector."""
+    """Return the vector that each example's answer is computed from, (n, d); None: there is no such vector."""
     model, rows = predictor.model, []
     with computing.optimized(model.backbone, model.training, model.features):
         for batch in predictor.batches(examples):
@@ -54,12 +55,12 @@ def has_projection() -> bool:
 
 
 def differ(vectors: np.ndarray) -> bool:
-    """Return whether vectors are finite and not all equal; scikit-learn's t-SNE ends the process where they are."""
+    """Return whether vectors are finite and not all equal; scikit-learn's t-SNE ends the process if they are equal."""
     return bool(np.isfinite(vectors).all() and (vectors != vectors[0]).any())
 
 
 def projected(vectors: np.ndarray) -> np.ndarray:
-    """Return MIN or more vectors (n, d), which `differ`, as points of a plane (n, 2), the same on one machine."""
+    """Return MIN_EXAMPLES or more vectors (n, d) that `differ` as points of a plane (n, 2), the same on one machine."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -69,9 +70,6 @@ def projected(vectors: np.ndarray) -> np.ndarray:
     return TSNE(2, perplexity=perplexity, init="pca", random_state=SEED).fit_transform(main)
 
 
-MAX_POINTS = 1000
-
-
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """A site's model on its own data."""
@@ -79,10 +77,10 @@ class Subject:
     kept: KeptModel
     data: SiteData  # of the site, as the job chose them
     predictions: tuple[Prediction, ...]  # of the test split
-    figures: Measured  # of the test split
+    figures: Measured  # on the test split
     thresholds: dict[str, float]  # of labels, by label
     mapped: tuple[Example, ...]  # examples of the test split, at most MAX_POINTS, drawn by a fixed seed
-    features: np.ndarray | None  # of these, (n, d); None: there is no one vector for an example
+    features: np.ndarray | None  # of `mapped`, (n, d); None: an example has no one vector
     remarks: tuple[str, ...] = ()  # lines for the user
 
 

@@ -37,7 +37,7 @@ from fedpeft.core.workspace import GLOBAL_ADAPTER, MANIFEST
 from fedpeft.inference.examples import own_data
 from fedpeft.inference.kept_model import KeptModel, find
 from fedpeft.inference.merge_check import POINTS, barrier
-from fedpeft.inference.model import Predictor, read_tensors
+from fedpeft.inference.predictor import Predictor, read_tensors
 from fedpeft.job.settings import CommonSettings
 from fedpeft.report import SURFACE
 from fedpeft.report.history_reader import read_manifest
@@ -49,12 +49,15 @@ from fedpeft.site.client_round import moved_places
 from fedpeft.site.loop import mean_loss
 from fedpeft.site.site_model import exchanged
 
-OF_ALL = "global adapter"  # no site has a blank in its name
+GLOBAL = "global adapter"  # in pictures; a site's name has no blank
 AS_THEY_COME, ALIGNED = "as they come", "aligned"
 GRID, MIN_GRID, MAX_GRID = 11, 3, 101
 MARGIN = 0.3  # around the three points, of the longer side
 FLAT = 1e-4  # a third point nearer to the line, in its length, makes no plane
 Loss = Callable[[State], float]
+LEVELS = 14
+WIDTH, HEIGHT, LETTERS = 7.6, 3.3, 18  # inches; of a site's name
+POINT, STAR = ("o", 5), ("*", 9)  # of a site and of the global adapter: marker and size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,7 @@ class Plane:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A plane with the losses (y, x) on a grid, those of the three adapters, and the barriers of the ways between."""
+    """A plane with losses (y, x) on a grid, those of the three adapters, and the barriers between them."""
 
     plane: Plane
     x: np.ndarray
@@ -88,7 +91,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
-    """What is drawn: a panel before and one after alignment."""
+    """A panel before alignment and one after it."""
 
     panels: Mapping[str, Panel]  # by title
     kept: Mapping[str, KeptModel]  # by site
@@ -119,7 +122,7 @@ def surface_of(
             panels[form] = panels[AS_THEY_COME]
             continue
         plane = plane_of(received, adapters)
-        panels[form] = _panel(plane, {**adapters, OF_ALL: received}, measure, grid, form, console)
+        panels[form] = _panel(plane, {**adapters, GLOBAL: received}, measure, grid, form, console)
     return Surface(panels=panels, kept=kept, moved=moved, places=len(chosen) * len(group_by_place(received)))
 
 
@@ -140,7 +143,7 @@ def plane_of(origin: State, adapters: Mapping[str, State]) -> Plane:
         rest = torch.randn(len(u), generator=generator, dtype=u.dtype)
         rest = rest - (rest @ u) * u
     v = rest / rest.norm()
-    places = {a: (float(first.norm()), 0.0), b: (float(second @ u), float(second @ v)), OF_ALL: (0.0, 0.0)}
+    places = {a: (float(first.norm()), 0.0), b: (float(second @ u), float(second @ v)), GLOBAL: (0.0, 0.0)}
     return Plane(origin=origin, axes=torch.stack((u, v)), places=places, random=random)
 
 
@@ -208,7 +211,7 @@ def _loss(kept: Mapping[str, KeptModel]) -> Loss:
 
 
 def _exchanged(kept: KeptModel) -> KeptModel:
-    """Return the model that the site exchanges: with no second branch, and no personal values."""
+    """Return the model as the site exchanges it: without second branch or personal values."""
     state = kept.state
     head, private = exchanged(state)
     return replace(kept, state=replace(state, trained={}, beside={}, head=head, private=private))
@@ -259,13 +262,8 @@ def _between(a: tuple[float, float], b: tuple[float, float], share: float) -> tu
     return (1 - share) * a[0] + share * b[0], (1 - share) * a[1] + share * b[1]
 
 
-LEVELS = 14
-WIDTH, HEIGHT, LETTERS = 7.6, 3.3, 18  # inches; of a site's name
-POINT, STAR = ("o", 5), ("*", 9)  # of a site and of the global adapter: marker and size
-
-
 def title(surface: Surface) -> str:
-    """Return between which sites the picture is."""
+    """Return the title of picture and table."""
     return f"Loss between {' and '.join(surface.kept)}"
 
 
@@ -289,7 +287,7 @@ def _caution(surface: Surface) -> str:
 
 
 def report_lines(surface: Surface) -> Iterator[Any]:
-    """Yield what the terminal shows: a table of losses and barriers, and lines below it."""
+    """Yield a table of losses and barriers, and the lines below it, for the terminal."""
     shown = rich.table.Table(title=title(surface), title_justify="left", box=box.SIMPLE_HEAD)
     for number, head in enumerate(("", *surface.panels)):
         shown.add_column(head, justify="right" if number else "left")
@@ -337,7 +335,7 @@ def _draw(axes: Axes, panel: Panel, levels: np.ndarray) -> Any:
     behind = {"facecolor": LIGHT.paper, "edgecolor": "none", "alpha": 0.8, "pad": 1.2}
     label: dict[str, Any] = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
     for name, (x, y) in panel.plane.places.items():
-        marker, size = STAR if name == OF_ALL else POINT
+        marker, size = STAR if name == GLOBAL else POINT
         axes.plot(x, y, marker=marker, markersize=size, **look)
         text = f"{shorten(name, LETTERS)} {panel.at_points[name]:.3f}"
         axes.annotate(text, (x, y), color=LIGHT.ink, bbox=behind, **label)

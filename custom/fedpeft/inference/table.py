@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
@@ -15,11 +14,7 @@ from fedpeft.answering.answering import Scored
 from fedpeft.core.console import cell
 from fedpeft.core.files import replacing
 from fedpeft.core.text import csv_cell
-from fedpeft.inference.model import Prediction
-
-if TYPE_CHECKING:
-    from fedpeft.inference.model import Prediction
-
+from fedpeft.inference.predictor import Prediction
 
 SHOWN = 20  # rows of a table on the terminal
 
@@ -27,7 +22,7 @@ SHOWN = 20  # rows of a table on the terminal
 def write_csv(file: Path, predictions: Sequence[Prediction], *, max_answers: int) -> None:
     """Write one row for each prediction of one model; an earlier file is replaced, and its folder created.
 
-    A row has so many answers; each label has a column with its probability, in the vocabulary's order.
+    A row has `max_answers` answers; each label has a column with its probability, in the vocabulary's order.
     """
     labelled = bool(predictions) and predictions[0].applies is not None
     rows = list(map(_labels if labelled else _answers, predictions))
@@ -47,7 +42,7 @@ def write_csv(file: Path, predictions: Sequence[Prediction], *, max_answers: int
 def answer_table(prediction: Prediction, thresholds: Mapping[str, float], max_answers: int) -> Table:
     """Return the answers, or labels, of one example with their probabilities.
 
-    Of labels it has so many rows, besides all that apply.
+    Of labels it has `max_answers` rows, and all that apply.
     """
     labelled = prediction.applies is not None
     table = Table(box=box.SIMPLE_HEAD)

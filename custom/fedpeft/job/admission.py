@@ -69,6 +69,18 @@ BOOKKEEPING = (
 MAX_SITES = 1000
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _GPUS = {"num_of_gpus": 1024, "mem_per_gpu_in_GiB": 10_000}  # the largest that a job may ask for
+ALLOWED = 1.0  # instead of an interval or timeout that a file does not have
+MAX_COMPARED = 20  # checked settings of earlier sites with which those of the next are compared
+CONFIGURATIONS = {"server": "config/config_fed_server.json", "client": "config/config_fed_client.json"}
+FILES = (META, *(f"{APP}/{name}" for name in CONFIGURATIONS.values()))
+_FOLDER = re.compile(r"[^./\\{}][^/\\{}]{0,99}")
+_COMMON = ("format_version", "task_data_filters", "task_result_filters", "components")
+_OF_ROLE = {"server": ("server", "workflows"), "client": ("executors",)}
+_COMPONENTS = {"server": (PERSISTOR, AGGREGATOR), "client": ()}
+_REQUEST_INTERVAL = "task_request_interval"
+# FLARE takes an object with one of these keys, at any depth, for a component, or for none whatever else it has
+_BUILDS_A_CLASS = ("path", "class_path", "config_type", "args")
+_NAMES_A_CLASS = "name"  # the same for this key, if its value is the name of one of FLARE's classes, as `FedAvg`
 
 
 def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
@@ -100,23 +112,22 @@ def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
             raise wrong(file, "resource_spec", spec, f"an object of {' and '.join(_GPUS)}, each a number")
 
 
-ALLOWED = 1.0  # in place of an interval or timeout that a file does not have
-
-
 def check_flare(configuration: Mapping[str, Any], file: str) -> None:
     """Refuse FLARE's intervals and timeouts that no job may have."""
     names = [field.name for field in fields(FlareSettings)]
     try:
-        build(FlareSettings, {name: configuration.get(name, ALLOWED) for name in names}, section="flare", source=file)
+        build(
+            FlareSettings,
+            {name: configuration.get(name, ALLOWED) for name in names},
+            section="flare",
+            source=file,
+        )
     except FedpeftError as error:
         raise AdmissionError(f"{file}: {error}", reason="setting", setting=error.setting) from error
 
 
-DIFFERENT = 20  # settings of single sites that are compared with before they are checked
-
-
 def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) -> None:
-    """Refuse settings that the server itself would refuse, or of which its components and the sites get other ones."""
+    """Refuse settings that the server would refuse, and a section that is not the same in all places of the job."""
     from fedpeft.backbones.registry import BACKBONES, BackboneSettings
     from fedpeft.data.registry import DATASETS
     from fedpeft.data.settings import DataSettings
@@ -142,16 +153,16 @@ def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) ->
         for site in job.federation.sites:
             data, backbone = site_data(sections.get("data"), site), site_backbone(sections.get("backbone"), site)
             rest = {**data, "site": ""}, backbone
-            if rest not in checked[-DIFFERENT:]:  # a thousand sites without settings of their own are checked once
-                _check_own(DataSettings, "data", data, "dataset", DATASETS)
-                _check_own(BackboneSettings, "backbone", backbone, "name", BACKBONES)
+            if rest not in checked[-MAX_COMPARED:]:  # a thousand sites without settings of their own are checked once
+                _check_site_section(DataSettings, "data", data, "dataset", DATASETS)
+                _check_site_section(BackboneSettings, "backbone", backbone, "name", BACKBONES)
                 checked.append(rest)
     except FedpeftError as error:
         raise AdmissionError(str(error), reason="setting", setting=error.setting) from error
 
 
-def _check_own(kind: type, section: str, values: Mapping[str, Any], key: str, registry: Registry) -> None:
-    """Check what one site gets; of a plugin, which may be installed there alone, names and types of settings."""
+def _check_site_section(kind: type, section: str, values: Mapping[str, Any], key: str, registry: Registry) -> None:
+    """Check a section of one site; of a plugin, which only the site may have, check names and types of settings."""
     name = values.get(key)
     known = not isinstance(name, str) or (name in registry.names() and not registry.is_plugin(name))
     (build if known else check_types)(kind, values, section=section)
@@ -165,21 +176,9 @@ def _check_sites(sites: Iterable[str], deployed: Iterable[str]) -> None:
         )
 
 
-CONFIGURATIONS = {"server": "config/config_fed_server.json", "client": "config/config_fed_client.json"}
-FILES = (META, *(f"{APP}/{name}" for name in CONFIGURATIONS.values()))
-_FOLDER = re.compile(r"[^./\\{}][^/\\{}]{0,99}")
-_COMMON = ("format_version", "task_data_filters", "task_result_filters", "components")
-_OWN = {"server": ("server", "workflows"), "client": ("executors",)}
-_COMPONENTS = {"server": (PERSISTOR, AGGREGATOR), "client": ()}
-_SERVER = "task_request_interval"
-# FLARE takes an object with one of these keys, at any depth, for a component, or for none whatever else it has
-_BUILDS_A_CLASS = ("path", "class_path", "config_type", "args")
-_BY_NAME = "name"  # and one with this key, where the value is the name of one of its classes, as `FedAvg`
-
-
 @dataclass(frozen=True, kw_only=True)
 class AdmittedJob:
-    """The three files of a job, parsed, and the folder in which they lie; without one they came in an archive."""
+    """The three files of a job, parsed, and their folder; `Path()` if they came in an archive."""
 
     meta: Mapping[str, Any]
     server: Mapping[str, Any]
@@ -192,12 +191,12 @@ class AdmittedJob:
         return tuple(name for name in self.meta["deploy_map"][APP] if name != "server")
 
     @property
-    def at_server(self) -> Mapping[str, Any]:
+    def server_sections(self) -> Mapping[str, Any]:
         """The sections that the server's controller receives."""
         return self.server["workflows"][0]["args"]
 
     @property
-    def at_sites(self) -> Mapping[str, Any]:
+    def site_sections(self) -> Mapping[str, Any]:
         """The sections that each site's executor receives."""
         return self.client["executors"][0]["executor"]["args"]
 
@@ -206,7 +205,7 @@ class AdmittedJob:
         """All sections of the job."""
         at_top = {**self.server, **self.server["server"]}
         flare = {field.name: at_top[field.name] for field in fields(FlareSettings) if field.name in at_top}
-        both = {**self.at_server, **self.at_sites, "flare": flare}
+        both = {**self.server_sections, **self.site_sections, "flare": flare}
         return {name: both[name] for name in SECTIONS if name in both}
 
     @property
@@ -227,7 +226,7 @@ def admit_folder(folder: Path, *, classes: Sequence[str] = ()) -> AdmittedJob:
 
 
 def admit_submission(data: bytes, folder: str) -> AdmittedJob:
-    """Check a submitted archive, which has the job's folder alone at its top."""
+    """Check a submitted archive, which has only the job's folder at its top."""
     if not isinstance(folder, str) or not _FOLDER.fullmatch(folder) or not folder.isprintable():
         raise AdmissionError(f"the job's folder is {short(folder)}: give it a plain name.", reason="archive")
     return _admit(read_archive(data, FILES, root=folder), "", ())
@@ -248,27 +247,27 @@ def admit_app(data: bytes, app: str, meta: Mapping[str, Any]) -> None:
 def admit_configuration(role: str, configuration: Mapping[str, Any], file: str, classes: Sequence[str] = ()) -> None:
     """Check one parsed configuration."""
     check_texts(configuration, file)
-    timeouts = tuple(field.name for field in fields(FlareSettings) if field.name != _SERVER)
-    check_keys(configuration, (*_COMMON, *_OWN[role], *timeouts), file, required=(*_COMMON, *_OWN[role]))
+    timeouts = tuple(field.name for field in fields(FlareSettings) if field.name != _REQUEST_INTERVAL)
+    check_keys(configuration, (*_COMMON, *_OF_ROLE[role], *timeouts), file, required=(*_COMMON, *_OF_ROLE[role]))
     if configuration["format_version"] != 2 or not is_whole(configuration["format_version"]):
         raise wrong(file, "format_version", configuration["format_version"], "2", reason="shape")
     for name in ("task_data_filters", "task_result_filters"):
         if configuration[name] != []:
             raise wrong(file, name, configuration[name], "an empty list", reason="shape")
     for component in check_list(configuration["components"], file, "components"):
-        _component(component, f"{file}: components", classes, ("id", "path", "args"), _COMPONENTS[role])
+        _check_component(component, f"{file}: components", classes, ("id", "path", "args"), _COMPONENTS[role])
     if role == "server":
-        check_keys(configuration["server"], (_SERVER,), f"{file}: server", required=(_SERVER,))
+        check_keys(configuration["server"], (_REQUEST_INTERVAL,), f"{file}: server", required=(_REQUEST_INTERVAL,))
         check_flare({**configuration, **configuration["server"]}, file)
         (workflow,) = check_list(configuration["workflows"], file, "workflows", length=1)
-        _component(workflow, f"{file}: workflows", classes, ("id", "path", "args"), (CONTROLLER,))
+        _check_component(workflow, f"{file}: workflows", classes, ("id", "path", "args"), (CONTROLLER,))
     else:
         check_flare(configuration, file)
         (entry,) = check_list(configuration["executors"], file, "executors", length=1)
         check_keys(entry, ("tasks", "executor"), f"{file}: executors", required=("tasks", "executor"))
         if entry["tasks"] != list(ORDERS):
             raise wrong(file, "tasks", entry["tasks"], f"{list(ORDERS)}", reason="shape")
-        _component(entry["executor"], f"{file}: executors", classes, ("path", "args"), (EXECUTOR,))
+        _check_component(entry["executor"], f"{file}: executors", classes, ("path", "args"), (EXECUTOR,))
 
 
 def _admit(files: Mapping[str, bytes], where: str, classes: Sequence[str]) -> AdmittedJob:
@@ -279,11 +278,11 @@ def _admit(files: Mapping[str, bytes], where: str, classes: Sequence[str]) -> Ad
         admit_configuration(role, both[role], f"{where}{APP}/{name}", classes)
     (workflow,), (entry,) = both["server"]["workflows"], both["client"]["executors"]
     components = (*both["server"]["components"], workflow, entry["executor"])
-    check_values([one["args"] for one in components], parsed[META]["deploy_map"][APP])
+    check_values([component["args"] for component in components], parsed[META]["deploy_map"][APP])
     return AdmittedJob(meta=parsed[META], server=both["server"], client=both["client"])
 
 
-def _component(entry: Any, where: str, classes: Sequence[str], names: Sequence[str], ours: Sequence[str]) -> None:
+def _check_component(entry: Any, where: str, classes: Sequence[str], names: Sequence[str], ours: Sequence[str]) -> None:
     check_keys(entry, names, where, required=names)
     path, arguments = entry["path"], entry["args"]
     if not all(isinstance(entry[key], str) and entry[key] for key in names if key != "args"):
@@ -304,12 +303,12 @@ def _component(entry: Any, where: str, classes: Sequence[str], names: Sequence[s
 
 
 def _refuse_classes(value: Any, where: str) -> None:
-    """Refuse what FLARE would read as a component, as deep as FLARE looks: when it builds the job, that ends it."""
+    """Refuse what FLARE would read as a component, at any depth: it ends a job while FLARE builds it."""
     inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for key, entry in inner:
         if key in _BUILDS_A_CLASS:
             raise AdmissionError(f"{where} has a key {key!r}: remove it.", reason="shape")
-        if key == _BY_NAME and isinstance(entry, str) and entry[:1].isupper():
+        if key == _NAMES_A_CLASS and isinstance(entry, str) and entry[:1].isupper():
             raise AdmissionError(
                 f"{where} has a name {short(entry)}, which FLARE reads as that of a class: write names in lower case.",
                 reason="shape",

@@ -1,8 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What there is to choose from: methods with their parameters and what they can do, and the papers' tasks.
+"""The catalog of what a job can choose: methods with their parameters and abilities, and the papers' tasks.
 
-What a task is called stands in `app_configs/papers.yml`; all else follows from its job and from what the data sets
-declare.
+The names of tasks are in `app_configs/papers.yml`; all else follows from their jobs and what the data sets declare.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ from fedpeft.methods.trainable import parameter_counts
 
 Settings = Mapping[str, Mapping[str, Any]]
 NO_SETTINGS: Settings = {}
+PAPERS = "papers.yml"
+RECIPE = "paper/"  # jobs of the published recipes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,8 @@ class MethodEntry:
     name: str
     method: TuningMethod
     trained: int | None  # parameters, without the head; None: it does not fit the backbone
-    exchanged: int | None  # of these a site sends in a round, at most
-    min_exchanged: int | None = None  # at least, where layers that the method's own schedule draws differ
+    exchanged: int | None  # the largest number of these that a site sends in a round
+    min_exchanged: int | None = None  # the smallest, if layers that the method's own schedule draws differ in size
     misfit: str = ""  # why it does not fit
 
     @property
@@ -49,7 +50,7 @@ class MethodEntry:
 
     @property
     def abilities(self) -> list[str]:
-        """What the federation can do with it."""
+        """What a federation can do with the method."""
         method = self.method
         can = {
             "PIA": bool(method.neurons),
@@ -75,7 +76,7 @@ def entries(backbone: Backbone, settings: Settings = NO_SETTINGS) -> Iterator[Me
 
 
 def entry(backbone: Backbone, name: str, settings: Settings = NO_SETTINGS, *, way: str = "") -> MethodEntry:
-    """Return one method in a backbone, for a way to answer; empty: the only one that the backbone has, or any."""
+    """Return one method in a backbone, for a way to answer; empty: the backbone's only way, or any."""
     return _entry(backbone, name, METHODS.get(name), settings, way)
 
 
@@ -88,24 +89,24 @@ def _entry(backbone: Backbone, name: str, method: TuningMethod, settings: Settin
             raise FedpeftError(without_head(name, way), setting="method.name")
     except FedpeftError as error:
         return MethodEntry(name=name, method=method, trained=None, exchanged=None, misfit=str(error))
-    min_sent, max_sent = _in_a_round(method, counts)
+    min_sent, max_sent = _sent_in_a_round(method, counts)
     return MethodEntry(
         name=name, method=method, trained=sum(counts.values()), exchanged=max_sent, min_exchanged=min_sent
     )
 
 
 def without_head(name: str, way: str) -> str:
-    """Return why a method that trains the head alone does not go with a way to answer without one."""
+    """Return why a method that only trains the head does not fit a way to answer without one."""
     return (
         f"name is {name!r}, which trains the head alone, and with training.answering={way!r} there is none: choose "
         f"another method.name."
     )
 
 
-def _in_a_round(method: TuningMethod, counts: Mapping[str, int]) -> tuple[int, int]:
-    """Return how much a site sends of it, at least and at most.
+def _sent_in_a_round(method: TuningMethod, counts: Mapping[str, int]) -> tuple[int, int]:
+    """Return the smallest and the largest number of parameters that a site sends in a round.
 
-    It is all that is not private, or as many layers as the method's own schedule assigns, the smallest or the largest.
+    It sends all that are not private, or those of as many layers as the method's own schedule assigns.
     """
     sent = {key: count for key, count in counts.items() if not key.startswith(PRIVATE)}
     budget = method.schedule.get("budget")
@@ -119,10 +120,6 @@ def _in_a_round(method: TuningMethod, counts: Mapping[str, int]) -> tuple[int, i
         for drawn in (ordered[:budget], ordered[-budget:])
     )
     return min_sent, max_sent
-
-
-PAPERS = "papers.yml"
-RECIPE = "paper/"  # jobs of the published recipes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_text
+from fedpeft.core.registry import Registry
 from fedpeft.core.settings import SECONDS, build, check_ranges, drop_former_settings, suggestion, unread, within
-from fedpeft.job.yaml_values import MAX_LEVELS, TASKS, parse, parse_argument
+from fedpeft.job.yaml_values import MAX_LEVELS, parse, parse_argument
 
 if TYPE_CHECKING:
     from fedpeft.data.settings import DataSettings
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 RECIPES = "jobs.yml"
 CONFIGS = Path("app_configs")
 PACKAGED = Path(__file__).parents[1] / CONFIGS  # in a clone a link to the folder at its root
-SHORT = {"resume_from": "federation.resume_from"}  # settings that --set takes without their section
+SHORT_NAMES = {"resume_from": "federation.resume_from"}  # settings that --set takes without their section
 SECTIONS = ("backbone", "method", "training", "data", "schedule", "federation", "flare")
 PERSISTOR = "fedpeft.flare.persistor.SafetensorsPersistor"
 AGGREGATOR = "fedpeft.flare.aggregator.PIAAggregator"
@@ -35,6 +36,7 @@ ARGUMENTS = {  # class -> the sections of the job that it receives; a site admit
     EXECUTOR: ("backbone", "method", "training", "data", "schedule"),
 }
 ORDERS = ("hello", "score", "train")
+TASKS: Registry[Mapping[str, Any]] = Registry("task", "fedpeft.tasks", Mapping)  # of installed packages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +83,13 @@ def name_of(job: Path | str) -> str:
 
 
 def configs_of(folder: Path) -> tuple[Path, str]:
-    """Return the `app_configs` folder beside the `jobs/` in which a job folder lies, and the job's name in it."""
+    """Return the `app_configs` folder beside the `jobs/` that holds a job folder, and the job's name in it."""
     folder = folder.resolve()
     for root in folder.parents:
         if (root / CONFIGS).is_dir() and (root / "jobs") in folder.parents:
             return root / CONFIGS, folder.relative_to(root / "jobs").as_posix()
     raise FedpeftError(
-        f"{folder} does not lie in a folder jobs/ beside app_configs/, of which it could be composed: edit its JSON."
+        f"{folder} is not in a folder jobs/ beside app_configs/, so that it cannot be composed again: edit its JSON."
     )
 
 
@@ -125,20 +127,20 @@ def parts_of(configs: Path, job: str) -> list[str]:
 
 def compose_parts(configs: Path, parts: Iterable[str], overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Merge parts, later ones over earlier ones, and overrides into sections, and check all of them; see `compose`."""
-    return composed([part_of(configs, part) for part in parts], overrides)
+    return compose_sections([part_of(configs, part) for part in parts], overrides)
 
 
-def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) -> dict[str, Any]:
+def compose_sections(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Merge the sections of parts, later ones over earlier ones, then overrides, and check all of them.
 
-    Under `method.settings`, `training.learning_rate` and `training.features_mib` goes what the backbone declares
-    (`Pretrained`), so that a job says all that its sites are to build, and another backbone is one setting.
+    `method.settings`, `training.learning_rate` and `training.features_mib` get what the backbone (`Pretrained`)
+    declares, so that a job says all that its sites build, and another backbone is one setting.
     """
     sections: dict[str, Any] = {"schedule": {}}
     for part in parts:
-        sections = merged(sections, part)
-    sections = _with_backbone(_overridden(sections, overrides))
-    check(sections)
+        sections = overlay(sections, part)
+    sections = _add_declared_settings(_overridden(sections, overrides))
+    check_sections(sections)
     return sections
 
 
@@ -151,7 +153,7 @@ def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str
     from fedpeft.methods.settings import NESTED, MethodSettings
 
     settings, sections_of = list(settings), {"method": MethodSettings, "training": TrainingSettings}
-    for section, names in changed(settings).items():
+    for section, names in parse_overrides(settings).items():
         of_sites = names.pop("sites", {}) if section in BY_SITE else {}
         of_section = sections_of.get(section)
         if sections["federation"].get("resume_from"):  # its settings must stay as they were
@@ -166,7 +168,7 @@ def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str
             if remedy:
                 raise FedpeftError(f"{section}.{name} changes nothing in {job}: {remedy}.")
     method = sections["method"].get("name", MethodSettings.name)
-    for name in unused(settings, method):
+    for name in unused_methods(settings, method):
         if name in METHODS.get(method).parts:
             remedy = f"write method.settings.{method}.{name}"
         else:
@@ -174,16 +176,16 @@ def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str
         raise FedpeftError(f"method.settings.{name} changes nothing in {job}, whose method is {method}: {remedy}.")
 
 
-def unused(settings: Iterable[str], method: str) -> list[str]:
-    """Return the methods of which `settings` change something, without those that `method` reads."""
+def unused_methods(settings: Iterable[str], method: str) -> list[str]:
+    """Return the methods whose settings are given although `method` does not read them."""
     from fedpeft.methods import with_bases
 
-    named = changed(settings).get("method", {}).get("settings", {})
+    named = parse_overrides(settings).get("method", {}).get("settings", {})
     return [name for name in named if name not in with_bases(method)]
 
 
-def changed(overrides: Iterable[str]) -> dict[str, Any]:
-    """Return the sections that settings written as `section.name=value` make."""
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return settings written as `section.name=value` as sections."""
     return _overridden({}, overrides)
 
 
@@ -193,7 +195,7 @@ def check_known(sections: Iterable[str]) -> None:
         raise FedpeftError(f"{unknown[0]!r} is not a section of a job: {suggestion(unknown[0], SECTIONS)}.")
 
 
-def check(sections: Mapping[str, Any]) -> None:
+def check_sections(sections: Mapping[str, Any]) -> None:
     """Check every section as server and sites will."""
     from fedpeft.job.settings import ServerJob, SiteJob, check_validated
     from fedpeft.job.strict_files import check_texts
@@ -216,7 +218,7 @@ def check(sections: Mapping[str, Any]) -> None:
             holder = site, part.site or site
             for claim in _claims(part, holder[1]):
                 if (other := owners.setdefault(claim, holder)) != holder:
-                    raise _twice(part, other, holder)
+                    raise _same_part_error(part, other, holder)
     if not job.federation.resume_from:  # whose settings must stay as they were
         check_validated(job.training, sizes)
     by_site = {
@@ -235,7 +237,7 @@ def check(sections: Mapping[str, Any]) -> None:
 
 
 def _claims(part: DataSettings, name: str) -> list[tuple[str, str, int | str]]:
-    """Return what no other site may have: the part of a data set that is shared out, or sites that it has by itself."""
+    """List what no other site may have: a part of a data set that is shared out, or sites of the data set itself."""
     from fedpeft.data.partition import part_of
     from fedpeft.data.registry import DATASETS
     from fedpeft.data.settings import NATURAL
@@ -253,11 +255,11 @@ def _claims(part: DataSettings, name: str) -> list[tuple[str, str, int | str]]:
     return [(part.dataset, place, claim) for claim in claims]
 
 
-def _twice(part: DataSettings, one: tuple[str, str], other: tuple[str, str]) -> FedpeftError:
-    """Return why two holders, each a site and what it calls its data, cannot have the same part."""
+def _same_part_error(part: DataSettings, one: tuple[str, str], other: tuple[str, str]) -> FedpeftError:
+    """Return the error for two holders of the same data; each is a site and the name of its data."""
     if part.parts > 1 and one[1] != other[1]:
         return FedpeftError(
-            f"{one[1]} and {other[1]} end with one number, by which they would have the same part of "
+            f"{one[1]} and {other[1]} end with one number, which gives them the same part of "
             f"{part.dataset}: number the sites from 1 to {part.parts}."
         )
     places = [site if site == name else f"{site} ({name})" for site, name in (one, other)]
@@ -282,13 +284,13 @@ def outdated(folder: Path, name: str, sections: Mapping[str, Any]) -> list[Path]
 
 
 def check_current(job: Path, configs: Path, name: str) -> None:
-    """Refuse a job's folder that `configs` does not give, where the job would be composed of `configs` in its place."""
+    """Refuse a job's folder that differs from what `configs` gives, since the job would be composed of `configs`."""
     if not (job / "meta.json").is_file() or name not in known_jobs(configs):
         return
     if stale := outdated(job, name, compose(configs, name)):
         raise FedpeftError(
-            f"{stale[0]} is not what {configs} gives, of which this command composes the job: name {name} in place of "
-            f"the folder, and give what differs with --set."
+            f"{stale[0]} is not what {configs} gives, and this command composes the job of that: name {name} instead "
+            f"of the folder, and give what differs with --set."
         )
 
 
@@ -334,8 +336,8 @@ def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
     return {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
 
 
-def _with_backbone(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sections with what their backbone declares; wrong ones as they are, for `check` to refuse."""
+def _add_declared_settings(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Add what the backbone of sections declares; leave wrong sections as they are, for `check_sections` to refuse."""
     from fedpeft.backbones import BACKBONES, BackboneSettings
 
     backbone, method = sections.get("backbone"), sections.get("method")
@@ -355,7 +357,7 @@ def _with_backbone(sections: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _overridden(sections: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return sections with settings as `section.name=value`, in any order but for two of one name."""
+    """Return sections with settings as `section.name=value`; only the order of two of one name matters."""
     each = [_parse_override(override) for override in overrides]
     result = _without_former(sections, reduce(_put, each, {}))
     return reduce(_put, each, result)
@@ -363,7 +365,7 @@ def _overridden(sections: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
 
 def _parse_override(text: str) -> dict[str, Any]:
     path, equals, value = text.partition("=")
-    names = SHORT.get(path.strip(), path.strip()).split(".")
+    names = SHORT_NAMES.get(path.strip(), path.strip()).split(".")
     if not equals or len(names) < 2 or not all(names):
         raise FedpeftError(f"--set {text!r:.80} is not of the form section.name=value, e.g. method.name=compacter.")
     if len(names) > MAX_LEVELS:
@@ -377,7 +379,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     return nested
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return sections in which those of `over` replace or add to those of `base`, setting by setting.
 
     A mapping is emptied by an empty one; those of whole sections add nothing. Settings of a score or solver are dropped
@@ -415,7 +417,7 @@ def part_of(configs: Path, part: str) -> Mapping[str, Any]:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Return what a YAML file holds by name."""
+    """Return the mapping that a YAML file holds."""
     try:
         content = parse(read_text(file))
     except FileNotFoundError as error:

@@ -28,6 +28,9 @@ _ADDRESS = re.compile(r"\S*(?:://|@)\S*|host=\S+")
 _log = logging.getLogger(__name__)
 _VARIABLES = ("MLFLOW_", "WANDB_")
 BY_SITE = ("backbone", "data")  # sections with a part `sites`
+LATEST = "latest"
+MAX_CHECKPOINTS = 100  # a job chooses how much of the server's disk its adapters take
+_CHECKPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,99})(?:/round-([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,7 @@ class Tracker:
     extra: str  # the extra of this package that installs it
     check: Callable[[], None]  # raises a FedpeftError if the environment does not say where the figures go
     receiver: Callable[[str, Path], Any]  # makes FLARE's receiver, from the job's name and the folder of the run
-    # returns why a receiver that has begun can write no more, empty if it can
+    # returns why a running receiver can write no more, empty if it can
     failed: Callable[[Any], str] = lambda receiver: ""
     # called when a run has ended; returns what the user can do with it, empty if nothing is to be said
     finish: Callable[[Path], str] = lambda folder: ""
@@ -73,9 +76,9 @@ def usable(name: str) -> Tracker:
 
 
 def reason_of(error: Exception) -> str:
-    """Return kind and beginning of an error, for the server's log alone.
+    """Return kind and beginning of an error, for the server's log only.
 
-    Without addresses, which may contain a password, and without the values of the trackers' variables.
+    It has no addresses, which may contain a password, and no values of the trackers' variables.
     """
     text = str(error)
     values = {value for name, value in os.environ.items() if name.startswith(_VARIABLES) and len(value) > 3}
@@ -86,16 +89,11 @@ def reason_of(error: Exception) -> str:
 
 
 def unusable(title: str, error: Exception, remedy: str) -> FedpeftError:
-    """Log the reason at the server, and return what the lead of the job may read of it: its kind."""
+    """Log the reason at the server, and return an error that tells the lead of the job only its kind."""
     _log.error("%s: %s", title, reason_of(error))
     return FedpeftError(
         f"{title} cannot be used from the server ({type(error).__name__}, the server's log has more): {remedy}."
     )
-
-
-LATEST = "latest"
-MAX_CHECKPOINTS = 100  # a job chooses how much of the server's disk its adapters take
-_CHECKPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,99})(?:/round-([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +110,8 @@ class FederationSettings:
         max_samples: training samples that a site may announce; its weight follows from their number.
         largest_reply_mb: megabytes of one reply, whatever is announced; below that a reply may bring a tenth more than
             the largest adapter that the sites announced, and 16 MB.
-        sums_at_relays: FLARE's relays of fedpeft add up the adapters of the sites behind them, and the server only
-            gets the sums. Needs an aggregation that only adds up, as `method.secure_sum` does.
+        sums_at_relays: FLARE's relays of fedpeft add up the adapters of their sites, and the server only gets the
+            sums. Needs an aggregation that only adds up, as `method.secure_sum` does.
         tracking: `mlflow` or `wandb` (Weights & Biases): the server sends every round's figures there too; its own
             environment says to which address, with which key. `none`: nowhere.
         resume_from: `latest`, or a checkpoint's name: resume with the round after it; empty: start anew.
@@ -162,7 +160,7 @@ def check_joins(joins: Mapping[str, int], federation: FederationSettings, *, rou
 
 
 def checkpoint_of(resume_from: str) -> tuple[str, int | None]:
-    """Return the lineage, a plain name because it becomes a path, and the round of `resume_from`; None: the newest."""
+    """Return the lineage of `resume_from`, a plain name because it becomes a path, and its round; None: the newest."""
     if match := _CHECKPOINT.fullmatch(resume_from):
         return match[1], int(match[2]) if match[2] else None
     raise FedpeftError(
@@ -175,18 +173,18 @@ def site_data(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
     """Return a site's data settings: the common ones, replaced by those under `sites`, with the site's name."""
     if section is None:
         raise FedpeftError("data is None: the job's configuration must say which data set each site holds.")
-    return {"site": site, **_at_site("data", section, site)}
+    return {"site": site, **_site_values("data", section, site)}
 
 
 def site_backbone(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
     """Return a site's backbone settings, with its name: the common ones, replaced by those under `sites`."""
     if section is None:
         raise FedpeftError("backbone is None: the job's configuration must name a backbone.", setting="backbone")
-    return {"name": BackboneSettings.name, **_at_site("backbone", section, site)}
+    return {"name": BackboneSettings.name, **_site_values("backbone", section, site)}
 
 
 def unread_at(section: str, name: str, sites: Sequence[str], sections: Mapping[str, Any]) -> str:
-    """Return what to do with a setting that no backbone or data set of these sites reads; empty: one does."""
+    """Return the remedy for a setting that no backbone or data set of these sites reads; empty: one reads it."""
     from fedpeft.backbones import BACKBONES
     from fedpeft.data.registry import DATASETS
     from fedpeft.data.settings import DataSettings
@@ -229,13 +227,13 @@ def check_connector(section: Mapping[str, Any], backbone: BackboneSettings) -> N
             )
 
 
-def _at_site(name: str, section: Any, site: str) -> dict[str, Any]:
-    common, setting = _object(name, section, setting=name), f"{name}.sites"
-    of_sites = _object(setting, common.pop("sites", {}), setting=setting)
-    return {**common, **_object(f"{setting}.{site}", of_sites.get(site, {}), setting=setting)}
+def _site_values(name: str, section: Any, site: str) -> dict[str, Any]:
+    common, setting = _as_object(name, section, setting=name), f"{name}.sites"
+    of_sites = _as_object(setting, common.pop("sites", {}), setting=setting)
+    return {**common, **_as_object(f"{setting}.{site}", of_sites.get(site, {}), setting=setting)}
 
 
-def _object(name: str, value: Any, *, setting: str) -> dict[str, Any]:
+def _as_object(name: str, value: Any, *, setting: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise FedpeftError(f"{name} is {value!r:.200}, it must be an object of settings.", setting=setting)
     return dict(value)

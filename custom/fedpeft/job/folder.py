@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A job on this machine: its folder, its data, and what its sites would find out only when they start."""
+"""Check a job on this machine before it runs: its folder, its data, and whether its method fits its backbones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fedpeft.job.settings import SiteJob
 
 
 def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
-    """Return the folder of a job, or of one composed of `app_configs/` where settings change or only it has the job."""
+    """Return a job's folder; compose one of `app_configs/` if settings change or there is no folder."""
     if not overrides and (job / "meta.json").is_file():
         return job
     configs, name = locate_job(job)
@@ -68,14 +68,14 @@ def check_sites(sections: Mapping[str, Any], sites: Iterable[str]) -> None:
     check_shared(jobs)
     pairs: dict[str, SiteJob] = {}
     for job in jobs:
-        pair = json.dumps((job.backbone.name, job.backbone.source, _own(job)), default=str)  # equal where they are
-        pairs.setdefault(pair, job)
+        pair = (job.backbone.name, job.backbone.source, _method_settings(job))
+        pairs.setdefault(json.dumps(pair, default=str), job)
     for job in pairs.values():
         with about("", where=f"site {job.site}" * (len(pairs) > 1)):
             _check_method(job)
 
 
-def _own(job: SiteJob) -> dict[str, Any]:
+def _method_settings(job: SiteJob) -> dict[str, Any]:
     """Return the settings of the method at a site, by method."""
     return {job.method.name: job.method.settings_of(job.site)}
 
@@ -87,7 +87,7 @@ def _check_data(job: SiteJob, data: DataSettings) -> None:
 
 
 def check_shared(jobs: Iterable[SiteJob]) -> None:
-    """Refuse sites on this machine that would each have all samples of one folder, because nothing shares it out."""
+    """Refuse sites that would each have all samples of one folder on this machine, because nothing shares it out."""
     holders: dict[tuple[Any, ...], str] = {}
     for job in jobs:
         for part in job.pooled or (job.data,):
@@ -99,7 +99,7 @@ def check_shared(jobs: Iterable[SiteJob]) -> None:
                 folder = dataset_folder(part, names).resolve()
                 if names[-1] == "." and not any((folder / name).is_file() for name in FILES):
                     continue
-            except DataError:  # it is said where it is loaded
+            except DataError:  # loading it says what is wrong
                 continue
             drawn = part.seed if part.samples else None
             held = (part.dataset, folder, part.exclude, part.samples, drawn)
@@ -122,13 +122,13 @@ def _check_method(job: SiteJob) -> None:
             _check_path(f"backbone.{setting}", named)
     chosen = DATASETS.get(job.data.dataset).metric == ACCURACY  # labels are answered in a way of their own
     backbone = backbones.skeleton(job.backbone.name, source)
-    found = entry(backbone, job.method.name, _own(job), way=job.training.answering if chosen else "")
+    found = entry(backbone, job.method.name, _method_settings(job), way=job.training.answering if chosen else "")
     if found.misfit:
         raise FedpeftError(f"method {job.method.name!r} does not fit backbone {job.backbone.name!r}: {found.misfit}")
 
 
 def folders_of(job: SiteJob) -> list[Path]:
-    """Return the folders from which a site reads data and, where they are local, weights."""
+    """Return the folders of a site's data and of its local weights."""
     found = []
     for part in job.pooled or (job.data,):
         if names := DATASETS.get(part.dataset).folders_of(part.site or job.site):
@@ -164,10 +164,10 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
     raise FedpeftError(f"{what!r} is neither a job of {configs / RECIPES} nor a folder: {suggestion(name, known)}.")
 
 
-def of_job(
+def read_job_data(
     configs: Path, job: str, overrides: Iterable[str], *, only: str | None
 ) -> list[tuple[data.DataSettings, data.SiteData]]:
-    """Return the section `data` of each site of a job, and the site's data as its backbone reads them."""
+    """Return the section `data` of each site of a job, and its data as its backbone reads them."""
     overrides = list(overrides)
     sections = compose(configs, job, overrides)
     check_used(overrides, sections, job=job)
@@ -176,19 +176,19 @@ def of_job(
         raise FedpeftError(f"{only!r} is not a site of {job}: {suggestion(only, sites)}.")
     chosen = [only] if only is not None else sites
     jobs = [SiteJob.from_sections(sections, site=site) for site in chosen]
-    return [(job.data, as_read(_loaded(job), sections, job.site, share=job.data.unreadable)) for job in jobs]
+    return [(job.data, fit_data(_load_data(job), sections, job.site, share=job.data.unreadable)) for job in jobs]
 
 
-def _loaded(job: SiteJob) -> data.SiteData:
+def _load_data(job: SiteJob) -> data.SiteData:
     if not job.pooled:
         return data.load(job.data)
     return centralized(job.site, [data.load(part) for part in job.pooled])
 
 
-def as_read(loaded: data.SiteData, sections: Mapping[str, Any], site: str, *, share: float = 0.0) -> data.SiteData:
-    """Return a site's data without a share of images that its backbone cannot take, with notes on texts that it cuts.
+def fit_data(loaded: data.SiteData, sections: Mapping[str, Any], site: str, *, share: float = 0.0) -> data.SiteData:
+    """Leave out a share of images that a site's backbone cannot take, and add notes on texts that it cuts.
 
-    Nothing is downloaded for it; where the backbone is not here, a note says so.
+    Nothing is downloaded for it; if the backbone is not here, a note says so.
     """
     backbone = build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
     way = (sections.get("training") or {}).get("answering", TrainingSettings.answering)

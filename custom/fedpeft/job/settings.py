@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A job as checked settings: what server and sites both receive, the job as its server has it, and that of one site."""
+"""A job as checked settings: those that server and sites share, those of its server, and those of one site."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from fedpeft.methods.settings import MethodSettings, check_backbones
 from fedpeft.scheduling.settings import FRESH, ScheduleSettings, schedule_of
 
 JOINS = "a site of schedule.joins brings values that no site learned from the global adapter: leave schedule.joins out"
+SECTIONS = ("backbone", "method", "training", "data", "schedule")
 
 
 def check_schemes(method: MethodSettings, training: TrainingSettings, *, joins: Collection[str] = ()) -> None:
@@ -129,12 +130,12 @@ def _check_moon(method: MethodSettings) -> None:
 
 def _check_global(method: MethodSettings, setting: str, does: str) -> None:
     if not method.exchanges:
-        raise _refused(method, setting, does, "makes no global adapter")
+        raise _refusal(method, setting, does, "makes no global adapter")
     if method.rule.stacks:
-        raise _refused(method, setting, does, "adds its factors to the frozen weights")
+        raise _refusal(method, setting, does, "adds its factors to the frozen weights")
 
 
-def _refused(method: MethodSettings, setting: str, does: str, why: str) -> FedpeftError:
+def _refusal(method: MethodSettings, setting: str, does: str, why: str) -> FedpeftError:
     return FedpeftError(
         f"training.{setting} {does}, and method.aggregation={method.aggregation!r} {why}: use 'fedavg' or 'pia', or "
         f"leave training.{setting} out.",
@@ -145,7 +146,7 @@ def _refused(method: MethodSettings, setting: str, does: str, why: str) -> Fedpe
 def check_drawn(
     method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings, sites: Collection[str]
 ) -> None:
-    """Refuse what single rounds do for every site, where some are drawn for other rounds alone."""
+    """Refuse what every site needs in certain rounds if sites are drawn by round."""
     if not 0 < schedule.clients_per_round < len(sites):
         return
     reason, setting = "", ""
@@ -175,7 +176,7 @@ def check_drawn(
 
 
 def check_attackers(method: MethodSettings, schedule: ScheduleSettings, sites: Collection[str]) -> None:
-    """Refuse half or more of a round's sites as attackers, against whom no average holds; the default, 1, passes."""
+    """Refuse half or more of a round's sites as attackers, whom no average withstands; the default, 1, passes."""
     robust = cast(RobustSettings, method.robust)
     count = min(schedule.clients_per_round or len(sites), len(sites))
     if robust.average in COUNTING and robust.attackers > 1 and 2 * robust.attackers >= count:
@@ -187,7 +188,7 @@ def check_attackers(method: MethodSettings, schedule: ScheduleSettings, sites: C
 
 
 def check_scores(method: MethodSettings, schedule: ScheduleSettings) -> None:
-    """Refuse a score that would be 0 in every round: of factors that each round makes anew."""
+    """Refuse a score that is 0 in every round because each round begins with new factors."""
     if method.rule.stacks and schedule.scored and schedule.scoring == FRESH and schedule.declares("zero_until_trained"):
         raise FedpeftError(
             f"schedule.score={schedule.score!r} is 0 until a LoRA has trained, and with method.aggregation="
@@ -198,7 +199,7 @@ def check_scores(method: MethodSettings, schedule: ScheduleSettings) -> None:
 
 
 def check_layers(method: MethodSettings, schedule: ScheduleSettings) -> None:
-    """Refuse scheduled layers without a global adapter from which all sites start."""
+    """Refuse scheduled layers if sites do not all start from a global adapter."""
     if not schedule.active:
         return
     if not method.exchanges:
@@ -241,10 +242,7 @@ class CommonSettings(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerJob:
-    """A job's sections as checked settings, as far as its server receives them.
-
-    What data and backbones are, and which go together, `SiteJob` checks at each site.
-    """
+    """The sections that a job's server receives, as checked settings; `SiteJob` checks data and backbones."""
 
     federation: FederationSettings
     method: MethodSettings
@@ -269,7 +267,7 @@ class ServerJob:
 
 
 def unread_in(section: str, name: str, sections: Mapping[str, Any]) -> str:
-    """Return what to do with a setting that method, schedule, backbones or data sets do not read; empty: they do."""
+    """Return the remedy for a setting that method, schedule, backbones and data sets do not read; empty: one does."""
     method = build(MethodSettings, sections["method"], section="method")
     sites, resumed = sections["federation"]["sites"], sections["federation"].get("resume_from")
     if section == "schedule":
@@ -289,7 +287,7 @@ def unread_in(section: str, name: str, sections: Mapping[str, Any]) -> str:
         if name == "candidates" and way.reads != LIKELIHOODS:
             return f"leave it out, training.answering={named!r} ranks no answers"
         rate = name == "learning_rate" and given.get("head_learning_rate") is not None
-        rate = rate and not method.federates_head  # of which the check of updates reads both rates
+        rate = rate and not method.federates_head  # else the check of updates reads both rates
         if (rate or name == "checkpointing") and not method.method.exchanges:
             own = (
                 build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone") for site in sites
@@ -323,7 +321,7 @@ def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federat
 
 
 def kept_share(method: MethodSettings, training: TrainingSettings) -> float:
-    """Return the largest share of its own exchanged adapter with which a site goes on in a round."""
+    """Return the largest share of its own exchanged adapter that a site keeps in a round."""
     pia = cast(PIASettings, method.pia).max_kept if method.aligns else 0.0
     return max(pia, float(method.method.goes_on), PERSONALIZATIONS[training.personalization].max_kept)
 
@@ -354,12 +352,9 @@ def check_relay_sums(
         )
     if reason:
         raise FedpeftError(
-            f"federation.sums_at_relays lets the server see sums alone, and {reason}; or leave sums_at_relays out.",
+            f"federation.sums_at_relays only lets the server see sums, and {reason}; or leave sums_at_relays out.",
             setting="federation.sums_at_relays",
         )
-
-
-SECTIONS = ("backbone", "method", "training", "data", "schedule")
 
 
 def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:
@@ -375,8 +370,7 @@ def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:
 class SiteJob:
     """A job's sections as checked settings, with the site's own entries of `data.sites` and `backbone.sites` applied.
 
-    What concerns all sites of the section `federation`, which a site does not receive, `fedpeft.job.settings.ServerJob`
-    checks at the server.
+    `ServerJob` checks the section `federation` at the server; a site does not receive it.
     """
 
     site: str
@@ -388,7 +382,7 @@ class SiteJob:
     pooled: tuple[DataSettings, ...] = ()  # the section `data` of each site whose data this one holds (`data.pool`)
     # names of the settings of the job that name single sites, as far as they are set
     single_sites: tuple[str, ...] = ()
-    # what the head of every site tells apart, where it is federated; None: each site has its own
+    # what a federated head tells apart at every site; None: each site has its own head
     answers: tuple[str, ...] | None = None
 
     @classmethod

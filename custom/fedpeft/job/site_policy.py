@@ -31,6 +31,11 @@ from fedpeft.scheduling.solvers import SOLVERS
 
 RECEIVED, ZERO = "received", "zero"
 WITHHOLD, PASS = "withhold", "pass"
+FILE = "fedpeft.json"
+WRITE = "python -m fedpeft.job.site_policy > local/fedpeft.json"
+ONE_OR_MORE, NOT_NEGATIVE = within(1), within(0)
+MIN_MEMBERS = 3
+FORMER_PREFIXES = {"most_": "max_", "least_": "min_"}  # of the limits, in files written before November 2026
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +92,6 @@ class PrivacySettings:
         return self.score_noise * math.sqrt(2) * self.score_clip
 
 
-FILE = "fedpeft.json"
-WRITE = "python -m fedpeft.job.site_policy > local/fedpeft.json"
-ONE_OR_MORE, NOT_NEGATIVE = within(1), within(0)
-MIN_MEMBERS = 3
-
-
 def default_methods() -> tuple[str, ...]:
     """Return the methods of the package that do not send the whole backbone."""
     return tuple(name for name in METHODS.own_names() if not METHODS.get(name).sends_backbone)
@@ -133,8 +132,8 @@ class SitePolicy:
         min_test_samples: the same for the samples on which accuracies are measured.
         min_validation_samples: samples of the validation split, where a job has the site choose by them
             (`method.pia.share: validation`).
-        min_class_images: test images that a class or label must have to be part of balanced accuracy or macro-F1. One
-            image alone in its class would show in them whether it is recognized.
+        min_class_images: test images that a class or label must have to be part of balanced accuracy or macro-F1. A
+            single image of a class would show in them whether it is recognized.
         min_score_samples: samples over which a layer score is formed.
         min_batch_size: samples per training step; what would be left for a smaller last step of a pass joins the
             step before it.
@@ -187,8 +186,8 @@ class SitePolicy:
         sum_noise: with `sum_with`: `clip`, `noise` and the others of `privacy` in `local/privacy.json`, with which an
             adapter is clipped and noised before it is masked. Empty: it is not.
         kept_days: what jobs keep at this site (own adapter, head, optimizer) is not removed before it has been unused
-            for so long, whatever the server says.
-        kept_gib: room for it; where that is used up, what is older than `kept_days` goes, and then jobs are refused.
+            for this time, whatever the server says.
+        kept_gib: room for it; when that is used up, what is older than `kept_days` is removed, then jobs are refused.
     """
 
     datasets: tuple[str, ...] = field(default_factory=default_datasets)
@@ -277,12 +276,11 @@ class SitePolicy:
 
     @property
     def noise_of_sums(self) -> PrivacySettings | None:
-        """The settings of `sum_noise`; None where it is empty."""
+        """The settings of `sum_noise`; None if it is empty."""
         return build(PrivacySettings, self.sum_noise, section="sum_noise", source=FILE) if self.sum_noise else None
 
 
 LIMITS = {one.name for one in dataclasses.fields(SitePolicy) if one.name.startswith(("max_", "min_"))}
-FORMER_PREFIXES = {"most_": "max_", "least_": "min_"}  # of the limits, in files written before November 2026
 
 
 def build_policy(values: Any, *, section: str, source: str) -> SitePolicy:
@@ -333,13 +331,13 @@ def main() -> int:
 
 def keep_to(policy: SitePolicy | None) -> None:
     """Have this process look up no other plugins than those of the site policy."""
-    only_plugins(None if policy is None else {kind.group: allowed for _, kind, allowed in _listed(policy)})
+    only_plugins(None if policy is None else {kind.group: allowed for _, kind, allowed in _listed_plugins(policy)})
 
 
 def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
-    """Answer for a plugin that is not listed as for an unknown name: what is installed is the site's business."""
-    for setting, registry, allowed in _listed(policy):
-        for name in _named(sections, setting):
+    """Refuse a plugin that is not listed like an unknown name: what is installed is the site's business."""
+    for setting, registry, allowed in _listed_plugins(policy):
+        for name in _named_plugins(sections, setting):
             if name not in allowed and isinstance(name, str) and registry.is_plugin(name):
                 raise FedpeftError(
                     f"{setting} is {name!r:.60}, a plugin that is installed here and not in local/fedpeft.json: list "
@@ -348,7 +346,7 @@ def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
                 )
 
 
-def _listed(policy: SitePolicy) -> tuple[tuple[str, Registry[Any], tuple[str, ...]], ...]:
+def _listed_plugins(policy: SitePolicy) -> tuple[tuple[str, Registry[Any], tuple[str, ...]], ...]:
     """Return each setting that names a plugin, the registry of its kind, and the names that the file lists."""
     return (
         ("method.name", METHODS, policy.methods),
@@ -360,8 +358,8 @@ def _listed(policy: SitePolicy) -> tuple[tuple[str, Registry[Any], tuple[str, ..
     )
 
 
-def _named(sections: Mapping[str, Any], setting: str) -> Iterator[Any]:
-    """What a job writes there, for this site or for any other."""
+def _named_plugins(sections: Mapping[str, Any], setting: str) -> Iterator[Any]:
+    """Yield the plugins that a job names in a setting, for this site or for any other."""
     section, name = setting.split(".")
     values = sections.get(section)
     if not isinstance(values, Mapping):

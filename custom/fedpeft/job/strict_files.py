@@ -37,6 +37,18 @@ REASONS = {
     "meta": "its meta.json holds what no job may ask for",
     "setting": "the value of a setting in it is not allowed",
 }
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 16
+MAX_TEXT = 4096
+MAX_NUMBER = 2**63
+# FLARE treats `{x}` as a variable, and `}x}` too: it splits at either brace
+BRACES = "{}"
+LINE_BREAKS = "\n\t"
+MAX_ARCHIVE = 4 << 20
+MAX_ARCHIVED = 32
+SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # FLARE puts these into every folder of a submitted job
+_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_ENCRYPTED = 0x1
 
 
 class AdmissionError(FedpeftError):
@@ -48,14 +60,14 @@ class AdmissionError(FedpeftError):
 
     @property
     def public(self) -> str:
-        """The message for others: the code, its fixed sentence and a setting's name, no value of job or machine."""
+        """The message for others: code, fixed sentence and the name of a setting, without values of job or machine."""
         name = declared_part(self.setting) if self.setting else ""
         place = "`fedpeft doctor` on its folder names the place"
         return f"the job is not admitted ({self.reason}): {REASONS[self.reason]}{f', {name}' * bool(name)}; {place}."
 
 
 def setting_classes() -> dict[str, type]:
-    """Return the sections of a job and of what is below them, with the dataclass that declares their settings."""
+    """Return the sections of a job, and their parts, with the dataclass that declares their settings."""
     from fedpeft.alignment.settings import PIASettings, RobustSettings
     from fedpeft.answering.training_settings import TrainingSettings
     from fedpeft.backbones import BackboneSettings
@@ -94,15 +106,6 @@ def declared_part(path: str) -> str:
     parts = path.split(".")
     candidates = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next((candidate for candidate in candidates if candidate in setting_names()), "")
-
-
-MAX_BYTES = 1 << 20
-MAX_DEPTH = 16
-MAX_TEXT = 4096
-MAX_NUMBER = 2**63
-# FLARE treats `{x}` as a variable, and `}x}` too: it splits at either brace
-BRACES = "{}"
-LINE_BREAKS = "\n\t"
 
 
 def parse_json(data: bytes, file: str) -> dict[str, Any]:
@@ -156,10 +159,7 @@ def short(value: Any, limit: int = 80) -> str:
 
 def _check_text(text: str, where: str, *, allowed: str) -> None:
     if len(text) > MAX_TEXT:
-        raise AdmissionError(
-            f"{where} has {len(text)} characters: use at most {MAX_TEXT}.",
-            reason="text",
-        )
+        raise AdmissionError(f"{where} has {len(text)} characters: use at most {MAX_TEXT}.", reason="text")
     if any(brace in text for brace in BRACES):
         raise AdmissionError(
             f"{where} is {short(text)}, and FLARE would read a brace as a variable: write the value without braces.",
@@ -216,20 +216,13 @@ def check_list(value: Any, file: str, name: str, length: int | None = None) -> l
 
 
 def is_count(value: Any, maximum: float) -> bool:
-    """Whether it is a number from 0 to `maximum`."""
+    """Return whether a value is a number from 0 to `maximum`."""
     return is_number(value) and 0 <= value <= maximum
 
 
 def wrong(file: str, name: str, value: Any, expected: str, reason: str = "meta") -> AdmissionError:
-    """The error for one value, with the expected one."""
+    """Return the error for one value, with the expected one."""
     return AdmissionError(f"{file}: {name} is {short(value)}: make it {expected}.", reason=reason)
-
-
-MAX_ARCHIVE = 4 << 20
-MAX_ARCHIVED = 32
-SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # FLARE puts these into every folder of a submitted job
-_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_ENCRYPTED = 0x1
 
 
 def read_folder(folder: Path, names: Sequence[str]) -> dict[str, bytes]:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Write jobs: one for the data of a folder with its task (`fedpeft new`), and other settings into one that is there.
 
-Settings go into the job's folder, and into the task of which it is composed where that is its own.
+Settings go into the job's folder, and into its task if no other job has that.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from fedpeft.job.composing import (
     CONFIGS,
     PACKAGED,
     RECIPES,
-    changed,
+    TASKS,
     check_known,
     check_used,
     compose,
-    composed,
+    compose_sections,
     configs_of,
     default_configs,
     known_jobs,
-    merged,
     name_of,
+    overlay,
+    parse_overrides,
     part_of,
     parts_of,
     read_yaml,
     recipes,
     write_job,
 )
-from fedpeft.job.folder import as_read
-from fedpeft.job.yaml_values import TASKS, parse, write
+from fedpeft.job.folder import fit_data
+from fedpeft.job.yaml_values import parse, write
 
 TRAINING = {"rounds": 10, "local_epochs": 1, "batch_size": 16, "weight_decay": 0.01, "warmup": 0.1, "seed": 0}
 BACKBONE, PRETRAINED = "backbones", "mmbt_small"  # with weights of the extra `pretrained`
@@ -53,9 +54,10 @@ HEADER = """\
 # At a hospital its site policy says where its data lie (roots in local/fedpeft.json): leave root out there.
 """
 # by section the settings that a folder of data is read with; None: all
-LOOKED: dict[str, tuple[str, ...] | None] = {"data": None, "backbone": None, "training": ("answering",)}
+READ_FROM_FOLDER: dict[str, tuple[str, ...] | None] = {"data": None, "backbone": None, "training": ("answering",)}
 FIRST_LINE = "# One line per job: the parts it is composed of.\n"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}", re.ASCII)
+TASK = "tasks/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,22 +71,22 @@ class NewJob:
 
 
 def look(folder: Path, overrides: Iterable[str] = (), *, out: Path = Path(), backbone: str = "") -> FolderSites:
-    """Return what a folder holds, as a backbone reads it; see `fedpeft.job.folder.as_read`."""
-    chosen = changed(overrides)
+    """Return what a folder holds, as a backbone reads it; see `fedpeft.job.folder.fit_data`."""
+    chosen = parse_overrides(overrides)
     check_known(chosen)
     found = sites_in(folder, chosen.get("data"))
-    sections = merged(part_of(out / CONFIGS, _part(found, backbone)), chosen)
+    sections = overlay(part_of(out / CONFIGS, _backbone_part(found, backbone)), chosen)
     share = found.section.get("unreadable", DataSettings.unreadable)
-    read = [as_read(data, sections, site, share=share) for site, data in zip(found.of_sites, found.data, strict=True)]
+    read = [fit_data(data, sections, site, share=share) for site, data in zip(found.of_sites, found.data, strict=True)]
     return replace(found, data=tuple(read))
 
 
 def check_looked(overrides: Iterable[str]) -> None:
     """Refuse settings that `look` does not read, where no job is written with them."""
-    chosen = changed(overrides)
+    chosen = parse_overrides(overrides)
     check_known(chosen)
     for section, names in chosen.items():
-        read = LOOKED.get(section, ())
+        read = READ_FROM_FOLDER.get(section, ())
         if other := [f"{section}.{name}" for name in names if read is not None and name not in read]:
             raise FedpeftError(f"{other[0]} changes nothing in a folder of data: leave it out, or name a job.")
 
@@ -92,7 +94,7 @@ def check_looked(overrides: Iterable[str]) -> None:
 def check_free(name: str, out: Path) -> None:
     """Refuse what cannot be a job's name, and the name of a job that is there or comes with the package.
 
-    A task here goes before the package's of its name, so that its jobs would then have these data.
+    A task here precedes the package's task of its name, whose jobs would then have these data.
     """
     if not _NAME.fullmatch(name):
         raise FedpeftError(f"{name!r:.80} cannot be a job's name: use lower-case letters, digits, _ and -, at most 60.")
@@ -105,7 +107,7 @@ def check_free(name: str, out: Path) -> None:
 
 
 def backbone_parts(out: Path) -> list[str]:
-    """Return the names of the parts in `app_configs/backbones`, of a place's own and of the package."""
+    """Return the names of the parts in `app_configs/backbones`, in a folder and in the package."""
     return sorted({file.stem for configs in (out / CONFIGS, PACKAGED) for file in configs.glob("backbones/*.yml")})
 
 
@@ -120,24 +122,23 @@ def write_new(
 ) -> NewJob:
     """Write `app_configs/tasks/NAME.yml`, a line in `app_configs/jobs.yml` and `jobs/NAME`; after an error nothing.
 
-    Settings of `data` are in what was found. Without a part for the backbone it is that of the installed weights, or a
-    tiny one of the package.
+    `found` has the settings of `data`. The default backbone is that of the installed weights, or a tiny one.
     """
     task, jobs, job = _places(name, out)
-    parts = [_part(found, backbone), "methods/fedpia_agreement", "deployments/laptop"]
+    parts = [_backbone_part(found, backbone), "methods/fedpia_agreement", "deployments/laptop"]
     labels = any(site.metric == MACRO_F1 for site in found.data)  # rare ones never reach a probability of one half
     training = TRAINING | ({"thresholds": VALIDATION} if labels else {})
-    chosen = {section: values for section, values in changed(overrides).items() if section != "data"}
+    chosen = {section: values for section, values in parse_overrides(overrides).items() if section != "data"}
     own = {"data": found.section, "federation": {"sites": list(found.of_sites)}, "training": training}
     before_task = [part_of(jobs.parent, one) for one in parts]
-    backbone_of = composed([own, *before_task, chosen])["backbone"]
+    backbone_of = compose_sections([own, *before_task, chosen])["backbone"]
     named = backbone_of.get("name", BackboneSettings.name)
     declared = BACKBONES.get(named)
     training["learning_rate"] = declared.learning_rate
     for setting in before_task[0].get("training", {}):
-        training.pop(setting, None)  # the task stands behind the backbone, and would override it
-    sections = merged(own, chosen)
-    whole = composed([*before_task, sections])
+        training.pop(setting, None)  # the task comes after the backbone, and would override it
+    sections = overlay(own, chosen)
+    whole = compose_sections([*before_task, sections])
     check_used(overrides, whole, job=name)
     recipe = {name: [*parts, f"tasks/{name}"]}
     before = jobs.read_text(encoding="utf-8") if jobs.is_file() else FIRST_LINE
@@ -165,7 +166,7 @@ def _check_admitted(name: str, sections: Mapping[str, Any]) -> None:
         admit_folder(Path(draft))
 
 
-def _part(found: FolderSites, backbone: str) -> str:
+def _backbone_part(found: FolderSites, backbone: str) -> str:
     images = all(site.metric == BALANCED_ACCURACY for site in found.data)
     default = PRETRAINED if has_wheels() else "tiny_vit" if images else "tiny_vilt"
     return f"{BACKBONE}/{backbone or default}"
@@ -177,35 +178,32 @@ def _places(name: str, out: Path) -> tuple[Path, Path, Path]:
     return configs / "tasks" / f"{name}.yml", configs / RECIPES, out / "jobs" / name
 
 
-TASK = "tasks/"
-
-
 @dataclass(frozen=True, kw_only=True)
 class FoundJob:
-    """A job that is there."""
+    """A job that exists, as a folder or in `app_configs`."""
 
     name: str  # as `app_configs/jobs.yml` has it
-    sections: dict[str, Any]  # of its folder as it is, or composed where it was named without one
-    folder: Path  # where its folder is, or goes
-    configs: Path | None  # the `app_configs` folder of which it is composed; None: there is none
-    parts: tuple[Mapping[str, Any], ...] = ()  # that make the sections; none where the folder has others than they give
+    sections: dict[str, Any]  # of its folder as it is, or composed if it was named without one
+    folder: Path  # where its folder is, or will be
+    configs: Path | None  # the `app_configs` folder that it is composed of; None: there is none
+    parts: tuple[Mapping[str, Any], ...] = ()  # that give the sections; empty if the folder has others
 
     def composed(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Return the sections with settings as `section.name=value`, as `fedpeft jobs` composes them.
 
-        A folder with sections of its own holds them with what its backbone declares, and so gets no other one.
+        A folder with other sections holds what its backbone declares, and so gets no other backbone.
         """
         if self.parts:
-            return composed(self.parts, overrides)
-        named = changed(overrides).get("backbone", {}).get("name")
+            return compose_sections(self.parts, overrides)
+        named = parse_overrides(overrides).get("backbone", {}).get("name")
         before = self.sections["backbone"].get("name", BackboneSettings.name)
         if named not in (None, before):
             raise FedpeftError(
                 f"backbone.name is {named!r:.80}, and {self.folder} has settings that {before} declares: leave "
-                f"backbone.name out, or name a job of app_configs in place of the folder.",
+                f"backbone.name out, or name a job of app_configs instead of the folder.",
                 setting="backbone.name",
             )
-        return composed([self.sections], overrides)
+        return compose_sections([self.sections], overrides)
 
 
 def find_job(job: Path, configs: Path | None = None) -> FoundJob:
@@ -216,13 +214,15 @@ def find_job(job: Path, configs: Path | None = None) -> FoundJob:
             own, _ = configs_of(job)
         except FedpeftError:  # a folder from elsewhere, which is a job all the same
             own = None
-        name, sections = admitted.at_server["job"], admitted.sections
+        name, sections = admitted.server_sections["job"], admitted.sections
         parts = _read_parts(own, name) if own and name in known_jobs(own) else ()
-        same = bool(parts) and composed(parts) == sections
+        same = bool(parts) and compose_sections(parts) == sections
         return FoundJob(name=name, sections=sections, folder=job, configs=own, parts=parts if same else ())
     configs, name = configs or default_configs(), name_of(job)
     root, parts = Path() if configs == PACKAGED else configs.parent, _read_parts(configs, name)
-    return FoundJob(name=name, sections=composed(parts), folder=root / "jobs" / name, configs=configs, parts=parts)
+    return FoundJob(
+        name=name, sections=compose_sections(parts), folder=root / "jobs" / name, configs=configs, parts=parts
+    )
 
 
 def _read_parts(configs: Path, name: str) -> tuple[Mapping[str, Any], ...]:
@@ -232,8 +232,8 @@ def _read_parts(configs: Path, name: str) -> tuple[Mapping[str, Any], ...]:
 def write_settings(job: FoundJob, chosen: Sequence[str]) -> list[str]:
     """Write settings as `section.name=value` into a job; return a sentence on each file.
 
-    The folder gets them as `fedpeft jobs --set` would. The task in `app_configs/` gets them where no other job is
-    composed of it and the file has no comments but at its top, so that `fedpeft jobs` writes the same folder again.
+    The folder gets them as with `fedpeft jobs --set`. The task in `app_configs/` gets them if only this job is composed
+    of it and it has no comments but at its top, so that `fedpeft jobs` writes the same folder again.
     """
     sections = job.composed(chosen)
     _check_admitted(job.name, sections)
@@ -245,12 +245,12 @@ def write_settings(job: FoundJob, chosen: Sequence[str]) -> list[str]:
         task.write_text(text, encoding="utf-8")
         return [f"wrote    {task}: {values}", *said]
     again = " ".join(f"--set {setting}" for setting in chosen)
-    kept = f"{task} is as it was" if task else "no file of app_configs is of this job alone"
+    kept = f"{task} is as it was" if task else "no file of app_configs is only of this job"
     return [*said, f"{kept}: `fedpeft jobs {job.name} {again}` writes this folder again."]
 
 
 def _own_task(job: FoundJob) -> Path | None:
-    """Return the file of the task of which this job alone is composed; None: there is none."""
+    """Return the file of the task that only this job is composed of; None: there is none."""
     if job.configs is None or job.configs == PACKAGED:
         return None
     own = recipes(job.configs)
@@ -267,8 +267,8 @@ def _rewritten(job: FoundJob, task: Path, chosen: Sequence[str]) -> str:
     head = "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
     if text != head + write(before):
         return ""
-    after = merged(before, changed(chosen))
+    after = overlay(before, parse_overrides(chosen))
     parts = recipes(job.configs)[job.name]
     file = {job.configs / f"{part}.yml": part for part in parts}[task]
-    whole = composed([after if part == file else part_of(job.configs, part) for part in parts])
+    whole = compose_sections([after if part == file else part_of(job.configs, part) for part in parts])
     return head + write(after) if whole == compose(job.configs, job.name, chosen) else ""

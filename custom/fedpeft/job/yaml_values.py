@@ -6,17 +6,14 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import yaml
 
-from fedpeft.core.registry import Registry
-
 MAX_LEVELS = 20
 KEPT_TEXTS = 64  # a command reads the same few files again and again
-# decimal ones, as in YAML 1.2, but without leading zeros; one that is whole is found first
+# decimal numbers, as in YAML 1.2, but without leading zeros; whole ones are tried first
 WHOLE = r"(0|[1-9][0-9]*)"
 NUMBERS = {
     "tag:yaml.org,2002:int": rf"[-+]?{WHOLE}",
@@ -26,10 +23,10 @@ OF_OLD_YAML = (*NUMBERS, "tag:yaml.org,2002:timestamp")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads decimal numbers alone as numbers, 1e-4 too, and refuses aliases and deep nesting.
+    """Reads only decimal numbers as numbers, 1e-4 too, and refuses aliases and deep nesting.
 
-    What YAML 1.1 takes for a number or a date besides is text, as it is written: 010 (there 8), 1:30 (90), 0x10, 1_000
-    and 2024-01-31. So a site may have such a name, and a setting that must be a number is refused with it.
+    What else YAML 1.1 takes for a number or a date is text, as it is written: 010 (there 8), 1:30 (90), 0x10, 1_000 and
+    2024-01-31. So a site may have such a name, and a setting that must be a number is refused with it.
     """
 
     level = 0
@@ -73,7 +70,7 @@ def parse(text: str) -> Any:
 
 
 def parse_argument(text: str) -> Any:
-    """Return the value of a command's argument, in which no comment is meant."""
+    """Return the value of a command's argument; refuse what would be a comment."""
     value, held = parse(text), bytearray(len(text))
     for token in yaml.scan(text, Loader=_Loader):
         held[token.start_mark.index : token.end_mark.index] = b"1" * (token.end_mark.index - token.start_mark.index)
@@ -95,7 +92,7 @@ def _parsed(text: str) -> Any:
 
 
 def write(value: Any, *, flow: bool | None = False) -> str:
-    """Return the YAML of a value, from which `parse` makes it again; flow None: the innermost lists on one line."""
+    """Return the YAML of a value, which `parse` reads back; flow None: the innermost lists on one line."""
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=flow)
     if parse(text) != value:
         raise ValueError("it would be read as something else")
@@ -113,6 +110,3 @@ def _check(value: Any) -> None:
         raise ValueError(f"{value!s:.40} is of the kind {type(value).__name__}, which JSON lacks; put it in quotes")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _check(inner)
-
-
-TASKS: Registry[Mapping[str, Any]] = Registry("task", "fedpeft.tasks", Mapping)

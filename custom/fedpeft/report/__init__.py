@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedpeft.core.console import Console
 
+OPTIONAL = ("sent", "losses", "schedule", "fronts")  # pictures that only some runs have
 SURFACE = "surface.svg"  # what `fedpeft report --surface` adds to a report
 
 
@@ -18,13 +19,13 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
 
     Args:
         source: the run's folder, or its history.json itself.
-        out_dir: where the files go; files of the same names are replaced, and pictures removed that are of another run.
-        state: of a run that has not completed, in words; it stands above the page.
+        out_dir: where the files go; files of the same names are replaced, and pictures of another run removed.
+        state: of a run that has not completed, in words, for the top of the page.
 
     Returns:
-        ``markdown`` (tables.md), ``csv`` (accuracy.csv), ``picture`` (convergence.svg), ``page`` (report.html),
-        and ``sent`` (sent.svg) if what was sent was counted, ``losses`` (losses.svg) if losses were measured at both
-        ends of the rounds, ``schedule`` (schedule.svg) if any round has a schedule, ``fronts`` (fronts.svg) if layers
+        `markdown` (tables.md), `csv` (accuracy.csv), `picture` (convergence.svg), `page` (report.html),
+        and `sent` (sent.svg) if what was sent was counted, `losses` (losses.svg) if losses were measured at both
+        ends of the rounds, `schedule` (schedule.svg) if any round has a schedule, `fronts` (fronts.svg) if layers
         were scored.
 
     Raises:
@@ -33,7 +34,7 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
     """
     from fedpeft.core.errors import FedpeftError
     from fedpeft.report.history_reader import read
-    from fedpeft.report.outputs import SECTIONS, markdown, page, state_line, tidy_csv
+    from fedpeft.report.outputs import markdown, page, state_line, tidy_csv
     from fedpeft.report.plots import picture_files, pictures
 
     history = read(source)
@@ -49,7 +50,7 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
     written = {}
     outdated: set[str] = set()
     if (folder / contents["page"][0]).is_file():  # of an earlier report
-        outdated = {f"{name}.svg" for name in SECTIONS if name != "curves"} - {name for name, _ in contents.values()}
+        outdated = {f"{name}.svg" for name in OPTIONAL} - {name for name, _ in contents.values()}
         outdated |= set() if _is_in(folder, source) else {SURFACE}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
 
 
 def _is_in(folder: Path, source: str | Path) -> bool:
-    """Return whether a folder lies in that of a run, and so has this run's report alone."""
+    """Return whether a folder is in that of a run, so that its report can only be of this run."""
     run = Path(source).resolve()
     inside = folder.resolve()
     return (run.parent if run.is_file() else run) in (inside, *inside.parents)

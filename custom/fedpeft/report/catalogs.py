@@ -33,7 +33,7 @@ NOTE = (
 def method_list(backbone: str, source: str | None = None) -> Group:
     """Return each method with its parameters and aggregation, and below them what it can do, and its paper.
 
-    Where a method does not fit the backbone, its row has the reason.
+    If a method does not fit the backbone, its row has the reason.
     """
     declared = backbones.BACKBONES.get(backbone).method_settings
     head = f"{'name':<{NAME}} {'trained':>{NUMBER}}  {'exchanged':<{RANGE}} aggregation"
@@ -123,7 +123,7 @@ def _lines(*words: str) -> str:
 
 
 def _clients(sites: Sequence[str]) -> str:
-    """Return the number of sites and their names; of those that are numbered the first and the last."""
+    """Return the number of sites and their names; of numbered sites only the first and the last."""
     numbered = [f"{sites[0].rstrip('0123456789')}{number}" for number in range(1, len(sites) + 1)]
     names = f"{sites[0]} to {sites[-1]}" if len(sites) > 1 and list(sites) == numbered else ", ".join(sites)
     return f"{len(sites)} clients: {names}"

@@ -1,11 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the sites of a job hold on this machine: examples, images, answers, and what was left out.
+"""What the sites of a job hold on this machine: tables of their examples and of images that they have in common.
 
-The picture of how often each label, class or answer occurs at each site, as in the papers' figures of partitions.
-
-It shows counts of a site's labels, which no message carries: it is for one person who holds all the data.
-
-Images that sites or splits have in common as one table, and the test images that training knows.
+The picture of how often each label, class or answer occurs at each site is like the papers' figures of partitions. It
+shows counts of a site's labels, which no message carries: it is for one person who holds all the data.
 """
 
 from __future__ import annotations
@@ -42,6 +39,15 @@ ROW, COLUMN, MIN_COLUMN, MIN_WIDTH = 0.24, 0.62, 0.12, 4.6
 TOP, BOTTOM, LINE, EDGE = 0.5, 0.14, 0.15, 0.2
 SIZE = 7  # points
 MAX_LENGTH = 30  # letters of a label
+FREQUENT, EVERY_LABEL = "the most frequent answer of training", "every label"
+CONSTANT = {ACCURACY: FREQUENT, BALANCED_ACCURACY: "any one class", MACRO_F1: FREQUENT}
+HEADS = ("train", "validation", "test", "images", "answers", "closed", "unseen", "baseline %")
+UNUSED = "unused"
+TEST = "test"
+NO_OVERLAP = "No image is in two sites or two splits."
+TOTAL = "total"
+MAX_NAMED = 20  # images of one site that a remedy names
+OVERLAP_HEADS = ("in", "and in", "images", "equal pixels", "test images known")
 
 
 def label_counts(sites: Sequence[SiteData]) -> dict[str, np.ndarray]:
@@ -72,7 +78,7 @@ def label_picture(title: str, sites: Sequence[SiteData], *, procedural: bool) ->
 
 
 def _figure(title: str, sites: Sequence[SiteData], *, procedural: bool) -> Figure:
-    counts = _shown(label_counts(sites))
+    counts = _limit_labels(label_counts(sites))
     names = [shorten(data.site, MAX_LENGTH) for data in sites]
     labels = [shorten(label, MAX_LENGTH) for label in counts]
     wide = len(sites) * max(MIN_COLUMN, min(COLUMN, 9 / len(sites)))
@@ -96,7 +102,7 @@ def _figure(title: str, sites: Sequence[SiteData], *, procedural: bool) -> Figur
 
 
 def _circles(axes: Axes, table: np.ndarray, column: float) -> None:
-    """Draw a circle for each cell of a table, (labels, sites); ``column`` is the width of a column in inches."""
+    """Draw a circle for each cell of a table, (labels, sites); `column` is the width of a column in inches."""
     largest = 72 * min(ROW, column) * 0.95
     y, x = np.nonzero(table)
     sizes = np.maximum((largest**2) * table[y, x] / table.max(), MIN_AREA)
@@ -115,7 +121,7 @@ def _circles(axes: Axes, table: np.ndarray, column: float) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _shown(counts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _limit_labels(counts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Put labels beyond the most frequent ones into one row."""
     if len(counts) <= MAX_LABELS:
         return counts
@@ -129,26 +135,11 @@ def _wrapped(text: str, width: float) -> list[str]:
     return textwrap.wrap(text, int((width - 0.24) * 20))
 
 
-FREQUENT, EVERY_LABEL = "the most frequent answer of training", "every label"
-CONSTANT = {ACCURACY: FREQUENT, BALANCED_ACCURACY: "any one class", MACRO_F1: FREQUENT}
-HEADS = (
-    "train",
-    "validation",
-    "test",
-    "images",
-    "answers",
-    "closed",
-    "unseen",
-    "baseline %",
-)
-UNUSED = "unused"
-
-
 def data_summary(sites: Sequence[SiteData]) -> Table:
     """Return one row per site.
 
-    Its cells: examples per split, images, answers or labels, closed test questions and those with unseen answers,
-    what the best constant answer reaches, and, if there are any at any site, samples of the files in no split.
+    Its cells: examples by split, images, answers or labels, closed test questions and those with unseen answers, what
+    the best constant answer reaches, and, if a site has any, samples of the files in no split.
     """
     table = Table(box=None, header_style="bold", collapse_padding=True, pad_edge=False)
     table.add_column("site", no_wrap=True)
@@ -167,7 +158,7 @@ def data_summary(sites: Sequence[SiteData]) -> Table:
 
 
 def remarks(sites: Sequence[SiteData]) -> Iterator[str]:
-    """Yield a sentence on each metric, on what was left out and on what is unusual; one for all sites alike."""
+    """Yield a sentence on each metric, on what was left out and on what is unusual; sites with the same share one."""
     for metric, labelled in dict.fromkeys((data.metric, bool(data.labels)) for data in sites):
         yield f"Measured by {TITLES[metric]}; the baseline is {EVERY_LABEL if labelled else CONSTANT[metric]}."
     counts: dict[str, dict[str, int]] = {}
@@ -178,22 +169,15 @@ def remarks(sites: Sequence[SiteData]) -> Iterator[str]:
         for remark in (*data.notes, *remarks_on_variety(data)):
             of_sites.setdefault(remark, []).append(data.site)
     for why, by_site in counts.items():
-        yield f"Left out, {why}: {_listed(by_site, everywhere=len(by_site) == len(sites) > 1)}."
+        yield f"Left out, {why}: {_list_counts(by_site, everywhere=len(by_site) == len(sites) > 1)}."
     for remark, names in of_sites.items():
         yield f"{', '.join(names) if len(names) < len(sites) or len(names) == 1 else 'all sites'}: {remark}"
 
 
-def _listed(by_site: Mapping[str, int], *, everywhere: bool) -> str:
+def _list_counts(by_site: Mapping[str, int], *, everywhere: bool) -> str:
     if everywhere and len(set(by_site.values())) == 1:
         return f"{next(iter(by_site.values())):,} at each site"
     return ", ".join(f"{site} {count:,}" for site, count in by_site.items())
-
-
-TEST = "test"
-NONE = "No image is in two sites or two splits."
-TOTAL = "total"
-MAX_NAMED = 20  # images of one site that a remedy names
-OVERLAP_HEADS = ("in", "and in", "images", "equal pixels", "test images known")
 
 
 class Overlap:
@@ -224,20 +208,20 @@ class Overlap:
         return table
 
     def remarks(self) -> Iterator[str]:
-        """Yield what the table means and how to leave such images out; none where no test image is known."""
+        """Yield what the table means and how to leave such images out; nothing if training knows no test image."""
         if not self.known:
             return
         yield (
             f"{len(self.known):,} of {self.tested:,} test images are in a training or validation split as well, which "
             f"flatters the figures: leave them out there with data.exclude (at a hospital exclude in its site policy)."
         )
-        for site, names in self._to_exclude().items():
+        for site, names in self._exclusions().items():
             more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
             yield f"data.sites.{site}.exclude: [{', '.join(names[:MAX_NAMED])}]{more}"
         if within := sorted({place.site for one in self._leaking for place in one.places if _is_in_test(place, one)}):
             yield f"An image that is in two splits of {', '.join(within)} itself: set data.split=image_disjoint there."
 
-    def _to_exclude(self) -> dict[str, list[str]]:
+    def _exclusions(self) -> dict[str, list[str]]:
         """Return by site the images to leave out, so that the test splits stay."""
         chosen: dict[str, dict[str, None]] = {}
         for one in self._leaking:
@@ -252,7 +236,7 @@ def _is_test(place: Fingerprint) -> bool:
 
 
 def _is_in_test(place: Fingerprint, one: Duplicate) -> bool:
-    """Return whether a place of training has its image under the same id in the site's own test split."""
+    """Return whether an image of training is also in the site's own test split under the same id."""
     here = (place.site, place.image_id)
     return not _is_test(place) and any(_is_test(other) and (other.site, other.image_id) == here for other in one.places)
 

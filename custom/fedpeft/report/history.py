@@ -14,20 +14,22 @@
                               "importance": 0.7, "variance": 0.25},
                  "rejected": {"vqa-rad": "the reason, one sentence"}}]}
 
-``metrics`` says by what a site is measured (``fedpeft.core.metrics``), which is its ``overall``; accuracy, where
-nothing is said. ``tested`` is how many test samples a site has, and what the best constant answer reaches on them, or
-null where that is not known, as in a consortium. ``open`` and ``closed`` are accuracies of questions of these kinds.
-All are fractions in [0, 1], or null where the test split has no such questions or nothing was measured; so is
-``validation``, the same on the validation split, which may be left out; ``loss`` is the mean training loss,
-``loss_start`` and ``loss_end`` the mean loss on the probe samples at the start and the end of the round, ``samples``
-the number of training examples, ``below_constant`` is 1 where the site was no better than its best constant answer in
-each of its last three rounds, else 0 or null; ``sent`` the bytes of the adapter that the site sent, ``alignment`` the
-transport distance of a site's adapter and ``alignment_report`` what the alignment changed; ``schedule`` says which
-layers each site was to train and its score of every layer; the scored layers are those in its ``numbers``, or where
-that is left out 0, 1, 2 and so on. Where layers are drawn, ``scores`` is empty. ``settings``, ``metrics``, ``tested``,
-``seconds``, ``alignment``, ``alignment_report``, ``schedule``, ``rejected``, ``loss``, ``loss_start``, ``loss_end``,
-``samples``, ``below_constant`` and ``sent`` may be left out; a round may lack any site, and an empty schedule means
-none. Unknown keys are ignored, so that an older version reads a newer run.
+metrics          by site, the metric of its `overall` (`fedpeft.core.metrics`); default: accuracy
+tested           test samples, and what the best constant answer reaches on them; null: unknown, as in a consortium
+open, closed     accuracies of questions of these kinds
+validation       as `overall`, on the validation split
+loss             mean training loss; loss_start, loss_end: mean on the probe samples at the ends of the round
+samples          training examples
+below_constant   1: no better than the best constant answer in each of the last three rounds; else 0 or null
+sent             bytes of the adapter that the site sent
+alignment        transport distance of a site's adapter; alignment_report: what the alignment changed
+schedule         layers that each site was to train, and its score of every layer, none if layers are drawn; `numbers`
+                 are the scored layers, by default 0, 1, 2 and so on; an empty schedule means none
+
+Metrics and accuracies are fractions in [0, 1], or null if nothing was measured. A round may lack any site. `settings`,
+`metrics`, `tested`, `validation`, `seconds`, `alignment`, `alignment_report`, `schedule`, `rejected`, `loss`,
+`loss_start`, `loss_end`, `samples`, `below_constant` and `sent` may be left out. Unknown keys are ignored, so that an
+older version reads a newer run.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class HistoryError(FedpeftError):
     """A history.json is missing, damaged or incomplete."""
 
 
-# A check returns a value of a decoded JSON file, or refuses it; `where` and `what` go into the error.
+# A check returns a value of a decoded JSON file, or refuses it; the error names `where` and `what`.
 def need(entry: Mapping[str, Any], key: str, where: str) -> Any:
     """Return the value of a required key."""
     if key not in entry:
@@ -190,8 +192,8 @@ class SiteResult:
 @dataclass(frozen=True, kw_only=True)
 class Aligned:
     """What an alignment did to a site's adapter: the mean distance of its neurons from the reference's before and
-    after, and the fraction that moved; None where nothing was aligned. ``places`` are its modules whose neurons could
-    have stayed as they were; of these ``moved_places`` did not, and ``held`` did only because of the margin."""
+    after, and the fraction that moved; None if nothing was aligned. `places` counts its modules whose neurons could
+    have stayed: in `moved_places` of them they moved, in `held` they only stayed because of the margin."""
 
     before: float | None = must(as_number, default=None)
     after: float | None = must(as_number, default=None)
@@ -211,7 +213,7 @@ class Tested:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Which layers each site trains in a round, its score of each of the L layers in ``numbers`` (none where layers are
+    """Which layers each site trains in a round, its score of each of the L layers in `numbers` (none if layers are
     drawn), and the objectives: the sum of the scores of the assigned layers, and the variance of the number of sites
     per layer."""
 
@@ -229,7 +231,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One round: ``sites`` holds those that replied, ``rejected`` those whose reply was refused, with the reason."""
+    """One round: `sites` holds those that replied, `rejected` those whose reply was refused, with the reason."""
 
     round: int = must(as_count)
     sites: Mapping[str, SiteResult] = must(by_name(object_of(SiteResult)))
@@ -242,7 +244,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """A whole run; ``rounds`` is never empty and its numbers rise; nested settings have dotted names."""
+    """A whole run; `rounds` is never empty and its numbers rise; nested settings have dotted names."""
 
     job: str = must(as_name)
     method: str = must(as_name)

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The picture of the losses in every round, where a run measured them: at its start and its end, or in its course.
+"""The picture of the losses in every round, if a run measured them: at its start and its end, or in its course.
 
-Within a round a line goes from the loss before the first step to that after the last one; where the next round begins,
-it jumps to the loss of what the site got and integrated. These jumps are the oscillation of FedPIA's Figure 4.
+Within a round a line goes from the loss before the first step to that after the last one; then it jumps to the loss
+of what the site got and integrated, where the next round begins. These jumps are the oscillation of FedPIA's Figure 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from fedpeft.core.metrics import ENDS
 from fedpeft.report.history import History
-from fedpeft.report.palette import BOTTOM, DISTINCT, LIGHT, Frame, drawn, line_style, shorten
+from fedpeft.report.palette import BOTTOM, DISTINCT, LIGHT, Drawing, Frame, drawn, line_style, shorten
 
 Figures = Mapping[str, float | None]  # by site
 Losses = Mapping[str, np.ndarray]  # by site (R, P): from the start of each round to its end, NaN where unknown
@@ -34,6 +34,13 @@ NAMES, ROW, ABOVE = 0.42, 0.16, 0.5  # below the panels, for each row of the leg
 LETTERS = 32  # of a panel's or line's name
 
 
+def drawings(history: History) -> Iterator[Drawing]:
+    """Yield the picture of the losses, if the run measured them."""
+    if losses_of(history):
+        described = f"Lines through the losses at the start and the end of every round, for {', '.join(history.sites)}."
+        yield Drawing("losses", "Oscillation", losses_figure, losses_explained(history), described)
+
+
 def losses_of(history: History) -> dict[str, np.ndarray]:
     """Return the losses of the sites that measured some."""
     of_rounds = [[{s: getattr(r, name) for s, r in one.sites.items()} for one in history.rounds] for name in ENDS]
@@ -41,7 +48,7 @@ def losses_of(history: History) -> dict[str, np.ndarray]:
 
 
 def losses_by_site(*points: Sequence[Figures]) -> dict[str, np.ndarray]:
-    """Return the losses of sites that have some; of `points` the first are those at the start of each round."""
+    """Return the losses of sites that have some; the first of `points` are those at the start of each round."""
     sites = dict.fromkeys(site for one in points[0] for site in one) if points else {}
     every = {site: np.array([[one.get(site) for one in of] for of in points], dtype=float).T for site in sites}
     return {site: losses for site, losses in every.items() if np.isfinite(losses).any()}
@@ -50,7 +57,7 @@ def losses_by_site(*points: Sequence[Figures]) -> dict[str, np.ndarray]:
 def rise(losses: Losses) -> float | None:
     """Return by how much the loss rises from the end of a round to the start of the next one, the mean over sites.
 
-    Of each site it is the mean over its rounds; below 0, where the losses fall between rounds; None: nothing is known.
+    It is the mean of the sites' means over rounds; below 0 if losses fall between rounds; None: nothing is known.
     """
     jumps = [one[1:, 0] - one[:-1, -1] for one in losses.values()]
     means = [one[np.isfinite(one)].mean() for one in jumps if np.isfinite(one).any()]
@@ -74,7 +81,7 @@ def panels_figure(panels: Mapping[str, Losses], frame: Frame | None = None, *, t
 
 
 def losses_explained(history: History) -> str:
-    """Return what the losses are of, and how far they jump between rounds."""
+    """Return on which samples the losses are measured, and how far they jump between rounds."""
     text = rise_text(losses_of(history))
     return f"{BY_PROBE} Mean change from the end of a round to the start of the next: {text}." if text else BY_PROBE
 
@@ -116,7 +123,7 @@ def _figure(
 
 
 def _panel(axes: Axes, losses: Losses, sites: list[str]) -> dict[str, Line2D]:
-    """Draw a line for every site and, above them, that of their mean; return them by what the legend calls them."""
+    """Draw a line for every site and, above them, that of their mean; return them by their names in the legend."""
     lines = {}
     for site, one in losses.items():
         style = line_style(sites.index(site), len(sites))
@@ -138,7 +145,7 @@ def _panel(axes: Axes, losses: Losses, sites: list[str]) -> dict[str, Line2D]:
 
 
 def saw_tooth(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places (RP,) and the losses (RP,) of a line through all points; round t lies from t - 1 to t."""
+    """Return the places (RP,) and the losses (RP,) of a line through all points; round t is from t - 1 to t."""
     begins = np.arange(len(losses), dtype=float)
     return (begins[:, None] + np.linspace(0, 1, losses.shape[1])).ravel(), losses.ravel()
 

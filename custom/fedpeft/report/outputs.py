@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fedpeft.core.console import Console, cell
 from fedpeft.core.metrics import TITLES as METRICS
-from fedpeft.core.text import counted, csv_cell
+from fedpeft.core.text import csv_cell
 from fedpeft.report.history import History
 from fedpeft.report.page_parts import Picture, figure, headline, laid_out, page_of, section
 from fedpeft.report.tables import AVERAGED, Table, all_tables, by_round, last_and_best, trained_layers
@@ -33,14 +33,15 @@ from fedpeft.report.wording import (
     moved_places,
     not_learning,
     note,
-    of_sites,
     parts,
     rejections,
+    sites_in_words,
 )
 
 MAX_LENGTH = 20  # letters of a name before it is folded
 ASCII = str.maketrans({DASH: "-", REJECTED: "x", "·": "-"})
 FRAME = 3  # letters that rich puts around a column
+COLUMNS = ("job", "method", "round", "site", "status", *ACCURACIES, "loss", "samples", "alignment", "reason", "note")
 
 
 def print_tables(history: History, *, console: Console | None = None, metrics: Sequence[str] = ("overall",)) -> None:
@@ -80,8 +81,8 @@ def _printable_table(table: Table, console: Console) -> Table:
     )
 
 
-def _least_width(table: Table, index: int) -> int:
-    """Return the least width of a column, that of its longest figure or word; longer names are folded."""
+def _min_width(table: Table, index: int) -> int:
+    """Return the smallest width of a column: that of its longest figure or word; longer names are folded."""
     words = [word for cell in (table.columns[index], *(row[index] for row in table.rows)) for word in cell.split()]
     return min(max(cell_len(word) for word in words), MAX_LENGTH)
 
@@ -90,7 +91,7 @@ def _blocks(table: Table, width: int) -> list[list[int]]:
     """Return the column indices of each block; the first column, which names the rows, is in every block."""
     blocks = [[0]]
     for index in range(1, len(table.columns)):
-        needed = sum(_least_width(table, i) + FRAME for i in [*blocks[-1], index])
+        needed = sum(_min_width(table, i) + FRAME for i in [*blocks[-1], index])
         if len(blocks[-1]) > 1 and needed >= width:
             blocks.append([0])
         blocks[-1].append(index)
@@ -135,13 +136,10 @@ def _escape(text: str) -> str:
     return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)
 
 
-COLUMNS = ("job", "method", "round", "site", "status", *ACCURACIES, "loss", "samples", "alignment", "reason", "note")
-
-
 def tidy_csv(history: History) -> str:
     """Return one row for each round and site: fractions in full precision, an empty cell for none.
 
-    ``status`` is "replied", "rejected" or "absent". ``note`` stands in every row, not in a comment above the head, so
+    `status` is "replied", "rejected" or "absent". `note` is in every row, not in a comment above the head, so
     that it survives any reader and any filter. The same history gives the same text.
     """
     text = io.StringIO()
@@ -159,15 +157,6 @@ def tidy_csv(history: History) -> str:
     return text.getvalue()
 
 
-SECTIONS = {
-    "curves": "Convergence",
-    "sent": "Communication",
-    "losses": "Oscillation",
-    "schedule": "Layer schedule",
-    "fronts": "What the schedule was chosen from",
-}
-
-
 def page(history: History, pictures: Mapping[str, Picture], *, top: str = "") -> str:
     """Return the page's HTML; the same history and pictures (`plots.pictures`) give the same text.
 
@@ -182,7 +171,7 @@ def page(history: History, pictures: Mapping[str, Picture], *, top: str = "") ->
         figures=_figures(history),
         top=top,
         sections=(
-            *(section(SECTIONS[name], figure(one, _described(history, name))) for name, one in pictures.items()),
+            *(section(one.section, figure(one, one.described)) for one in pictures.values()),
             *(section(table.title, laid_out(table)) for table in all_tables(history)),
             section("Rejected replies", f'<ul class="rejected">{refused}</ul>') if refused else "",
             section("Settings", _settings(history)),
@@ -198,44 +187,18 @@ def state_line(text: str) -> str:
 def _figures(history: History) -> str:
     """Return the means after the last round, in large type."""
     last = dict(_last_means(history))
-    of = of_sites(means(history, "overall")[-1].count, len(history.sites))
+    of = sites_in_words(means(history, "overall")[-1].count, len(history.sites))
     lead = f"Mean {history.measured_by} of {of} after round {history.rounds[-1].round}"
     return headline(lead, {name: mean.value for name, mean in last.items()})
 
 
 def _last_means(history: History) -> Iterator[tuple[str, Mean]]:
-    """Yield title and mean of every figure; open and closed questions stand out only where all sites answer some."""
+    """Yield title and mean of every figure; those of open and closed questions only if all sites answer questions."""
     if len(history.by_metric) == 1 and len(parts(history)) > 1:
         yield from ((TITLES[part], means(history, part)[-1]) for part in parts(history))
         return
     for metric, sites in history.by_metric.items():
         yield METRICS[metric], means(history, "overall", sites=sites)[-1]
-
-
-def _described(history: History, picture: str) -> str:
-    """Return what a picture shows, for those who do not see it."""
-    if picture == "curves":
-        return (
-            f"Curves of {history.measured_by}, training loss and transport distance over "
-            f"{counted(len(history.rounds), 'round')} for {', '.join(history.sites)}; the figures stand in the tables "
-            "below."
-        )
-    if picture == "sent":
-        return (
-            f"Curves of {history.measured_by} against the MB of adapters that a site had sent, for "
-            f"{', '.join(history.sites)} and their mean; a table below has what each sent in each round."
-        )
-    if picture == "losses":
-        return f"Lines through the losses at the start and the end of every round, for {', '.join(history.sites)}."
-    if picture == "schedule":
-        return (
-            "Heat maps of every site's layer scores with the layers chosen for it marked, and how often each layer was "
-            f"chosen over {counted(len(history.scheduled), 'scheduled round')}; a table below says how many layers."
-        )
-    return (
-        f"The Pareto fronts that the solvers find for the scores of round {history.scheduled[-1].round}, each beside "
-        "the exact front, and the assignment that was chosen."
-    )
 
 
 def _settings(history: History) -> str:

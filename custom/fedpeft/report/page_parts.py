@@ -133,10 +133,12 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 class Picture(NamedTuple):
-    """An SVG file without title and warning, which the page has, and what stands below it."""
+    """An SVG file without title and warning, which the page has."""
 
     svg: bytes
-    caption: str = ""
+    caption: str = ""  # below it
+    section: str = ""  # title of its section
+    described: str = ""  # for those who do not see it
 
 
 def page_of(
@@ -219,7 +221,7 @@ def embedded(file: bytes, kind: str) -> str:
 
 
 def laid_out(table: Table) -> str:
-    """Return a table; on narrow screens its rows stand one below the other, where they are not rounds or shades."""
+    """Return a table as HTML; on narrow screens each row becomes a block, except for rounds and shades."""
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.columns)
     by_round = table.columns[0] == "round" and all(row[0].isdigit() for row in table.rows)
     layout = "shaded" if table.shades else "by-round" if by_round else "rows"
@@ -247,5 +249,5 @@ def _cell(text: str, *, best: bool) -> str:
 
 
 def _whole(head: str) -> str:
-    """Return what stands over a figure on a narrow screen, with words that a browser does not break at - or /."""
+    """Return the label of a figure on a narrow screen, with words that a browser does not break at - or /."""
     return re.sub(r"(?<=\S)[-/](?=\S)", f"\\g<0>{JOINER}", head)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""How every picture looks: colors, lines, letters, what stands around the panels, and the file.
+"""How every picture looks: colors, lines, letters, what is around the panels, and the file.
 
 A picture is one SVG file. It is drawn for light pages, and its style sheet exchanges the colors of paper and text where
 the reader prefers dark pages; a program that reads no style sheet shows the light picture. What would need thousands of
@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import matplotlib.style
 import numpy as np
@@ -37,6 +38,10 @@ FORMS = ("o", "s", "^")  # of points, which show no dashes
 BRIDGE = (0, (0.8, 2))  # over rounds without a figure
 DISTINCT = len(COLORS) * len(DASHES)
 GRAY = "#828282"  # of lines in a raster image, on light and dark pages
+SIDE_BY_SIDE = "Lines that coincide are drawn side by side."
+CLOSE = 0.006  # of the height of the axes, less than the width of a line
+# points
+LINE_STEP, MARKER_STEP, MAX_SHIFT = 2.0, 5.0, 14.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +92,18 @@ def line_style(index: int, count: int) -> dict:
 
 
 def point_style(index: int) -> dict:
-    """Return the style of a line's points: where colors repeat another form, and whole at an axis' end."""
+    """Return the style of a line's points: another form when colors repeat, and whole at the end of an axis."""
     return {"marker": FORMS[index // len(COLORS) % len(FORMS)], "markersize": 3.5, "clip_on": False}
+
+
+class Drawing(NamedTuple):
+    """A picture that a run has."""
+
+    name: str  # of its file
+    section: str  # title of its section on the page
+    draw: Callable[..., Figure]  # takes the history, and `framed`
+    explained: str  # line below it on the page, and at the foot of its file
+    described: str  # for those who do not see it
 
 
 def drawn(make: Callable[[], Figure]) -> Figure:
@@ -121,7 +136,7 @@ def png(figure: Figure, description: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What stands above and below the panels of a picture that is a file of its own; empty on a page, which has it."""
+    """What is above and below the panels of a picture in a file of its own; empty on a page, which has it."""
 
     title: str = ""  # the job's name
     # lines with the theme's color for them, and weight
@@ -162,7 +177,7 @@ class Frame:
             figure.text(x, (0.1 + LINE * index) / total, line, fontsize=6.5, color=LIGHT.soft, va="bottom")
 
 
-@lru_cache(maxsize=4096)  # the same labels stand in both forms of a picture
+@lru_cache(maxsize=4096)  # both forms of a picture have the same labels
 def text_width(text: str, size: float) -> float:
     """Return the width of a text in bold letters in inches; `size` is in points."""
     font = FontProperties(family="DejaVu Sans", weight="bold")
@@ -183,7 +198,7 @@ def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -
     Minimizes sum_i (y_i - x_i)^2 subject to y_(i+1) >= y_i + gap and low <= y_i <= high over the sorted positions x.
     With z_i = y_i - i*gap this is isotonic regression, and its bounded form is the unbounded one, clipped.
 
-    The gap becomes smaller where the labels do not fit. The places stand in the order of the positions.
+    The gap becomes smaller if the labels do not fit. The places are in the order of the positions.
 
     Source: Barlow, Bartholomew, Bremner and Brunk, Statistical Inference under Order Restrictions, 1972.
     """
@@ -198,35 +213,29 @@ def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -
     return places
 
 
-SIDE_BY_SIDE = "Lines that coincide are drawn side by side."
-CLOSE = 0.006  # of the height of the axes, less than the width of a line
-# points
-LINES, MARKERS, MAX = 2.0, 5.0, 14.0
-
-
 def set_apart(axes: Axes, curves: Sequence[Sequence[Line2D]]) -> None:
     """Shift curves that coincide over a stretch, or whose only points do, up or down by a few points.
 
-    The axes have their final height limits; of what belongs to a curve the first has all its figures.
+    The axes have their final height limits; the first line of a curve has all its figures.
     """
     low, high = axes.get_ylim()
-    points = [_known(own[0]) for own in curves]
+    points = [_finite_points(own[0]) for own in curves]
     for group in _groups(points, CLOSE * (high - low)):
-        step = LINES if any(len(points[one][0]) > 1 for one in group) else MARKERS
-        step = min(step, MAX / max(len(group) - 1, 1))
+        step = LINE_STEP if any(len(points[one][0]) > 1 for one in group) else MARKER_STEP
+        step = min(step, MAX_SHIFT / max(len(group) - 1, 1))
         for place, one in enumerate(group):
             shift = ScaledTranslation(0, ((len(group) - 1) / 2 - place) * step / 72, axes.figure.dpi_scale_trans)
             for artist in curves[one]:
                 artist.set_transform(axes.transData + shift)
 
 
-def _known(line: Line2D) -> tuple[np.ndarray, np.ndarray]:
+def _finite_points(line: Line2D) -> tuple[np.ndarray, np.ndarray]:
     x, y = (np.asarray(values, dtype=float) for values in line.get_data())
     return x[np.isfinite(y)], y[np.isfinite(y)]
 
 
 def _groups(points: Sequence[tuple[np.ndarray, np.ndarray]], close: float) -> list[list[int]]:
-    """Return the groups of two and more; who coincides with one of a group belongs to it."""
+    """Return the groups of two and more curves, each of which coincides with another of its group."""
     groups: list[list[int]] = []
     for one in range(len(points)):
         near = [group for group in groups if any(_coincide(points[one], points[other], close) for other in group)]

@@ -6,7 +6,7 @@ The schedule's pictures are in `fedpeft.report.schedule_plot`, that of the losse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from fedpeft.report.palette import (
     DPI,
     LIGHT,
     SIDE_BY_SIDE,
+    Drawing,
     Frame,
     drawn,
     line_style,
@@ -36,10 +37,10 @@ from fedpeft.report.palette import (
     svg,
     text_width,
 )
-from fedpeft.report.wording import caption, mean_lines, means, of_sites, percent, plot_title, series
+from fedpeft.report.wording import caption, mean_lines, means, percent, plot_title, series, sites_in_words
 
 MEAN_DASHES = ("-", (0, (6, 2)), (0, (4, 1, 1, 1)))  # of a mean for each metric
-MANY_ROUNDS = 12  # more than these, and markers hide the lines
+MANY_ROUNDS = 12  # with more of them markers would hide the lines
 # inches
 MAIN_WIDTH, SENT_WIDTH, SIDE_WIDTH, MIN_HEIGHT = 3.6, 5.04, 2.2, 2.9
 LEFT, RIGHT, BETWEEN = 0.5, 0.15, 0.5
@@ -54,36 +55,41 @@ LESS = "Dotted to the right: other sites sent more."
 
 def pictures(history: History) -> dict[str, Picture]:
     """Draw all pictures of a run for its page, by name: `curves`, and those that the run has figures for."""
-    return {
-        name: Picture(svg(draw(history, framed=False), caption(history)), caption=explains(history))
-        for name, (draw, explains) in _drawings(history).items()
-    }
+    found = {}
+    for one in drawings(history):
+        file = svg(one.draw(history, framed=False), caption(history))
+        found[one.name] = Picture(file, one.explained, one.section, one.described)
+    return found
 
 
 def picture_files(history: History) -> dict[str, bytes]:
     """Return every picture of a run as a file of its own, with the job's name and the warning, by the page's names."""
-    return {name: svg(draw(history), caption(history)) for name, (draw, _) in _drawings(history).items()}
+    return {one.name: svg(one.draw(history), caption(history)) for one in drawings(history)}
 
 
-def _drawings(history: History) -> dict[str, tuple[Callable[..., Figure], Callable[[History], str]]]:
-    """Return for each picture of this run what draws it, and what explains it."""
-    drawings: dict[str, tuple[Callable[..., Figure], Callable[[History], str]]] = {"curves": (convergence, explained)}
+def drawings(history: History) -> Iterator[Drawing]:
+    """Yield the curves of a run, and the other pictures that it has figures for."""
+    sites, rounds = ", ".join(history.sites), len(history.rounds)
+    described = (
+        f"Curves of {history.measured_by}, training loss and transport distance over {rounds} "
+        f"round{'s' * (rounds > 1)} for {sites}; the figures stand in the tables below."
+    )
+    yield Drawing("curves", "Convergence", convergence, explained(history), described)
     if was_counted(history):
-        drawings["sent"] = sent_figure, sent_explained
-    if loss_plot.losses_of(history):
-        drawings["losses"] = loss_plot.losses_figure, loss_plot.losses_explained
-    if history.scheduled:
-        drawings["schedule"] = schedule_plot.schedule_figure, schedule_plot.schedule_explained
-        if history.scheduled[-1].schedule.scores:
-            drawings["fronts"] = schedule_plot.fronts_figure, schedule_plot.fronts_explained
-    return drawings
+        described = (
+            f"Curves of {history.measured_by} against the MB of adapters that a site had sent, for {sites} and their "
+            f"mean; a table below has what each sent in each round."
+        )
+        yield Drawing("sent", "Communication", sent_figure, sent_explained(history), described)
+    yield from loss_plot.drawings(history)
+    yield from schedule_plot.drawings(history)
 
 
 def convergence(history: History, *, framed: bool = True) -> Figure:
     """Draw a run: the sites' metric in percent with a label beside every line, training loss, transport distance.
 
-    The last two stand only where the run reports them. A dotted bridge spans rounds without a figure. What stands
-    around the panels is on a page already, whose pictures are therefore not framed.
+    The last two are there if the run reports them. A dotted bridge spans rounds without a figure. Pictures on a page
+    are not framed, because the page has already what is around the panels.
     """
     return drawn(lambda: _convergence(history, framed=framed))
 
@@ -119,20 +125,20 @@ def _sent(history: History, *, framed: bool) -> Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where the figures of each site stand from left to right in each round."""
+    """Where the figures of each site are from left to right in each round."""
 
     sites: Mapping[str, np.ndarray]
     sent: frozenset[str]  # the sites that ever sent
 
     def mean_of(self, sites: Sequence[str]) -> np.ndarray:
-        """Where the mean of some sites stands: at what those that ever sent had sent, the mean of these."""
+        """Return the places of the mean of some sites: the mean of what those that ever sent had sent."""
         return np.mean([self.sites[site] for site in sites if site in self.sent or not self.sent & {*sites}], axis=0)
 
 
 def _main_panel(
     history: History, places: Places | None, wide: float, beside: float, explains: str | None
 ) -> tuple[Figure, Axes]:
-    """Return a figure with the panel of the sites' metric; `beside` it are so many inches for others."""
+    """Return a figure with the panel of the sites' metric, and `beside` it inches for other panels."""
     labels = end_labels(history, places)
     width = LEFT + wide + label_width(labels) + beside + RIGHT
     height = max(MIN_HEIGHT, GAP * len(labels))
@@ -147,13 +153,13 @@ def _main_panel(
 
 
 def was_counted(history: History) -> bool:
-    """Return whether everything that was sent in the run was counted, and something was."""
+    """Return whether all that was sent in the run was counted, and something was sent."""
     results = [site for one in history.rounds for site in one.sites.values()]
     return all(site.sent is not None for site in results) and any(site.sent for site in results)
 
 
 def sent_so_far(history: History) -> Places:
-    """Return what every site had sent after each round in MB."""
+    """Return the MB that every site had sent after each round."""
     lines = series(history, "sent")
     sums = {site: np.cumsum([value or 0 for value in line]) / MB for site, line in lines.items()}
     return Places(sites=sums, sent=frozenset(s for s, line in lines.items() if any(v is not None for v in line)))
@@ -253,19 +259,18 @@ def _fit_rounds(axes: Axes, rounds: np.ndarray) -> None:
 
 
 class Label(NamedTuple):
-    """A line's last figure: its round or other place from left to right, whether the run or the other lines go on
-    behind it, the value in percent, the text, the look."""
+    """The label of a line's last figure."""
 
-    place: float
-    late: bool
-    value: float
+    place: float  # its round, or another place from left to right
+    late: bool  # the run or other lines continue after it
+    value: float  # in percent
     text: str
     color: str
     weight: str = "normal"
 
 
 def end_labels(history: History, places: Places | None = None) -> list[Label]:
-    """Return one label for every site's last accuracy and the mean's; with more sites than styles best, worst, mean."""
+    """Return a label for every site's last figure and the mean's; with more sites than styles best, worst and mean."""
     lines = series(history, "overall")
     rounds = np.array([one.round for one in history.rounds])
     farthest = max(line[-1] for line in places.sites.values()) if places else rounds[-1]
@@ -288,7 +293,7 @@ def end_labels(history: History, places: Places | None = None) -> list[Label]:
         labels = [ranked[-1], ranked[0]] if len(ranked) > 1 else ranked
     for name, (average, sites) in mean_lines(history).items():
         count = next((mean.count for mean in reversed(average) if mean.count), 0)
-        many = f" of {of_sites(count, len(sites))}" * (len(lines) > DISTINCT)
+        many = f" of {sites_in_words(count, len(sites))}" * (len(lines) > DISTINCT)
         values = [mean.value for mean in average]
         add(name + many, values, places.mean_of(sites) if places else rounds, LIGHT.ink, "bold")
     return labels

@@ -7,6 +7,7 @@ solver's front for the last scheduled round, with the exact Pareto front.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpeft.core.text import counted
 from fedpeft.report.history import History, Round, Schedule
-from fedpeft.report.palette import COLORS, DPI, LIGHT, Frame, drawn, shorten, text_width
+from fedpeft.report.palette import COLORS, DPI, LIGHT, Drawing, Frame, drawn, shorten, text_width
 from fedpeft.scheduling import Front, exact_front, hypervolume, nadir, names_with_front, schedule
 
 MAX_PANELS = 6
@@ -31,6 +32,28 @@ GUTTER, BETWEEN, USE_HEIGHT, SIDE = 0.12, 0.52, 1.25, 0.85
 MIN_WIDTH, MIN_SCALE, MAX_SCALE = 5.0, 0.42, 1.6
 NAME_SIZE, TICK_SIZE = 7, 6.5  # points
 MAX_LENGTH = 22  # letters of a site's name
+EXACT = "exact"
+MAX_CELLS = 60  # sites x layers up to which the whole exact front takes less than a second
+ACROSS = 3
+WIDE, HIGH, FRONT_LEFT, FRONT_RIGHT, FRONT_BETWEEN, BELOW = 1.95, 1.55, 0.5, 0.2, 0.42, 0.62  # inches
+
+
+def drawings(history: History) -> Iterator[Drawing]:
+    """Yield the picture of a run's schedule, and that of its fronts if layers were scored."""
+    if not (rounds := len(history.scheduled)):
+        return
+    described = (
+        "Heat maps of every site's layer scores with the layers chosen for it marked, and how often each layer was "
+        f"chosen over {rounds} scheduled round{'s' * (rounds > 1)}; a table below says how many layers."
+    )
+    yield Drawing("schedule", "Layer schedule", schedule_figure, schedule_explained(history), described)
+    if history.scheduled[-1].schedule.scores:
+        described = (
+            f"The Pareto fronts that the solvers find for the scores of round {history.scheduled[-1].round}, each "
+            "beside the exact front, and the assignment that was chosen."
+        )
+        section = "What the schedule was chosen from"
+        yield Drawing("fronts", section, fronts_figure, fronts_explained(history), described)
 
 
 def schedule_figure(history: History, *, framed: bool = True) -> Figure:
@@ -88,17 +111,17 @@ def _figure(history: History, *, framed: bool) -> Figure:
         row, column = divmod(index, across)
         axes = place(left + column * (wide + GUTTER), base + (down - 1 - row) * (high + BETWEEN), wide, high)
         image = _heat_map(axes, one, sites, norm, dot=72 * min(cell_width, high / len(sites)))
-        _name_sites(axes, names if column == 0 else [], 72 * high / len(sites))
+        _label_sites(axes, names if column == 0 else [], 72 * high / len(sites))
     tall = min(max(maps, MIN_SCALE), MAX_SCALE)
     if len(values):
-        _scale(place(left + across * (wide + GUTTER) + 0.08, base + maps - tall, 0.11, tall), image)
-    _use(place(left, bottom, grid, USE_HEIGHT), use, names, history)
+        _color_scale(place(left + across * (wide + GUTTER) + 0.08, base + maps - tall, 0.11, tall), image)
+    _layer_use_bars(place(left, bottom, grid, USE_HEIGHT), use, names, history)
     frame.write(figure)
     return figure
 
 
 def _heat_map(axes: Axes, one: Round, sites: list[str], norm: Normalize, *, dot: float) -> AxesImage:
-    """Draw one round: scores as colors, assigned layers as dots; ``dot`` is the smaller side of a cell in points."""
+    """Draw one round: scores as colors, assigned layers as dots; `dot` is the smaller side of a cell in points."""
     plan = one.schedule
     table = np.array([plan.scores.get(site, (np.nan,) * len(plan.numbers)) for site in sites])
     axes.set_facecolor(LIGHT.grid)  # where there is no score
@@ -115,25 +138,25 @@ def _heat_map(axes: Axes, one: Round, sites: list[str], norm: Normalize, *, dot:
     axes.scatter(x, y, s=(0.42 * dot) ** 2, label="chosen", **look)
     axes.spines[:].set_visible(False)
     axes.tick_params(which="both", length=0, labelsize=TICK_SIZE, pad=2)
-    _number_layers(axes, plan.numbers, axes.bbox.width / axes.figure.dpi)
+    _label_layers(axes, plan.numbers, axes.bbox.width / axes.figure.dpi)
     axes.set_title(f"Round {one.round}", loc="left", fontsize=8, fontweight="bold", pad=4)
     return image
 
 
-def _number_layers(axes: Axes, numbers: tuple[int, ...], width: float) -> None:
-    """Write layer numbers under the columns, every n-th if they would touch; ``width`` of the axes in inches."""
+def _label_layers(axes: Axes, numbers: tuple[int, ...], width: float) -> None:
+    """Write layer numbers under the columns, every n-th if they would touch; `width` of the axes in inches."""
     count = len(numbers)
     step = next(step for step in (1, 2, 4, 8, 16, 32, count) if width * step / count >= 0.17 or step == count)
     axes.set_xticks(range(0, count, step), [str(number) for number in numbers[::step]])
 
 
-def _name_sites(axes: Axes, names: list[str], height: float) -> None:
+def _label_sites(axes: Axes, names: list[str], height: float) -> None:
     """Write names beside the rows; only every n-th if a row is lower than a letter."""
     step = max(1, round(NAME_SIZE * 1.2 / height + 0.49)) if height < NAME_SIZE else 1
     axes.set_yticks(range(0, len(names), step), names[::step], fontsize=NAME_SIZE)
 
 
-def _scale(axes: Axes, image: AxesImage) -> None:
+def _color_scale(axes: Axes, image: AxesImage) -> None:
     bar = axes.figure.colorbar(image, cax=axes)
     bar.outline.set_visible(False)
     bar.locator = MaxNLocator(nbins=2 if axes.bbox.height < axes.figure.dpi else 4, steps=[1, 2, 2.5, 5, 10])
@@ -141,7 +164,7 @@ def _scale(axes: Axes, image: AxesImage) -> None:
     axes.set_title("score", loc="left", fontsize=7.5, pad=5)
 
 
-def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], history: History) -> None:
+def _layer_use_bars(axes: Axes, use: dict[str, np.ndarray], names: list[str], history: History) -> None:
     """Draw how often each layer was assigned over all rounds and sites, stacked by site if there are enough colors."""
     total = np.sum(list(use.values()), axis=0)
     layers = np.arange(len(total))
@@ -172,14 +195,14 @@ def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], history: Hist
     axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
     axes.tick_params(labelsize=TICK_SIZE)
     axes.tick_params(axis="x", length=0, pad=3)
-    _number_layers(axes, history.scheduled[0].schedule.numbers, axes.bbox.width / axes.figure.dpi)
+    _label_layers(axes, history.scheduled[0].schedule.numbers, axes.bbox.width / axes.figure.dpi)
     title = f"Layer use: times chosen in {counted(len(history.scheduled), 'scheduled round')}"
     axes.set_title(title, loc="left", fontsize=8, fontweight="bold", pad=5)
     axes.set_xlabel("layer", labelpad=2, fontsize=7.5)
 
 
 def schedule_explained(history: History) -> str:
-    """Return what colors and marks mean."""
+    """Return the meaning of colors and marks."""
     shown, marked = shown_rounds(history), len(layer_use(history))
     parts = ["Dot: layer chosen for the site in this round. Even use: all layers chosen equally often."]
     if not any(one.schedule.scores for one in shown):
@@ -191,15 +214,8 @@ def schedule_explained(history: History) -> str:
     return " ".join(parts)
 
 
-EXACT = "exact"
-MAX_CELLS = 60  # sites x layers up to which the whole exact front takes less than a second
-ACROSS = 3
-WIDE, HIGH, FRONT_LEFT, FRONT_RIGHT, FRONT_BETWEEN, BELOW = 1.95, 1.55, 0.5, 0.2, 0.42, 0.62  # inches
-
-
 def fronts_figure(history: History, *, framed: bool = True) -> Figure:
-    """Draw the fronts of the last scheduled round, whose layers were scored: importance against variance, one panel for
-    each heuristic."""
+    """Draw the fronts of the last scheduled round, importance against variance; each solver has a panel."""
     return drawn(lambda: _front_figure(history, framed=framed))
 
 
@@ -236,7 +252,7 @@ def _front_figure(history: History, *, framed: bool) -> Figure:
 
 
 def _panel(axes: Axes, name: str, front: Front, exact: Front, plan: Schedule) -> None:
-    share = _share(front, exact)
+    share = _hypervolume_share(front, exact)
     axes.set_title(f"{name}: {share}", loc="left", fontsize=8, fontweight="bold", pad=5)
     axes.step(exact.importance, exact.variance, where="pre", color=LIGHT.soft, linewidth=0.8, zorder=2)
     hollow: dict[str, Any] = {"mfc": LIGHT.paper, "mec": LIGHT.soft, "ms": 4.2, "mew": 0.8}
@@ -251,7 +267,7 @@ def _panel(axes: Axes, name: str, front: Front, exact: Front, plan: Schedule) ->
         axis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _share(front: Front, exact: Front) -> str:
+def _hypervolume_share(front: Front, exact: Front) -> str:
     """Return the front's share of the exact hypervolume, from the exact front's own worst values."""
     whole = hypervolume(exact, nadir(exact))
     if whole <= 0:
@@ -260,7 +276,7 @@ def _share(front: Front, exact: Front) -> str:
 
 
 def _limits(fronts: list[Front], plan: Schedule) -> list[tuple[float, float]]:
-    """Common limits of all panels, with a margin."""
+    """Return the common limits of all panels, with a margin."""
     limits = []
     for name in ("importance", "variance"):
         values = np.concatenate([getattr(front, name) for front in fronts])
@@ -273,7 +289,7 @@ def _limits(fronts: list[Front], plan: Schedule) -> list[tuple[float, float]]:
 
 
 def fronts_explained(history: History) -> str:
-    """Return what the panels show."""
+    """Return the explanation of the panels."""
     last = history.scheduled[-1]
     scored = last.schedule.scores
     whole = len(scored) * len(last.schedule.numbers) <= MAX_CELLS

@@ -50,7 +50,7 @@ CUT_OFF = "the run was cut off: its processes were ended from outside."
 SILENT = 10, 3600.0  # durations of a round, and seconds, without a sign of life
 SIMULATED = "server" / OF_SIMULATOR
 PLACES = (Path(), Path("fedpeft"), SIMULATED, Path("workspace/fedpeft"))
-BAR = 40
+BAR_WIDTH = 40
 STYLES = {COMPLETED: "green", FAILED: "bold red"}
 
 
@@ -64,7 +64,7 @@ def _sentences(values: Any, where: str, what: str) -> tuple[str, ...]:
 class Progress:
     """The progress of a run."""
 
-    job: str = must(as_sentence, default="")  # its name, empty where it is not known yet
+    job: str = must(as_sentence, default="")  # its name; empty: not known yet
     # "running", "completed" or "failed"; "not running" for a workspace without a run, FLARE's own word for a job that
     # waits
     state: str = must(as_sentence, default=RUNNING)
@@ -72,7 +72,7 @@ class Progress:
     rounds: int | None = must(as_count_or_none, default=None)  # rounds that the job has; None: not known yet
     # by metric, the mean over the sites of the last round
     means: Mapping[str, float | None] = must(by_name(as_fraction, "metric"), default_factory=dict)
-    mean: float | None = must(as_fraction, default=None)  # where all sites have one metric: that, for older consoles
+    mean: float | None = must(as_fraction, default=None)  # if all sites have one metric, its mean, for older consoles
     measured_by: str = must(as_sentence, default=title_of(()))  # all metrics in words
     seconds: float | None = must(as_seconds, default=None)  # the last round's duration
     pace: float | None = must(as_seconds, default=None)  # mean seconds of the last rounds
@@ -115,7 +115,7 @@ def read_progress(folder: Path, *, now: float | None = None) -> Progress:
 
 
 def written_progress(folder: Path, *, now: float | None = None) -> Progress:
-    """Read what a run's files say; that it runs is not asked of its process."""
+    """Read a run's files, without asking whether its process lives."""
     history, manifest = _read(folder / HISTORY), _read(folder / MANIFEST)
     try:
         return _progress(history, manifest, _age(folder / HISTORY, now), str(folder / HISTORY))
@@ -124,10 +124,10 @@ def written_progress(folder: Path, *, now: float | None = None) -> Progress:
 
 
 def judged(progress: Progress, folder: Path) -> Progress:
-    """Return the progress of a run with what its lock says: a process holds it, or has ended without a manifest."""
+    """Correct the progress of a run by its lock: a process holds it, or has ended without a manifest."""
     if progress.state != RUNNING:
         return progress
-    alive = _is_written(folder)
+    alive = _writer_lives(folder)
     if alive is False:
         if (folder / MANIFEST).exists():  # it ended between two looks
             return written_progress(folder)
@@ -144,7 +144,7 @@ def judged(progress: Progress, folder: Path) -> Progress:
 
 
 def unfinished(progress: Progress) -> str:
-    """Return in words how far a run is that has not completed, or why it failed; empty for a completed one."""
+    """Return in words how far an incomplete run is, or why it failed; empty for a completed one."""
     if progress.state == COMPLETED:
         return ""
     of = f" of {progress.rounds}" if progress.rounds else ""
@@ -152,7 +152,7 @@ def unfinished(progress: Progress) -> str:
     return f"{progress.state} after {progress.round}{of} rounds{reason}"
 
 
-def _is_written(folder: Path) -> bool | None:
+def _writer_lives(folder: Path) -> bool | None:
     """Return whether the process that writes a run lives; None: this machine cannot say."""
     folder = folder.resolve()
     if folder.parts[-len(SIMULATED.parts) :] == SIMULATED.parts:
@@ -243,7 +243,7 @@ def _read(file: Path) -> dict[str, Any]:
 def run_folder(named: Path) -> Path:
     """Return the run's folder: the named one, or one in a simulator workspace, run directory or downloaded job.
 
-    A simulator workspace may hold no run yet.
+    A simulator workspace may have no run yet.
     """
     if not named.is_dir():
         raise FedpeftError(
@@ -280,12 +280,12 @@ def wait_for_run(
 
 
 def show(progress: Progress, *, now: float | None = None) -> RenderableType:
-    """Return what the terminal shows."""
+    """Return the progress as the terminal shows it."""
     head = Table.grid(padding=(0, 2))
     head.add_row(
         cell(progress.job or "a job", style="bold"),
-        ProgressBar(total=progress.rounds or 1, completed=progress.round if progress.rounds else 0, width=BAR),
-        cell(_rounds(progress)),
+        ProgressBar(total=progress.rounds or 1, completed=progress.round if progress.rounds else 0, width=BAR_WIDTH),
+        cell(_rounds_in_words(progress)),
         cell(progress.state, style=STYLES.get(progress.state, "")),
     )
     note = "" if progress.state == FAILED else progress.reason  # that of a failure is the command's error
@@ -310,7 +310,7 @@ def figures(progress: Progress, *, now: float | None = None) -> str:
     return "; ".join(parts)
 
 
-def _rounds(progress: Progress) -> str:
+def _rounds_in_words(progress: Progress) -> str:
     if progress.rounds is not None:
         return f"{progress.round} of {progress.rounds} rounds"
     if progress.round:

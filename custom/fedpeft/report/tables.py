@@ -23,8 +23,8 @@ from fedpeft.report.wording import (
     DASH,
     FEWER,
     REJECTED,
-    after,
     heading,
+    last_round_title,
     legend,
     means,
     moved_places,
@@ -37,15 +37,20 @@ from fedpeft.report.wording import (
 MEAN, WEIGHTED = "mean", "weighted mean"
 AVERAGED = (MEAN, WEIGHTED)
 SHADES = 5
+DISTANCE = "Distance: mean of a site's neurons from those of the reference at their index"
+BASELINE = "baseline: what the best constant answer reaches"
+EXAMPLES = "loss: of training, examples: train"
+BEST = "best: the highest mean of all sites; training.patience goes by the sites' median"
+BY_SAMPLES = "weighted mean: by the number of test samples, the loss by that of training samples"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A title, the heads of the columns, the rows, a line that explains the marks, and notes; names come first.
 
-    The last `averages` rows are means, where they are called so. `shades` has for each row the ground of its figures,
-    from 0, the darkest, to SHADES - 1. `best` holds (row, column) of figures that stand out. `values` are the columns
-    of a CSV: a head, and a name, a number or None in each row.
+    The last `averages` rows are means if they are named so. `shades` has the background of each figure, from 0, the
+    darkest, to SHADES - 1. `best` holds (row, column) of figures in bold. `values` are the columns of a CSV: a head,
+    and a name, a number or None in each row.
     """
 
     title: str
@@ -59,11 +64,8 @@ class Table:
     values: tuple[tuple[str, tuple[str | float | None, ...]], ...] = ()
 
 
-DISTANCE = "Distance: mean of a site's neurons from those of the reference at their index"
-
-
 def sent(history: History) -> Table | None:
-    """Return what the sites sent, in MB: a row for every round; None where it was not counted.
+    """Return the MB that the sites sent, a row for every round; None if not counted.
 
     The last columns are the sum over the sites, and that over all rounds so far.
     """
@@ -96,7 +98,7 @@ def sent(history: History) -> Table | None:
 
 
 def aligned(history: History) -> Table | None:
-    """Return what the last aligned round did to every site's adapter; None where nothing was aligned."""
+    """Return what the last aligned round did to every site's adapter; None if nothing was aligned."""
     rounds = [one for one in history.rounds if any(None not in (v.before, v.after) for v in one.aligned.values())]
     if not rounds:
         return None
@@ -121,7 +123,7 @@ def aligned(history: History) -> Table | None:
 
 
 def ranks(history: History) -> Table | None:
-    """Return the mean rank of every layer at every site over the scheduled rounds; None where no layer was scored.
+    """Return the mean rank of every layer at every site over the scheduled rounds; None if no layer was scored.
 
     Rank 1 is the layer with a site's highest score; layers of equal scores share the mean of their ranks.
     """
@@ -154,18 +156,11 @@ def _megabytes(value: float | None) -> str:
     return DASH if value is None else f"{value / MB:.3f}"
 
 
-BASELINE = "baseline: what the best constant answer reaches"
-EXAMPLES = "loss: of training, examples: train"
-BEST = "best: the highest mean of all sites; training.patience goes by the sites' median"
-BY_SAMPLES = "weighted mean: by the number of test samples, the loss by that of training samples"
-
-
 def last_round(history: History) -> Table:
     """Return the last round of every site: its metrics in percent, training loss, number of training examples.
 
-    Where it is known, the number of test examples follows, and what the best constant answer reaches on them; then the
-    sites also have a mean in which each counts by its samples.
-    Where sites are measured by different metrics, a column names each site's, and each metric has its means.
+    If known, the number of test examples follows, and what the best constant answer reaches on them; then there is also
+    a mean in which sites count by their samples. With several metrics a column names each site's, and each has means.
     """
     last, metrics, fractions, averages = history.rounds[-1], history.by_metric, parts(history), 0
     metric_of = {site: TITLES[name] for name, sites in metrics.items() for site in sites}
@@ -192,21 +187,21 @@ def last_round(history: History) -> Table:
             ]
             trained = {site: result.samples or 0 for site, result in last.sites.items()}
             loss = _mean(history, "loss", -1, "{:.3f}", sites=sites, weights=trained)
-            constant = [_constant(history, {site: weights[site] for site in present})] * len(constant)
+            constant = [_weighted_baseline(history, {site: weights[site] for site in present})] * len(constant)
             rows.append((WEIGHTED, TITLES[name], *cells, *constant, loss, "", ""))
             averages += 1
     columns = ("site", "metric", *fractions, *["baseline"] * len(constant), "loss", "train", *["test"] * len(tested))
     if len(metrics) == 1:
         rows = [(row[0], *row[2:]) for row in rows]
         columns = (columns[0], *columns[2:])
-    table = _table(after(history), columns, rows)
+    table = _table(last_round_title(history), columns, rows)
     weighted = BY_SAMPLES * any(row[0] == WEIGHTED for row in rows)
     examples = EXAMPLES + ", test" * bool(tested)
     marks = ", ".join(filter(None, (table.marks, BASELINE * bool(constant), examples, weighted)))
     return replace(table, averages=averages, marks=marks)
 
 
-def _constant(history: History, weights: Mapping[str, int]) -> str:
+def _weighted_baseline(history: History, weights: Mapping[str, int]) -> str:
     """Return the mean of the baselines, weighted by test samples, of the sites that have one."""
     known = [(history.tested[site].baseline, weight) for site, weight in weights.items()]
     known = [(value, weight) for value, weight in known if value is not None]
@@ -215,8 +210,7 @@ def _constant(history: History, weights: Mapping[str, int]) -> str:
 
 
 def _tested(history: History, sites: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return the cells with the mean of the baselines and of the test examples of some sites; none, if no site's is
-    known."""
+    """Return the cells with the mean baseline and the mean number of test examples of some sites; empty if unknown."""
     known = {site: tested for site, tested in history.tested.items() if site in sites}
     constants = [tested.baseline for tested in known.values() if tested.baseline is not None]
     has_constants = any(tested.baseline is not None for tested in history.tested.values())
@@ -228,9 +222,8 @@ def _tested(history: History, sites: Collection[str]) -> tuple[list[str], list[s
 def by_round(history: History, metric: str = "overall") -> Table:
     """Return one figure in percent: a row for every round, a column for every site, the mean of the sites last.
 
-    Where sites differ in their number of test samples, the mean that is weighted by it follows. Open and closed
-    questions have none, because no site tells how many of its own are of either kind, and a column only for the sites
-    that answer questions.
+    If sites differ in their number of test samples, the mean weighted by it follows. Open and closed questions have no
+    such mean, because no site tells their numbers, and columns only for sites that answer questions.
     """
     if metric not in ACCURACIES:
         raise FedpeftError(f"There is no accuracy {metric!r}; choose from {', '.join(ACCURACIES)}.")
@@ -281,10 +274,10 @@ def best_round(history: History) -> Table | None:
 
 
 def trained_layers(history: History) -> Table:
-    """Return what the schedule saved: a row for every site that trained by it, the mean of the sites last.
+    """Return what the schedule saved: a row for every site that trained by it, then the mean of the sites.
 
-    Rounds without its reply do not count. A site trains and uploads share = (mean number of its layers over the others)
-    / L of all layers, in percent; saved is 100 less that. At least one scheduled round has a reply.
+    Rounds without a site's reply do not count for it. share = (mean number of its layers) / L of all layers, in
+    percent; saved is 100 minus share. At least one scheduled round has a reply.
     """
     total = len(history.scheduled[0].schedule.numbers)
     rows, averages = [], []
@@ -302,8 +295,8 @@ def trained_layers(history: History) -> Table:
 
 
 def all_tables(history: History) -> tuple[Table, ...]:
-    """Return the last round and every figure by round; then, where there is something to show, the distances of the
-    alignment, what was sent, the trained layers and their ranks."""
+    """Return the last round and every figure by round; then, if there are any, the distances of the alignment, what was
+    sent, the trained layers and their ranks."""
     scheduled = trained_layers(history) if history.scheduled else None
     more = (aligned(history), sent(history), scheduled, ranks(history))
     accuracies = (by_round(history, metric) for metric in parts(history))

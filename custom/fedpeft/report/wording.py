@@ -29,18 +29,18 @@ def caption(history: History) -> str:
 
 
 def note(history: History) -> str:
-    """Return a note that the data are procedural or the backbone tiny; empty if neither is so."""
+    """Return a note that the data are procedural or the backbone tiny; empty if neither is the case."""
     return caution(procedural=history.procedural, tiny=history.tiny)
 
 
 def caution(*, procedural: bool, tiny: bool) -> str:
-    """Return what figures of procedural data, or of a tiny backbone, do not say; empty for others."""
+    """Return the caution for figures of procedural data or a tiny backbone; empty for others."""
     facts = ["procedural data"] * procedural + ["tiny backbone"] * tiny
     return f"{', '.join(facts)}: {NOTHING_MEDICAL}" if facts else ""
 
 
 def heading(history: History, metric: str = "overall") -> str:
-    """Return what the figures of a table or picture are, for instance "Accuracy (%) on all questions"."""
+    """Return the title of figures, for instance "Accuracy (%) on all questions"."""
     questions = metric != "overall" or set(history.by_metric) == {ACCURACY}
     return f"Accuracy (%) on {TITLES[metric]}" if questions else f"{_measured(history)} (%)"
 
@@ -51,7 +51,7 @@ def plot_title(history: History) -> str:
     return f"{_measured(history)}{on} (%)"
 
 
-def after(history: History) -> str:
+def last_round_title(history: History) -> str:
     """Return the title of the last round's table."""
     return f"{_measured(history)} (%) after round {history.rounds[-1].round}"
 
@@ -113,12 +113,11 @@ class Alignment:
 
     @property
     def counted(self) -> bool:
-        """Whether these can be counts."""
+        """Whether these numbers can be counts."""
         return 0 <= self.moved <= self.places and 0 <= self.held <= self.places - self.moved and self.last >= 0
 
     def sentence(self) -> str:
-        """Return how many places moved, and where none did the reason; empty where nothing of equal width was
-        aligned."""
+        """Return how many places moved, and why if none did; empty if nothing of equal width was aligned."""
         if not self.places:
             return ""
         text = f"{self.moved:,} of {self.places:,} places moved" + f", the last in round {self.last}" * (self.moved > 0)
@@ -128,7 +127,7 @@ class Alignment:
 
 
 def alignment_of(history: History) -> Alignment:
-    """Return what a run's alignment did."""
+    """Return the counts of a run's alignment."""
     settings, rounds = history.settings, history.rounds
     aligned = [value for one in rounds for value in one.aligned.values()]
     together = settings.get("method.initialization") == "shared" and settings.get("method.pia.solver") != IDENTITY
@@ -142,7 +141,7 @@ def alignment_of(history: History) -> Alignment:
 
 
 def moved_places(history: History) -> str:
-    """Return how many places the alignment of a run moved, and where it moved none the reason."""
+    """Return how many places the alignment of a run moved, and why if it moved none."""
     return alignment_of(history).sentence()
 
 
@@ -178,8 +177,8 @@ class Mean:
         return self.count == self.every
 
 
-def of_sites(count: int, every: int) -> str:
-    """Return of how many of all sites a mean is, in words."""
+def sites_in_words(count: int, every: int) -> str:
+    """Return in words how many of all sites a mean is of."""
     sites = counted(every, "site")
     return sites if count == every else f"{count or 'none'} of {sites}"
 
@@ -221,7 +220,7 @@ def means(
 
 
 def mean_lines(history: History, quantity: str = "overall") -> dict[str, tuple[list[Mean], tuple[str, ...]]]:
-    """Return means and sites by what a picture calls them; figures of two metrics have no common mean."""
+    """Return means and their sites by their names in a picture; figures of two metrics have no common mean."""
     groups = {f"mean {METRICS[metric]}": sites for metric, sites in history.by_metric.items()}
     if quantity != "overall" or len(groups) == 1:
         groups = {"mean": history.sites}
@@ -229,6 +228,6 @@ def mean_lines(history: History, quantity: str = "overall") -> dict[str, tuple[l
 
 
 def tested_weights(history: History, sites: Collection[str]) -> dict[str, int]:
-    """Return the test samples of some sites by which their figures are weighted; empty where they are not all known."""
+    """Return the numbers of test samples of some sites, as weights of their figures; empty if some are unknown."""
     known = {site: tested.samples for site, tested in history.tested.items() if site in sites}
     return known if len(known) == len(sites) > 1 and any(known.values()) else {}

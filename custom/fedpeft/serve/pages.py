@@ -23,7 +23,7 @@ from typing import Any
 from fedpeft.compare.outcome import Outcome
 from fedpeft.compare.page import page as comparison_page
 from fedpeft.compare.page import picture
-from fedpeft.compare.runs import of_histories, read_runs
+from fedpeft.compare.runs import outcomes_of, read_runs
 from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import runs_folder
@@ -234,7 +234,7 @@ class Comparisons:
         try:
             if self._drawn is None or self._drawn[0] != group.stamps:
                 histories, others = _different(group)
-                outcomes = of_histories(histories)
+                outcomes = outcomes_of(histories)
                 table = compared(outcomes, baseline=outcomes[0].method)
                 self._drawn = group.stamps, table, picture(outcomes), outcomes, others
         except FedpeftError as error:

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Build a site's model again from what it kept, and answer examples with it as the run did.
 
-It predicts with another adapter than the site's own where one is named:
+Instead of the site's own adapter it can predict with another one:
 
-global                                the result of the run that is predicted with, which a simulator's workspace has
+global                                the result of the run, which a simulator's workspace has
 a run's folder, a downloaded job      its global.safetensors
-a file *.safetensors                  the same; history.json or adapter/ beside it say of what configuration it is
+a file *.safetensors                  the same; history.json or adapter/ beside it has its configuration
 a folder with adapter_config.json     as PEFT, the server (adapter/) and fedpeft export write it
 """
 
@@ -57,16 +57,16 @@ CUT = (
     "The adapter in {} has rank {} and this site's model {}: it is cut to its best approximation, with which a round "
     "of this site would begin. The figures are not those of the whole adapter."
 )
-ALONE = (
-    "neither {1} nor {2}/ lies beside {0}: whether its settings are this model's was not checked, only keys and shapes."
+UNCHECKED = (
+    "neither {1} nor {2}/ is beside {0}: whether its settings are this model's was not checked, only keys and shapes."
 )
 
 
 def find_adapter(named: str, run: Path) -> Path:
-    """Return the PEFT folder or file of tensors that the user names (see above); `global` is looked for in `run`."""
+    """Return the PEFT folder or file of tensors that the user names, as in the module's list; `global` is in `run`."""
     path = Path(named)
     if named == GLOBAL:
-        return _of_run(run)
+        return _global_adapter_of(run)
     if path.is_file() or (path / CONFIG).is_file():
         return path
     if not path.is_dir():
@@ -85,11 +85,11 @@ def find_adapter(named: str, run: Path) -> Path:
 def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, kept: KeptModel) -> None:
     """Load an adapter together with a site's head, and with what else the method keeps at the site.
 
-    It is the model with which the site would begin another round; what FedPIA would mix the adapter with is left out.
-    An adapter whose head is federated brings its own.
+    With this model the site would begin another round, but for what FedPIA would mix the adapter with. An adapter with
+    a federated head brings its own.
     """
-    _check_same(model, adapter, method, kept)
-    received, state = _read(model, adapter), kept.state
+    _check_same_function(model, adapter, method, kept)
+    received, state = _read_adapter(model, adapter), kept.state
     if not received:
         raise FedpeftError(f"{adapter} holds nothing, the sites of its run exchange nothing: leave --adapter out.")
     if broken := [key for key, tensor in received.items() if not tensor.isfinite().all()]:
@@ -100,13 +100,13 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, kept
         numbers = LayerNumbers.for_backbone(model.backbone.num_layers, method.matched_layers)
         chosen = numbers.received(select_keys(chosen, numbers.renumber_to_send(own)))
     try:
-        _check(chosen, own, whole=not method.rule.unequal_ranks)
+        _check_fits(chosen, own, whole=not method.rule.unequal_ranks)
         if model.products:
             model.products.set(chosen)
             chosen = fresh_factors({**own, **{key: t for key, t in chosen.items() if not is_factor(key)}}, seed=0)
         elif method.rule.unequal_ranks:
             chosen = fitted(chosen, own)
-        _check(chosen, own)
+        _check_fits(chosen, own)
         head, private = exchanged(state)
         model.trainable.load_private(private)
         model.trainable.start(chosen, dict(state.adapter) or None)
@@ -118,7 +118,7 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, kept
         ) from error
 
 
-def _of_run(run: Path) -> Path:
+def _global_adapter_of(run: Path) -> Path:
     if not (run / SIMULATED).is_dir():
         raise FedpeftError(
             f"--adapter is {GLOBAL!r}, and {run} is no workspace of `fedpeft simulate`: download the server's result "
@@ -138,8 +138,8 @@ def read_tensors(file: Path) -> State:
         raise FedpeftError(f"{file} cannot be read ({error}): download the server's result again.") from error
 
 
-def _read(model: SiteModel, adapter: Path) -> State:
-    """Return the tensors under their keys in messages."""
+def _read_adapter(model: SiteModel, adapter: Path) -> State:
+    """Return the tensors of an adapter under their keys in messages."""
     if adapter.is_file():
         return read_tensors(adapter)
     from fedpeft.methods.adapters import read_config, read_state
@@ -147,23 +147,23 @@ def _read(model: SiteModel, adapter: Path) -> State:
     return read_state(adapter, read_config(adapter), model.backbone.family)
 
 
-def _check_same(model: SiteModel, adapter: Path, method: MethodSettings, kept: KeptModel) -> None:
-    """Refuse an adapter with whose tensors this model would compute something else, as far as its files say."""
-    from fedpeft.inference.same_function import alike, difference, frozen_model, of_export
+def _check_same_function(model: SiteModel, adapter: Path, method: MethodSettings, kept: KeptModel) -> None:
+    """Refuse an adapter that would compute something else in this model, as far as its files say."""
+    from fedpeft.inference.same_function import alike, difference, frozen_model, frozen_model_of
 
     family, record = model.backbone.family, kept.record
     if is_exported(adapter):
         own_backbone = site_backbone(record.sections["backbone"], record.site)
         theirs, ours = (
-            of_export(adapter),
-            of_export(kept.folder) if kept.exported else frozen_model(family, own_backbone),
+            frozen_model_of(adapter),
+            frozen_model_of(kept.folder) if kept.exported else frozen_model(family, own_backbone),
         )
         if not alike(theirs, ours):
             raise FedpeftError(
                 f"the adapter in {adapter} is for the model {theirs!r:.200}, and this one is {ours!r:.200}: name one "
                 f"that was trained in the same, or call the folders of the same weights alike."
             )
-    file, configs = _said_beside(adapter)
+    file, configs = _read_configs(adapter)
     own = model.trainable.peft_config()
     for config, mine in zip(configs, [own] if own else _configs(method, record.site), strict=False):
         if config.peft_type != mine.peft_type:
@@ -185,13 +185,13 @@ def _check_same(model: SiteModel, adapter: Path, method: MethodSettings, kept: K
 
 
 def _file_beside(adapter: Path) -> Path:
-    """Return the file that says with which configurations an adapter computes, if there is one."""
+    """Return the file, which may not exist, with the configurations of an adapter."""
     folder = adapter if adapter.is_dir() else adapter.parent / ADAPTER
     return folder / CONFIG if adapter.is_dir() or (folder / CONFIG).is_file() else adapter.parent / HISTORY
 
 
-def _said_beside(adapter: Path) -> tuple[Path, list[PeftConfig]]:
-    """Return that file and the configurations; none where there is none."""
+def _read_configs(adapter: Path) -> tuple[Path, list[PeftConfig]]:
+    """Return the file beside an adapter and its configurations; empty if there is no file."""
     from fedpeft.methods.adapters import read_config
 
     file = _file_beside(adapter)
@@ -208,14 +208,14 @@ def _said_beside(adapter: Path) -> tuple[Path, list[PeftConfig]]:
 
 
 def _configs(method: MethodSettings, site: str) -> list[PeftConfig]:
-    """Return the configurations of what a method trains in PEFT's form, or of those of its parts that it has."""
+    """Return the configurations, in PEFT's form, of what a method trains, or of its parts that have one."""
     settings, name = method.settings_of(site), method.exported
     parts = {name: settings} if name else {part: settings.get(part, {}) for part in method.method.parts}
     tunings = {part: cast("SlotTuning", METHODS.get(part).tuning()) for part in parts if METHODS.get(part).exports}
     return [tuning.config(tuning.peft_settings(parts[part])) for part, tuning in tunings.items()]
 
 
-def _check(adapter: State, own: State, *, whole: bool = True) -> None:
+def _check_fits(adapter: State, own: State, *, whole: bool = True) -> None:
     """Refuse an adapter with other keys than the model's own, or with other shapes if these are compared."""
     misfit = first_misfit(adapter, {key: tuple(tensor.shape) for key, tensor in own.items()})
     if misfit and misfit.what == "keys":
@@ -228,10 +228,10 @@ def _check(adapter: State, own: State, *, whole: bool = True) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a model says of an example."""
+    """What a model answers to an example."""
 
     example: Example  # with its answer, class or labels
-    known: bool  # these are known
+    known: bool  # whether its answer, class or labels are known
     answers: Sequence[Scored]  # the most probable ones, the most probable first; of labels all
     # of labels, those whose probability reaches their threshold; None: there are no labels
     applies: tuple[str, ...] | None = None
@@ -270,7 +270,7 @@ class Predictor:
         return Batches(examples, self.model.answering.collate, batch_size=size, workers=settings.workers)
 
     def remarks(self, examples: Sequence[Example]) -> tuple[str, ...]:
-        """Return what a user should know before examples are answered: whether texts are cut, or a file is alone."""
+        """Return what a user should know first: cut texts, an adapter without configuration, a cut rank."""
         name = site_backbone(self.record.sections["backbone"], self.record.site)["name"]
         images = {example.image_id: example.image for example in examples}
         problems = {} if BACKBONES.get(name).any_size else misfits(images, self.model.backbone, name)
@@ -279,13 +279,13 @@ class Predictor:
         cut = cut_questions((example.question for example in examples), self.model.backbone)
         if not self._adapter:
             return tuple(cut)
-        alone = not _file_beside(self._adapter).is_file()
+        unchecked = not _file_beside(self._adapter).is_file()
         method = CommonSettings.from_sections(self.record.sections).method
         unequal = method.rule.unequal_ranks and not self.model.products
-        ranks = lower_ranks(_read(self.model, self._adapter), self.model.trainable.state()) if unequal else []
+        ranks = lower_ranks(_read_adapter(self.model, self._adapter), self.model.trainable.state()) if unequal else []
         return (
             *cut,
-            *([ALONE.format(self._adapter, HISTORY, ADAPTER)] if alone else []),
+            *([UNCHECKED.format(self._adapter, HISTORY, ADAPTER)] if unchecked else []),
             *([CUT.format(self._adapter, *max(ranks))] if ranks else []),
         )
 
@@ -298,9 +298,9 @@ class Predictor:
     def predictions(
         self, examples: Sequence[Example], known: Sequence[bool], *, max_answers: int, measure: Measure | None = None
     ) -> Iterator[Prediction]:
-        """Answer examples batch by batch, in their order, with so many answers of each; of labels all.
+        """Answer examples batch by batch, in their order, with at most `max_answers` of each; of labels all.
 
-        `known` says of each whether its answer is known; where all are, `measure` gets every batch.
+        `known` says whether the answer of each is known; if all are, `measure` gets every batch.
         """
         done = 0
         for batch in self.batches(examples):
