@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fedpeft.core.text import counted
 from fedpeft.protocol.fields import MB
 from fedpeft.report import loss_plot, schedule_plot
 from fedpeft.report.history import History
@@ -69,10 +70,10 @@ def picture_files(history: History) -> dict[str, bytes]:
 
 def drawings(history: History) -> Iterator[Drawing]:
     """Yield the curves of a run, and the other pictures that it has figures for."""
-    sites, rounds = ", ".join(history.sites), len(history.rounds)
+    sites = ", ".join(history.sites)
     described = (
-        f"Curves of {history.measured_by}, training loss and transport distance over {rounds} "
-        f"round{'s' * (rounds > 1)} for {sites}; the figures stand in the tables below."
+        f"Curves of {history.measured_by}, training loss and transport distance over "
+        f"{counted(len(history.rounds), 'round')} for {sites}; the figures stand in the tables below."
     )
     yield Drawing("curves", "Convergence", convergence, explained(history), described)
     if was_counted(history):

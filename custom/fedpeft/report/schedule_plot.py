@@ -40,11 +40,11 @@ WIDE, HIGH, FRONT_LEFT, FRONT_RIGHT, FRONT_BETWEEN, BELOW = 1.95, 1.55, 0.5, 0.2
 
 def drawings(history: History) -> Iterator[Drawing]:
     """Yield the picture of a run's schedule, and that of its fronts if layers were scored."""
-    if not (rounds := len(history.scheduled)):
+    if not history.scheduled:
         return
     described = (
         "Heat maps of every site's layer scores with the layers chosen for it marked, and how often each layer was "
-        f"chosen over {rounds} scheduled round{'s' * (rounds > 1)}; a table below says how many layers."
+        f"chosen over {counted(len(history.scheduled), 'scheduled round')}; a table below says how many layers."
     )
     yield Drawing("schedule", "Layer schedule", schedule_figure, schedule_explained(history), described)
     if history.scheduled[-1].schedule.scores:
