@@ -159,7 +159,7 @@ def test_the_server_imports_no_plugin_that_a_site_names(field, imported, tmp_pat
     named = introduction("north", **{field: "research"})
     check_announcement(named, site="north")
     record = RunRecorder(tmp_path, job="test")
-    record.begin(MethodSettings(), TrainingSettings(rounds=1), {"north": named}, problems={})
+    record.record_handshake(MethodSettings(), TrainingSettings(rounds=1), {"north": named}, problems={})
     assert not imported
 
 
