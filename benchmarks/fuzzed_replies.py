@@ -320,7 +320,7 @@ class Record:
     def __init__(self, task: str) -> None:
         self.task, self.history, self.ends = task, {}, {}
 
-    def begin(self, method: Any, training: Any, introductions: dict, problems: dict, schedule: Any) -> None:
+    def record_handshake(self, method: Any, training: Any, introductions: dict, problems: dict, schedule: Any) -> None:
         if self.task == HELLO:
             self.ends = {**dict.fromkeys(introductions, ""), **problems}
 

@@ -305,12 +305,12 @@ def test_of_many_images_some_are_opened_and_the_others_counted(monkeypatch, tmp_
     site = SiteData("north", tuple(examples[:5]), (), tuple(examples[5:]), "made here")
     monkeypatch.setattr(data, "MAX_OPENED", 4)
     (tmp_path / "1.png").write_bytes(b"no image, and not opened")
-    assert data._open(site, decoded=False) == "4 of 10 images opened, `fedpeft data` opens the others"
+    assert data._open_images(site, decoded=False) == "4 of 10 images opened, `fedpeft data` opens the others"
     monkeypatch.setattr(data, "MAX_BYTES", (tmp_path / "0.png").stat().st_size * 2)
-    assert data._open(site, decoded=False).startswith("2 of 10")
+    assert data._open_images(site, decoded=False).startswith("2 of 10")
     monkeypatch.undo()
     with pytest.raises(FedpeftError, match=r"'north': 1 of 10 images cannot be read, .*1\.png cannot be decoded"):
-        data._open(site, decoded=False)
+        data._open_images(site, decoded=False)
 
 
 @pytest.mark.parametrize("variable", [None, "nowhere"])
@@ -633,9 +633,12 @@ RANKING = (f"backbone.source={TINY_ALBEF_FOLDER}", "backbone.name=tiny-albef-dec
     ("overrides", "sentence"),
     [
         ([], ""),
-        (["data.metric=macro_f1"], "^these data are measured by macro_f1, and .* accuracy alone"),
-        (["data.metric=balanced_accuracy"], "^these data are measured by balanced_accuracy, and .* accuracy alone"),
-        (["data.sites.vqa-rad.metric=macro_f1"], "^site vqa-rad: these data are measured by macro_f1, and .* alone"),
+        (["data.metric=macro_f1"], "^these data are measured by macro_f1, and .* only by accuracy"),
+        (["data.metric=balanced_accuracy"], "^these data are measured by balanced_accuracy, and .* only by accuracy"),
+        (
+            ["data.sites.vqa-rad.metric=macro_f1"],
+            "^site vqa-rad: these data are measured by macro_f1, and .* only by accuracy",
+        ),
         (["data.sites.vqa-rad.dataset=phantom_chest"], "^site vqa-rad: these images have labels, and this backbone"),
         (["training.class_weights=balanced"], "^class_weights is 'balanced', and Ranking tells no classes apart"),
     ],

@@ -48,7 +48,7 @@ class Waiting:
 
 
 def ended(waiting):
-    waiting.harness._away_sites._note(AWAY, ENDED, None)
+    waiting.harness._away_sites._note_absence(AWAY, ENDED, None)
 
 
 def disconnected(waiting):
@@ -61,7 +61,7 @@ def refused(waiting):
 
 def returned(waiting):
     context = SimpleNamespace(get_engine=lambda: SimpleNamespace(sync_clients_from_main_process=lambda: None))
-    waiting.harness._away_sites._renew(RETURNED, ENDED, context)
+    waiting.harness._away_sites._note_return(RETURNED, ENDED, context)
 
 
 def answers(waiting):

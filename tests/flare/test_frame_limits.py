@@ -72,6 +72,6 @@ async def _read(ws, seen):
 
 
 def test_a_flare_without_the_limit_cannot_start(monkeypatch):
-    monkeypatch.setattr(message_limits, "_NAME", "NO_SUCH_NAME")
+    monkeypatch.setattr(message_limits, "_MAX_FRAME", "NO_SUCH_NAME")
     with pytest.raises(FedpeftError, match=r"aio_http_driver\.NO_SUCH_NAME: install the version"):
         limit_frames()

@@ -37,7 +37,9 @@ CONFIGS = ROOT / "app_configs"
 JOBS = sorted(recipes(CONFIGS))
 HALF = "cases/many_epochs"  # of fedpia_task1's sites, without what needs one width
 SOLVED = ("schedule.budget=1", "method.pia.share=0.5")
+BUDGETED = ("schedule.site_budgets={slake: 3}", "schedule.budget=2", "schedule.solver=exact", "method.pia.share=0.5")
 POOLED = ("federation.sites=[center]", "data.sites={center: {pool: [slake]}, slake: {dataset: slake}}")
+MEDIAN = ("method.robust.average=median", "method.pia.share=0.5")
 MOMENTUM = ("method.server_optimizer=momentum", "method.pia.client=false")
 BLIP2 = ("backbone.name=blip2", "backbone.source=x")
 RANKED = ("backbone.name=tiny-albef-decoder", "training.answering=ranking")
@@ -490,6 +492,13 @@ def test_a_job_without_data_is_refused():
         (["method.pia.client=false", "method.pia.share=0.7"], "set method.pia.client=true as well"),
         (["method.pia={integration: weight_space, upload: local}"], "set method.pia.integration=two_branches as well"),
         (["method.pia.solver=sinkhorn", "method.pia.regularization=0.1"], ""),
+        ([*MEDIAN, "method.robust.max_share=1"], "max_share .*: set method.robust.average=mean as well"),
+        ([*MEDIAN, "method.pia.gamma=5"], "leave it out, method.robust.average='median' weighs all sites"),
+        (
+            [*BUDGETED, "federation.sites=[slake]"],
+            "budget changes .*: leave it out, .*site_budgets has a budget",
+        ),
+        (BUDGETED, ""),
         (["method.robust.attackers=2"], "set method.robust.average=trimmed_mean or krum or multi_krum as well"),
         (["method.aggregation=none", "method.robust.average=median"], "leave it out, the sites exchange nothing"),
         (["method.aggregation=none", "method.matched_layers=40"], "leave it out, the sites exchange nothing"),

@@ -272,11 +272,42 @@ def test_what_peft_would_train_beside_an_adapter_is_refused_because_nothing_exch
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("lora", {"lora_dropout": -1}), ("oft", {"module_dropout": 2.0}), ("vera", {"vera_dropout": 1.5})],
+    [("lora", {"lora_dropout": -1}), ("lora", {"lora_dropout": 1}), ("vera", {"vera_dropout": 1.5})],
 )
 def test_a_dropout_is_a_share(name, settings):
-    with pytest.raises(FedpeftError, match=rf"has {next(iter(settings))}=.*, it must be from 0 to 1"):
+    with pytest.raises(FedpeftError, match=rf"has {next(iter(settings))}=.*, it must be from 0 to below 1\."):
         methods.get(name).check_settings(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "problem"),
+    [
+        ("lora", {"lora_alpha": 0}, "adds nothing and never trains: give another number"),
+        ("parallel", {"scaling": 0}, "adds nothing and never trains"),
+        ("fourierft", {"scaling": 0.0}, "adds nothing and never trains"),
+        ("vera", {"d_initial": 0}, "adds nothing and never trains"),
+        ("lora", {"use_dora": True}, "use_dora=True, which makes it another method: set method.name to dora"),
+        ("dora", {"use_dora": False}, "use_dora=False, which makes it another method"),
+        ("lora", {"init_lora_weights": "pissa_niter_4"}, "draws anew whenever it loads the adapter: use 'pissa'"),
+        ("oft", {"module_dropout": 0.5}, "has module_dropout=0.5, it must be 0.0"),
+        ("miss", {"mini_r": 4}, "has mini_r=4, it must be 1"),
+        ("lora", {"inference_mode": True}, "has no setting 'inference_mode'"),
+    ],
+)
+def test_settings_by_which_nothing_trains_or_another_method_would_are_refused(name, settings, problem):
+    with pytest.raises(FedpeftError, match=problem):
+        methods.get(name).check_settings(settings)
+
+
+def test_blocks_of_oft_divide_the_width(tmp_path):
+    def prepare(**settings):
+        backbone = build(BackboneSettings(name="vit", source=str(vit(tmp_path))))
+        return methods.get("oft").tuning().prepare(backbone, settings, seed=0)
+
+    assert prepare(oft_block_size=4).state()
+    for settings in ({"oft_block_size": 5}, {"r": 3, "oft_block_size": 0}):
+        with pytest.raises(FedpeftError, match=r"does not divide the 32 inputs of .*: use for instance \d\."):
+            prepare(**settings)
 
 
 def check_that_peft_reads(name, backbone, trainable, other, folder, settings=None):

@@ -77,7 +77,7 @@ def test_a_job_sets_its_solver():
     ("schedule", "sentence"),
     [
         ({"solver": "nsga2", "solver_settings": {"popluation": 8}}, "did you mean 'population'"),
-        ({"solver": "nsga2", "solver_settings": {"population": 10**9}}, "from 2 to 10000"),
+        ({"solver": "nsga2", "solver_settings": {"population": 10**9}}, "at most 10,000"),
         ({"solver": "nsga2", "solver_settings": {"population": 1000, "iterations": 1000}}, "above 200,000"),
         ({"solver": "exact", "solver_settings": {"full": True}}, "may keep the server busy without end"),
         ({"solver": "own", "solver_settings": {"population": 8}}, "solver='own' has no setting 'population'"),

@@ -266,13 +266,13 @@ def test_a_share_is_measured_on_the_model_that_training_starts_from(two, integra
 def test_the_validation_split_is_never_trained_on(sections, tmp_path, monkeypatch):
     chosen = sections(*LIVELY, "method.pia.share=validation")
     learner = learners(chosen, tmp_path)["slake"]
-    drawn, batches = [], SiteBatches.of
+    drawn, batches = [], SiteBatches.draw
 
     def recorded(self, examples, *args, **more):
         drawn.append((examples, len(args) > 1 or bool(more.get("generator"))))
         return batches(self, examples, *args, **more)
 
-    monkeypatch.setattr(SiteBatches, "of", recorded)
+    monkeypatch.setattr(SiteBatches, "draw", recorded)
     for round in (1, 2):
         learner.train_round(round, learner.values.first)
     held = {id(example) for example in learner.data.validation}

@@ -173,5 +173,5 @@ def test_every_metric_has_a_measure_and_a_title():
 def test_a_metric_that_a_way_of_answering_does_not_have_is_refused():
     way = Fixed()
     way.metrics = (MACRO_F1,)
-    with pytest.raises(FedpeftError, match="measured by accuracy, and with this way of answering there is macro_f1"):
+    with pytest.raises(FedpeftError, match="measured by accuracy, and this way of answering only by macro_f1"):
         check_metric(ACCURACY, way)

@@ -149,7 +149,7 @@ def test_a_backbone_that_answers_in_words_is_refused():
 
 
 def test_another_metric_is_refused(tmp_path):
-    with pytest.raises(FedpeftError, match="measured by accuracy, and with this way of answering there is macro_f1"):
+    with pytest.raises(FedpeftError, match="measured by accuracy, and this way of answering only by macro_f1"):
         learner(tmp_path, data(metric=ACCURACY))
 
 

@@ -112,26 +112,26 @@ def test_the_learners_that_were_not_used_for_long_are_dropped(sections, tmp_path
     monkeypatch.setattr("fedpeft.site.training_process._print_to", lambda file: None)
     kept = Learners(sections(*SMALL), None, SharedModels())
     logs = {site: str(tmp_path / site / "training.log") for site in SITES}
-    first = kept.of("slake", logs["slake"])
-    assert kept.of("slake", logs["slake"]) is first
+    first = kept.switch_to("slake", logs["slake"])
+    assert kept.switch_to("slake", logs["slake"]) is first
     monkeypatch.setattr(SiteBatches, "held_bytes", MAX_HELD_BYTES)
-    second = kept.of("vqa-rad", logs["vqa-rad"])
+    second = kept.switch_to("vqa-rad", logs["vqa-rad"])
     assert second.backbone is first.backbone
-    assert kept.of("slake", logs["slake"]) is not first
+    assert kept.switch_to("slake", logs["slake"]) is not first
 
 
 @pytest.mark.parametrize("settings", [[], ["method.initialization=own", "method.pia.reference=largest"]])
 def test_what_a_learner_holds_after_its_turn_counts(settings, sections, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpeft.site.training_process._print_to", lambda file: None)
     kept = Learners(sections(*SMALL, *settings), None, SharedModels())
-    first, second = (kept.of(site, str(tmp_path / site / "training.log")) for site in SITES[:2])
+    first, second = (kept.switch_to(site, str(tmp_path / site / "training.log")) for site in SITES[:2])
     if settings:  # a backbone of its own
         monkeypatch.setattr("fedpeft.site.training_process.MAX_HELD_BYTES", 2 * LEARNER_BYTES + first.model.own_bytes)
         assert first.model.own_bytes > 0
     else:  # images that were opened in its turn
         monkeypatch.setattr(SiteBatches, "held_bytes", MAX_HELD_BYTES)
-    assert kept.of(SITES[1], "") is second
-    assert kept.of(SITES[0], str(tmp_path / SITES[0] / "training.log")) is not first
+    assert kept.switch_to(SITES[1], "") is second
+    assert kept.switch_to(SITES[0], str(tmp_path / SITES[0] / "training.log")) is not first
 
 
 def test_a_model_of_another_method_or_seed_is_not_taken(sections, tmp_path):

@@ -339,7 +339,7 @@ class RobustSettings:
 
     average: str = MEAN
     attackers: int = field(default=1, metadata={READ_WITH: {"average": COUNTING}})
-    max_share: float = 0.5
+    max_share: float = field(default=0.5, metadata={READ_WITH: {"average": (MEAN,)}})
     update_factor: float = 10.0
 
     def __post_init__(self) -> None:

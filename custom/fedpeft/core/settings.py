@@ -216,7 +216,8 @@ def no_settings(owner: str, values: Mapping[str, Any] | None) -> None:
 
 def suggestion(name: str, known: typing.Iterable[str]) -> str:
     """Return what to write instead of an unknown name: the closest known one, or all of them."""
-    known = sorted(known)
+    if not (known := sorted(known)):
+        return "leave it out, there are none"
     close = difflib.get_close_matches(str(name), known, n=1)
     return f"did you mean {close[0]!r}" if close else f"known are {', '.join(known)}"
 

@@ -272,7 +272,11 @@ def unread_in(section: str, name: str, sections: Mapping[str, Any]) -> str:
     sites, resumed = sections["federation"]["sites"], sections["federation"].get("resume_from")
     if section == "schedule":
         schedule = schedule_of(sections[section], method.method)
-        return "" if resumed and schedule.active else schedule.unread(name)
+        if resumed and schedule.active:
+            return ""
+        if name in ("budget", "budget_range", "memory_margin") and set(sites) <= schedule.site_budgets.keys():
+            return "leave it out, schedule.site_budgets has a budget for every site"
+        return schedule.unread(name)
     if resumed:  # its settings must stay as they were
         return ""
     if section == "method":

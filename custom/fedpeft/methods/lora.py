@@ -80,6 +80,20 @@ class LoraTuning(SlotTuning):
             )
         return {name: value for name, value in settings.items() if name != START_STD}
 
+    def check(self, settings: Mapping[str, Any]) -> None:
+        super().check(settings)
+        start = settings.get("init_lora_weights")
+        if isinstance(start, str) and start.startswith("pissa_niter"):
+            raise FedpeftError(
+                f"{self.name} has init_lora_weights={start!r:.80}, whose first values PEFT draws anew whenever it "
+                f"loads the adapter: use 'pissa'."
+            )
+        if not self.matches(self.config(self.peft_settings(settings))):
+            raise FedpeftError(
+                f"{self.name} has use_dora={settings['use_dora']!r}, which makes it another method: set method.name to "
+                f"dora or lora instead."
+            )
+
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> AdapterTrainable:
         trainable = super().prepare(backbone, settings, seed=seed)
         if (std := settings.get(START_STD)) is not None:
@@ -278,7 +292,7 @@ class DoraTuning(LoraTuning):
         return type(config) is LoraConfig and config.use_dora
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().completed(settings), "use_dora": True}
+        return {"use_dora": True, **super().completed(settings)}
 
     def shapes(self, config: LoraConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
         shapes = super().shapes(config, family, num_layers, hidden_size)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from peft import FourierFTConfig, HRAConfig, IA3Config, LNTuningConfig, MissConfig, OFTConfig, VeraConfig
+from peft.tuners.oft.layer import OFTLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
@@ -36,6 +37,8 @@ from fedpeft.methods.slot_tuning import Parameters, SlotTuning, check_types
 
 if TYPE_CHECKING:
     from peft import PeftConfig
+
+    from fedpeft.backbones.backbone import Backbone
 
 
 @dataclass(kw_only=True, eq=False)
@@ -153,6 +156,22 @@ class IA3Tuning(PeftTuning):
             config.feedforward_modules = pattern_of(scaled) if scaled else []
 
 
+class OFTTuning(PeftTuning):
+    """OFT, whose blocks have to divide the width of a layer's input: PEFT itself would take other ones."""
+
+    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Any:
+        trainable = super().prepare(backbone, settings, seed=seed)
+        for path, module in backbone.model.named_modules():
+            for name in ("oft_block_size", "r"):
+                built = next(iter(getattr(module, name, {}).values())) if isinstance(module, OFTLayer) else None
+                if built and settings.get(name) not in (None, 0, built):
+                    raise FedpeftError(
+                        f"adapter {self.name!r} has {name}={settings[name]!r}, which does not divide the "
+                        f"{module.in_features} inputs of {path}: use for instance {built}."
+                    )
+        return trainable
+
+
 def _reflections(config: HRAConfig, name: str, shape: tuple[int, ...]) -> FirstValues:
     rank = math.prod(shape[-1:])
     pairs = config.init_weights and rank % 2 == 0  # the second of two reflections undoes the first
@@ -176,10 +195,11 @@ IA3 = IA3Tuning(
     joint=True,
     first=lambda config, *_: Constant(1.0) if config.init_ia3_weights else Bounded(),
 )
-OFT = PeftTuning(
+OFT = OFTTuning(
     OFTConfig,
     name="oft",
     tensors=("oft_R",),
+    fixed={"module_dropout": 0.0},  # PEFT reads no other value in training
     min_values={"r": 0, "oft_block_size": 0},  # one of the two follows from the other and is 0
     first=lambda config, *_: Constant() if config.init_weights else Bounded(),
 )
@@ -207,6 +227,7 @@ MISS = PeftTuning(
     tensors=("miss_block",),
     min_values={"r": 1},
     defaults={"r": 8},  # of a square matrix as many numbers as LoRA of rank 4
-    fixed={"init_weights": True},  # "bat" multiplies with the matrix, so that it is not linear in the block
+    # "bat" multiplies with the matrix, so that it is not linear in the block; only "mini" reads `mini_r`
+    fixed={"init_weights": True, "mini_r": 1},
     first=lambda *_: Constant(),
 )

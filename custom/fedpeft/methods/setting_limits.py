@@ -34,6 +34,15 @@ def number(minimum: float, maximum: float) -> Check:
     return lambda value: type(value) in (int, float) and minimum <= value <= maximum
 
 
+def nonzero(minimum: float, maximum: float) -> Check:
+    """Return a check for a factor: with 0 an adapter adds nothing and never trains."""
+    return lambda value: number(minimum, maximum)(value) and value != 0
+
+
+def dropout(value: Any) -> bool:
+    return number(0, 1)(value) and value < 1
+
+
 def choice(*allowed: str) -> Check:
     return lambda value: isinstance(value, str) and value in allowed
 
@@ -83,13 +92,13 @@ BOTTLENECK: dict[str, Check] = {
     "layer_widths": mapping_to(whole(MAX_WIDTH)),
     "activation": choice("relu", "swish", "gelu"),
 }
-PARALLEL: Limits = BOTTLENECK | {"scaling": number(-MAX_SCALE, MAX_SCALE)}
+PARALLEL: Limits = BOTTLENECK | {"scaling": nonzero(-MAX_SCALE, MAX_SCALE)}
 COMPACTER: Limits = BOTTLENECK | {"blocks": whole(MAX_BLOCKS), "rank": whole(MAX_WIDTH), "rule_std": number(0, 1)}
 FIRST_VALUE_SETTINGS = frozenset({"start_std", "init_lora_weights"})  # read only when an adapter is drawn
 LORA: Limits = {
     "r": whole(MAX_WIDTH),
-    "lora_alpha": number(0, MAX_SCALE),
-    "lora_dropout": number(0, 1),
+    "lora_alpha": nonzero(0, MAX_SCALE),
+    "lora_dropout": dropout,
     "target_modules": modules,
     "layers_to_transform": LAYERS,
     "bias": choice("none"),
@@ -100,13 +109,13 @@ LORA: Limits = {
 MODULES: dict[str, Check] = {"target_modules": modules}
 RANKED: dict[str, Check] = MODULES | {"r": whole(MAX_WIDTH), "layers_to_transform": LAYERS}
 OFT: Limits = RANKED | {"r": whole(MAX_WIDTH, minimum=0), "oft_block_size": whole(MAX_WIDTH, minimum=0)}
-VERA: Limits = RANKED | {"d_initial": number(0, MAX_SCALE), "projection_prng_key": SEED, "vera_dropout": number(0, 1)}
+VERA: Limits = RANKED | {"d_initial": nonzero(0, MAX_SCALE), "projection_prng_key": SEED, "vera_dropout": dropout}
 FOURIERFT: Limits = MODULES | {
     "n_frequency": whole(MAX_FREQUENCIES),
     "scaling": number(MIN_FOURIER_SCALE, MAX_FOURIER_SCALE),
     "random_loc_seed": SEED,
     "layers_to_transform": LAYERS,
 }
-MISS: Limits = RANKED | {"miss_dropout": number(0, 1)}
+MISS: Limits = RANKED | {"miss_dropout": dropout}
 PROMPTS: dict[str, Check] = {"tokens": whole(MAX_WIDTH)}
 FACTORED_PROMPTS: Limits = PROMPTS | {"rank": whole(MAX_WIDTH), "decomposition": choice("per_block", "concatenated")}

@@ -326,6 +326,8 @@ class MethodSettings:
             return "leave it out, the sites exchange nothing"
         if part == "pia" and not self.aligns and name != "weighting":
             return f"leave it out, method.aggregation={self.aggregation!r} aligns nothing"
+        if part == "pia" and not self.robust.weighs and name in ("gamma", "normalize", "weighting"):
+            return f"leave it out, method.robust.average={self.robust.average!r} weighs all sites alike"
         needed = unread(type(section), vars(section), name) if part else None
         return f"set method.{part}.{needed} as well" if needed else ""
 

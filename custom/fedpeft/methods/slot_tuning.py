@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # PEFT's settings to train other tensors than an adapter's, or to add layers to the backbone
 _BACKBONE_SETTINGS = ("bias", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
+_FACTORS = ("lora_alpha", "scaling", "d_initial")  # of what an adapter adds
 LOCAL, COMPANION = "default", "global"
 
 
@@ -104,7 +105,7 @@ class AdapterTrainable(Trainable):
         return adapters.tuning_of(self._config).activations(self._backbone, states, inputs, LOCAL)
 
 
-_PEFTS_OWN = ("peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
+_PEFTS_OWN = ("peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode")
 Shapes = dict[str, tuple[int, ...]]
 Parameters = dict[str, nn.Parameter]
 
@@ -126,7 +127,7 @@ class SlotTuning(Tuning, ABC):
     name: str  # of its registration; of fedpeft's own tuners also the PEFT type in lower case
     min_values: Mapping[str, int] = {"layers_to_transform": 0}
     start: str = ""
-    may_differ: frozenset[str] = frozenset({*_PEFTS_OWN, "task_type", "inference_mode", "target_modules", "init_seed"})
+    may_differ: frozenset[str] = frozenset({*_PEFTS_OWN, "task_type", "target_modules", "init_seed"})
 
     def __init__(self, config_cls: type[PeftConfig]) -> None:
         self.config_cls = config_cls
@@ -157,8 +158,14 @@ class SlotTuning(Tuning, ABC):
     def check(self, settings: Mapping[str, Any]) -> None:
         self.config(self.peft_settings(settings))
         for name, share in settings.items():
-            if name.endswith("dropout") and isinstance(share, int | float) and not 0 <= share <= 1:
-                raise FedpeftError(f"adapter {self.name!r} has {name}={share!r}, it must be from 0 to 1.")
+            if name.endswith("dropout") and isinstance(share, int | float) and not 0 <= share < 1:
+                raise FedpeftError(f"adapter {self.name!r} has {name}={share!r}, it must be from 0 to below 1.")
+        for name in _FACTORS:
+            if settings.get(name) == 0:
+                raise FedpeftError(
+                    f"adapter {self.name!r} has {name}={settings[name]!r}, with which it adds nothing and never "
+                    f"trains: give another number."
+                )
         for name in _BACKBONE_SETTINGS:
             if (value := settings.get(name)) not in (None, False, "none", [], {}):
                 raise FedpeftError(
