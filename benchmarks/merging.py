@@ -182,7 +182,7 @@ def features(learner: Learner, examples: Sequence[Example]) -> Features:
     """What the head reads of questions (n, d), their answers' classes (n), and all that are right (n, A)."""
     answering = learner.answering.eval()
     batches = [batch.to(learner.device) for batch in learner.batches.draw(examples, len(examples))]
-    with computing.optimized(learner.backbone, learner.training, learner.model.features):
+    with computing.shortcuts(learner.backbone, learner.training, learner.model.features):
         pooled = [answering.pooled(batch.inputs) for batch in batches]
     return torch.cat(pooled), torch.cat([b.target for b in batches]), torch.cat([b.accepted for b in batches])
 

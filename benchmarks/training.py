@@ -133,7 +133,7 @@ def own_step(row: Row, config: Any, device: Any) -> tuple[Callable[[dict, Any], 
         batch = Batch(inputs, target, None, torch.zeros(len(target)))
         return trainable.step(parts_of(batch, answering, settings.micro_batch), optimizer).item()
 
-    return step, computing.optimized(backbone, settings, features)
+    return step, computing.shortcuts(backbone, settings, features)
 
 
 def vilt(config: Any) -> Any:

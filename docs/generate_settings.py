@@ -71,7 +71,8 @@ OF_PEFT = {
     "init_lora_weights": "PEFT's way to draw the first values; a site takes true (B is 0) and false.",
     "start_std": "standard deviation of the normal distribution of A's first values; `xavier`: sqrt(2 / (r + d)); not "
     "set: uniform, as PEFT has it.",
-    "oft_block_size": "width of a block, which divides that of the layer's input; 0: it follows from `r`.",
+    "oft_block_size": "width of a block, which must divide that of the layer's input if it is set; the default is the "
+    "nearest width that does. 0: it follows from `r`.",
     "d_initial": "first value of the trained vector of `r` numbers.",
     "projection_prng_key": "seed of the frozen matrices, the same at all sites.",
     "vera_dropout": "share of a layer's inputs that training leaves out.",

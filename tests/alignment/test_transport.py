@@ -89,6 +89,15 @@ def test_nearest_neurons_give_what_the_search_over_all_plans_gives(n, f, apart, 
         assert found.matching.distance(cost) == pytest.approx(best, rel=1e-9, abs=1e-12 * scale)
 
 
+def test_a_reference_whose_squares_float32_cannot_hold_proves_nothing(monkeypatch):
+    searched, match = [], transport.match
+    monkeypatch.setattr(transport, "match", lambda *args, **kwargs: searched.append(1) or match(*args, **kwargs))
+    y = 1e-24 * torch.ones(2, 64, dtype=torch.float64)
+    y[1] *= 1 + 1e-6
+    compare(1e3 * torch.rand(2, 64, generator=generator(0)), y)
+    assert searched
+
+
 def test_nearest_neurons_need_no_search_where_sites_drifted_from_one_start(monkeypatch):
     def search(*_, **__):
         raise AssertionError("searched")

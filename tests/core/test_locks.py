@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedpeft.core.errors import LocalError
-from fedpeft.core.locks import StateLock, may_be_used
+from fedpeft.core.locks import StateLock, may_be_in_use
 
 HOLD = """
 import pathlib, sys
@@ -32,14 +32,14 @@ def test_the_state_of_a_job_that_runs_is_refused_by_name(tmp_path, holder):
     with pytest.raises(LocalError, match=f"job job-1 in process {holder.pid}") as refused:
         StateLock().take(tmp_path / "small-1", "job-2", patience=0)
     assert refused.value.code == "state-in-use"
-    assert may_be_used(tmp_path / "small-1")
+    assert may_be_in_use(tmp_path / "small-1")
     StateLock().take(tmp_path / "small-2", "job-2", patience=0)
 
 
 def test_a_killed_process_holds_nothing(tmp_path, holder):
     holder.kill()
     holder.wait()
-    assert not may_be_used(tmp_path / "small-1")
+    assert not may_be_in_use(tmp_path / "small-1")
     StateLock().take(tmp_path / "small-1", "job-2", patience=0)
 
 
@@ -52,7 +52,7 @@ def test_a_job_gives_back_what_it_holds_and_may_take_it_twice(tmp_path):
     lock.release()
     other.take(tmp_path, "job-2", patience=0)
     other.release()
-    assert not may_be_used(tmp_path)
+    assert not may_be_in_use(tmp_path)
 
 
 def test_a_folder_that_cannot_be_locked_is_named(tmp_path):

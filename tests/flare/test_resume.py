@@ -12,7 +12,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from safetensors.torch import load_file
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.locks import StateLock, lineage_folder, may_be_used, prune
+from fedpeft.core.locks import StateLock, lineage_folder, may_be_in_use, prune
 from fedpeft.flare.folders import lineages_folder
 from fedpeft.server import checkpoint
 from fedpeft.server.run_recorder import RunRecorder
@@ -333,13 +333,13 @@ def test_a_lineage_that_another_job_uses_is_refused(run, tmp_path, monkeypatch):
 
 def test_a_job_holds_its_lineage_while_it_runs(run, tmp_path):
     def train(site, order):
-        held.append(any(may_be_used(lineage) for lineage in (tmp_path / "state").glob("*")))
+        held.append(any(may_be_in_use(lineage) for lineage in (tmp_path / "state").glob("*")))
         return drawn(site, order)
 
     held = []
     run(train=train, rounds=2)
     assert held == [False] * 3 + [True] * 3
-    assert not any(may_be_used(lineage) for lineage in (tmp_path / "state").iterdir())
+    assert not any(may_be_in_use(lineage) for lineage in (tmp_path / "state").iterdir())
 
 
 def test_a_broken_checkpoint_of_another_job_does_not_matter(run, tmp_path):

@@ -15,7 +15,7 @@ from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import group_by_place
 from fedpeft.federate import federate
-from fedpeft.inference.surface import ALIGNED, AS_THEY_COME, GLOBAL, flattened, plane_of, remarks, surface_of
+from fedpeft.inference.surface import ALIGNED, AS_THEY_COME, GLOBAL_LABEL, flattened, plane_of, remarks, surface_of
 from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ def test_the_losses_are_those_of_the_adapters_by_the_sites_own_learners(own):
     workspace, learners, received = own
     surface = surface_of(workspace, grid=3)
     adapters = {site: load_file(folder_of(workspace, site) / "adapter.safetensors") for site in SITES[:2]}
-    adapters[GLOBAL] = received
+    adapters[GLOBAL_LABEL] = received
     panel = surface.panels[AS_THEY_COME]
     for name, state in adapters.items():
         expected = mean_loss(learners, state)
@@ -86,7 +86,7 @@ def test_alignment_changes_no_sites_loss_but_the_plane(own):
     surface = surface_of(own[0], grid=3, sites=("vqa-med-2019", "slake"))
     before, after = surface.panels[AS_THEY_COME], surface.panels[ALIGNED]
     assert 0 < surface.moved <= surface.places == 2 * len(group_by_place(own[2]))
-    assert list(before.at_points) == ["vqa-med-2019", "slake", GLOBAL]
+    assert list(before.at_points) == ["vqa-med-2019", "slake", GLOBAL_LABEL]
     assert after.at_points == pytest.approx(before.at_points, rel=1e-4)
     assert not np.allclose(before.losses, after.losses)
 
@@ -122,7 +122,7 @@ def test_the_plane_is_orthonormal_and_goes_through_all_three():
     origin, a, b = ({"x": torch.randn(3, 4, generator=generator), "y": torch.randn(5)} for _ in range(3))
     plane = plane_of(origin, {"a": a, "b": b})
     assert torch.allclose(plane.axes @ plane.axes.T, torch.eye(2, dtype=torch.float64), atol=1e-9)
-    for name, state in (("a", a), ("b", b), (GLOBAL, origin)):
+    for name, state in (("a", a), ("b", b), (GLOBAL_LABEL, origin)):
         assert torch.allclose(flattened(plane.at(*plane.places[name])), flattened(state), atol=1e-5)
     assert plane.places["a"][1] == 0
     assert not plane.random

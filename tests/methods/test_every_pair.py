@@ -291,7 +291,8 @@ def test_a_dropout_is_a_share(name, settings):
         ("lora", {"init_lora_weights": "pissa_niter_4"}, "draws anew whenever it loads the adapter: use 'pissa'"),
         ("oft", {"module_dropout": 0.5}, "has module_dropout=0.5, it must be 0.0"),
         ("miss", {"mini_r": 4}, "has mini_r=4, it must be 1"),
-        ("lora", {"inference_mode": True}, "has no setting 'inference_mode'"),
+        ("lora", {"inference_mode": True}, "has inference_mode, and a job trains it: leave it out"),
+        ("lora", {"alpha_pattern": {"query": 0}}, "has query=0, with which it adds nothing"),
     ],
 )
 def test_settings_by_which_nothing_trains_or_another_method_would_are_refused(name, settings, problem):

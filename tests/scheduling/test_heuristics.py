@@ -171,7 +171,7 @@ def test_crossover_keeps_what_both_parents_train_and_adds_only_what_one_does():
         ("annealing", {"cooling": 2.0}, "cooling is 2.0"),
         ("ant_colony", {"evaporation": 1.0}, "evaporation is 1"),
         ("ant_colony", {"initial_pheromone": 0.0}, "initial_pheromone is 0"),
-        ("ant_colony", {"colonies": 51}, "colonies is 51, it must be at most 50"),
+        ("ant_colony", {"colonies": 51}, "colonies is 51, it must be at most the population, 50"),
         ("bee_colony", {"limit": 0}, "limit is 0"),
         ("bee_colony", {"start": "greedy"}, "start is 'greedy', allowed are random, ends, path"),
         ("mopso", {"mutation": 0.5}, "mopso.mutation is not a setting"),

@@ -62,7 +62,7 @@ def test_outside_training_and_evaluation_modules_are_called_as_ever(learner, tra
     site = learner(COMPILE)
     layers = computing._layers(site.backbone)
     assert layers
-    with computing.optimized(site.backbone, site.training):
+    with computing.shortcuts(site.backbone, site.training):
         assert all("forward" in vars(layer) for layer in layers)
     assert not any("forward" in vars(layer) for layer in layers)
 

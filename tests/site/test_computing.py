@@ -43,7 +43,7 @@ def learner(sections, tmp_path):
 
 
 def logits(made, batch):
-    with torch.no_grad(), computing.optimized(made.backbone, made.training):
+    with torch.no_grad(), computing.shortcuts(made.backbone, made.training):
         return made.answering.eval()(batch.inputs)
 
 
@@ -59,7 +59,7 @@ def kept(made, batch):
         return tensor.detach()  # the tensor itself would keep the graph
 
     made.trainable.train_only(None)
-    with computing.optimized(made.backbone, made.training), saved_tensors_hooks(pack, lambda tensor: tensor):
+    with computing.shortcuts(made.backbone, made.training), saved_tensors_hooks(pack, lambda tensor: tensor):
         (part, *_) = parts_of(batch, made.answering.train(), made.training.micro_batch)
         loss = part.loss(part.forward())
     assert loss.requires_grad
@@ -72,7 +72,7 @@ def stepped(made, batch, *, steps=1):
     made.trainable.train_only(None)
     trained = [p for p in (*made.trainable.parameters().values(), *made.head.parameters()) if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.1)
-    with computing.optimized(made.backbone, made.training):
+    with computing.shortcuts(made.backbone, made.training):
         parts = parts_of(batch, made.answering.train(), made.training.micro_batch)
         losses = [made.trainable.step(parts, optimizer).item() for _ in range(steps)]
     return [parameter.detach().clone() for parameter in trained], losses

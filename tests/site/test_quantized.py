@@ -78,7 +78,7 @@ def overfit(made, steps=12):
     batch = next(iter(made.batches.draw(made.data.train, 16)))
     trained = [p for p in (*made.trainable.parameters().values(), *made.head.parameters()) if p.requires_grad]
     optimizer = torch.optim.Adam(trained, lr=1e-2)
-    with computing.optimized(made.backbone, made.training):
+    with computing.shortcuts(made.backbone, made.training):
         parts = parts_of(batch, made.answering.train(), made.training.micro_batch)
         return [made.trainable.step(parts, optimizer).item() for _ in range(steps)]
 

@@ -234,7 +234,7 @@ def test_the_budget_holds_what_checkpointing_computes_again(sections, tmp_path, 
         learner.batches.sample(batch_size, 0, size=batch_size)[0],
     )
     losses, settings = _losses(learner.answering), MemorySettings(optimizer_tensors=0)
-    with computing.optimized(learner.backbone, learner.training):
+    with computing.shortcuts(learner.backbone, learner.training):
         model = learner.answering.train()
         inputs = batch.inputs, lambda logits, _: losses(logits, batch)
         step, added = layer_memory(model, layers, *inputs, model=model, settings=settings)

@@ -206,20 +206,21 @@ def compare_each(
 class _Nearest:
     """Orders by nearest neurons, which are the cheapest plan where no two neurons have the same nearest one.
 
-    They come from one product in float32, whose error is at most (f + 4) u (||y||^2 + 2 ||x|| ||y||) with u = 2^-24.
-    Where the next nearest neuron is not farther by more than that at both, nothing is proven.
+    No plan costs less than the least distance of each row. The distances come from one product in float32, whose error
+    is at most (f + 4) u (||y||^2 + 2 ||x|| ||y||) with u = 2^-24. A nearest neuron is proven if all others are farther
+    than by the errors of both distances.
     """
 
     def __init__(self, reference: Tensor) -> None:
         self.reference = reference
         self.y = reference.float()
         self.y_squared = self.y.square().sum(dim=1)
-        self.longest = float(self.y_squared.max()) ** 0.5
+        self.longest = float(torch.linalg.vector_norm(self.y, dim=1, dtype=torch.float64).max())
         self.error = 4 * (reference.shape[1] + 4) * 2.0**-24
 
     def order(self, client: Tensor) -> Tensor | None:
         """Return the client neuron at each reference neuron (m); None where nearest neurons do not prove it."""
-        if client.shape != self.reference.shape or torch.get_float32_matmul_precision() != "highest":
+        if client.shape != self.reference.shape or not _keeps_digits():
             return None
         x = client.float()
         nearness = torch.addmm(self.y_squared, x, self.y.T, alpha=-2).cpu().numpy()  # squared distance, less ||x||^2
@@ -238,6 +239,15 @@ class _Nearest:
         if not torch.equal(order, torch.arange(len(order), device=order.device)):
             after = float(torch.linalg.vector_norm(client.index_select(0, order) - y, dim=1).mean())
         return Comparison(matching=Matching(order=order), before=before, after=after)
+
+
+def _keeps_digits() -> bool:
+    """Return whether products in float32 have its precision, and not that of TF32 or bfloat16."""
+    try:
+        highest = torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # torch's newer switches were used
+        return False
+    return highest and not any(f"{library}_DEFAULT_FPMATH_MODE" in os.environ for library in ("DNNL", "ONEDNN"))
 
 
 def _only_coordinate(client: Tensor, reference: Tensor) -> int | None:

@@ -20,7 +20,7 @@ from fedpeft.job.composing import check_sections, check_used
 from fedpeft.job.yaml_values import parse_argument
 
 SITES = "federation.sites"
-BY_SITE = (
+SINGLE_SITE_SETTINGS = (
     ("backbone", "sites"),
     ("data", "sites"),
     ("method", "site_settings"),
@@ -141,7 +141,7 @@ def _set_site_count(sections: Mapping[str, Any], count: Any) -> dict[str, Any]:
     elif count > len(sites):
         raise FedpeftError(f"{SITES}={count}, and the job has {len(sites)} sites: name at most {len(sites)}.")
     result = {**sections, "data": data, "federation": {**federation, "sites": sites[:count]}}
-    for section, name in BY_SITE:
+    for section, name in SINGLE_SITE_SETTINGS:
         own = result.get(section, {}).get(name)
         if isinstance(own, Mapping):
             kept = {site: value for site, value in own.items() if site in sites[:count]}

@@ -80,7 +80,7 @@ def _owner(descriptor: int) -> dict[str, Any]:
         return {}
 
 
-def may_be_used(folder: Path) -> bool:
+def may_be_in_use(folder: Path) -> bool:
     """Return whether a process may hold the lock of a lineage; True also if that cannot be found out."""
     try:
         descriptor = os.open(folder / FILE, os.O_RDWR)
@@ -284,7 +284,7 @@ def prune(lineages: Path, current: str) -> None:
     own = [path for path in others if _job(path.name) == job]
     for old in dict.fromkeys([*own[: -(KEPT - 1)], *others[: -(KEPT_IN_ALL - 1)]]):
         with contextlib.suppress(FileNotFoundError):  # another job may remove it too
-            if time.time() - old.stat().st_mtime > SECONDS_IN_USE and not may_be_used(old):
+            if time.time() - old.stat().st_mtime > SECONDS_IN_USE and not may_be_in_use(old):
                 drop(old)
 
 

@@ -133,8 +133,8 @@ def _parse(text: str, where: str, remedy: str) -> Any:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        line = f", line {error.lineno}" if "\n" in text else ""
-        raise DataError(f"{where} is not valid JSON ({error.msg}{line}); {remedy}.") from error
+        place = f"line {error.lineno}, column {error.colno}" if "\n" in text else f"column {error.colno}"
+        raise DataError(f"{where} is not valid JSON ({error.msg}, {place}); {remedy}.") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is nested too deeply, or has too long a number; {remedy}.") from error
     level = [value]

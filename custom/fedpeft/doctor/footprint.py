@@ -120,7 +120,7 @@ def footprint(
     if training.reuse_passes:
         at_once += training.batch_size
     try:
-        with computing.optimized(model.backbone, training, model.features):
+        with computing.shortcuts(model.backbone, training, model.features):
             if device.type == "cuda":
                 needed, how = step(at_once), f"measured with a batch of {at_once}"
             else:

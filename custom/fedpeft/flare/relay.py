@@ -82,7 +82,7 @@ def relay_of(cell: str) -> str:
 
 
 def _request(cell: Cell, relay: str, topic: str, message: Any, abort_signal: Signal | None) -> Any:
-    deadline, code = time.monotonic() + SECONDS, _reach(cell, relay)
+    deadline, code = time.monotonic() + SECONDS, _reachability(cell, relay)
     if code == ReturnCode.OK:
         answer = cell.send_request(
             channel=CHANNEL,
@@ -91,7 +91,7 @@ def _request(cell: Cell, relay: str, topic: str, message: Any, abort_signal: Sig
             request=new_cell_message({}, packed(message)),
             timeout=POLL,
             abort_signal=abort_signal,
-            progress_wait_cb=lambda: time.monotonic() < deadline and _reach(cell, relay) == ReturnCode.OK,
+            progress_wait_cb=lambda: time.monotonic() < deadline and _reachability(cell, relay) == ReturnCode.OK,
         )
         code = answer.get_header(MessageHeaderKey.RETURN_CODE)
     if code != ReturnCode.OK:
@@ -102,7 +102,7 @@ def _request(cell: Cell, relay: str, topic: str, message: Any, abort_signal: Sig
     return answer.payload
 
 
-def _reach(cell: Cell, relay: str) -> str:
+def _reachability(cell: Cell, relay: str) -> str:
     """Return FLARE's return code of an empty request, which fails at once where no connection leads to the relay.
 
     FLARE sends a message with tensors in pieces, and does not notice if a cell on the way cannot pass one on.

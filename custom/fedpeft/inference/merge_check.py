@@ -278,5 +278,5 @@ def _between(one: State, other: State, share: float) -> State:
 def _loss(predictor: Predictor, state: State, batches: Sequence[Any]) -> float:
     model = predictor.model
     model.trainable.load(state)
-    with computing.optimized(model.backbone, model.training, model.features):
+    with computing.shortcuts(model.backbone, model.training, model.features):
         return mean_loss(model.answering.eval(), batches)

@@ -311,7 +311,7 @@ class Predictor:
     @torch.inference_mode()
     def _answered(self, batch: Batch, max_answers: int, measure: Measure | None) -> list[list[Scored]]:
         model = self.model
-        with computing.optimized(model.backbone, model.training, model.features):
+        with computing.shortcuts(model.backbone, model.training, model.features):
             answering = model.answering.eval()
             if measure:
                 measure.add(answering, batch)

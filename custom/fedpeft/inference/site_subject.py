@@ -40,7 +40,7 @@ MAX_POINTS = 1000
 def features(predictor: Predictor, examples: Sequence[Example]) -> np.ndarray | None:
     """Return the vector that each example's answer is computed from, (n, d); None: there is no such vector."""
     model, rows = predictor.model, []
-    with computing.optimized(model.backbone, model.training, model.features):
+    with computing.shortcuts(model.backbone, model.training, model.features):
         for batch in predictor.batches(examples):
             pooled = model.answering.eval().pooled(batch.to(model.device).inputs)
             if pooled is None:

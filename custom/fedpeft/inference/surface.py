@@ -49,7 +49,7 @@ from fedpeft.site.client_round import moved_places
 from fedpeft.site.loop import mean_loss
 from fedpeft.site.site_model import exchanged
 
-GLOBAL = "global adapter"  # in pictures; a site's name has no blank
+GLOBAL_LABEL = "global adapter"  # in pictures; a site's name has no blank
 AS_THEY_COME, ALIGNED = "as they come", "aligned"
 GRID, MIN_GRID, MAX_GRID = 11, 3, 101
 MARGIN = 0.3  # around the three points, of the longer side
@@ -122,7 +122,7 @@ def surface_of(
             panels[form] = panels[AS_THEY_COME]
             continue
         plane = plane_of(received, adapters)
-        panels[form] = _panel(plane, {**adapters, GLOBAL: received}, measure, grid, form, console)
+        panels[form] = _panel(plane, {**adapters, GLOBAL_LABEL: received}, measure, grid, form, console)
     return Surface(panels=panels, kept=kept, moved=moved, places=len(chosen) * len(group_by_place(received)))
 
 
@@ -143,7 +143,7 @@ def plane_of(origin: State, adapters: Mapping[str, State]) -> Plane:
         rest = torch.randn(len(u), generator=generator, dtype=u.dtype)
         rest = rest - (rest @ u) * u
     v = rest / rest.norm()
-    places = {a: (float(first.norm()), 0.0), b: (float(second @ u), float(second @ v)), GLOBAL: (0.0, 0.0)}
+    places = {a: (float(first.norm()), 0.0), b: (float(second @ u), float(second @ v)), GLOBAL_LABEL: (0.0, 0.0)}
     return Plane(origin=origin, axes=torch.stack((u, v)), places=places, random=random)
 
 
@@ -203,7 +203,7 @@ def _loss(kept: Mapping[str, KeptModel]) -> Loss:
         for site, predictor in models.items():
             model = predictor.model
             model.trainable.load(state)
-            with computing.optimized(model.backbone, model.training):
+            with computing.shortcuts(model.backbone, model.training):
                 values.append(mean_loss(model.answering.eval(), batches[site]))
         return sum(values) / len(values)
 
@@ -335,7 +335,7 @@ def _draw(axes: Axes, panel: Panel, levels: np.ndarray) -> Any:
     behind = {"facecolor": LIGHT.paper, "edgecolor": "none", "alpha": 0.8, "pad": 1.2}
     label: dict[str, Any] = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
     for name, (x, y) in panel.plane.places.items():
-        marker, size = STAR if name == GLOBAL else POINT
+        marker, size = STAR if name == GLOBAL_LABEL else POINT
         axes.plot(x, y, marker=marker, markersize=size, **look)
         text = f"{shorten(name, LETTERS)} {panel.at_points[name]:.3f}"
         axes.annotate(text, (x, y), color=LIGHT.ink, bbox=behind, **label)

@@ -274,7 +274,8 @@ def unread_in(section: str, name: str, sections: Mapping[str, Any]) -> str:
         schedule = schedule_of(sections[section], method.method)
         if resumed and schedule.active:
             return ""
-        if name in ("budget", "budget_range", "memory_margin") and set(sites) <= schedule.site_budgets.keys():
+        decides = schedule.active and name in ("budget", "budget_range", "memory_margin")
+        if decides and set(sites) <= schedule.site_budgets.keys():
             return "leave it out, schedule.site_budgets has a budget for every site"
         return schedule.unread(name)
     if resumed:  # its settings must stay as they were

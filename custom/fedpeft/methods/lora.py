@@ -91,7 +91,7 @@ class LoraTuning(SlotTuning):
         if not self.matches(self.config(self.peft_settings(settings))):
             raise FedpeftError(
                 f"{self.name} has use_dora={settings['use_dora']!r}, which makes it another method: set method.name to "
-                f"dora or lora instead."
+                f"{'dora' if settings['use_dora'] else 'lora'} instead."
             )
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> AdapterTrainable:

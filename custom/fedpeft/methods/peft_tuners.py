@@ -157,17 +157,19 @@ class IA3Tuning(PeftTuning):
 
 
 class OFTTuning(PeftTuning):
-    """OFT, whose blocks have to divide the width of a layer's input: PEFT itself would take other ones."""
+    """OFT; where a block's width or number does not divide the width of a layer's input, PEFT takes another one."""
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Any:
         trainable = super().prepare(backbone, settings, seed=seed)
         for path, module in backbone.model.named_modules():
-            for name in ("oft_block_size", "r"):
-                built = next(iter(getattr(module, name, {}).values())) if isinstance(module, OFTLayer) else None
-                if built and settings.get(name) not in (None, 0, built):
+            if not isinstance(module, OFTLayer):
+                continue
+            (count,), (width,) = module.r.values(), module.oft_block_size.values()
+            for name, built in (("oft_block_size", width), ("r", count)):
+                if settings.get(name) not in (None, 0, built):
                     raise FedpeftError(
                         f"adapter {self.name!r} has {name}={settings[name]!r}, which does not divide the "
-                        f"{module.in_features} inputs of {path}: use for instance {built}."
+                        f"{count * width} inputs of {path}: use for instance {built}."
                     )
         return trainable
 

@@ -105,7 +105,7 @@ class AdapterTrainable(Trainable):
         return adapters.tuning_of(self._config).activations(self._backbone, states, inputs, LOCAL)
 
 
-_PEFTS_OWN = ("peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode")
+_PEFTS_OWN = ("peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
 Shapes = dict[str, tuple[int, ...]]
 Parameters = dict[str, nn.Parameter]
 
@@ -127,7 +127,7 @@ class SlotTuning(Tuning, ABC):
     name: str  # of its registration; of fedpeft's own tuners also the PEFT type in lower case
     min_values: Mapping[str, int] = {"layers_to_transform": 0}
     start: str = ""
-    may_differ: frozenset[str] = frozenset({*_PEFTS_OWN, "task_type", "target_modules", "init_seed"})
+    may_differ: frozenset[str] = frozenset({*_PEFTS_OWN, "task_type", "inference_mode", "target_modules", "init_seed"})
 
     def __init__(self, config_cls: type[PeftConfig]) -> None:
         self.config_cls = config_cls
@@ -160,11 +160,14 @@ class SlotTuning(Tuning, ABC):
         for name, share in settings.items():
             if name.endswith("dropout") and isinstance(share, int | float) and not 0 <= share < 1:
                 raise FedpeftError(f"adapter {self.name!r} has {name}={share!r}, it must be from 0 to below 1.")
-        for name in _FACTORS:
-            if settings.get(name) == 0:
+        if settings.get("inference_mode"):
+            raise FedpeftError(f"adapter {self.name!r} has inference_mode, and a job trains it: leave it out.")
+        factors = {name: settings.get(name) for name in _FACTORS} | (settings.get("alpha_pattern") or {})
+        for name, factor in factors.items():
+            if factor == 0:
                 raise FedpeftError(
-                    f"adapter {self.name!r} has {name}={settings[name]!r}, with which it adds nothing and never "
-                    f"trains: give another number."
+                    f"adapter {self.name!r} has {name}={factor!r}, with which it adds nothing and never trains: give "
+                    f"another number."
                 )
         for name in _BACKBONE_SETTINGS:
             if (value := settings.get(name)) not in (None, False, "none", [], {}):

@@ -145,7 +145,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
         if threads > 1:
             threads = _sites_that_fit(folder, workspace, threads)
         with held(workspace) as lock:
-            _check_resume(folder, _kept(workspace) / SERVER)
+            _check_resume(folder, _kept_state_folder(workspace) / SERVER)
             seed(workspace)
             if earlier := set_aside(workspace):
                 print(f"earlier  {earlier}", flush=True)
@@ -182,7 +182,15 @@ def _run_pool(
     beside.parent.mkdir(parents=True, exist_ok=True)
     beside.write_bytes((folder / "app" / CONFIGURATIONS["client"]).read_bytes())
     with contextlib.suppress(FedpeftError), _ended_by_signal():
-        run_pool(name, server, of_sites, sites=sites, workspace=workspace, state=_kept(workspace), processes=processes)
+        run_pool(
+            name,
+            server,
+            of_sites,
+            sites=sites,
+            workspace=workspace,
+            state=_kept_state_folder(workspace),
+            processes=processes,
+        )
 
 
 @contextlib.contextmanager
@@ -241,7 +249,7 @@ def _controller_arguments(file: Path) -> Mapping[str, Any]:
         ) from error
 
 
-def _kept(workspace: Path) -> Path:
+def _kept_state_folder(workspace: Path) -> Path:
     """Return the folder for state that outlives a run; FLARE deletes the workspace."""
     return Path(os.environ.get(STATE_VARIABLE) or kept_folder(workspace)).expanduser().resolve()
 
@@ -250,7 +258,7 @@ def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path, loc
     logging = workspace / "local" / LOG_CONFIG
     # as FLARE's SimEnv starts it; the command `nvflare simulator` prints that it is deprecated
     command = [sys.executable, "-m", SIMULATOR, str(job), "-w", str(workspace), "-l", str(logging), "-t", str(threads)]
-    environment = {**python_environment(), STATE_VARIABLE: str(_kept(workspace))}
+    environment = {**python_environment(), STATE_VARIABLE: str(_kept_state_folder(workspace))}
     if DATA_VARIABLE in environment:  # the simulator changes its working directory
         environment[DATA_VARIABLE] = str(Path(environment[DATA_VARIABLE]).resolve())
     ended_at = None

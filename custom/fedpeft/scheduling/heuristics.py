@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import between, check_ranges, check_types, one_of, within
+from fedpeft.core.settings import check_ranges, check_types, one_of, within
 from fedpeft.scheduling.front import Archive, Front
 from fedpeft.scheduling.problem import Problem, balanced, greedy, take_top
 
@@ -199,11 +199,15 @@ class AntColonySettings(PopulationSettings):
     initial_pheromone: float = field(default=0.1, metadata=within(0, exclusive=True))  # from 0 no layer can be drawn
     alpha: float = field(default=1.0, metadata=within(0))
     beta: float = field(default=2.0, metadata=within(0))
-    colonies: int = 10
+    colonies: int = field(default=10, metadata=within(1))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        between("colonies", self.colonies, 1, self.population)
+        if self.colonies > self.population:
+            raise FedpeftError(
+                f"colonies is {self.colonies!r}, it must be at most the population, {self.population}.",
+                setting="colonies",
+            )
         if self.evaporation == 1:
             raise FedpeftError("evaporation is 1, it must be below 1, or no trail remains.", setting="evaporation")
 

@@ -314,36 +314,36 @@ class JobRun:
         ended = before and (recorder.ends_early(job.training.patience) or before.round == job.training.rounds)
         if ended and rounds.state:  # the job was killed before it wrote its results
             self._host.keep(rounds.state)
-        for finished in () if ended else rounds:
+        for round_done in () if ended else rounds:
             recorder.add_round(
-                finished.number,
-                finished.accepted,
-                finished.rejected,
-                finished.report,
-                finished.assignment,
-                seconds=finished.seconds,
+                round_done.number,
+                round_done.accepted,
+                round_done.rejected,
+                round_done.report,
+                round_done.assignment,
+                seconds=round_done.seconds,
                 sent=sums.size if sums else None,
-                keep=self._checkpoint_writer(recorder, rounds, finished),
+                keep=self._checkpoint_writer(recorder, rounds, round_done),
             )
-            for site, reason in finished.rejected.items():
-                self._host.warning(f"round {finished.number}: {reason} (site {site} is left out of this round)")
-            self._host.info(recorder.progress(finished.number, job.training.rounds))
+            for site, reason in round_done.rejected.items():
+                self._host.warning(f"round {round_done.number}: {reason} (site {site} is left out of this round)")
+            self._host.info(recorder.progress(round_done.number, job.training.rounds))
             if best := recorder.ends_early(job.training.patience):
                 self._host.info(f"ended early: no round since round {best} was better on the validation splits")
                 break
-            del finished  # else its replies would stay in memory through the next round
+            del round_done  # else its replies would stay in memory through the next round
         return rounds.state
 
-    def _checkpoint_writer(self, recorder: RunRecorder, rounds: Rounds, one: Round) -> Callable[[], None]:
+    def _checkpoint_writer(self, recorder: RunRecorder, rounds: Rounds, round_done: Round) -> Callable[[], None]:
         """Return a function that writes the checkpoint of a finished round."""
 
         def keep() -> None:
-            finished = Checkpoint(
+            written = Checkpoint(
                 job=self._name,
                 submitter=self._place.submitter,
                 lineage=self._lineage,
-                round=one.number,
-                state=one.state,
+                round=round_done.number,
+                state=round_done.state,
                 scores=rounds.planner.scores,
                 settings=self._lasting_settings,
                 history=recorder.history,
@@ -351,9 +351,9 @@ class JobRun:
                 median=rounds.check.median,
                 excess=rounds.check.excess,
                 moments=rounds.steps.moments,
-                sessions={**self._sessions, self._session: one.number},
+                sessions={**self._sessions, self._session: round_done.number},
             )
             folder = self._lock_lineage(self._lineage)
-            checkpoint.save(folder, finished, keep=self._job.federation.checkpoints)
+            checkpoint.save(folder, written, keep=self._job.federation.checkpoints)
 
         return keep

@@ -131,7 +131,7 @@ class UpdateCheck:
         refused = {}
         for site, length in lengths.items():
             size = _size_of(start, states.get(site, start)) if few and not self._bounded and not self._stacked else 0.0
-            explained, pace = self._reach(learning[site], typical, median, few=few, size=size)
+            explained, pace = self._movement_limits(learning[site], typical, median, few=few, size=size)
             if unknown or self._schedule.joins_in(round, site):  # it starts from other values than it was sent
                 explained = pace = max(explained, INITIAL_SIZE)
             limit = max(self._factor * median, explained)
@@ -160,7 +160,9 @@ class UpdateCheck:
         self.median = max(median, self.median)
         return self.median, when
 
-    def _reach(self, learning: float, typical: float, median: float, *, few: bool, size: float) -> tuple[float, float]:
+    def _movement_limits(
+        self, learning: float, typical: float, median: float, *, few: bool, size: float
+    ) -> tuple[float, float]:
         """Return how far a site may move in one round as training explains it, and how far in every round.
 
         `learning` is the sum of the learning rates of the site's steps, and `typical` the median of these sums. `few`:

@@ -280,7 +280,7 @@ def start(
     half = None
     if own is None or settings is None or not settings.client or share == 1:
         trainable.start(received, own)
-        finish: Finish = _send_and_keep
+        finish: Finish = _sent_and_kept
         integrated = received
     else:
         connector, adapter, own = only_connector(received), without_connector(received), without_connector(own)
@@ -307,13 +307,13 @@ def _combine(trainable: Trainable, own: State, integrated: State, settings: PIAS
     """Load both adapters, merged or one beside the other; return the function that finishes the round."""
     if share == 1 or not settings.form.second_branch:
         trainable.load(start_merged(own, integrated, share))
-        return _send_and_keep
+        return _sent_and_kept
     trainable.load(own)
     trainable.set_companion(integrated, share)
     return lambda trained: finish_round(trained, integrated, settings, share)
 
 
-def _send_and_keep(trained: State) -> tuple[State, State]:
+def _sent_and_kept(trained: State) -> tuple[State, State]:
     return trained, trained
 
 

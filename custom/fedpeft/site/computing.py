@@ -176,8 +176,8 @@ def set_up(backbone: Backbone, settings: TrainingSettings) -> None:
 
 
 @contextmanager
-def optimized(backbone: Backbone, settings: TrainingSettings, features: KeptFeatures | None = None) -> Iterator[None]:
-    """Apply the settings in this block that only training and evaluation allow: others read all tokens and layers."""
+def shortcuts(backbone: Backbone, settings: TrainingSettings, features: KeptFeatures | None = None) -> Iterator[None]:
+    """Apply the settings that only training and evaluation allow; other uses read all tokens and layers."""
     only = settings.last_layer == FIRST_TOKEN
     if only:
         _switch_first_token(backbone, only=True)

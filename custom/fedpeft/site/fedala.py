@@ -39,7 +39,7 @@ class FedALA(Personalization):
         self._gaps = {key: self._received[key] - tensor for key, tensor in self._own.items()}
         self.kept = own.personal or {key: torch.ones_like(tensor) for key, tensor in self._own.items()}
         learner.trainable.train_only(self.layers)
-        with computing.optimized(learner.backbone, learner.training):
+        with computing.shortcuts(learner.backbone, learner.training):
             self._learn(passes=1 if own.personal else FIRST_PASSES)
         self._mix()
 

@@ -329,7 +329,7 @@ class Learner:
         size = training.micro_batch or training.batch_size
         batch = self.batches.sample(size, derive(training.seed, "budget", self.site), size=size)[0]
         self.trainable.train_only(layers_of(parameters)[:1])  # with what trains beside any layer, and nothing else
-        with computing.optimized(self.backbone, training):
+        with computing.shortcuts(self.backbone, training):
             model = self.answering.train()
             return measure_budget(model, parameters, batch, self.schedule, training)
 
@@ -400,7 +400,7 @@ class Learner:
     def loss(self, batches: Sequence[Batch], state: State) -> float:
         """Return the mean loss of an adapter with the current head, without dropout, over samples with a target."""
         self.trainable.load(state)
-        with computing.optimized(self.backbone, self.training, self.model.features):
+        with computing.shortcuts(self.backbone, self.training, self.model.features):
             return mean_loss(self.answering.eval(), batches)
 
     def optimizer(self) -> torch.optim.Optimizer:
@@ -420,7 +420,7 @@ class Learner:
         settings, rows = self.training, self.batches.training(self.seed_for("order", round))
         first = self.schedule.first_round(self.site)
         total = len(rows) * settings.epochs_before(settings.rounds + 1, first=first)
-        with computing.optimized(self.backbone, settings, self.model.features):
+        with computing.shortcuts(self.backbone, settings, self.model.features):
             return train_epochs(
                 self.answering.train(),
                 rows,

@@ -313,7 +313,7 @@ class Evaluation:
         """Return the mean loss on batches; None if it is not finite or no sample has a target."""
         model = self._model
         training = model.answering.training
-        with computing.optimized(model.backbone, model.training):
+        with computing.shortcuts(model.backbone, model.training):
             loss = mean_loss(model.answering.eval(), batches)
         model.answering.train(training)
         return loss if math.isfinite(loss) else None
@@ -337,7 +337,7 @@ class Evaluation:
 
     def _answer(self, examples: Sequence[Example]) -> Measure:
         model = self._model
-        with computing.optimized(model.backbone, model.training, model.features):
+        with computing.shortcuts(model.backbone, model.training, model.features):
             measure = measured(
                 model.answering.eval(),
                 self._batches(examples, model.training.evaluation_batch_size),

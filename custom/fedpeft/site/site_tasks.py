@@ -27,7 +27,7 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.registry import BackboneSettings
 from fedpeft.core.errors import LocalError
 from fedpeft.core.files import SET_ASIDE, drop, rounds_in, write_json
-from fedpeft.core.locks import StateLock, lineage_folder, may_be_used, prune
+from fedpeft.core.locks import StateLock, lineage_folder, may_be_in_use, prune
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER
 from fedpeft.core.settings import differing
 from fedpeft.core.workspace import PROBLEM
@@ -126,7 +126,9 @@ def make_room(lineages: Path, current: str, *, days: float, gib: float, needed: 
 def _removable(lineages: Path, current: str) -> Iterator[Path]:
     yield from sorted(lineages.glob(f"*/{SET_ASIDE}/*"), key=_last_use)
     owned = (path.parent for path in lineages.glob(f"*/{OWNER}"))
-    yield from sorted((folder for folder in owned if folder.name != current and not may_be_used(folder)), key=_last_use)
+    yield from sorted(
+        (folder for folder in owned if folder.name != current and not may_be_in_use(folder)), key=_last_use
+    )
 
 
 def _last_use(path: Path) -> float:
