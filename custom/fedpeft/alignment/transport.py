@@ -212,7 +212,7 @@ class _Nearest:
     """
 
     def __init__(self, reference: Tensor) -> None:
-        self.reference = reference
+        self.reference = reference.double()
         self.y = reference.float()
         self.y_squared = self.y.square().sum(dim=1)
         self.longest = float(torch.linalg.vector_norm(self.y, dim=1, dtype=torch.float64).max())
@@ -234,10 +234,10 @@ class _Nearest:
 
     def comparison(self, client: Tensor, order: Tensor) -> Comparison:
         """Return the comparison by this order, with distances in float64."""
-        y = self.reference.double()
-        before = after = float(torch.linalg.vector_norm(client - y, dim=1).mean())
+        x, y = client.double(), self.reference
+        before = after = float(torch.linalg.vector_norm(x - y, dim=1).mean())
         if not torch.equal(order, torch.arange(len(order), device=order.device)):
-            after = float(torch.linalg.vector_norm(client.index_select(0, order) - y, dim=1).mean())
+            after = float(torch.linalg.vector_norm(x.index_select(0, order) - y, dim=1).mean())
         return Comparison(matching=Matching(order=order), before=before, after=after)
 
 
