@@ -104,6 +104,7 @@ def write_configuration(folder: Path) -> None:
         patch_size=PATCH,
         max_position_embeddings=40,
         layer_norm_eps=1e-6,
+        dtype="float32",  # in which the weights compute; the file has them in float16
     ).save_pretrained(folder)
 
 

@@ -50,6 +50,7 @@ def write_configuration(folder: Path) -> None:
         image_size=SIZE,
         patch_size=PATCH,
         layer_norm_eps=1e-6,
+        dtype="float32",  # in which the weights compute; the file has them in float16
     ).save_pretrained(folder)
 
 

@@ -20,6 +20,7 @@ HISTORY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "named", ["ws", "ws/server/simulate_job/fedpeft", "ws/server/simulate_job/fedpeft/history.json"]
 )
@@ -62,6 +63,7 @@ def test_a_file_where_a_folder_should_be_is_one_sentence(arguments, tmp_path, ca
 HEAVY = ("torch", "numpy", "peft", "transformers", "rich", "PIL", "scipy", "matplotlib", "nvflare")
 
 
+@pytest.mark.slow
 def test_the_command_line_starts_without_heavy_libraries():
     code = f"import sys, fedpeft.cli; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

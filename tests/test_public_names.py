@@ -24,6 +24,7 @@ def test_dir_lists_every_public_name_and_each_can_be_imported(package):
     assert all(hasattr(module, name) for name in dir(module))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_dir_imports_nothing_heavy(package):
     code = f"import sys, {package} as p; dir(p); print([m for m in ('torch', 'peft', 'scipy') if m in sys.modules])"

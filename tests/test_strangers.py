@@ -95,6 +95,7 @@ def verbs(tmp_path, capsys):
     return read
 
 
+@pytest.mark.slow
 def test_a_sound_run_is_read_by_every_command(undrawn, verbs, tmp_path):
     assert set(verbs(run(tmp_path / "runs" / "r")).values()) == {0}
 
@@ -154,6 +155,7 @@ def large(file):
 SPECIAL = (pipe, device, itself, folder, large)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", SPECIAL)
 @pytest.mark.parametrize("name", ["history.json", "manifest.json", "global.safetensors"])
 def test_what_is_no_regular_file_is_never_waited_for(undrawn, verbs, tmp_path, make, name):
@@ -200,6 +202,7 @@ def predict(tables, tiny_source, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_what_a_stranger_wrote_into_an_export_steers_no_terminal(exported, predict, tmp_path):
     folder = shutil.copytree(exported, tmp_path / "out")
     record = json.loads((folder / "model.json").read_text())
@@ -212,6 +215,7 @@ def test_what_a_stranger_wrote_into_an_export_steers_no_terminal(exported, predi
     assert sum("[2J" in line for line in printed.splitlines()) >= len(answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "step"), [("model.json", 97), ("answers.json", 7), ("adapter_config.json", 23)])
 def test_no_value_of_an_export_ends_predict_with_a_traceback(exported, predict, tmp_path, name, step):
     folder = shutil.copytree(exported, tmp_path / "out")

@@ -53,6 +53,7 @@ def shares(sites, seed=0):
     return (drawn / drawn.sum()).tolist()
 
 
+@pytest.mark.slow
 def test_of_all_orders_of_small_adapters_the_best_is_found():
     reached = []
     for case in range(120):

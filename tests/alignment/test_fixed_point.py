@@ -21,6 +21,7 @@ def drifted(kind, sites, noise, *, shuffle=False):
     return start, [shuffled_state(kind, s, generator(30 + k)) for k, s in enumerate(states)] if shuffle else states
 
 
+@pytest.mark.slow
 @each("sites", range(2, 9))
 @each("noise", [2e-4, 0.02, 0.1])
 def test_shuffled_copies_come_back_as_near_as_in_their_true_order(kind, sites, noise):

@@ -45,6 +45,7 @@ def frobenius(state, other, place):
     return math.sqrt(sum(float((state[key].double() - other[key].double()).square().sum()) for key in names))
 
 
+@pytest.mark.slow
 @each("counts", [[1, 1], [3, 1], [1, 1, 1], [5, 1, 2], [1, 1, 1, 1], [9, 4, 4, 2, 7, 7]])
 @each("reference", REFERENCES)
 def test_shuffled_copies_integrate_back_to_the_function(kind, counts, reference):
@@ -202,6 +203,7 @@ def test_each_layer_is_averaged_over_the_sites_that_have_it(kind):
     }
 
 
+@pytest.mark.slow
 @each(
     ("solver", "reference"),
     [*itertools.product(("exact", "sinkhorn"), ("fedavg", "largest")), ("exact", "fixed_point")],
@@ -232,6 +234,7 @@ def test_a_site_with_every_neuron_twice_integrates_to_the_same_function():
     assert largest_difference("houlsby", as_wide, original, ("layer.0.output",)) <= 1e-5
 
 
+@pytest.mark.slow
 @each(
     "settings",
     [

@@ -75,6 +75,7 @@ AT_A_ROW = {  # rows, and where the sum of distances to them is least
 }
 
 
+@pytest.mark.slow
 @each("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
 @each("name", AT_A_ROW)
 def test_the_geometric_median_leaves_a_row_that_is_not_the_best_point(name, scale):
@@ -129,6 +130,7 @@ def distance(a, b):
     return float(torch.stack([(a[key] - b[key]).double().square().sum() for key in b]).sum().sqrt())
 
 
+@pytest.mark.slow
 @each("attack", ATTACKS)
 @each("aligned", [True, False])
 @each("rule", ROBUST)

@@ -83,6 +83,7 @@ def test_every_public_name_resolves_whatever_was_imported_before():
         _ = fedpeft.alignment.barycentre
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, fedpeft.alignment; print([m for m in ('torch', 'scipy', 'ot', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

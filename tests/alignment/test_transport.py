@@ -34,6 +34,7 @@ def test_plan_costs_what_pots_emd_costs(size, seed):
     assert float((plan * cost).sum()) == pytest.approx(optimum(cost, uniform(size[0]), uniform(size[1])), rel=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(n=st.integers(1, 12), m=st.integers(1, 12), f=st.integers(1, 4), ties=st.booleans(), seed=st.integers(0, 2**16))
 def test_plan_of_supports_costs_what_pots_emd_costs(n, m, f, ties, seed):
@@ -65,6 +66,7 @@ def test_marginals_are_the_masses(solver, size, weighted):
         assert float((plan * cost_matrix(x, y)).sum()) == pytest.approx(optimum(cost_matrix(x, y), alpha, beta))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     n=st.integers(1, 12),

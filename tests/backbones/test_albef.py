@@ -57,6 +57,7 @@ def expected_states(batch, places=None):
     return Reference(albef_tensors(), places).states(*(batch[name] for name in INPUTS))
 
 
+@pytest.mark.slow
 def test_the_official_checkpoint_gives_what_albef_computes(folder):
     backbone = load(folder)
     batch = backbone.collate(pictures(), QUESTIONS)
@@ -69,6 +70,7 @@ def test_the_official_checkpoint_gives_what_albef_computes(folder):
     assert (backbone.hidden_size, backbone.num_layers, backbone.image_size, backbone.family) == (32, 4, 16, "albef")
 
 
+@pytest.mark.slow
 def test_adapters_stand_where_feddat_has_them(folder):
     backbone = load(folder)
     added = pfeiffer_adapters(backbone.model)
@@ -95,6 +97,7 @@ def test_sizes_and_counts_are_the_papers():
     assert counts["feddat_houlsby"] == COUNTS["houlsby"]  # a head answers here
 
 
+@pytest.mark.slow
 def test_an_own_image_size_resizes_the_positions_bicubically_and_once(folder):
     backbone = load(folder, image_size=32)
     assert backbone.collate(pictures(1), ["why?"])["pixel_values"].shape == (1, 3, 32, 32)
@@ -127,6 +130,7 @@ def test_a_question_is_its_first_token_and_its_words(folder):
     assert set(batch["input_ids"][batch["attention_mask"] == 0].tolist()) == {number("[PAD]")}
 
 
+@pytest.mark.slow
 def test_safetensors_of_the_same_names_and_albefs_own_configuration_are_read(folder, tmp_path):
     albef_folder(tmp_path, model_type="bert", encoder_width=32)
     (tmp_path / "ALBEF.pth").unlink()
@@ -244,6 +248,7 @@ def test_doctor_knows_the_folder(folder, tmp_path):
     assert "its weights are a pickle" in str(doctor.folder(folder))
 
 
+@pytest.mark.slow
 def test_neurons_are_aligned_by_what_adapters_read(folder):
     backbone = load(folder)
     tuning = methods.get("houlsby").tuning()

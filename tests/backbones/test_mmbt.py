@@ -76,6 +76,7 @@ def features(backbone, images, questions):
         return backbone(**backbone.collate(images, questions))
 
 
+@pytest.mark.slow
 def test_features_are_those_of_image_and_question_whatever_else_is_in_the_batch(pair):
     backbone, (width, image_width) = pair
     images = pictures(3)
@@ -129,6 +130,7 @@ def test_the_image_encoder_is_frozen_and_its_batch_norms_stay_as_they_are(folder
     assert backbone.model.encoder.layer[0].output.dense.weight.grad is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "computed", "held"), [(0, 6, 0), (10**6, 3, 3), (500, 5, 1)])
 def test_what_it_made_of_an_image_is_kept_bit_by_bit(limit, computed, held, folders):
     backbone, calls = load(folders).eval(), []
@@ -143,6 +145,7 @@ def test_what_it_made_of_an_image_is_kept_bit_by_bit(limit, computed, held, fold
     assert backbone.images.kept.held == held * 5 * 24 * 4 <= limit
 
 
+@pytest.mark.slow
 def test_runs_of_a_process_share_what_equal_encoders_made_of_equal_pixels(folders):
     kept, images = EncodedImages(), pictures(3)
     first = load(folders)
@@ -165,6 +168,7 @@ def test_runs_of_a_process_share_what_equal_encoders_made_of_equal_pixels(folder
     assert not torch.equal(expected, features(changed.eval(), images, QUESTIONS))
 
 
+@pytest.mark.slow
 def test_an_encoder_may_not_say_how_wide_its_features_are(folders):
     backbone = load(folders, image=mobilenet)
     assert features(backbone, pictures(2), QUESTIONS[:2]).shape == (2, backbone.hidden_size) == (2, 2 * 32 + 1280)
@@ -177,6 +181,7 @@ def test_of_timm_only_vision_transformers_are_read(folders, tmp_path):
         build(BackboneSettings(name="mmbt", source=folders(bert), image_source=str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_without_image_features_a_head_reads_tokens_alone(folders):
     both, tokens = load(folders).eval(), load(folders, image_features=False).eval()
     whole, means = (features(backbone, pictures(3), QUESTIONS) for backbone in (both, tokens))
@@ -224,6 +229,7 @@ def classifying(folder, names=("[UNK] nodule", "an effusion", "image")):
     return saved(hf.ResNetForImageClassification(config), folder)
 
 
+@pytest.mark.slow
 def test_a_network_of_transformers_brings_its_classes_for_the_closed_form(folders):
     backbone = load(folders, image=classifying, projection="closed_form")
     rows = load_file(Path(folders(classifying)) / "model.safetensors")["classifier.1.weight"]
@@ -395,6 +401,7 @@ def test_imagenets_classes_have_their_names_in_order(monkeypatch):
         build(BackboneSettings(name="mmbt-small", projection="closed_form"))
 
 
+@pytest.mark.slow
 def test_a_folder_with_trained_words_has_the_projection_that_was_beside_them(folders, tmp_path):
     first = load(folders, projection="orthogonal")
     folder = shutil.copytree(folders(bert), tmp_path / "model")

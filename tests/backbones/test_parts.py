@@ -18,6 +18,8 @@ from fedpeft.federate import federate
 from fedpeft.job.composing import compose_parts, part_of
 from fedpeft.site.learner import Learner
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 PARTS = sorted(file.stem for file in CONFIGS.glob("backbones/*.yml"))
 SMALL = {"albef": albef_folder, "albef_decoder": albef_folder, "llava": llava, "blip2": blip2, "mmbt_small": bert}

@@ -78,6 +78,7 @@ def test_no_other_image_processor_of_transformers_reaches_out():
     assert found >= {"oneformer", "layoutlmv2", "layoutlmv3"}
 
 
+@pytest.mark.slow
 def test_a_kind_with_the_image_processor_of_a_refused_one_is_refused(folder, reached, monkeypatch):
     module = importlib.import_module("transformers.models.layoutlmv3.image_processing_pil_layoutlmv3")
     processor = module.LayoutLMv3ImageProcessorPil()  # which udop has

@@ -77,6 +77,7 @@ def pictures(count=3, seed=0):
     return [rng.integers(0, 256, size=(20, 24, 3), dtype=np.uint8) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_it_reads_what_the_model_reads(name, folders):
     backbone = load(folders(name)).eval()
     with torch.no_grad():
@@ -107,6 +108,7 @@ def test_features_depend_on_no_other_text_where_the_tokenizer_was_saved_with_pad
 ONE_TOWER = ("bert", "distilbert", "dinov2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_TOWER)
 @pytest.mark.parametrize("method", ["houlsby", "lora"])
 def test_an_adapter_learns_and_changes_nothing_else(name, method, folders, tmp_path):
@@ -243,6 +245,7 @@ def test_padding_is_not_part_of_the_features(token, expected):
     assert pooled({"last_hidden_state": hidden}, mask, token).flatten().tolist() == expected
 
 
+@pytest.mark.slow
 def test_long_questions_are_cut_and_cannot_name_an_image(folders):
     for name in ("bert", "qwen_vl"):
         backbone = load(folders(name), text_length=5)
@@ -326,6 +329,7 @@ def test_a_hostile_folder_runs_no_code_and_is_one_sentence(file, entries, messag
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_no_other_kind_of_transformers_fetches_compiled_code():
     folder = Path(hf.__file__).parent / "models"
     fetches = (b"get_kernel(", b"load_kernel(", b"attn_kernel(", b"cpp_extension")

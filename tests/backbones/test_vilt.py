@@ -47,6 +47,7 @@ def questions(count):
     return ["where is the nodule ?", "is there an effusion in the cranial part of the image ?", "why ?"][:count]
 
 
+@pytest.mark.slow
 def test_tiny_vilt_is_small_deep_and_complete(tiny):
     weights = TINY_FOLDER / "model.safetensors"
     assert weights.stat().st_size <= 8_000_000
@@ -124,11 +125,13 @@ def test_tiny_squeezes_any_image_and_takes_pil_and_arrays(tiny):
     assert batch["pixel_values"].abs().max() <= 1
 
 
+@pytest.mark.slow
 def test_long_questions_are_cut(tiny):
     batch = build(BackboneSettings(text_length=8)).collate(pictures((48, 48)), ["where " * 50])
     assert batch["input_ids"].shape == (1, 8)
 
 
+@pytest.mark.slow
 def test_another_image_size_than_in_training(tiny):
     other = build(BackboneSettings(image_size=96)).eval()
     assert other(**other.collate(pictures((48, 48)), questions(1))).shape == (1, 96)
@@ -299,6 +302,7 @@ def test_wrong_settings_are_named(values, expected_text):
         build(BackboneSettings(**values))
 
 
+@pytest.mark.slow
 def test_registry_imports_no_torch():
     import subprocess
     import sys

@@ -10,10 +10,10 @@ import torch
 from counted import counted
 from small_models import draw, timm_folder, timm_tensors
 from torch.nn import functional as F
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import AutoModel, ViTConfig, ViTForImageClassification
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from fedpeft.backbones import BackboneSettings, build
+from fedpeft.backbones import BackboneSettings, build, default_source
 from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.core.errors import FedpeftError
 
@@ -77,6 +77,20 @@ def test_weights_of_transformers_give_its_first_token(tmp_path):
         assert backbone(**batch).shape == (2, 32)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny-vilt", "tiny-vit"])
+def test_transformers_alone_computes_in_float32_as_fedpeft_does(name):
+    model = AutoModel.from_pretrained(default_source(name))
+    own = build(BackboneSettings(name=name)).model
+    assert {tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point()} == {torch.float32}
+    assert all(
+        torch.equal(tensor, own.state_dict()[key])
+        for key, tensor in model.state_dict().items()
+        if key in own.state_dict()
+    )
+
+
+@pytest.mark.slow
 def test_a_vilt_is_read_as_its_image_half():
     tiny = build(BackboneSettings(name="tiny-vit", source=str(TINY_FOLDER))).eval()
     vilt = build(BackboneSettings(name="tiny-vilt")).eval()
@@ -146,6 +160,7 @@ def test_pixels_are_scaled_as_timms_configuration_says(place, tmp_path):
     torch.testing.assert_close(prepared(folder), torch.from_numpy(by_hand).float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_a_word_about_colors_pixels_are_minus_one_to_one(tmp_path):
     (tmp_path / "timm").mkdir()
     expected = torch.from_numpy(np.stack(pictures(3)).astype(np.float32)).permute(0, 3, 1, 2) / 127.5 - 1
@@ -157,6 +172,7 @@ def test_without_a_word_about_colors_pixels_are_minus_one_to_one(tmp_path):
     assert torch.equal(tiny.collate(rows, ["", ""])["pixel_values"], expected)
 
 
+@pytest.mark.slow
 def test_what_is_saved_scales_as_the_backbone_does(tmp_path):
     folder = transformers_folder(tmp_path / "first", image_mean=IMAGENET[0], image_std=IMAGENET[1])
     backbone = build(BackboneSettings(name="vit", source=str(folder)))

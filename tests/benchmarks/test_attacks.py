@@ -14,6 +14,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedpeft.flare.messages import to_model
 from fedpeft.protocol.types import METRICS, TrainOrder, TrainReply
 
+pytestmark = pytest.mark.slow
+
 KEY = "layer.0.output.down.bias"
 
 
@@ -40,7 +42,6 @@ TABLES = {
 }
 
 
-@pytest.mark.slow
 def test_the_results_have_a_row_for_everything_that_was_tried(benchmark):
     tried = [name for file, tables in TABLES.items() for table in tables for name in getattr(benchmark(file), table)]
     tried += [attack.name for attack in benchmark("hostile_jobs").attacks()]
@@ -97,7 +98,6 @@ def test_a_site_refuses_and_keeps_what_it_has(benchmark, monkeypatch):
         assert lost == "no value left the site, the state of other jobs is as it was"
 
 
-@pytest.mark.slow
 def test_two_sums_are_read_only_with_the_seeds(benchmark, monkeypatch):
     sums = benchmark("repeated_sums")
     smaller = ("data.train_size=16", "data.validation_size=2", "data.test_size=4", "training.local_epochs=1")
@@ -116,7 +116,6 @@ def test_a_job_that_names_single_sites_is_refused_where_only_sums_leave(benchmar
         assert lost == "no value left the site, the state of other jobs is as it was"
 
 
-@pytest.mark.slow
 def test_every_kind_of_fuzzed_reply_costs_its_own_site_alone(benchmark):
     fuzzed = benchmark("fuzzed_replies")
     rows = list(fuzzed.rows(count=630, seed=1))

@@ -32,6 +32,7 @@ def test_the_first_value_of_a_question_is_that_of_the_study(choices, study):
         assert all(value.overrides for value in others), title
 
 
+@pytest.mark.slow
 def test_the_value_that_is_named_is_the_one_that_the_study_has(choices, benchmark):
     learning = benchmark("learning")
     for _, values in choices.QUESTIONS.values():
@@ -101,6 +102,7 @@ def test_the_best_rate_is_that_of_the_highest_mean_over_worlds_of_those_with_mos
     assert choices.best_rates(lines, 30) == {"fedavg": "5e-3"}  # the one of two seeds, whatever they are
 
 
+@pytest.mark.slow
 def test_the_study_has_the_rates_that_were_found_for_its_rows(choices, study, benchmark):
     lines = benchmark("json_lines").read(choices.RESULTS)
     for rounds in choices.LENGTHS:

@@ -22,6 +22,7 @@ def test_attention_counts_as_its_two_products(benchmark):
     assert counter.flops == 2 * (2 * 2 * 4 * 6 * 6 * 8)
 
 
+@pytest.mark.slow
 def test_a_round_with_fewer_layers_takes_less_and_scoring_is_apart(benchmark, small_settings, tmp_path):
     computation = benchmark("computation")
     whole, some = (

@@ -7,6 +7,8 @@ import pytest
 from fedpeft.data.phantom import SITES, site_profile, skewed
 from fedpeft.data.phantom_scene import CLINICAL, PAIRS
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"train_size": 45}
 
 
@@ -74,7 +76,6 @@ def test_every_value_of_every_dial_has_a_row_and_the_defaults_have_the_same_figu
     assert {named[name] for name in default} == {dials.World()}
 
 
-@pytest.mark.slow
 def test_the_file_of_results_shows_what_is_printed(dials, benchmark):
     file = benchmark("measured").ROOT / "benchmarks" / "results" / "embedded.md"
     shown = [line.split() for line in file.read_text().splitlines()]

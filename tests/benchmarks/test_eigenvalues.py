@@ -24,6 +24,7 @@ def test_the_first_of_all_eigenvalues_is_the_one_that_is_computed_alone(benchmar
     assert "24 x 24" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_spectrum_begins_with_the_score(benchmark, sections, tmp_path, capsys):
     eigenvalues = benchmark("eigenvalues")
     job = sections("data.train_size=16", *eigenvalues.JOB)

@@ -82,6 +82,7 @@ def test_wire_counts_at_least_the_adapter_in_both_directions(benchmark):
     assert all(size < count < 4 * size for count in sent.values())
 
 
+@pytest.mark.slow
 def test_another_adapter_than_the_loops_is_refused(benchmark, small, tmp_path):
     wall_time = benchmark("wall_time")
     wall_time.bare([*small, "training.rounds=1"], tmp_path)

@@ -13,6 +13,7 @@ def script(benchmark):
     return benchmark("full_size_round")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "name"), [("llava-1.5-7b", "llava"), ("blip2", "blip2"), ("vilt-b", "vilt")])
 def test_shapes_are_those_of_the_backbones(script, shape, name):
     made = script.SHAPES[shape]

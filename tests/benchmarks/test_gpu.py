@@ -31,6 +31,7 @@ def test_every_part_is_measured_without_a_card(gpu, part, warm_python, capsys, m
         assert [row[-1] for row in table.rows] == ["the same bytes"] * 3
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_says_why(gpu, tmp_path):
     options = gpu.parsed(["--device", "cpu", "--small"])
     row = gpu.Row("steps", lambda *_: {})

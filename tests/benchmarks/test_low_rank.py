@@ -40,6 +40,7 @@ def test_of_unequal_ranks_only_products_are_averaged(low_rank):
     assert found[EXACT] < 1e-4
 
 
+@pytest.mark.slow
 def test_a_federation_is_run_and_measured_after_each_round(low_rank, tiny_source):
     first, second = low_rank.run(2, 0, [f"backbone.source={tiny_source}", "method.aggregation=fedavg", *RUN])
     assert first.keys() == second.keys() == {*low_rank.OF_ONE_RANK, *low_rank.OF_ANY_RANKS}

@@ -11,6 +11,7 @@ def merging(benchmark):
     return benchmark("merging")
 
 
+@pytest.mark.slow
 def test_class_folders_are_shared_as_fedpeft_new_shares_them(merging, monkeypatch, tmp_path):
     monkeypatch.setattr(merging, "IMAGES", 10)
     sections = merging.sections_of(merging.FOLDERS[0], 3, [], tmp_path)

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def publish(benchmark):

@@ -29,6 +29,7 @@ def test_a_last_line_without_its_line_break_is_kept(benchmark, tmp_path):
     assert lines.read(file) == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
 
 
+@pytest.mark.slow
 def test_where_a_run_fails_those_that_have_not_begun_are_cancelled(benchmark):
     with pytest.raises(TypeError), benchmark("parallel").processes(1) as pool:  # noqa: PT012
         futures = [pool.submit(int, None), *(pool.submit(time.sleep, 0.1) for _ in range(50))]
@@ -60,6 +61,7 @@ def test_ours_is_the_method_that_the_jobs_have(benchmark):
     assert build(MethodSettings, job, section="method") == build(MethodSettings, ours, section="method")
 
 
+@pytest.mark.slow
 def test_pooled_sites_train_one_adapter_and_answer_with_heads_of_their_own(benchmark, monkeypatch):
     learning, ended = benchmark("learning"), {}
     pooled = learning.pooled

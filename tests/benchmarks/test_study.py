@@ -201,6 +201,7 @@ def test_the_table_says_which_rows_are_one_choice_of_layers_from_their_schedules
     assert {row[0]: row[6] for row in table.rows}["4 layers, fishmask"] == "always 0, 1, as 4 layers, first_k"
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_layers_that_each_site_trained(study, benchmark):
     few = ["training.rounds=2", "training.local_epochs=1", "schedule.score_samples=2", "method.probe_samples=2"]
     few += [f"data.{split}_size=6" for split in ("train", "validation", "test")]

@@ -54,17 +54,20 @@ def as_started(runs):
     return [(run.method, run.seed, run.overrides) for run in runs]
 
 
+@pytest.mark.slow
 def test_without_seeds_all_of_the_study_run(study, command, started, published):
     command()
     assert started == as_started(study.runs())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
 def test_the_seeds_that_are_named_run_and_no_other(study, command, started, published, seeds):
     command("--seeds", *seeds)
     assert started == as_started(study.runs(seeds))
 
 
+@pytest.mark.slow
 def test_what_is_in_the_file_is_not_run_again(study, command, started, published, benchmark):
     command("--seeds", 0)
     first, lines = started[:], published.read_text().splitlines()

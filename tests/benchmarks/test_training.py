@@ -48,6 +48,7 @@ def as_ours(peer, name):
     return state
 
 
+@pytest.mark.slow
 def test_the_transcription_of_feddats_step_is_our_step(training, benchmark, options):
     """From the same weights and batch, with their loss and plain gradient descent: the same loss, the same weights."""
     torch.manual_seed(0)
@@ -91,6 +92,7 @@ def test_the_transcription_of_feddats_step_is_our_step(training, benchmark, opti
         assert torch.equal(trainable.beside().state[key], tensor)
 
 
+@pytest.mark.slow
 def test_every_step_runs_and_is_measured(training, options, monkeypatch):
     monkeypatch.setattr(training, "TINY", SMALL)
     for name in (name for name, row in training.ROWS.items() if not row.training.get("compile")):

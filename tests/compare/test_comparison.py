@@ -367,6 +367,7 @@ def test_methods_with_the_same_figures_are_all_seen(rounds):
             assert np.allclose(line.get_ydata(), [100 * sum(one) / 2 for one in rounds])
 
 
+@pytest.mark.slow
 def test_the_page_says_task_and_caution_once_and_the_file_has_them_too(monkeypatch):
     drawn = []
     monkeypatch.setattr("fedpeft.compare.page.svg", lambda figure, text: drawn.append(figure) or b"")

@@ -56,6 +56,7 @@ def written(folder, *, settings=None, seed=0, sent=None, **changed):
     return folder
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_their_seed_alone_share_a_row(tmp_path):
     found = outcomes([written(tmp_path / str(seed), seed=seed, sent=9) for seed in (0, 1)])
     assert {one.method for one in found} == {"FedPIA, Houlsby adapters"}
@@ -477,6 +478,7 @@ def test_the_sites_of_a_run_share_one_backbone_and_reach_the_same(method, kept, 
     assert set(one.validated) == set(one.validation[-1]) == {"slake", "vqa-rad"}
 
 
+@pytest.mark.slow
 def test_what_a_secure_sum_sends_has_8_bytes_a_number():
     plain, masked = (
         carry_out(replace(run, sections={**run.sections, "method": {**run.sections["method"], "secure_sum": secure}}))
@@ -597,6 +599,7 @@ def test_rows_of_methods_are_not_swept_over_methods():
     assert len(plan(CONFIGS, "f3ocus_task1", variants(["pfeiffer+f3ocus"]), (0,), [], axis)) == 2
 
 
+@pytest.mark.slow
 def test_the_first_row_stays_the_baseline_where_one_of_its_runs_failed(tmp_path, capsys, monkeypatch):
     def some_fail(folder, runs, *, processes, finished):
         ended = [run for run in runs if (run.method, run.seed) != ("fedavg", 0)]
@@ -667,6 +670,7 @@ def test_the_command_runs_what_is_missing_and_writes_tables_picture_and_page(tmp
     assert capsys.readouterr().out.count(said) == 2  # of a run that is new, and of one that is read
 
 
+@pytest.mark.slow
 def test_a_comparison_keeps_no_picture_of_an_earlier_one(tmp_path):
     measured = complete(rounds=1)
     for values in measured["rounds"][0]["sites"].values():

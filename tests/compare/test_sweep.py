@@ -54,6 +54,7 @@ def learned(run):
     return done(run, 0.4 * share + 0.1 * (run.method == "fedavg") * (share > 0.3) + 0.02 * run.seed)
 
 
+@pytest.mark.slow
 def test_a_figure_of_fewer_seeds_is_marked_and_counted():
     axis, runs = planned(SHARES, "local", "fedavg", seeds=(0, 1, 2))
     ended = [run for run in runs if run.seed == 2 or run.sections["data"]["train_share"] > 0.2]
@@ -170,6 +171,7 @@ def test_the_table_has_a_column_for_each_value():
     assert csv_of(made).splitlines()[2] == "fedavg,9.0,1.4142,31.0,1.4142,51.0,1.4142"
 
 
+@pytest.mark.slow
 def test_each_metric_has_rows_and_a_panel_of_its_own():
     sites = compose(CONFIGS, "fedpia_task1")["federation"]["sites"]
     sweep = swept("local", "fedavg", metrics={site: MACRO_F1 if site == "slake" else ACCURACY for site in sites})
@@ -180,6 +182,7 @@ def test_each_metric_has_rows_and_a_panel_of_its_own():
     assert len(_figure(sweep, framed=False).axes) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "scale", "where"),
     [
@@ -214,6 +217,7 @@ def test_a_value_at_which_no_run_ended_is_a_gap():
     assert [line.get_label() for line in _figure(sweep, framed=False).axes[0].lines] == ["fedavg"]
 
 
+@pytest.mark.slow
 def test_the_command_runs_what_is_missing_and_writes_table_picture_and_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda count, **_: ThreadPoolExecutor(1))
     monkeypatch.setattr(experiment, "carry_out", learned)

@@ -144,6 +144,7 @@ def own_job(folder, *, comments="# Written by `fedpeft new`.\n", inside="", shar
     return configs
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_best_writes_it_and_goes_on_after_a_cut(monkeypatch, tmp_path, capsys):
     configs = own_job(tmp_path)
     ran = counted(monkeypatch, ends_after=4)

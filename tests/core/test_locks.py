@@ -28,6 +28,7 @@ def holder(tmp_path):
         process.kill()
 
 
+@pytest.mark.slow
 def test_the_state_of_a_job_that_runs_is_refused_by_name(tmp_path, holder):
     with pytest.raises(LocalError, match=f"job job-1 in process {holder.pid}") as refused:
         StateLock().take(tmp_path / "small-1", "job-2", patience=0)

@@ -18,6 +18,7 @@ NAMES = ("random", "types", "json", "statistics")
 NESTED = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-m', 'fedpeft.core.processes']).returncode)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [None, "", ":", "{own}:", ":{own}", "{own}::{own}"])
 def test_a_users_script_is_not_imported_in_place_of_pythons_own_module(tmp_path, places):
     for name in NAMES:

@@ -116,6 +116,7 @@ def test_what_an_encoding_lacks_ends_no_command():
     assert raw.getvalue() == b"a \\u2013 b \\ufffd\n"
 
 
+@pytest.mark.slow
 def test_every_console_is_the_one_that_cleans():
     for file in HOUSE.rglob("*.py"):
         tree = ast.parse(file.read_text())

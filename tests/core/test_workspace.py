@@ -120,6 +120,7 @@ def test_a_used_workspace_an_empty_folder_and_one_that_is_not_there_are_not_refu
         check_place(tmp_path / name, JOB)
 
 
+@pytest.mark.slow
 def test_the_second_run_in_a_workspace_is_refused_by_the_process_of_the_first(tmp_path):
     run = finished(tmp_path / "ws")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -133,6 +134,7 @@ def test_the_second_run_in_a_workspace_is_refused_by_the_process_of_the_first(tm
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_killed_run_is_taken_over_once_its_last_process_is_gone(tmp_path, monkeypatch):
     with start(HOLD, tmp_path / "ws") as first:
         child = psutil.Process(int(first.stdout.readline()))
@@ -147,6 +149,7 @@ def test_the_lock_of_a_killed_run_is_taken_over_once_its_last_process_is_gone(tm
             assert json.loads((runs_folder(tmp_path / "ws") / ".lock").read_text())["pid"] == os.getpid()
 
 
+@pytest.mark.slow
 def test_a_job_knows_the_lock_of_the_run_that_started_it(tmp_path):
     ask = "import pathlib, sys; from fedpeft.core.locks import is_held_by_a_parent as ours; "
     ask += "print(ours(pathlib.Path(sys.argv[1])))"
@@ -221,6 +224,7 @@ def test_what_cannot_be_resumed_leaves_the_results_where_they_are(resume_from, s
     assert {path: path.read_bytes() for path in (tmp_path / "ws").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_on_a_full_disk_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(simulation, "_run_simulator", lambda *_: 2)
     monkeypatch.setattr(simulation, "ROOM", float("inf"))
@@ -228,6 +232,7 @@ def test_a_run_that_ends_on_a_full_disk_says_so(tmp_path, monkeypatch):
         simulate(JOB, workspace=tmp_path / "ws", threads=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["flare", "pool"])
 @pytest.mark.parametrize("count", [19, 20])
 def test_the_pool_is_proposed_where_flare_would_start_many_processes(count, engine, tmp_path, capsys, monkeypatch):

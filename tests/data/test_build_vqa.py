@@ -81,6 +81,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
     assert one == same != other
 
 
+@pytest.mark.slow
 def test_medmnist_becomes_the_nine_sites_of_the_paper(tmp_path):
     for kind in SETS:
         _npz(tmp_path / "medmnist", kind)

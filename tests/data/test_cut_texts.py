@@ -56,6 +56,7 @@ def test_the_texts_that_are_counted_are_those_whose_end_the_model_does_not_read(
     assert {True, False} == set(cut)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-vilt", "tiny-albef", "bert", "llava"])
 def test_a_backbone_without_weights_reads_what_the_whole_one_does(name, settings):
     texts = [WORD * number for number in (1, 5, 30)]
@@ -113,6 +114,7 @@ def reports(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 def test_the_commands_say_it(reports, capsys):
     said = "3 of 12 texts are longer than backbone.text_length=40 tokens"
     for command in (

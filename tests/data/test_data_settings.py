@@ -87,6 +87,7 @@ def test_what_is_procedural_is_called_phantom():
         data.is_procedural("imagenet")
 
 
+@pytest.mark.slow
 def test_no_loader_imports_torch():
     modules = ["published_vqa", "vqa_med"]
     modules += ["omni_med_vqa", "manifest", "duplicates", "images"]

@@ -225,6 +225,7 @@ def test_many_series_of_patients_in_several_classes_are_no_years(tmp_path):
     assert {example.group for part in site.splits().values() for example in part} == {"p0", "p1", "p2", "p3"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("inside", "opened"), [("", 30), ("series", 100)])
 def test_of_more_folders_than_are_opened_every_class_and_site_has_some(inside, opened, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpeft.data.folders.MAX_SEEN", opened)
@@ -248,6 +249,7 @@ def test_patients_in_two_splits_are_named_where_the_splits_stay(tmp_path, split)
     assert any("the images of each stay together" in note for note in site.notes) != stay
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("above", ["", "train/"])
 def test_a_patient_in_two_classes_is_one_patient_where_the_folders_are_chosen_to_be_classes(above, tmp_path):
     classes(tmp_path / above, each=40, inside="p{}")

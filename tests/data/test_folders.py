@@ -106,6 +106,7 @@ def test_an_image_that_is_a_link_to_nothing_is_named(tmp_path):
         files_below(tmp_path)
 
 
+@pytest.mark.slow
 def test_links_that_lead_into_each_other_do_not_go_on_for_ever(tmp_path, monkeypatch):
     folders = [tmp_path / str(number) for number in range(8)]
     for folder in folders:

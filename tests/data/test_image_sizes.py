@@ -17,6 +17,8 @@ from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.images import EncodedImage
 from fedpeft.data.readable import TAKEN, fitting, misfits, refused_sizes, takes
 
+pytestmark = pytest.mark.slow
+
 ODD = [(1000, 3), (3, 1000), (40, 1), (1, 40), (1, 1), (2, 2), (5000, 1), (1, 30_000), (1592, 8), (200, 60), (60, 200)]
 TINY = {"tiny-vilt": None, "tiny-vit": None, "tiny-albef": None, "vilt": str(TINY_FOLDER)}
 OF_IMAGES = [*TINY, "blip2", *(name for name in MODELS if name not in ("bert", "distilbert"))]

@@ -138,6 +138,7 @@ def _photo(path, pixels, orientation, **more):
     return path
 
 
+@pytest.mark.slow
 @each("window", [None, Window(0, 255)])
 @each("part", ["", "#0", "#1"])
 @each("orientation", UPRIGHT)
@@ -248,6 +249,7 @@ def test_a_tiff_of_which_pillow_shows_other_values_is_refused(tmp_path, bits, sa
         as_array(file)
 
 
+@pytest.mark.slow
 @each("orientation", range(1, 9))
 @each("mode", ["L", "P", "1", "RGBA", "CMYK"])
 @each("packed", [None, "tiff_lzw"])

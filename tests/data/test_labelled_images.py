@@ -368,6 +368,7 @@ def test_the_papers_split_has_no_meaning_here(nih):
         load("nih_cxr14", nih, split="paper")
 
 
+@pytest.mark.slow
 @real("nih_cxr14_64px")
 @pytest.mark.real_data
 def test_the_real_sample_of_nih():
@@ -376,6 +377,7 @@ def test_the_real_sample_of_nih():
     assert len({e.group for split in site.splits().values() for e in split}) == 264
 
 
+@pytest.mark.slow
 @real("fed_isic2019")
 @pytest.mark.real_data
 def test_the_real_centers_of_fed_isic():

@@ -237,6 +237,7 @@ def test_a_header_that_can_be_read_in_two_ways_or_none_says_what_was_found_and_w
         _load(tmp_path)
 
 
+@pytest.mark.slow
 @each("value", ["", " ", "nan", "NaN", "N/A", "na", "NULL", "<NA>", "#VALUE!", "1.#IND"])
 @each("column", ["question", "answer", "label"])
 def test_a_value_that_is_missing_is_refused_in_every_row(tmp_path, value, column):
@@ -301,6 +302,7 @@ def test_all_bad_rows_are_named_at_once(tmp_path, name, head, right, wrong):
         assert any(one.startswith(sentence.format(root=tmp_path)) for one in others), sentence
 
 
+@pytest.mark.slow
 def test_of_many_bad_rows_the_first_twenty_are_named_and_all_are_counted(tmp_path):
     lines(tmp_path / "manifest.csv", ["image,question,answer", *(f"{n}.png,Is it?,yes" for n in range(1500))])
     with pytest.raises(DataError) as error:

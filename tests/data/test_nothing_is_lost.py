@@ -362,6 +362,7 @@ def _test_set(file):
     return next(file.parents[1].rglob("testset.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("folder", "file", "samples"), REAL)
 def test_of_the_real_files_nothing_is_lost(folder, file, samples):
     name = folder.name.removesuffix("_64px")

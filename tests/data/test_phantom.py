@@ -45,12 +45,14 @@ def digest(data):
     return digest.hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", [*SITES, "clinic-7"])
 def test_same_seed_gives_the_same_bytes_and_another_seed_others(site):
     assert digest(small(site)) == digest(small(site))
     assert digest(small(site)) != digest(small(site, seed=8))
 
 
+@pytest.mark.slow
 def test_sites_differ_in_bytes_and_in_label_space():
     data = {site: small(site, train_size=300) for site in SITES}
     assert len({digest(d) for d in data.values()}) == len(SITES)
@@ -59,6 +61,7 @@ def test_sites_differ_in_bytes_and_in_label_space():
     assert all({"yes", "no"} < space for space in spaces)
 
 
+@pytest.mark.slow
 def test_default_sizes_and_splits_share_no_image():
     data = load(DataSettings(site="vqa-rad", seed=1))
     ids = {name: {e.image_id for e in examples} for name, examples in data.splits().items()}
@@ -88,6 +91,7 @@ def test_source_says_that_the_data_are_procedural():
     assert "procedural" in small("vqa-med-2020").source
 
 
+@pytest.mark.slow
 def test_unnamed_site_is_the_first_one():
     assert load(DataSettings(seed=7)).site == SITES[0]
 
@@ -204,6 +208,7 @@ def test_without_dialects_and_with_a_label_skew_of_1_every_byte_is_as_before_the
     assert digest(small(site)) == BEFORE_THE_DIALS[site]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialects", [1, 3, 7])
 def test_a_dialect_swaps_words_of_the_question_and_nothing_else(dialects):
     for site in SITES:
@@ -240,6 +245,7 @@ def shares(examples):
     return np.array([np.mean([e.question_type == name for e in examples]) for name in QUESTION_TYPES])
 
 
+@pytest.mark.slow
 def test_a_label_skew_of_0_asks_all_types_equally_often_at_every_site():
     for site in ("vqa-rad", "clinic-7"):  # the first never asks for the modality by itself
         assert skewed(site_profile(site).type_weights, 0) == pytest.approx([1 / len(QUESTION_TYPES)] * 9)
@@ -267,6 +273,7 @@ def test_a_label_skew_below_1_is_a_share_of_the_weights_and_has_no_jump_at_its_e
     assert skewed(before, 1 + 1e-9) == pytest.approx(before, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_the_heaviest_types_are_asked_more_often_with_more_label_skew_and_each_once_an_image():
     for site in SITES:
         heaviest = np.argsort(site_profile(site).type_weights)[-3:]

@@ -97,6 +97,7 @@ def test_the_pixels_of_an_image_do_not_depend_on_who_has_it():
     assert dict(chain.from_iterable(p.items() for p in of_three)) == dict(chain.from_iterable(p.items() for p in again))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "sites"),
     [("phantom_modalities", tuple(MODALITIES)), ("phantom_ultra", tuple(CLIENTS)), ("phantom_skin", tuple(CENTERS))],
@@ -151,6 +152,7 @@ def test_a_report_denies_only_what_is_not_there_and_names_only_what_is():
             assert (kind in ("disc", "wedge")) is not sentence.startswith("no ")
 
 
+@pytest.mark.slow
 def test_there_are_fifteen_labels_and_frequent_ones_are_more_frequent():
     data = small("phantom_chest", train_size=600)
     assert len(LABELS) == len(data.labels) == 15
@@ -158,6 +160,7 @@ def test_there_are_fifteen_labels_and_frequent_ones_are_more_frequent():
     assert counts[0] > 2 * counts[-1] > 0
 
 
+@pytest.mark.slow
 def test_centers_differ_in_their_classes():
     assert len({e.answer for e in small("phantom_skin", "mskcc", train_size=200).train}) == 3
     assert len({e.answer for e in small("phantom_skin", "rosendahl", train_size=200).train}) == 8

@@ -20,6 +20,7 @@ ALL = ["slake", "vqa-rad"]
 POOL = ("federation.sites=[center]", f"data.pool=[{', '.join(ALL)}]", "method.aggregation=fedavg")
 
 
+@pytest.mark.slow
 def test_a_pooled_site_holds_what_the_sites_hold(sections, tmp_path):
     one = Learner.from_sections(sections(*POOL), site="center", folder=tmp_path / "one")
     own = [Learner.from_sections(sections(), site=site, folder=tmp_path / site) for site in ALL]
@@ -38,6 +39,7 @@ def test_a_pooled_site_adds_up_what_its_parts_left_out():
     assert both.notes == ("late",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["private", "federated"])
 def test_the_average_of_one_site_is_its_own_adapter_to_the_bit(sections, tmp_path, head):
     chosen = sections(*POOL, f"method.head={head}")
@@ -70,6 +72,7 @@ def test_settings_of_a_pooled_site_beside_the_pool_are_refused_because_nothing_f
         sections(*POOL, "data.sites.center.train_share=0.5")
 
 
+@pytest.mark.slow
 def test_the_table_of_a_jobs_data_counts_the_pool(sections):
     (loaded,) = read_job_data(CONFIGS, "fedpia_task1", [*POOL, "data.train_size=5"], only=None)
     assert len(loaded[1].train) == 5 * len(ALL)

@@ -103,6 +103,7 @@ def test_a_share_is_a_number_from_0_to_below_1(share):
         DataSettings(unreadable=share)
 
 
+@pytest.mark.slow
 def test_the_command_counts_what_is_skipped(scans, capsys, monkeypatch, request):
     monkeypatch.chdir(request.config.rootpath)
     changes = ("data.dataset=manifest", f"data.root={scans}", "data.split=published", "data.unreadable=0.1")

@@ -15,6 +15,8 @@ from fedpeft.data.partition import NOT_IN_SHARE, drawn, own_parts, with_train_sh
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
+pytestmark = pytest.mark.slow
+
 LABELS = ("edema", "effusion", "mass", "nodule")
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 
@@ -89,7 +91,6 @@ def counts(examples):
     return found / found.sum()
 
 
-@pytest.mark.slow
 def test_labels_are_the_more_uneven_the_smaller_alpha():
     distances = [skew(alpha) for alpha in (0.1, 0.5, 2.0, 100.0)]
     assert distances == sorted(distances, reverse=True)

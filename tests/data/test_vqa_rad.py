@@ -156,6 +156,7 @@ REAL = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @REAL
 @pytest.mark.real_data
 def test_the_real_set_has_1797_and_451_pairs():
@@ -172,6 +173,7 @@ def test_the_real_set_has_1797_and_451_pairs():
     assert 0 < vocabulary.unseen(site.test) < 451
 
 
+@pytest.mark.slow
 @REAL
 @pytest.mark.real_data
 def test_the_real_set_as_five_sites():

@@ -205,6 +205,7 @@ def test_a_command_is_read_by_its_program(command, monkeypatch):
         importlib.import_module(Path(file).stem).main()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", [1, 2], ids=["the paper's data", "embedded"])
 @pytest.mark.parametrize("paper", SECTIONS)
 def test_a_run_that_a_row_reports_on_is_made_by_a_command_of_its_column(paper, column):
@@ -224,6 +225,7 @@ PAGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_sentence_says_the_papers_form_without_naming_the_reading():
     texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PAGES}
     assert {name for name, text in texts.items() if UNNAMED.search(" ".join(text.split()))} == set()

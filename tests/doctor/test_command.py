@@ -20,6 +20,7 @@ def printed(context, *, terminal=False):
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_a_laptop_passes(make_job, tmp_path):
     shown = printed(open_context(make_job(), workspace=tmp_path / "workspace"))
     for group in ("versions", "job", "allow-list", "data", "backbone", "memory", "disk"):
@@ -35,6 +36,7 @@ def test_a_site_without_the_allow_list_fails(make_kit, make_job):
     assert "4 of " in shown.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_without_a_job_it_says_what_is_missing(make_kit):
     assert "Name a job's folder" in printed(open_context(startup_kit=make_kit("admin", port=1)))
 

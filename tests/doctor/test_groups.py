@@ -55,6 +55,7 @@ def test_python_and_libraries_must_have_the_versions_that_are_required_and_teste
     assert re.match(expected, text(finding()))
 
 
+@pytest.mark.slow
 def test_versions_of_this_environment_are_accepted(make_kit):
     assert "fail" not in text(machine.check_versions(open_context(startup_kit=make_kit("server"))))
 
@@ -266,6 +267,7 @@ def test_a_test_image_that_training_has_too_is_a_warning_with_the_remedy(make_jo
     assert "warn: data.sites.slake.exclude: [0.png]" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
@@ -429,6 +431,7 @@ def test_a_kit_checks_jobs_before_flare_reads_them(role, make_kit):
     assert "replace 'nvflare.private" in text(policies.component({"components": ["text", other]}, kit))
 
 
+@pytest.mark.slow
 def test_the_check_of_jobs_fits_the_installed_flare():
     assert text(policies.probe()).startswith("pass")
 
@@ -500,6 +503,7 @@ def test_backbone_with_a_damaged_configuration(tmp_path, tiny_source):
     assert "names no model_type" in text(backbone.folder(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -570,6 +574,7 @@ def test_the_memory_limit_of_a_container_counts(tmp_path, monkeypatch):
     assert memory.available() > 2000
 
 
+@pytest.mark.slow
 def test_the_footprint_of_a_job_grows_with_its_batch(make_job):
     small = open_context(make_job("training.batch_size=4")).footprint
     large = open_context(make_job("training.batch_size=64")).footprint
@@ -578,6 +583,7 @@ def test_the_footprint_of_a_job_grows_with_its_batch(make_job):
     assert "from batches of 1 and 2 to 4" in small.method
 
 
+@pytest.mark.slow
 def test_the_footprint_counts_what_never_leaves_the_site(make_job):
     plain, dual = (
         open_context(make_job("method.aggregation=fedavg", f"method.name={name}")).footprint
@@ -588,6 +594,7 @@ def test_the_footprint_counts_what_never_leaves_the_site(make_job):
     assert dual.step > plain.step + 3 * adapter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -609,6 +616,7 @@ def test_the_footprint_is_what_a_site_keeps_on_its_disk(make_job, sections, tmp_
     assert open_context(make_job(*settings)).footprint.state == pytest.approx(kept, rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_footprint_is_of_the_head_that_is_trained(make_job):
     small, large = (
         open_context(
@@ -629,6 +637,7 @@ def test_the_footprint_refuses_what_the_learner_would(make_job):
 RANKING = (f"backbone.source={TINY_ALBEF_FOLDER}", "backbone.name=tiny-albef-decoder", "training.answering=ranking")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
@@ -653,6 +662,7 @@ def test_data_that_a_site_cannot_answer_or_measure_are_refused(make_job, overrid
         context.footprint  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_metric_of_the_job_is_known_before_the_data_are(make_job):
     with pytest.raises(FedpeftError, match="these data are measured by macro_f1"):
         open_context(make_job(*RANKING, "data.metric=macro_f1")).footprint  # noqa: B018

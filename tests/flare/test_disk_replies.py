@@ -34,6 +34,8 @@ from fedpeft.methods.first_values import normal
 from fedpeft.protocol.fields import MB, Limit, Unread
 from fedpeft.protocol.types import Introduction, TrainReply
 
+pytestmark = pytest.mark.slow
+
 HOUSES = {
     f"layer.{layer}.output.{name}": shape
     for layer in range(2)

@@ -50,6 +50,7 @@ def distance(state, value):
     return math.sqrt(sum(float((tensor.double() - value).square().sum()) for tensor in state.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_update_that_leaves_is_noised_counted_and_reported(site, dtype):
     made = site(dtype=dtype)

@@ -91,6 +91,7 @@ PUBLIC = {AdmissionError("", reason=reason).public for reason in REASONS}
 PUBLIC |= {AdmissionError("", reason="setting", setting=name).public for name in setting_names()}
 
 
+@pytest.mark.slow
 def test_without_the_guards_flare_reads_a_url_when_a_job_is_submitted(job):
     attack = next(one for one in attacks() if one.name == "HOCON of the server")
     with listener() as (url, seen):

@@ -96,6 +96,7 @@ def forging(cell, origin):
     cell.core_cell._send_to_endpoint = forged
 
 
+@pytest.mark.slow
 def test_what_a_cell_sends_under_anothers_name_or_to_another_site_reaches_nobody(guarded, cells, monkeypatch):
     server, north, south = cells("north", "south")
     seen, said, dropped = [], [], threading.Event()

@@ -189,6 +189,7 @@ def with_relay(folder, *, connects):
     return provision(folder, file)
 
 
+@pytest.mark.slow
 def test_both_legs_of_a_relay_have_certificates_on_both_sides(tmp_path):
     kits = with_relay(tmp_path, connects={"name": "relay"})
     listens = read(kits, "relay", "comm_config.json")["internal"]
@@ -201,6 +202,7 @@ def test_both_legs_of_a_relay_have_certificates_on_both_sides(tmp_path):
     assert not (kits / "vqa-rad" / "local" / "relay__resources.json").exists()
 
 
+@pytest.mark.slow
 def test_a_relay_starts_with_its_guards_and_imports_nothing_from_the_current_folder(tmp_path):
     kits = with_relay(tmp_path, connects={"name": "relay"})
     script = (kits / "relay" / "startup" / "sub_start.sh").read_text()
@@ -256,6 +258,7 @@ def test_an_impossible_setting_is_refused_with_the_reason(settings, message):
         PolicyBuilder(**settings)
 
 
+@pytest.mark.slow
 def test_the_sites_of_the_vision_project_admit_the_vision_jobs(tmp_path):
     kits = provision(tmp_path, VISION)
     for job in ("vit_fed_isic2019", "paper/vit_fed_isic2019"):

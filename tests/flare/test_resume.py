@@ -46,6 +46,7 @@ def dies_in(number, train=drawn):
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [{"aggregation": "fedavg"}, PIA, YOGI], ids=["fedavg", "pia", "yogi"])
 def test_a_resumed_job_ends_like_an_uninterrupted_one(run, tmp_path, method):
     first = {key: torch.zeros(shape) for key, shape in SCHEMA.items()} if method is YOGI else {}
@@ -67,6 +68,7 @@ def test_a_resumed_job_ends_like_an_uninterrupted_one(run, tmp_path, method):
     ]
 
 
+@pytest.mark.slow
 def test_sites_learn_which_jobs_made_the_rounds_that_a_job_goes_on_from(run, tmp_path):
     with pytest.raises(SystemExit):
         run(train=dies_in(5), rounds=6)
@@ -79,6 +81,7 @@ def test_sites_learn_which_jobs_made_the_rounds_that_a_job_goes_on_from(run, tmp
     assert third.hello.session not in (first, second)
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_without_a_site_of_its_last_round(run):
     with pytest.raises(SystemExit):
         run(train=dies_in(3), rounds=4, quorum=2)
@@ -88,6 +91,7 @@ def test_a_job_goes_on_without_a_site_of_its_last_round(run):
     assert ["chest" in entry["sites"] for entry in history["rounds"]] == [True, True, False, False]
 
 
+@pytest.mark.slow
 def test_each_site_learns_its_part_in_the_mean_also_after_a_resume(run):
     parts = {}
 
@@ -123,6 +127,7 @@ def test_scores_outlive_the_server(run):
     assert history["rounds"][1]["schedule"]["scores"]["slake"] == [0.1, 0.2, 0.7]
 
 
+@pytest.mark.slow
 def test_a_site_without_its_state_is_named(run):
     with pytest.raises(SystemExit):
         run(train=dies_in(3), rounds=4)
@@ -214,6 +219,7 @@ def test_a_setting_that_an_earlier_version_did_not_know_had_its_default(run, tmp
     assert manifest["status"] == "completed", manifest.get("reason")
 
 
+@pytest.mark.slow
 def test_a_finished_job_goes_on_from_an_earlier_round(run):
     run(train=drawn, rounds=3)
     lineage = run(train=drawn, rounds=3)[1]["lineage"]
@@ -222,6 +228,7 @@ def test_a_finished_job_goes_on_from_an_earlier_round(run):
     assert manifest["resumed"]["after_round"] == 2
 
 
+@pytest.mark.slow
 def test_a_broken_checkpoint_names_its_folder_and_an_older_one_still_works(run, tmp_path):
     with pytest.raises(SystemExit):
         run(train=dies_in(3), rounds=4)
@@ -259,6 +266,7 @@ def test_jobs_of_other_names_do_not_fill_the_servers_disk(tmp_path):
     assert (len(kept), kept[0]) == (99, "20260122")
 
 
+@pytest.mark.slow
 def test_going_back_sets_the_rounds_after_it_aside(run, tmp_path):
     run(rounds=5)
     (lineage,) = (tmp_path / "state").iterdir()
@@ -317,6 +325,7 @@ def test_jobs_of_another_submitter_prune_nothing(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
+@pytest.mark.slow
 def test_a_lineage_that_another_job_uses_is_refused(run, tmp_path, monkeypatch):
     monkeypatch.setattr(StateLock.take, "__kwdefaults__", {"patience": 0})
     with pytest.raises(SystemExit):

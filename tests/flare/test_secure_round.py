@@ -51,6 +51,7 @@ def consortium(tmp_path):
     return Consortium(tmp_path / "sites")
 
 
+@pytest.mark.slow
 def test_the_server_gets_the_mean_and_nothing_else(run, consortium):
     harness, manifest, history = run(consortium.introduce, consortium.train, method=METHOD)
     assert manifest["status"] == "completed"
@@ -66,6 +67,7 @@ def test_the_server_gets_the_mean_and_nothing_else(run, consortium):
     assert [set(entry["sites"]) for entry in history["rounds"]] == [set(SITES)] * 2
 
 
+@pytest.mark.slow
 def test_every_round_has_keys_of_its_own_and_the_same_for_all_sites(run, consortium):
     run(consortium.introduce, consortium.train, method=METHOD)
     for round in (1, 2):

@@ -131,6 +131,7 @@ def chunk(origin, stream, *, number=0, data=b"x", last=False):
     return task
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("origins", "taken"),
     [

@@ -111,6 +111,7 @@ def test_a_server_without_address_or_key_begins_no_run(name, variables, expected
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found", [None, SimpleNamespace(origin=None)], ids=["nothing", "a folder of W&B's runs"])
 def test_a_library_that_is_missing_is_named_with_its_extra(found, monkeypatch, tmp_path, fl_ctx):
     monkeypatch.setattr(federation, "find_spec", lambda name: found)
@@ -120,6 +121,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(found, monkeypatch, t
         start_tracking("wandb", "job", tmp_path, fl_ctx)
 
 
+@pytest.mark.slow
 def test_mlflow_has_rounds_as_steps_and_sites_in_the_names(environment, tmp_path, fl_ctx):
     client = pytest.importorskip("mlflow.tracking").MlflowClient
     uri = (tmp_path / "mlruns").as_uri()
@@ -172,6 +174,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_the_process_that_writes_for_wandb_ends_with_the_server():
     with subprocess.Popen([sys.executable, "-c", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdout.readline() == b"forked\n"

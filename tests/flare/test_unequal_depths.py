@@ -55,6 +55,7 @@ def test_without_a_site_the_others_go_on_and_a_layer_that_none_has_stays(run, ab
     assert changed == [any(layer in OWN[site] for site in SITES if site != absent) for layer in range(3)]
 
 
+@pytest.mark.slow
 def test_a_resumed_job_ends_like_an_uninterrupted_one(run):
     def killed(site, order):
         if order.round == 3:

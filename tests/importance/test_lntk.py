@@ -200,6 +200,7 @@ def test_products_of_half_precision_gradients_do_not_underflow(gradients):
     torch.testing.assert_close(found, exact, rtol=0.15, atol=0)  # the gradients themselves are this coarse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("gradients", ["captured", "rows"])
 def test_all_directions_are_the_kernel_of_all_logits(gradients, dtype):
@@ -211,6 +212,7 @@ def test_all_directions_are_the_kernel_of_all_logits(gradients, dtype):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["houlsby", "compacter", "lora"])
 def test_few_directions_never_raise_a_score_and_hold_most_of_it(name, vilt, questions, no_slow_rows):
     model = with_adapter(vilt(), name, {"reduction_factor": 4} if name == "compacter" else {})
@@ -225,6 +227,7 @@ def test_few_directions_never_raise_a_score_and_hold_most_of_it(name, vilt, ques
     torch.testing.assert_close(last, exact, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_directions_are_those_of_a_sample_alone_whatever_the_batches():
     model, batch = net(torch.float64), tokens(dtype=torch.float64)
     parts = [Batch({k: v[cut] for k, v in batch.items()}) for cut in (slice(0, 2), slice(2, 5))]
@@ -284,6 +287,7 @@ def algorithm_1(function, layers, batch):
     return torch.tensor(scores, dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_lntk_squared_is_algorithm_1():
     model, batch = net(torch.float64), tokens(dtype=torch.float64)
     layers = layers_of(model)

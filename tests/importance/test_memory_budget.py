@@ -118,6 +118,7 @@ def needs(model, batch, loss, chosen):
     return fixed + float(costs.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["any", "last"])
 def test_with_unequal_layers_what_the_budget_promises_fits(case, choice):
     (_, _, batch, loss), _ = case
@@ -166,6 +167,7 @@ def test_the_optimizer_state_of_the_head_counts(case):
     assert with_state - without == 2 * 4 * 3 * (WIDTH + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["any", "last"])
 def test_measuring_leaves_nothing_in_memory(case, choice):
     (model_fn, *others), model = case

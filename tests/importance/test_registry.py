@@ -180,6 +180,7 @@ def test_settings_of_a_job_are_checked_without_a_model():
         importance.method_settings("rgn", {"norms": None})
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_neither_torch_nor_flare():
     code = (
         "import sys; from fedpeft.importance import MemorySettings, names, score; "

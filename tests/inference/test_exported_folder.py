@@ -25,6 +25,8 @@ from fedpeft.job.composing import compose
 from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import load_before
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 FROZEN = "method.pia.integration=two_branches"
 WITH_GLOBAL = (  # settings that compare with what the sites have in common, which full weights have not
@@ -61,7 +63,6 @@ def run_card(folder, monkeypatch):
     return namespace
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -180,7 +181,6 @@ def test_a_strangers_folder_leads_nowhere_and_fills_no_memory(sections, tmp_path
         find(kept.folder.parent, site=None, backbone=tiny_source)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "exact"),
     [
@@ -203,7 +203,6 @@ def test_merged_weights_are_a_backbone(sections, tmp_path, overrides, exact):
         assert one.answers[0].probability == pytest.approx(other.answers[0].probability, abs=1e-4)
 
 
-@pytest.mark.slow
 def test_the_backbone_of_one_center_without_its_head_is_that_of_the_others(tmp_path):
     small = ["training.rounds=1", "data.train_size=12", "data.validation_size=4", "data.test_size=6"]
     alone = ["federation.sites=[mskcc]", "method.name=full", "method.aggregation=none", "method.head=private"]
@@ -253,7 +252,6 @@ def test_full_weights_that_nothing_reads_are_refused_and_nothing_is_left(section
         assert not list(tmp_path.glob("*out*"))
 
 
-@pytest.mark.slow
 def test_onnx_computes_the_same_logits(sections, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     kept, _ = site(sections, tmp_path, "training.learning_rate=0.05")
@@ -291,7 +289,6 @@ def test_a_runtime_that_refuses_the_file_is_one_sentence(of_tables, tmp_path, mo
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_an_exporter_that_refuses_is_one_sentence(sections, tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     kept, _ = site(sections, tmp_path)

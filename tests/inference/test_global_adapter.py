@@ -21,6 +21,8 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.job_run import export_adapter
 from fedpeft.site.learner import Learner
 
+pytestmark = pytest.mark.slow
+
 SITES = ("slake", "vqa-rad")
 FEDAVG = "method.aggregation=fedavg"
 STILL = (  # a third round that mixes nothing and changes no weight
@@ -82,7 +84,6 @@ def run(sections, tmp_path_factory):
     return workspace, chosen, run_of(chosen, workspace)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -110,7 +111,6 @@ def test_the_figures_are_those_of_a_learner_with_this_adapter_and_head(sections,
         assert found == {name: metrics[name] for name in FIGURES}
 
 
-@pytest.mark.slow
 def test_with_ditto_the_head_is_that_of_the_exchanged_model_and_not_the_personal_one(sections, tmp_path):
     personal = ["method.aggregation=fedavg", "training.personalization=ditto", "training.learning_rate=0.05"]
     run_of(sections(*personal), tmp_path / "ws")
@@ -232,7 +232,7 @@ def test_a_module_whose_product_counts_otherwise_is_refused_and_dropout_is_not(s
     with pytest.raises(FedpeftError, match="has alpha_pattern="):
         Predictor(kept, folder)
     (folder / "adapter_config.json").write_text(json.dumps({**config, "r": None}))
-    with pytest.raises(FedpeftError, match="has a rank or scale that is no number: export it again"):
+    with pytest.raises(FedpeftError, match="has a rank or scale that is no number: save the adapter again"):
         Predictor(kept, folder)
 
 

@@ -25,6 +25,7 @@ from fedpeft.inference.site_page import confusion, recognized
 IMAGE = np.zeros((2, 2, 3), dtype=np.uint8)
 
 
+@pytest.mark.slow
 def test_the_page_draws_the_losses_of_the_rounds_where_the_run_measured_them(of_tables, tmp_path):
     folder = tmp_path / "state"
     shutil.copytree(of_tables["classes"][0], folder)
@@ -212,6 +213,7 @@ def test_an_export_does_not_say_where_data_are(of_tables, tmp_path, capsys):
     assert "name the run's workspace" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_map_is_the_same_each_time_and_keeps_neighbors():
     pytest.importorskip("sklearn")
     rng = np.random.default_rng(0)

@@ -83,6 +83,7 @@ def output(source, folder, load=None):
     return loaded.eval()(**INPUTS).pooler_output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["houlsby", "pfeiffer", "parallel", "compacter", "lora"])
 def test_three_shuffled_copies_give_the_function_back(tiny_source, tmp_path, name):
     size = {"r": 4} if name == "lora" else {"reduction_factor": 2}
@@ -98,6 +99,7 @@ def test_three_shuffled_copies_give_the_function_back(tiny_source, tmp_path, nam
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.slow
 def test_the_widest_of_unequal_widths_is_the_width_of_the_merged_adapter(tiny_source, tmp_path):
     narrow = folder_of(tiny_source, tmp_path / "narrow", "houlsby", 1, reduction_factor=4)
     wide = folder_of(tiny_source, tmp_path / "wide", "houlsby", 2, reduction_factor=2)
@@ -124,6 +126,7 @@ def updates(folder):
     return found
 
 
+@pytest.mark.slow
 def test_lora_of_ranks_4_and_8_is_the_mean_of_the_updates(tiny_source, tmp_path):
     four = folder_of(tiny_source, tmp_path / "4", "lora", 1, r=4, lora_alpha=12)
     eight = folder_of(tiny_source, tmp_path / "8", "lora", 2, r=8, use_rslora=True, alpha_pattern={"query": 3})
@@ -137,6 +140,51 @@ def test_lora_of_ranks_4_and_8_is_the_mean_of_the_updates(tiny_source, tmp_path)
         singular = torch.linalg.svdvals(update)
         assert torch.linalg.matrix_norm(update - cut[path]) == pytest.approx(float(singular[2:].norm()), rel=1e-3)
     assert output(tiny_source, merged, fedpeft.load_adapter).isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [{"lora_alpha": 12}, {"lora_alpha": 3, "use_rslora": True}], ids=str)
+def test_a_merged_lora_has_the_scale_of_the_first(tiny_source, tmp_path, scale):
+    folders = [folder_of(tiny_source, tmp_path / str(k), "lora", k, r=4, **scale) for k in (1, 2)]
+    for chosen in ({}, {"rank": 4}, {"plain": True}):
+        config = LoraConfig.from_pretrained(fedpeft.merge(folders, tmp_path / str(chosen), **chosen))
+        assert config.lora_alpha / config.r == pytest.approx(3.0 if "use_rslora" not in scale else 1.5)
+        assert not config.use_rslora
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lora_alpha": "x"}, "has lora_alpha='x', it must be a number"),
+        ({"r": 0}, "has r=0, it must be at least 1"),
+        ({"use_rslora": "x"}, "has use_rslora='x', it must be true or false"),
+        ({"alpha_pattern": None}, "has a rank or scale that is no number: save the adapter again"),
+        ({"alpha_pattern": {"query": "x"}}, "has a rank or scale that is no number: save the adapter again"),
+        ({"alpha_pattern": {"[": 3}}, "has a rank or scale that is no number: save the adapter again"),
+    ],
+    ids=str,
+)
+def test_a_damaged_scale_is_refused(tiny_source, tmp_path, change, message):
+    folders = [folder_of(tiny_source, tmp_path / str(k), "lora", k) for k in (1, 2)]
+    config = json.loads((folders[0] / CONFIG).read_text())
+    (folders[0] / CONFIG).write_text(json.dumps(config | change))
+    with pytest.raises(FedpeftError, match=message):
+        fedpeft.merge(folders, tmp_path / "merged")
+
+
+@pytest.mark.slow
+def test_lora_of_a_convolution_has_a_plain_mean_only(tiny_source, tmp_path):
+    folders = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        config = LoraConfig(r=2, target_modules=["projection"], init_lora_weights=False)
+        get_peft_model(ViltModel.from_pretrained(tiny_source), config).save_pretrained(tmp_path / str(seed))
+        folders.append(tmp_path / str(seed))
+    with pytest.raises(
+        FedpeftError, match=r"adapts 'embeddings.*projection', whose A has 4 dimensions, .*: use --plain"
+    ):
+        fedpeft.merge(folders, tmp_path / "merged")
+    assert output(tiny_source, fedpeft.merge(folders, tmp_path / "plain", plain=True)).isfinite().all()
 
 
 def test_modules_of_a_model_of_no_known_family(tmp_path):
@@ -190,6 +238,7 @@ def beside(folder):
     shutil.copytree(folder, folder / "beside")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -224,6 +273,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tiny_source, tmp_path, capsy
     assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.slow
 def test_adapters_of_another_frozen_model_are_refused(tiny_source, tmp_path):
     a, b = (folder_of(tiny_source, tmp_path / name, "houlsby", 1) for name in "ab")
 
@@ -259,6 +309,7 @@ def test_forms_of_lora_that_are_no_product_are_refused(tiny_source, tmp_path, va
         fedpeft.merge(folders, tmp_path / "merged")
 
 
+@pytest.mark.slow
 def test_the_command_as_a_user_types_it(tiny_source, tmp_path, capsys):
     folders = [str(folder_of(tiny_source, tmp_path / str(k), "houlsby", k)) for k in (1, 2, 3)]
     assert main(["merge", *folders, "--out", str(tmp_path / "m"), "--weights", "300,100,100"]) == 0
@@ -401,6 +452,7 @@ def test_the_line_ends_at_both_adapters(exports, tables, tiny_source):
         assert again.barriers() == pytest.approx({"as they come": 0, "merged on the way": 0}, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_labels_that_the_model_lacks_hide_none_of_its_own(of_tables, tmp_path, monkeypatch):
     kept = find(of_tables["labels"][0], site=None)
     labels = (*kept.record.answers, "pneumonia")

@@ -53,6 +53,7 @@ def test_an_earlier_export_is_replaced_with_force_alone(tmp_path):
     check_place(tmp_path / "empty", force=False)
 
 
+@pytest.mark.slow
 def test_the_export_command_writes_once_and_overwrites_nothing(sections, tmp_path, tiny_source, capsys):
     folder, _ = trained(sections("training.rounds=1"), tmp_path / "state")["slake"]
     command = ["export", str(folder), "--out", str(tmp_path / "out")]

@@ -139,6 +139,7 @@ def test_every_label_has_its_column(predict, tables, tmp_path):
     assert {label for row in read(tmp_path / "out.csv") for label in row["answer"].split("|")} == {"Gray", "Light", ""}
 
 
+@pytest.mark.slow
 def test_classes_are_called_as_the_site_writes_them(predict, of_tables, tables, tmp_path):
     kept, exported = find(of_tables["classes"][0], site=None), tmp_path / "exported"
     export(kept, exported)
@@ -193,6 +194,7 @@ def test_wrong_input_is_one_sentence(predict, tables, tmp_path, kind, arguments,
     assert sentence in error
 
 
+@pytest.mark.slow
 def test_the_best_round_is_kept_and_predicted_with(sections, tmp_path, capsys):
     """With a learning rate of almost nothing all rounds are equally good, and the first is the best."""
     still = "training.learning_rate=1e-12"
@@ -359,6 +361,7 @@ def test_a_damaged_round_is_named(of_tables, tmp_path, capsys):
         assert "round-00001 cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_pixels_of_a_heat_map_add_up_to_what_the_answer_gained(of_tables, tables, predict, tmp_path):
     pytest.importorskip("captum")
     from fedpeft.inference.heatmap import evidence
@@ -378,6 +381,7 @@ def test_the_pixels_of_a_heat_map_add_up_to_what_the_answer_gained(of_tables, ta
     assert Image.open(picture).size[0] > 600
 
 
+@pytest.mark.slow
 def test_an_image_is_shown_through_the_window_of_training(of_tables, tables, sections, tmp_path, tiny_source):
     kept = find(of_tables["classes"][0], site=None)
     assert window_at(kept) is None

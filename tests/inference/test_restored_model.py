@@ -48,6 +48,7 @@ def test_every_kept_model_reproduces_its_last_figures(sections, tmp_path, overri
     assert figures_again(folder, "validation")["overall"] == metrics["validation"]
 
 
+@pytest.mark.slow
 def test_the_frozen_branch_is_part_of_the_model(sections, tmp_path):
     """Without it, or with what the site keeps for the next round, the logits are others."""
     folder, _ = trained(sections(FROZEN, "training.learning_rate=0.05"), tmp_path)["slake"]

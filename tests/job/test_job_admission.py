@@ -248,6 +248,7 @@ TEXTS = st.sampled_from(["component", "dict", "FedAvg", "NPTrainer", "houlsby", 
 VALUES = st.recursive(TEXTS, lambda one: st.lists(one, max_size=2) | st.dictionaries(KEYS, one, max_size=3))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(value=VALUES, place=st.sampled_from(["data", "backbone", "method", "training", "schedule"]))
 def test_nothing_is_admitted_that_flares_scanner_takes_for_a_component(value, place):
@@ -453,6 +454,7 @@ def outcome(check):
     return ADMITTED
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=400))
 def test_garbage_gives_a_refusal_and_nothing_else(data):
@@ -486,6 +488,7 @@ def test_any_value_in_any_place_gives_a_refusal_or_a_job(data):
     assert outcome(lambda: admit_submission(archive, "small")) in (*REASONS, ADMITTED)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(place=st.integers(0, 5000), byte=st.integers(0, 255))
 def test_a_changed_byte_gives_a_refusal_or_a_job(place, byte):

@@ -38,6 +38,7 @@ def test_a_method_that_does_not_fit_in_the_backbone_of_a_site_is_refused(name):
     assert "site " not in str(caught.value)  # it is all of them
 
 
+@pytest.mark.slow
 def test_a_misfit_of_one_site_is_one_of_the_job():
     other = "backbone.sites={vqa-rad: {name: llava, source: /nowhere}}"
     with pytest.raises(FedpeftError, match=r"^site vqa-rad: .* '/nowhere', neither a folder here"):
@@ -87,6 +88,7 @@ def test_a_relative_source_is_refused_with_the_whole_path(tmp_path, monkeypatch)
         checked(TASK, ["backbone.name=llava", "backbone.source=model"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [TASK, "fedpia_task5", "fedpia_task1_albef", "vit_ham10000", "f3ocus_task1"])
 def test_the_embedded_jobs_fit(job):
     checked(job)

@@ -49,6 +49,7 @@ MMBT_AT_ONE = ("backbone.sites={slake: {name: mmbt-small, projection: trained}}"
 SEVERAL, MATCHED = "backbone.sites={slake: {source: /models/vilt-6}}", "method.matched_layers=12"
 
 
+@pytest.mark.slow
 @each("job", JOBS)
 def test_job_folders_are_what_app_configs_say(job):
     assert outdated(ROOT / "jobs" / job, job, compose(CONFIGS, job)) == []
@@ -88,6 +89,7 @@ OF_SCORE, OF_HOULSBY = "schedule.score_settings", "method.settings.houlsby"
 OF_LNTK = {"target": "logits", "directions": 4}  # what that job sets
 
 
+@pytest.mark.slow
 @each("solver", ["own", *scheduling.names()])
 @each("score", importance.names())
 def test_a_score_takes_its_own_settings_along_and_drops_those_of_another(score, solver):
@@ -137,6 +139,7 @@ def test_numbers_are_read_as_people_write_them(text, number):
     assert sections["training"]["learning_rate"] == number
 
 
+@pytest.mark.slow
 @each("name", adapters.names())
 @each("job", ["fedpia_task1", "f3ocus_task1"])
 def test_every_adapter_is_one_argument(job, name):
@@ -187,6 +190,7 @@ def test_what_a_backbone_declares_for_methods_is_allowed(name, pretrained):
     MethodSettings(settings=pretrained.method_settings).check_settings()
 
 
+@pytest.mark.slow
 @each(
     ("override", "message"),
     [

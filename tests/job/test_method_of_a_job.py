@@ -51,6 +51,7 @@ def settings(job, *overrides):
     return CommonSettings.from_sections(compose(CONFIGS, job, overrides))
 
 
+@pytest.mark.slow
 @each(("job", "name"), [row for row in TABLE if not refused(*row)])
 def test_one_setting_puts_a_method_into_a_job(job, name):
     method, _, schedule = settings(job, f"method.name={name}")
@@ -82,6 +83,7 @@ def test_a_schedule_brings_no_method(part):
     assert set(read_yaml(part)) == {"schedule"}
 
 
+@pytest.mark.slow
 @each("part", sorted((CONFIGS / "methods").glob("*.yml")))
 @each("name", NAMES)
 def test_a_methods_part_takes_every_other_method(part, name):

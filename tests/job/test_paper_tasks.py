@@ -23,6 +23,7 @@ def tasks():
     return list(paper_tasks(ROOT / "app_configs"))
 
 
+@pytest.mark.slow
 def test_all_fifteen_have_clients_a_metric_data_and_a_job(tasks):
     assert len(tasks) == len({task.title for task in tasks}) == 15
     jobs = recipes(ROOT / "app_configs")
@@ -73,6 +74,7 @@ def test_a_published_data_set_says_where_it_is_had_and_by_what_it_is_measured(na
     assert not declared.origin or all((declared.origin.title, declared.origin.address, declared.origin.terms))
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_task_and_every_data_set_from_any_folder(tasks, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")

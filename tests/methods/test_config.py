@@ -161,6 +161,7 @@ def messages(file):
                 yield node.lineno, ""  # ends with a value
 
 
+@pytest.mark.slow
 @each("file", FILES)
 def test_every_error_message_ends_with_a_period(file):
     assert [line for line, text in messages(file) if not text.endswith(".")] == []

@@ -25,6 +25,7 @@ METHODS = [
 every_method = pytest.mark.parametrize(("name", "settings"), METHODS)
 
 
+@pytest.mark.slow
 @every_method
 def test_saved_without_a_model_it_is_what_peft_saves_with_one(name, settings, vilt, draw, run, tmp_path):
     config = adapters.config(name, **settings)
@@ -51,6 +52,7 @@ def test_saved_without_a_model_it_is_what_peft_saves_with_one(name, settings, vi
         assert not any(parameter.requires_grad for parameter in loaded.parameters())
 
 
+@pytest.mark.slow
 def test_peft_combines_our_folders(vilt, draw, run, tmp_path):
     """It puts their patterns of modules side by side in one, where the name of a group may stand once."""
     config = adapters.config("lora", r=2)

@@ -32,6 +32,7 @@ def factors(trainable):
     return [{key: tensor for key, tensor in state.items() if key.endswith(end)} for end in (".A", ".B")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), [("lora", START), ("dora", START), ("lora_vpt", {"lora": START})])
 def test_a_is_normal_with_the_papers_deviation_and_b_is_zero(name, settings):
     trainable = prepared(name, settings)
@@ -59,6 +60,7 @@ def test_xavier_is_that_of_torch(rank):
     assert not misfit({key: fresh[key] for key in down}, declared)
 
 
+@pytest.mark.slow
 def test_it_depends_on_the_seed_and_the_usual_start_is_pefts():
     (first, _), (again, _), (other, _) = (factors(prepared(settings=START, seed=seed)) for seed in (0, 0, 1))
     default, _ = factors(prepared())

@@ -171,6 +171,7 @@ def test_of_two_towers_one_gets_prompts(name, moved, attention):
     assert torch.allclose(short[moved], after[moved][:1], atol=1e-5)  # a padded place is still not seen
 
 
+@pytest.mark.slow
 def test_text_prompts_of_albef_are_those_of_layers_called_by_hand(tmp_path):
     model = build(BackboneSettings(name="albef", source=str(albef_folder(tmp_path)), text_length=16)).model.eval()
     words, image = torch.tensor([[3, 4, 5], [6, 7, 8]]), torch.rand(2, 3, *[model.config.image_size] * 2)

@@ -42,6 +42,7 @@ def test_methods_are_known_in_a_fresh_process(fresh_processes, imports):
     assert not fresh_processes.run(f"{imports}\n{KNOWN}")
 
 
+@pytest.mark.slow
 def test_importing_fedpeft_imports_neither_torch_nor_peft():
     code = (
         "import sys, fedpeft, fedpeft.adapters, fedpeft.backbones.slots, fedpeft.core.keys, fedpeft.methods\n"

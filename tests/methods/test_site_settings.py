@@ -41,6 +41,7 @@ def test_each_setting_of_a_part_is_replaced_by_itself(own, expected):
     assert COMMON == {"lora_vpt": {"lora": {"r": 4, "start_std": 0.1, "lora_dropout": 0.2}, "vpt": {"tokens": 5}}}
 
 
+@pytest.mark.slow
 def test_a_site_trains_with_what_it_has_in_common_with_the_others():
     method = lora_vpt({"lora": {"r": 8}})
     trainable = method.method.tuning().prepare(backbones.skeleton("tiny-vilt"), method.settings_of("slake"), seed=0)

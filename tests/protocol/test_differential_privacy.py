@@ -61,6 +61,7 @@ def test_two_clipped_updates_are_at_most_two_bounds_apart(one, two, bound, scale
     assert norm(first, second) <= 2 * bound * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(*(st.lists(st.floats(0, 1e12), min_size=4, max_size=4) for _ in range(2)), st.floats(1e-3, 1e3))
 def test_two_clipped_score_vectors_are_at_most_root_two_bounds_apart(one, two, bound):

@@ -88,6 +88,7 @@ def total(uploads):
     return fixed_point.wrapped_sum(list(uploads))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sites", [SITES[:3], SITES])
 def test_the_masks_cancel_exactly(tmp_path, kits, sites):
     chosen = Round(tmp_path, kits, sites)
@@ -286,6 +287,7 @@ def test_a_number_that_the_sum_cannot_hold_is_refused_by_key(tmp_path, value):
         Round(tmp_path).send("rome", state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["client.key", "client.crt", "rootCA.pem"])
 def test_a_kit_without_its_certificate_is_refused(tmp_path, name):
     authority()(tmp_path, "paris")

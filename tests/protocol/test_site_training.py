@@ -44,6 +44,7 @@ def test_without_a_sites_file_the_job_decides_on_the_last_step(learner, monkeypa
     assert batch_sizes(learner("training.batch_size=17", "training.local_epochs=1"), monkeypatch) == [17, 1]
 
 
+@pytest.mark.slow
 def test_the_learning_rate_falls_over_the_steps_that_are_made(learner, monkeypatch):
     calls = set()
     monkeypatch.setattr(
@@ -86,6 +87,7 @@ def test_too_many_parameters_are_refused_before_they_take_memory(learner, monkey
     assert devices == ["meta"]
 
 
+@pytest.mark.slow
 def test_parameters_are_counted_before_as_they_are_afterwards(learner, kind):
     chosen = [FEDAVG, f"method.name={kind}"]
     count = sum(parameter.numel() for parameter in learner(*chosen).trainable.parameters().values())
@@ -94,6 +96,7 @@ def test_parameters_are_counted_before_as_they_are_afterwards(learner, kind):
         learner(*chosen, own={"max_trained_parameters": count - 1})
 
 
+@pytest.mark.slow
 def test_what_never_leaves_a_site_counts_as_trained(learner):
     chosen = [FEDAVG, "method.name=feddat_houlsby"]
     trainable = learner(*chosen).trainable

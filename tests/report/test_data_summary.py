@@ -2,6 +2,7 @@
 import io
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from fedpeft.cli import main
@@ -49,6 +50,7 @@ def test_what_was_left_out_and_what_is_unusual_is_said():
     ]
 
 
+@pytest.mark.slow
 def test_the_command_shows_every_site_and_images_in_common(capsys, monkeypatch, request):
     monkeypatch.chdir(request.config.rootpath)
     assert main(["data", "fedpia_task1", "--set", "data.train_size=8", "--set", "data.test_size=4"]) == 0

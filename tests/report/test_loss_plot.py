@@ -67,6 +67,7 @@ def test_methods_stand_in_panels_with_one_axis():
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
 
 
+@pytest.mark.slow
 def test_only_a_run_that_measured_has_the_picture(tmp_path):
     assert "losses" in pictures(parsed(made()))
     assert "losses" not in pictures(parsed(record(rounds=2)))

@@ -92,6 +92,7 @@ def test_names_of_sites_are_escaped():
     assert all(name in read(record(NASTY, 1)).text for name in NASTY)
 
 
+@pytest.mark.slow
 def test_all_pictures_are_embedded_with_a_description(monkeypatch):
     monkeypatch.setattr("fedpeft.report.plots.svg", lambda figure, description: b"a picture")
     history = parse(record(), origin="h")

@@ -31,6 +31,7 @@ def curve(line):
     return np.asarray(line.get_xdata(), float).tolist(), np.asarray(line.get_ydata(), float)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [record(), gaps(), record(FIVE, 30)], ids=["five", "gaps", "long"])
 def test_every_site_and_the_mean_are_drawn(made):
     entries = made["rounds"]
@@ -47,6 +48,7 @@ def test_every_site_and_the_mean_are_drawn(made):
             assert any(np.allclose(values, y, equal_nan=True) for y in drawn)
 
 
+@pytest.mark.slow
 def test_open_circles_stand_where_the_mean_misses_a_site():
     figure = draw(gaps())
     # one site's replies were all refused: its figure is missing in every round
@@ -57,6 +59,7 @@ def test_open_circles_stand_where_the_mean_misses_a_site():
     assert "Open circle" not in " ".join(texts(draw(record())))
 
 
+@pytest.mark.slow
 def test_figures_of_two_metrics_have_no_common_mean():
     made = record(("a", "b", "c"), 2)
     made["metrics"] = {"a": "accuracy", "b": "macro_f1", "c": "macro_f1"}
@@ -91,6 +94,7 @@ def heights(line, transform):
     return transform.transform(line.get_xydata())[:, 1] * 72 / line.axes.figure.dpi
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "apart"),
     [
@@ -114,6 +118,7 @@ def test_lines_that_coincide_are_both_seen(other, apart):
     assert apart or np.allclose([up, down], 0)
 
 
+@pytest.mark.slow
 def test_the_mean_does_not_hide_sites_that_are_all_alike():
     made = record(("a", "b", "c"), 3)
     for entry in made["rounds"]:
@@ -124,6 +129,7 @@ def test_the_mean_does_not_hide_sites_that_are_all_alike():
     assert min(np.diff(at)) >= 1.75  # half of the mean's line and half of a site's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [record(), complete()])
 def test_a_page_has_no_second_title_or_warning_in_its_pictures(made, monkeypatch):
     """The files beside the page, which travel alone, have both."""
@@ -142,6 +148,7 @@ def test_a_page_has_no_second_title_or_warning_in_its_pictures(made, monkeypatch
         assert history.job in texts(figure)
 
 
+@pytest.mark.slow
 def test_what_marks_mean_stands_under_the_picture_of_the_page(monkeypatch):
     monkeypatch.setattr("fedpeft.report.plots.svg", lambda figure, description: b"")
     history = parse(gaps(), origin="h")
@@ -149,6 +156,7 @@ def test_what_marks_mean_stands_under_the_picture_of_the_page(monkeypatch):
     assert "<figcaption>Dotted: no figure in these rounds. Open circle: mean over fewer sites." in text
 
 
+@pytest.mark.slow
 def test_labels_name_every_site_with_its_last_figure():
     shown_text = texts(draw(gaps()))
     made = gaps()["rounds"][-1]["sites"]
@@ -158,6 +166,7 @@ def test_labels_name_every_site_with_its_last_figure():
     assert not any("histology" in text for text in shown_text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 10, DISTINCT])
 def test_labels_do_not_cover_each_other(count):
     made = record(tuple(f"site-{i}" for i in range(count)), 3)
@@ -171,6 +180,7 @@ def test_labels_do_not_cover_each_other(count):
         assert not any(box.overlaps(other) for other in boxes[:i])
 
 
+@pytest.mark.slow
 def test_more_sites_than_styles_are_drawn_alike_around_their_mean():
     made = record(tuple(f"site-{i}" for i in range(DISTINCT + 1)), 3)
     shown_text = " ".join(texts(draw(made)))
@@ -211,6 +221,7 @@ def described(file):
     return unescape(text.decode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("procedural", [True, False])
 def test_the_warning_is_in_the_picture_exactly_when_the_data_are_procedural(procedural):
     made = record(procedural=procedural)
@@ -239,6 +250,7 @@ def test_hundreds_of_sites_and_rounds_do_not_make_a_picture_of_megabytes():
     assert len(svg(draw(made), "")) < 1_000_000
 
 
+@pytest.mark.slow
 def test_names_in_a_picture_are_no_markup():
     file = svg(draw(record(("<script>--></svg>",), 2)), "<script>&").decode()
     assert "<script" not in file
@@ -258,6 +270,7 @@ def test_same_history_same_bytes_whatever_the_users_style():
         assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 def test_names_are_drawn_to_the_letter():
     shown_text = texts(draw(record((r"a$b$_c", "_x", r"$\frac$"), 2)))
     assert all(any(text.startswith(name) for text in shown_text) for name in (r"a$b$_c", "_x", r"$\frac$"))
@@ -303,6 +316,7 @@ def test_long_names_lose_their_middle(name, short):
     assert shorten(name, 8) == short
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [record(), gaps(), record(("a very long name of a hospital in the country",), 1)])
 def test_the_picture_cuts_no_text(made):
     figure = draw(made)

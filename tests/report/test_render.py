@@ -14,8 +14,9 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.report import render, show
 from fedpeft.report.history_reader import HistoryError
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_four_files_with_the_same_bytes_each_time(tmp_path):
     write(tmp_path, gaps())
     first, second = render(tmp_path, tmp_path / "a" / "b"), render(tmp_path / "history.json", str(tmp_path / "c"))
@@ -64,7 +65,6 @@ def test_a_broken_history_writes_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_a_file_where_the_folder_should_be(tmp_path):
     write(tmp_path, record(rounds=1))
     (tmp_path / "out").write_text("")

@@ -80,6 +80,7 @@ def test_every_score_is_drawn_and_every_chosen_layer_marked(name):
         assert [int(label.get_text()) - first for label in axes.get_xticklabels()] == axes.get_xticks().tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_the_bars_count_every_round(name):
     made, figure = RUNS[name], drawn_run(name)
@@ -106,6 +107,7 @@ def seen(axis):
     return [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
 
 
+@pytest.mark.slow
 def test_no_text_covers_another_or_leaves_the_picture():
     long_name = schedule_figure(history_of(scheduled(("a-hospital-with-a-very-long-name-indeed", "b"), 2)))
     for figure in (*map(drawn_run, RUNS), long_name):
@@ -120,6 +122,7 @@ def test_no_text_covers_another_or_leaves_the_picture():
             assert not any(box.overlaps(other) for other in boxes[:i])
 
 
+@pytest.mark.slow
 def test_names_are_drawn_to_the_letter():
     names = (r"a$b$_c", "_x", r"$\frac$")
     figure = schedule_figure(history_of(scheduled(names, 2)))

@@ -16,6 +16,7 @@ def assert_same(front, points):
     assert front.importance == pytest.approx(list(points.values()), rel=1e-8, abs=1e-8)
 
 
+@pytest.mark.slow
 @each("seed", range(30))
 def test_supported_points_are_those_of_full_enumeration(seed):
     scores, budgets = small(seed)
@@ -24,12 +25,14 @@ def test_supported_points_are_those_of_full_enumeration(seed):
     assert_same(schedule(scores, budgets, solver="exact", method="linear_program"), points)
 
 
+@pytest.mark.slow
 @each("seed", range(30))
 def test_full_front_is_that_of_full_enumeration(seed):
     scores, budgets = small(seed)
     assert_same(exact_front(scores, budgets, full=True), enumerated(scores, budgets))
 
 
+@pytest.mark.slow
 def test_the_small_instances_are_not_too_easy():
     fronts = [enumerated(*small(seed)) for seed in range(30)]
     assert sum(len(front) > len(hull(front)) for front in fronts) >= 5
@@ -43,6 +46,7 @@ def test_odd_instances_are_those_of_full_enumeration(name):
     assert_same(exact_front(scores, budgets, full=True), enumerated(scores, budgets))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "layers"), [(10, 12), (6, 32), (25, 8)])
 @pytest.mark.parametrize("unequal", [False, True])
 def test_shortest_paths_and_linear_programs_agree(clients, layers, unequal):
@@ -56,6 +60,7 @@ def test_shortest_paths_and_linear_programs_agree(clients, layers, unequal):
     assert paths.importance == pytest.approx(programs.importance, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_hull_runs_from_the_best_balanced_to_the_most_important():
     scores, budgets = realistic(100, 32, seed=0)
     front = exact_front(scores, budgets)

@@ -72,6 +72,7 @@ def test_all_count_the_same_number_of_evaluations(solver, population):
     assert front.evaluations == population * (3 + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", HEURISTICS)
 def test_heuristics_find_97_percent_of_the_exact_hypervolume(solver):
     shares = []
@@ -171,6 +172,8 @@ def test_crossover_keeps_what_both_parents_train_and_adds_only_what_one_does():
         ("annealing", {"cooling": 2.0}, "cooling is 2.0"),
         ("ant_colony", {"evaporation": 1.0}, "evaporation is 1"),
         ("ant_colony", {"initial_pheromone": 0.0}, "initial_pheromone is 0"),
+        ("ant_colony", {"beta": 1e308}, "beta is 1e.308, it must be at most 1,000"),
+        ("mopso", {"social": 1e308}, "social is 1e.308, it must be at most 1,000"),
         ("ant_colony", {"colonies": 51}, "colonies is 51, it must be at most the population, 50"),
         ("bee_colony", {"limit": 0}, "limit is 0"),
         ("bee_colony", {"start": "greedy"}, "start is 'greedy', allowed are random, ends, path"),
@@ -182,6 +185,24 @@ def test_bad_settings_are_refused(solver, settings, message):
     scores, budgets = realistic(3, 4, seed=0, budget=2)
     with pytest.raises(FedpeftError, match=message):
         schedule(scores, budgets, solver=solver, **settings)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("evaporation", [0.5, 0.999])
+def test_pheromone_that_evaporates_leaves_the_draw_to_the_scores(evaporation):
+    scores, budgets = realistic(3, 6, seed=0, budget=2)
+    alone = {"alpha": 0.0, "deposit": 0.0, "population": 10, "iterations": 200, "start": "random", "seed": 0}
+    kept, gone = (schedule(scores, budgets, solver="ant_colony", evaporation=e, **alone) for e in (0.0, evaporation))
+    assert (kept.masks == gone.masks).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_chains_that_cooled_down_accept_only_what_is_better():
+    scores, budgets = realistic(3, 6, seed=0, budget=2)
+    cold = {"initial_temperature": 1e-300, "final_temperature": 0.0, "cooling": 1e-9, "start": "random", "seed": 0}
+    strict = {"initial_temperature": 1.0, "final_temperature": 1.0, "start": "random", "seed": 0}
+    frozen, never = (schedule(scores, budgets, solver="annealing", **one) for one in (cold, strict))
+    assert (frozen.masks == never.masks).all()
 
 
 def test_settings_that_a_program_builds_are_checked_for_whole_numbers():

@@ -231,6 +231,7 @@ def answer(connection):
         return b""
 
 
+@pytest.mark.slow
 def test_a_request_that_trickles_is_ended_at_its_deadline(workspace):
     """A byte now and then must not keep a connection open, as it would if each had the whole time."""
     with serving(workspace, deadline=0.2) as server, socket.create_connection(server.server_address) as connection:
@@ -248,6 +249,7 @@ def test_a_request_that_trickles_is_ended_at_its_deadline(workspace):
             pytest.fail("the server took more than a thousand slow bytes")
 
 
+@pytest.mark.slow
 def test_more_connections_than_there_may_be_are_refused_and_the_others_served(workspace):
     with serving(workspace, connections=2, deadline=60) as server:
         idle = [socket.create_connection(server.server_address) for _ in range(2)]

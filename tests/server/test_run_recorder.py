@@ -118,6 +118,7 @@ def test_the_line_of_a_round_has_a_mean_for_each_metric(tmp_path):
     assert figures(progress).startswith("mean accuracy 50.0 %, macro-F1 20.0 %; ")
 
 
+@pytest.mark.slow
 def test_a_long_run_gets_its_report_and_is_read_by_every_command(tmp_path, capsys):
     record = RunRecorder(tmp_path, job="test")
     record.record_handshake(MethodSettings(), TrainingSettings(rounds=1), {"north": introduction("north")}, {})
@@ -129,6 +130,7 @@ def test_a_long_run_gets_its_report_and_is_read_by_every_command(tmp_path, capsy
     assert verify(tmp_path)["status"] == read_progress(tmp_path).state == "completed"
 
 
+@pytest.mark.slow
 def test_the_longest_run_that_a_job_may_ask_for_can_be_read():
     entries = [
         {"round": n, "sites": {"north": dict.fromkeys(("overall", "open", "closed"))}} for n in range(1, MAX_ROUNDS + 1)

@@ -42,6 +42,7 @@ def refused_of(check, moves, *, start=START, samples=(), round=2):
     return [int(site) for site in check.outlying(states, start, counts, round)]
 
 
+@pytest.mark.slow
 @each("job", JOBS)
 @each("low", [0.0, 1e-6, 1e-3])
 @each(("liars", "honest"), [(1, 1), (2, 1), (3, 1), (2, 2), (1, 2), (2, 3), (1, 4)])

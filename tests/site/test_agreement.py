@@ -115,6 +115,7 @@ def test_where_nobody_aligns_what_it_sent_its_part_of_the_mean_is_in_its_own_ord
     assert next_agreement(own, after, settings, round=4, part=0.4) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -192,6 +193,7 @@ def learners(sections, folder):
     return {site: Learner.from_sections(sections, site=site, folder=folder / site) for site in SITES}
 
 
+@pytest.mark.slow
 def test_sites_that_agree_are_averaged_as_by_fedavg(sections, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpeft.site.client_round.ENOUGH", -1.0)
     rounds = "training.rounds=3"

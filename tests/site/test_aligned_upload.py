@@ -57,6 +57,7 @@ def test_a_job_repeats_to_the_bit_and_sends_what_it_keeps_in_another_order(secti
         assert equal(sorted_neurons(update.state), sorted_neurons(own))
 
 
+@pytest.mark.slow
 def test_neurons_move_before_they_are_sent_and_not_at_the_server(sections, tmp_path):
     last = rounds(sections(AT_SITE, *LIVELY), tmp_path)[-1]
     kept = {site: site_state.load_before(tmp_path / site, 4).adapter for site in SITES}

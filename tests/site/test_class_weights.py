@@ -95,6 +95,7 @@ def test_equal_classes_are_not_weighted(reduction):
     assert model.loss(logits, target, reduction=reduction).allclose(plain)
 
 
+@pytest.mark.slow
 def test_a_site_weighs_by_its_own_training_split_and_sends_no_weights(tmp_path):
     site, plain = learner(tmp_path / "weighed", class_weights="balanced"), learner(tmp_path / "plain")
     assert plain.answering.weights is None
@@ -105,6 +106,7 @@ def test_a_site_weighs_by_its_own_training_split_and_sends_no_weights(tmp_path):
     assert update.metrics["loss"] != plain.train_round(1, {}).metrics["loss"]
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_add_up(tmp_path):
     site = learner(tmp_path, class_weights="balanced")
     (batch,) = site.batches.sample(6, 0)

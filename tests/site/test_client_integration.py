@@ -18,6 +18,8 @@ from fedpeft.site.learner import Learner
 from fedpeft.site.loop import OPTIMIZERS
 from fedpeft.site.site_batches import SiteBatches
 
+pytestmark = pytest.mark.slow
+
 SITES = ("slake", "vqa-rad")
 # adapters from different seeds and a high rate, so that alignment really moves neurons
 LIVELY = ("method.initialization=own", "training.learning_rate=0.3", "training.rounds=3")
@@ -42,7 +44,6 @@ def test_a_whole_share_without_server_pia_is_fedavg_to_the_bit(sections, tmp_pat
     assert equal(fedavg, last(sections(*LIVELY, *whole), tmp_path / "b"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("integration", ["weight_space", "two_branches", "frozen_half"])
 def test_a_ramp_that_stays_at_half_is_half_to_the_bit(sections, tmp_path, integration):
     chosen = [*LIVELY, f"method.pia.integration={integration}"]
@@ -50,7 +51,6 @@ def test_a_ramp_that_stays_at_half_is_half_to_the_bit(sections, tmp_path, integr
     assert equal(last(sections(*chosen), tmp_path / "a"), last(sections(*ramp), tmp_path / "b"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("share", ["0.8", "[1, 0.6]", "validation"])
 @pytest.mark.parametrize("accept", ["true", "places"])
 @pytest.mark.parametrize("integration", ["weight_space", "two_branches", "frozen_half"])

@@ -58,6 +58,7 @@ def test_a_round_ends_near_the_usual_one(learner, traced, job):
     assert fast.score_trained(1) == pytest.approx(default.score_trained(1), rel=1e-2)
 
 
+@pytest.mark.slow
 def test_outside_training_and_evaluation_modules_are_called_as_ever(learner, traced):
     site = learner(COMPILE)
     layers = computing._layers(site.backbone)

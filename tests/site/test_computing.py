@@ -17,6 +17,8 @@ from fedpeft.site.kept_features import drops
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
 
+pytestmark = pytest.mark.slow
+
 BFLOAT16 = ["training.precision=bfloat16", "training.frozen_precision=bfloat16"]
 CLASSIFIER = ["method.name=classifier", "method.aggregation=none", "schedule.solver=all"]
 FIRST_TOKEN = ["training.last_layer=first_token"]

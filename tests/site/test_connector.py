@@ -45,6 +45,7 @@ def learners(sections, folder, shared=None):
     return {s: Learner.from_sections(sections, site=s, folder=folder / s, shared=shared) for s in SITES}
 
 
+@pytest.mark.slow
 def test_training_begins_with_the_orthogonal_matrix_to_the_bit(encoders):
     drawn, trained = (build(BackboneSettings(**encoders, projection=name)).eval() for name in ("orthogonal", "trained"))
     assert not drawn.connector

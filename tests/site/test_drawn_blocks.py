@@ -10,6 +10,8 @@ from fedpeft.federate import federate
 from fedpeft.job.composing import check_sections
 from fedpeft.site.learner import Learner
 
+pytestmark = pytest.mark.slow
+
 SITES = ("slake", "vqa-rad")
 
 

@@ -15,6 +15,7 @@ from fedpeft.site.learner import Learner
 SITES = ("slake", "vqa-rad")
 
 
+@pytest.mark.slow
 def test_what_is_done_to_a_result_changes_no_later_round(sections, tmp_path):
     """Its folders may be written as text."""
     made = sections("training.rounds=2")

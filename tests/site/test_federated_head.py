@@ -70,6 +70,7 @@ def test_every_method_sends_the_head_beside_what_it_trains(sections, tmp_path, c
     assert size({key: first[key] for key in head}) == classes * (learner.backbone.hidden_size + 1)
 
 
+@pytest.mark.slow
 def test_sites_go_on_from_the_mean_of_the_heads(sections, tmp_path):
     made = learners(sections(FEDERATED, "method.name=classifier"), tmp_path)
     started = [learner.head.state_dict() for learner in made.values()]
@@ -84,6 +85,7 @@ def test_sites_go_on_from_the_mean_of_the_heads(sections, tmp_path):
     assert equal({f"{HEAD}{name}": tensor for name, tensor in kept.head.items()}, second.updates["slake"].state)
 
 
+@pytest.mark.slow
 def test_a_private_head_is_what_it_was(sections, tmp_path):
     made = learners(sections("method.aggregation=fedavg"), tmp_path)
     assert len({len(learner.vocabulary) for learner in made.values()}) == 2

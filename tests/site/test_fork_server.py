@@ -69,6 +69,7 @@ def test_what_is_forked_sees_what_a_fresh_python_would(fork_server_name, modules
     assert states[0] == states[1]
 
 
+@pytest.mark.slow
 def test_a_forked_process_holds_nothing_of_another(fork_server_name, modules, monkeypatch):
     monkeypatch.setenv(ADDRESS, fork_server_name)
     read, write = os.pipe()

@@ -17,6 +17,8 @@ from fedpeft.federate import federate
 from fedpeft.methods.trainable import parameter_count
 from fedpeft.site.learner import Learner
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = {"where is the nodule ?": "in the image", "is there an effusion in the image ?": "why", "why ?": "nodule"}
 FOLDERS = {"llava": llava, "blip2": blip2, "qwen_vl": qwen_vl, "paligemma": paligemma, "gpt2": gpt2}
 OWN_NAMES = ("llava", "blip2")
@@ -47,7 +49,6 @@ def batch_of(generation, chosen):
     return generation.collate([example.image for example in chosen], chosen)
 
 
-@pytest.mark.slow
 def test_it_writes_what_it_was_trained_to_write(source):
     generation, trainable = generating(*source)
     batch = batch_of(generation, examples())
@@ -153,7 +154,6 @@ def learners(sections, tmp_path, name, *overrides, sites=("slake", "vqa-rad")):
     return {s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in sites}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "overrides"), RUNS, ids=["pia", "bf16", "blip2 bf16", "image size", "scheduled"])
 def test_a_federation_of_models_that_write(name, overrides, sections, tmp_path):
     made = learners(sections, tmp_path, name, *overrides)
@@ -228,7 +228,6 @@ def test_a_prompt_is_what_stands_around_the_question(tmp_path):
         build(BackboneSettings(name="blip2", source=str(blip2(tmp_path / "blip2")), prompt="where {image}{question}"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "width", "parameters"), [("llava", 4096, 134_496_256), ("blip2", 2560, 52_602_880)])
 def test_adapters_stand_in_the_32_layers_of_the_language_model(name, width, parameters):
     backbone = skeleton(name)

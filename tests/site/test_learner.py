@@ -13,6 +13,8 @@ from fedpeft.site import learner as learner_module
 from fedpeft.site import site_state
 from fedpeft.site.learner import Learner
 
+pytestmark = pytest.mark.slow
+
 
 def learners(sections, folder, sites=("slake", "vqa-rad")):
     return {site: Learner.from_sections(sections, site=site, folder=folder / site) for site in sites}
@@ -44,7 +46,6 @@ def test_a_site_says_when_it_is_no_better_than_a_constant_answer_for_three_round
     assert said == {"slake": [0, 0, 1, 1], "vqa-rad": [0, 0, 0, 0]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -153,7 +154,6 @@ def test_adapters_change_and_the_backbone_does_not(sections, tmp_path):
     assert all(torch.equal(p, frozen[n]) for n, p in learner.backbone.named_parameters() if n in frozen)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
     [

@@ -77,12 +77,14 @@ def test_a_site_learns_its_labels(tmp_path):
     assert len(site.vocabulary) == len(LABELS)
 
 
+@pytest.mark.slow
 def test_what_is_said_of_questions_does_not_refuse_a_method_here(tmp_path):
     few = data(train=examples(4), test=examples(2))
     site = learner(tmp_path, few, name="feddat_houlsby", answering="generation")
     assert np.isfinite(site.train_round(1, {}).metrics["loss"])
 
 
+@pytest.mark.slow
 def test_thresholds_of_the_validation_split_raise_the_figure_of_rare_labels(tmp_path):
     rows = examples(16)
     default = learner(tmp_path / "a", data(validation=rows))
@@ -90,6 +92,7 @@ def test_thresholds_of_the_validation_split_raise_the_figure_of_rare_labels(tmp_
     assert tuned.evaluate(rows)["overall"] >= default.evaluate(rows)["overall"]
 
 
+@pytest.mark.slow
 def test_thresholds_of_shares_are_half_of_what_predicting_a_label_everywhere_reaches(tmp_path):
     rows = (*(example(n, *LABELS[: n // 4]) for n in range(8)), example(8, unknown=LABELS[:1]), example(9))
     site = learner(tmp_path, data(train=rows, test=rows), thresholds="share")
@@ -184,6 +187,7 @@ def test_sites_of_another_kind_are_not_pooled():
         centralized("all", [one, other])
 
 
+@pytest.mark.slow
 def test_without_a_validation_split_thresholds_are_those_of_shares(tmp_path):
     rows = examples(16)
     by_share = learner(tmp_path / "a", data(train=rows, test=rows), thresholds="share")

@@ -19,6 +19,8 @@ from fedpeft.site.learner import Learner
 from fedpeft.site.loop import mean_loss, parts_of
 from fedpeft.site.metrics import measured
 
+pytestmark = pytest.mark.slow
+
 POOL = AnswerVocabulary(["effusion in image", "nodule", "nodule in the image", "why", "where"])
 INPUTS = ("input_ids", "attention_mask", "pixel_values")
 
@@ -154,7 +156,6 @@ def test_only_the_answers_with_the_most_probable_first_tokens_are_ranked(folder)
     assert bool((first[ranked].reshape(3, 2).amin(1) >= first.masked_fill(ranked, -torch.inf).amax(1)).all())
 
 
-@pytest.mark.slow
 def test_sizes_and_counts_are_the_papers():
     full = skeleton("albef-decoder")
     listed = {entry.name: entry for entry in counted("albef-decoder")}

@@ -13,6 +13,8 @@ from fedpeft.site.learner import Learner
 from fedpeft.site.loop import Evaluation, course_of
 from fedpeft.site.site_state import load_before
 
+pytestmark = pytest.mark.slow
+
 SITES = ("slake", "vqa-rad")
 MEASURE, STEPS = "training.measure=start", "training.measure=steps"
 

@@ -20,6 +20,8 @@ from fedpeft.site import computing, site_state
 from fedpeft.site.learner import Learner
 from fedpeft.site.scoring import _group_by_layer, _losses
 
+pytestmark = pytest.mark.slow
+
 SITES = ("slake", "vqa-rad")
 UPPER_LAYER = ["schedule.solver=own", "schedule.score=last_k", "schedule.budget=1", "schedule.score_samples=4"]
 ADAPTERS = {

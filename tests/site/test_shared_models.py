@@ -13,6 +13,8 @@ from fedpeft.site.site_batches import SiteBatches
 from fedpeft.site.site_model import SharedModels
 from fedpeft.site.training_process import LEARNER_BYTES, MAX_HELD_BYTES, Learners
 
+pytestmark = pytest.mark.slow
+
 SITES = ("slake", "vqa-rad")
 THREE = "federation.sites=[slake, vqa-rad, vqa-med-2019]"
 SMALL = (
@@ -68,7 +70,6 @@ def check(chosen, tmp_path):
     return together
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", methods.names())
 def test_every_method_gives_the_same_bits(name, sections, tmp_path):
     made = check(sections(*SMALL, f"method.name={name}", *SETTINGS.get(name, ())), tmp_path)
@@ -76,7 +77,6 @@ def test_every_method_gives_the_same_bits(name, sections, tmp_path):
     assert len(backbones) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_kind_of_job_gives_the_same_bits(name, sections, tmp_path):
     check(sections(*SMALL, *OTHERS[name]), tmp_path)

@@ -29,6 +29,7 @@ def features(model, batch):
         return model(**batch.inputs)
 
 
+@pytest.mark.slow
 def test_a_round_starts_from_the_function_that_the_stack_has(sections, tmp_path):
     made = learners(sections(*STACK, RANKS), tmp_path)
     plain = copy.deepcopy(made["slake"].backbone)
@@ -81,6 +82,7 @@ def test_fresh_factors_keep_no_moments_of_the_round_before(sections, tmp_path):
     assert not torch.equal(again["layer.0.query.A"], learner.values.first["layer.0.query.A"])
 
 
+@pytest.mark.slow
 def test_the_exported_adapter_has_the_product_of_all_rounds(sections, tmp_path):
     made = learners(sections(*STACK, RANKS), tmp_path)
     *_, last = federate(made)

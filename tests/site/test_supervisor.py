@@ -124,6 +124,7 @@ def test_what_may_end_better_is_tried_again_in_a_new_process(supervisor, tmp_pat
     assert ask(supervisor, tmp_path, "stumble", times=1).values["pid"] != first
 
 
+@pytest.mark.slow
 def test_a_missing_module_is_reported_with_its_exit_code(tmp_path):
     supervisor = WorkerSupervisor({}, module="fedpeft.no_such_module")
     with pytest.raises(RequestFailed) as failed:
@@ -131,6 +132,7 @@ def test_a_missing_module_is_reported_with_its_exit_code(tmp_path):
     assert "ended with exit code 1" in failed.value.failure.detail
 
 
+@pytest.mark.slow
 def test_an_aborted_round_ends_its_process(supervisor, tmp_path):
     process = psutil.Process(supervisor.pid)
     with pytest.raises(Aborted):
@@ -139,6 +141,7 @@ def test_an_aborted_round_ends_its_process(supervisor, tmp_path):
     assert ask(supervisor, tmp_path).attempts == 1
 
 
+@pytest.mark.slow
 def test_closing_ends_a_round_under_way(supervisor, tmp_path):
     process = psutil.Process(supervisor.pid)
 

@@ -113,6 +113,7 @@ def test_any_other_error_ends_the_process_after_it_was_reported(sections, tmp_pa
     assert "secret" in failure["traceback"] or not str(error).startswith("secret")
 
 
+@pytest.mark.slow
 def test_a_round_says_how_far_it_is_before_its_answer(sections, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpeft.site.training_process._print_to", lambda file: None)
     monkeypatch.setattr("fedpeft.site.training_process.StepLines", lambda say: lambda *step: say(str(step)))
@@ -176,6 +177,7 @@ def test_it_computes_what_a_learner_in_this_process_computes(sections, tmp_path,
     assert all(torch.equal(tensor, expected[1].updates["slake"].state[key]) for key, tensor in again.state.items())
 
 
+@pytest.mark.slow
 def test_scores_and_introduction_are_the_learners(sections, tmp_path, supervisors):
     chosen = sections(*SCORED)
     learner = Learner.from_sections(chosen, site="slake", folder=tmp_path / "here")
@@ -209,6 +211,7 @@ def test_data_that_cannot_be_read_are_reported_without_their_path(sections, tmp_
     assert failed.value.attempts == 1
 
 
+@pytest.mark.slow
 def test_what_a_site_should_know_of_its_data_is_in_its_own_log_and_nowhere_else(sections, tmp_path, supervisors):
     data = tmp_path / "data"
     data.mkdir()

@@ -27,7 +27,7 @@ from fedpeft.core.files import check_folder, follow_umask, replacing
 from fedpeft.core.keys import SHARED, group_by_place, parse_key, place_of
 from fedpeft.core.states import State
 from fedpeft.inference.exported import BESIDE
-from fedpeft.inference.same_function import alike, difference, frozen_model_of, last_part
+from fedpeft.inference.same_function import NO_SCALE, SCALE_PROBLEM, alike, difference, frozen_model_of, last_part
 from fedpeft.methods import METHODS
 from fedpeft.methods.adapters import (
     CONFIG_FILE,
@@ -87,7 +87,8 @@ def merge(
 ) -> Path:
     """Merge adapters that were trained apart, and write a PEFT folder.
 
-        bottleneck   W = sum_k w_k P_k W_k     P_k: orders of neurons in which the adapters are nearest to their mean
+        bottleneck   W = sum_k w_k P_k W_k     P_k: orders in which the incoming weights of the neurons are nearest to
+                                               their mean
         LoRA         B A = sum_k w_k s_k B_k A_k     s_k = alpha_k / r_k
 
     Args:
@@ -168,7 +169,7 @@ def read(folder: Path) -> Adapter:
     return Adapter(
         name=str(folder),
         config=config,
-        state=_scaled(state, paths, config, tuning),
+        state=_scaled(folder, state, paths, config, tuning),
         paths=paths,
         base=frozen_model_of(folder) if (folder / RECORD).is_file() else last_part(config.base_model_name_or_path),
     )
@@ -190,6 +191,7 @@ def merged_of(
         for one in adapters[1:]:
             _check_widths(first, one)
     if products and not plain:
+        _check_matrices(first)
         state = merge_products(states, weights, rank=rank, sites=names)
     else:
         state, _ = integrate(states, weights, settings, sites=names)
@@ -221,6 +223,8 @@ def peft_tensors(merged: Merged) -> dict[str, torch.Tensor]:
         if parts is None:
             tensors[f"{ROOT}{tuning.name}_{key}"] = tensor
             continue
+        if "r" in sizes and parts.tensor == "B":
+            tensor = tensor * (sizes["r"] / sizes["lora_alpha"])
         if "r" in sizes and (missing := sizes["r"] - merged.state[f"{parts.place}.A"].shape[0]):
             padding = (0, 0, 0, missing) if parts.tensor == "A" else (0, missing)
             tensor = torch.nn.functional.pad(tensor, padding)
@@ -286,14 +290,27 @@ def _place(path: str) -> str:
     return place_of(int(number[1]) if number else 0, slot if slot[:1].isalpha() else f"module{slot}")
 
 
-def _scaled(state: State, paths: Mapping[str, str], config: PeftConfig, tuning: SlotTuning) -> State:
+def _scaled(folder: Path, state: State, paths: Mapping[str, str], config: PeftConfig, tuning: SlotTuning) -> State:
     """Return a state whose products include their scale; see `SlotTuning.scale`."""
     scaled = dict(state)
     for place, names in group_by_place(state).items():
         if {"A", "B"} <= names.keys() and place in paths:
             width = state[names["A"]].shape[0]
-            scaled[names["B"]] = state[names["B"]] * tuning.scale(config, paths[place], max(width, 1))
+            try:
+                scaled[names["B"]] = state[names["B"]] * tuning.scale(config, paths[place], max(width, 1))
+            except NO_SCALE as error:
+                raise FedpeftError(f"{folder / CONFIG_FILE} {SCALE_PROBLEM}") from error
     return scaled
+
+
+def _check_matrices(adapter: Adapter) -> None:
+    for key, tensor in adapter.state.items():
+        parts = parse_key(key)
+        if parts and parts.tensor in ("A", "B") and tensor.dim() != 2:
+            raise FedpeftError(
+                f"{adapter.name} adapts {adapter.paths[parts.place]!r:.200}, whose {parts.tensor} has {tensor.dim()} "
+                f"dimensions, and the mean of products is one of matrices: use --plain, or merge LoRA of linear layers."
+            )
 
 
 def _check_pair(first: Adapter, other: Adapter) -> None:

@@ -149,7 +149,14 @@ def _read_adapter(model: SiteModel, adapter: Path) -> State:
 
 def _check_same_function(model: SiteModel, adapter: Path, method: MethodSettings, kept: KeptModel) -> None:
     """Refuse an adapter that would compute something else in this model, as far as its files say."""
-    from fedpeft.inference.same_function import alike, difference, frozen_model, frozen_model_of
+    from fedpeft.inference.same_function import (
+        NO_SCALE,
+        SCALE_PROBLEM,
+        alike,
+        difference,
+        frozen_model,
+        frozen_model_of,
+    )
 
     family, record = model.backbone.family, kept.record
     if is_exported(adapter):
@@ -174,8 +181,8 @@ def _check_same_function(model: SiteModel, adapter: Path, method: MethodSettings
             )
         try:
             found = difference(config, mine, family=family)
-        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:  # PEFT reads values of any type
-            raise FedpeftError(f"{file} has a rank or scale that is no number: export it again.") from error
+        except NO_SCALE as error:
+            raise FedpeftError(f"{file} {SCALE_PROBLEM}") from error
         if found:
             setting, theirs, ours = found
             raise FedpeftError(

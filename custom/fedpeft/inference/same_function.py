@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 PATTERNS = ("rank_pattern", "alpha_pattern")
 SCALE = "lora_alpha / r"
 ELSEWHERE = ".../"
+# PEFT reads values of any type, and takes the keys of its patterns for regular expressions
+NO_SCALE = (TypeError, ValueError, AttributeError, ArithmeticError, re.error)
+SCALE_PROBLEM = "has a rank or scale that is no number: save the adapter again."
 
 
 def difference(

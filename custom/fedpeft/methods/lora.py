@@ -27,7 +27,15 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
 from fedpeft.core.settings import hints_of
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Normal, Uniform
-from fedpeft.methods.slot_tuning import AdapterTrainable, Parameters, Shapes, SlotTuning, check_layers, check_types
+from fedpeft.methods.slot_tuning import (
+    AdapterTrainable,
+    Parameters,
+    Shapes,
+    SlotTuning,
+    check_layers,
+    check_min_values,
+    check_types,
+)
 
 RANK, SCALE = 4, 2  # if a job sets neither r nor lora_alpha
 
@@ -49,6 +57,7 @@ def lora_part_scale(settings: Mapping[str, Any]) -> float | None:
 
 DEFAULTS = {"target_modules": ["query", "value"], "r": RANK}
 START_STD = "start_std"
+HINTS = {**hints_of(LoraConfig), "lora_alpha": float}
 SIZES = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
 # settings of plain LoRA, which adds only the product B A; PEFT has others, for variants that compute more
 PLAIN = SIZES | {"lora_dropout", "init_lora_weights", "layers_to_transform", "layers_pattern", "fan_in_fan_out", "bias"}
@@ -114,7 +123,7 @@ class LoraTuning(SlotTuning):
         return Uniform(1 / math.sqrt(math.prod(shape[1:]))) if key.endswith(".A") and how is True else Bounded()
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        check_types(self.name, settings, {**hints_of(LoraConfig), "lora_alpha": float})
+        check_types(self.name, settings, HINTS)
         settings = {**DEFAULTS, **settings}
         settings.setdefault("lora_alpha", SCALE * settings["r"])
         if isinstance(settings["target_modules"], Mapping):
@@ -243,6 +252,9 @@ class LoraTuning(SlotTuning):
         return set() if config.init_lora_weights in PLAIN_STARTS else {"init_lora_weights", "r"}
 
     def check_merge(self, config: LoraConfig) -> None:
+        sizes = {name: getattr(config, name) for name in sorted(SIZES)}
+        check_types(self.name, sizes, HINTS)
+        check_min_values(self.name, sizes, self.min_values)
         plain = type(config)()
         for field in dataclasses.fields(config):
             known = field.name in PLAIN or field.name in self.may_differ
@@ -256,8 +268,11 @@ class LoraTuning(SlotTuning):
 
     def merged_settings(self, config: LoraConfig, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         rank = max(tensor.shape[0] for key, tensor in state.items() if key.endswith(".A"))
-        sizes: dict[str, Any] = {"r": rank, "lora_alpha": rank, "use_rslora": False}
-        return {**sizes, "rank_pattern": {}, "alpha_pattern": {}, "init_lora_weights": True}
+        scale = config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
+        alpha = rank * (scale or 1.0)  # so that `predict --adapter` finds the scale of the model of a site
+        sizes: dict[str, Any] = {"r": rank, "lora_alpha": int(alpha) if alpha.is_integer() else alpha}
+        plain: dict[str, Any] = {"use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
+        return {**sizes, **plain, "init_lora_weights": True}
 
     def peft_name(self, tensor: str) -> str:
         return f"lora_{tensor}.weight"

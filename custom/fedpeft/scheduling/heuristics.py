@@ -9,6 +9,7 @@ mopso        particles that move towards their own best assignment and towards t
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +23,8 @@ SWEEPS = 2  # of best responses; a third gains little
 MAX_POPULATION, MAX_ITERATIONS, MAX_EVALUATIONS = 10_000, 10_000, 200_000  # a job sets them, and the server computes
 
 BASIS_POINT = 1e-4
+MAX_WEIGHT = 1000.0  # of what a solver multiplies or raises to a power; larger ones leave the numbers of a float
+SMALLEST = sys.float_info.min
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +171,9 @@ def annealing(problem: Problem, rng: np.random.Generator, settings: AnnealingSet
             2 * weight * (new_importance - importance) / spans[0]
             + 2 * (1 - weight) * (variance - new_variance) / spans[1]
         )
-        drawn = rng.random(len(gain)) < np.exp(np.minimum(gain, 0) / (BASIS_POINT * temperature))
+        with np.errstate(over="ignore"):  # near temperature 0 the probability is 0
+            chance = np.exp(np.minimum(gain, 0) / max(BASIS_POINT * temperature, SMALLEST))
+        drawn = rng.random(len(gain)) < chance
         accepted = dominates | (drawn & (temperature > settings.final_temperature)) | (gain > 0)
         current = np.where(accepted[:, None, None], neighbor, current)
         importance = np.where(accepted, new_importance, importance)
@@ -183,10 +188,10 @@ class AntColonySettings(PopulationSettings):
 
     Args:
         evaporation: share of the pheromone that an iteration loses; from 0 to below 1.
-        deposit: pheromone that each assignment of the archive adds to its clients' layers; at least 0.
-        initial_pheromone: above 0.
-        alpha: exponent of the pheromone; at least 0.
-        beta: exponent of the scores; at least 0.
+        deposit: pheromone that each assignment of the archive adds to its clients' layers; from 0 to 1,000.
+        initial_pheromone: above 0, at most 1,000.
+        alpha: exponent of the pheromone; from 0 to 1,000.
+        beta: exponent of the scores; from 0 to 1,000.
         colonies: parts of the archive, each with its own pheromone and share of the ants, at most the population. 1 is
             the paper, whose ants all follow one trail to the middle of the front.
 
@@ -195,10 +200,10 @@ class AntColonySettings(PopulationSettings):
     """
 
     evaporation: float = field(default=0.1, metadata=within(0, 1))
-    deposit: float = field(default=1.0, metadata=within(0))
-    initial_pheromone: float = field(default=0.1, metadata=within(0, exclusive=True))  # from 0 no layer can be drawn
-    alpha: float = field(default=1.0, metadata=within(0))
-    beta: float = field(default=2.0, metadata=within(0))
+    deposit: float = field(default=1.0, metadata=within(0, MAX_WEIGHT))
+    initial_pheromone: float = field(default=0.1, metadata=within(0, MAX_WEIGHT, exclusive=True))  # of 0 none is drawn
+    alpha: float = field(default=1.0, metadata=within(0, MAX_WEIGHT))
+    beta: float = field(default=2.0, metadata=within(0, MAX_WEIGHT))
     colonies: int = field(default=10, metadata=within(1))
 
     def __post_init__(self) -> None:
@@ -225,7 +230,7 @@ def ant_colony(problem: Problem, rng: np.random.Generator, settings: AntColonySe
     pheromone = np.full((settings.colonies, *problem.scores.shape), settings.initial_pheromone)
 
     def walk() -> np.ndarray:
-        trails = settings.alpha * np.log(pheromone) + desire
+        trails = settings.alpha * np.log(np.maximum(pheromone, SMALLEST)) + desire  # it may evaporate to 0
         return take_top(trails[colony] + rng.gumbel(size=(len(colony), *desire.shape)), problem.budgets)
 
     archive.evaluate(walk() if settings.start == "random" else first_population(problem, settings, rng))
@@ -290,15 +295,15 @@ class MOPSOSettings(PopulationSettings):
 
     Args:
         inertia: share of its velocity that a particle keeps; from 0 to 1.
-        cognitive: weight of the best assignment that the particle itself has had; at least 0.
-        social: weight of an assignment of the front; at least 0.
+        cognitive: weight of the best assignment that the particle itself has had; from 0 to 1,000.
+        social: weight of an assignment of the front; from 0 to 1,000.
 
     Source: F3OCUS supplement, implementation details.
     """
 
     inertia: float = field(default=0.5, metadata=within(0, 1))
-    cognitive: float = field(default=1.5, metadata=within(0))
-    social: float = field(default=1.5, metadata=within(0))
+    cognitive: float = field(default=1.5, metadata=within(0, MAX_WEIGHT))
+    social: float = field(default=1.5, metadata=within(0, MAX_WEIGHT))
 
 
 def mopso(problem: Problem, rng: np.random.Generator, settings: MOPSOSettings) -> Front:
