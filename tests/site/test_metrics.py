@@ -1,6 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What a site's model is measured by, against the formulas written out, and where there is nothing to measure."""
 
+from fractions import Fraction
+from itertools import product
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES, 
 from fedpeft.site.metrics import MEASURES_OF_ANSWERS, MacroF1, best_threshold, check_metric, measured
 
 CPU = torch.device("cpu")
+NEXT = 9  # an answer that is never right
 
 
 class Fixed:
@@ -63,6 +67,20 @@ def test_accuracy_is_the_share_of_right_answers_also_of_open_and_closed_question
 def test_balanced_accuracy_is_the_mean_recall_of_the_classes_that_the_split_has():
     assert figures(BALANCED_ACCURACY, target=[0, 0, 0, 2], chosen=[0, 0, 1, 2])["overall"] == pytest.approx(5 / 6)
     assert figures(BALANCED_ACCURACY, target=[1, 1], chosen=[1, 1])["overall"] == 1.0
+
+
+@pytest.mark.parametrize("metric", [BALANCED_ACCURACY, MACRO_F1])
+@pytest.mark.parametrize("counts", [(3, 3, 3, 3), (2, 4, 6)])
+def test_figures_that_are_equal_as_fractions_are_equal(metric, counts):
+    by_fraction = {}
+    target = [number for number, count in enumerate(counts) for _ in range(count)]
+    for right in product(*(range(count + 1) for count in counts)):
+        chosen = [n if i < r else NEXT for n, (c, r) in enumerate(zip(counts, right, strict=True)) for i in range(c)]
+        recall = [Fraction(r, c) for r, c in zip(right, counts, strict=True)]
+        parts = recall if metric == BALANCED_ACCURACY else [2 * share / (1 + share) for share in recall]
+        overall = figures(metric, target=target, chosen=chosen)["overall"]
+        assert by_fraction.setdefault(sum(parts) / len(parts), overall) == overall
+    assert all(figure == pytest.approx(float(exact), abs=1e-9) for exact, figure in by_fraction.items())
 
 
 def test_a_class_that_training_does_not_have_is_never_recognized():

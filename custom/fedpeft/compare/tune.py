@@ -185,6 +185,7 @@ def run_steps(search: Search, out: Path, *, processes: int) -> list[Step]:
             _check_validated(one, search.job.name)
             if one.method in outcomes:
                 outcomes[one.method].append(one)
+        outcomes = {label: sorted(ran, key=lambda one: one.seed) for label, ran in outcomes.items()}
         if not outcomes:
             raise FedpeftError(f"no setting ran through step {number}: {next(iter(reasons.values()))}")
         steps.append(Step(rounds=rounds, outcomes=outcomes, failed=reasons))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -104,8 +105,7 @@ class _AnswerNumbers(Measure):
     def _mean_over_answers(self, values: Tensor, counts: Tensor) -> Measured:
         """Average the values of the answers that enough images have; number 0 is not an answer of training."""
         counted = values[1:][counts[1:] >= self.min_images]
-        number = len(counted) + self.unseen
-        return _overall(counted.sum().item() / number if number else None)
+        return _overall(_mean_of(counted.tolist() + [0.0] * self.unseen))
 
 
 class BalancedAccuracy(_AnswerNumbers):
@@ -118,12 +118,13 @@ class BalancedAccuracy(_AnswerNumbers):
 
     def figures(self) -> Measured:
         """See `Measure`."""
-        from torchmetrics.functional.classification import multiclass_recall
+        from torchmetrics.functional.classification import multiclass_stat_scores
 
         chosen, target = (numbers + 1 for numbers in self._joined())
         classes = max(2, 1 + int(torch.maximum(chosen, target).max()))
-        recall = multiclass_recall(chosen, target, num_classes=classes, average="none")
-        return self._mean_over_answers(recall, target.bincount(minlength=classes))
+        counts = multiclass_stat_scores(chosen, target, num_classes=classes, average="none")
+        right, *_, support = counts.T
+        return self._mean_over_answers(right.double() / support.clamp_min(1), support)
 
 
 class AnswersF1(_AnswerNumbers):
@@ -138,7 +139,7 @@ class AnswersF1(_AnswerNumbers):
         answers = 1 + int(torch.maximum(chosen, target).max())
         count = target.bincount(minlength=answers)
         right = target[chosen == target].bincount(minlength=answers)
-        scores = 2 * right / (count + chosen.bincount(minlength=answers)).clamp_min(1)
+        scores = 2 * right.double() / (count + chosen.bincount(minlength=answers)).clamp_min(1)
         return self._mean_over_answers(scores, count)
 
 
@@ -167,19 +168,20 @@ class MacroF1(Measure):
 
     def f1_by_label(self) -> list[float | None]:
         """Return the F1 of each label; None: no image of the split has it."""
-        from torchmetrics.functional.classification import binary_f1_score
+        from torchmetrics.functional.classification import binary_stat_scores
 
         probabilities, target = torch.cat(self._probabilities), torch.cat(self._target)
         predicted = (probabilities >= probabilities.new_tensor(self.thresholds or (THRESHOLD,))).int()
         columns = zip(predicted.T, target.T, strict=True)  # one label is enough, and the multi-label function wants two
-        scores = [binary_f1_score(*column, ignore_index=UNKNOWN) for column in columns]
-        occurs = (target == 1).sum(0) >= self.min_images
-        return [score.item() if found else None for score, found in zip(scores, occurs, strict=True)]
+        counts = [binary_stat_scores(*column, ignore_index=UNKNOWN).tolist() for column in columns]
+        return [
+            2 * right / (2 * right + wrong + missed) if support >= self.min_images else None
+            for right, wrong, _, missed, support in counts
+        ]
 
     def figures(self) -> Measured:
         """See `Measure`."""
-        scores = [score for score in self.f1_by_label() if score is not None]
-        return _overall(sum(scores) / len(scores) if scores else None)
+        return _overall(_mean_of([score for score in self.f1_by_label() if score is not None]))
 
 
 def thresholds_by_share(vocabulary: AnswerVocabulary, train: Sequence[Example]) -> tuple[float, ...]:
@@ -256,4 +258,9 @@ def measured(
 
 
 def _mean(values: Tensor) -> float | None:
-    return values.float().mean().item() if len(values) else None
+    return _mean_of(values.tolist())
+
+
+def _mean_of(values: Sequence[float]) -> float | None:
+    """Return the mean, rounded far beyond what counts say, so that equal figures of two rounds are equal."""
+    return round(math.fsum(values) / len(values), 12) if values else None
