@@ -30,7 +30,6 @@ LONG = ("test_jobs.py", "test_computing.py", "test_guards.py", "test_scheduled_l
 
 start_or_find()
 
-THRESHOLDS = {"labels": ["training.thresholds=validation"]}  # by kind of table
 METHODS = ("houlsby", "pfeiffer", "parallel", "lora", "compacter")
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz?'-0123456789"]
 
@@ -230,7 +229,7 @@ def of_tables(tables, sections, tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("trained")
     done = {}
     for kind, root in tables.items():
-        chosen = sections("method.aggregation=fedavg", "training.local_epochs=2", *THRESHOLDS.get(kind, ()))
+        chosen = sections("method.aggregation=fedavg", "training.local_epochs=2", "training.thresholds=validation")
         chosen = json.loads(json.dumps(chosen)) | {"data": {"dataset": "manifest", "root": str(root)}}
         done[kind] = trained(chosen, folder / kind, sites=("slake",))["slake"]
     return done

@@ -650,7 +650,6 @@ RANKING = (f"backbone.source={TINY_ALBEF_FOLDER}", "backbone.name=tiny-albef-dec
         ),
         (["data.sites.vqa-rad.dataset=phantom_chest"], "^site vqa-rad: these images have labels, and this backbone"),
         (["training.class_weights=balanced"], "^class_weights is 'balanced', and Ranking tells no classes apart"),
-        (["training.thresholds=share"], "^thresholds is 'share', and these data have answers instead of labels"),
     ],
 )
 def test_data_that_a_site_cannot_answer_or_measure_are_refused(make_job, overrides, sentence):

@@ -107,8 +107,7 @@ def test_an_exported_model_of_classes_or_labels_has_the_figures_of_the_run(
     sections, tmp_path, tiny_source, monkeypatch, kind
 ):
     root = table(tmp_path / "data", kind)
-    thresholds = ["training.thresholds=validation"] if kind == "labels" else []
-    chosen = sections("method.aggregation=fedavg", *thresholds)
+    chosen = sections("method.aggregation=fedavg", "training.thresholds=validation")
     chosen = {**chosen, "data": {"dataset": "manifest", "root": str(root)}}
     folder, metrics = trained(chosen, tmp_path / "state", sites=("slake",))["slake"]
     kept, out = find(folder, site=None), tmp_path / "out"

@@ -37,7 +37,7 @@ def test_a_site_without_variety_trains_and_its_figures_are_numbers_or_not_measur
         picture(data / f"{number}.png")
     rows = [f"{n}.png,{split},{cell}" for n, (split, cell) in enumerate(zip(SPLITS, cells, strict=True))]
     (data / "manifest.csv").write_text("\n".join([header, *rows]) + "\n")
-    chosen = sections("method.pia.accept=true", *(["training.thresholds=validation"] if header == LABELS else []))
+    chosen = sections("training.thresholds=validation", "method.pia.accept=true")
     chosen["data"] = {"dataset": "manifest", "root": str(data)}
     learner = Learner.from_sections(chosen, site="north", folder=tmp_path / "state")
     received = {key: value + 0.01 for key, value in learner.train_round(1, {}).state.items()}

@@ -34,7 +34,7 @@ PERSONALIZATIONS: dict[str, WayToPersonalize] = {
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
 FLOAT32, BFLOAT16, NF4 = "float32", "bfloat16", "nf4"
 LAST, BEST = "last", "best"
-BALANCED, HALF, SHARE = "balanced", "half", "share"
+BALANCED, SHARE = "balanced", "share"
 START, STEPS = "start", "steps"
 VIEWS = {  # by augmentation, as Pillow names them; empty: the image as it is
     "none": ("",),
@@ -109,7 +109,7 @@ class TrainingSettings:
         thresholds: probability from which on a label counts as predicted: `half`; `validation`, for each label the
             one with the highest F1 on the site's validation split; or `share`, if few images can be set aside: p / (1 +
             p) for a label that a share p of the training images has. A site without a validation split takes `share`
-            for `validation`. Data without labels have no thresholds, and refuse any but `half`.
+            for `validation`.
         validate: measure every round on the validation split as well, so that the report can name the best round.
         measure: `start`: the mean loss on the same `method.probe_samples` random training samples at the start and at
             the end of every round, without dropout, for a picture in the report. `steps`: the loss of the batches
@@ -165,7 +165,7 @@ class TrainingSettings:
     attention: str = DEFAULT
     last_layer: str = "whole"
     compile: bool = False
-    thresholds: str = HALF
+    thresholds: str = "half"
     validate: bool = True
     measure: str = NONE
     keep: str = LAST
@@ -189,7 +189,7 @@ class TrainingSettings:
         check_ranges(self)
         if self.warmup > 1:
             raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
-        one_of("thresholds", self.thresholds, (HALF, VALIDATION, SHARE))
+        one_of("thresholds", self.thresholds, ("half", VALIDATION, SHARE))
         one_of("measure", self.measure, (NONE, START, STEPS))
         one_of("keep", self.keep, (LAST, BEST))
         for name, value in (("keep", self.keep == BEST), ("patience", self.patience)):

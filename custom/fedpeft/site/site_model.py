@@ -26,7 +26,7 @@ from fedpeft import backbones
 from fedpeft.alignment.factors import FrozenProducts, fresh_factors, is_factor, product_pairs
 from fedpeft.alignment.low_rank import fitted
 from fedpeft.answering.answering import Answering
-from fedpeft.answering.training_settings import BALANCED, HALF, TrainingSettings
+from fedpeft.answering.training_settings import BALANCED, TrainingSettings
 from fedpeft.backbones.matrices import matrices, seen_in_float32
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.keys import HEAD, only_head, without_head
@@ -139,12 +139,6 @@ class SiteModel:
             self.answering = self._answering(derive(training.seed, "head", site if self._own_head else ""))
             if train and training.class_weights == BALANCED:
                 self.answering.weigh(train)
-            if train and training.thresholds != HALF and not self.answering.labelled:
-                raise FedpeftError(
-                    f"thresholds is {training.thresholds!r}, and these data have answers instead of labels: leave it "
-                    f"out.",
-                    setting="training.thresholds",
-                )
             if like is None:
                 computing.keep_frozen(self.backbone, training, self._weights, self.device, method)
             self.answering.to(self.device)
