@@ -152,10 +152,21 @@ def test_a_merged_lora_has_the_scale_of_the_first(tiny_source, tmp_path, scale):
         assert not config.use_rslora
 
 
+@pytest.mark.parametrize("alpha", [0, -8, 1e-320])
+def test_a_scale_that_nothing_can_be_divided_by_becomes_one(tiny_source, tmp_path, alpha):
+    folders = [folder_of(tiny_source, tmp_path / str(k), "lora", k, r=4, lora_alpha=alpha) for k in (1, 2)]
+    merged = fedpeft.merge(folders, tmp_path / "merged")
+    config = LoraConfig.from_pretrained(merged)
+    assert config.lora_alpha / config.r == (-2 if alpha == -8 else 1)
+    expected = [(a + b) / 2 for a, b in zip(*(updates(f).values() for f in folders), strict=True)]
+    assert all(torch.allclose(u, e, atol=1e-4) for u, e in zip(updates(merged).values(), expected, strict=True))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"lora_alpha": "x"}, "has lora_alpha='x', it must be a number"),
+        ({"lora_alpha": float("nan")}, "has a rank or scale that is no number: save the adapter again"),
         ({"r": 0}, "has r=0, it must be at least 1"),
         ({"use_rslora": "x"}, "has use_rslora='x', it must be true or false"),
         ({"alpha_pattern": None}, "has a rank or scale that is no number: save the adapter again"),
@@ -393,6 +404,17 @@ def exports(sections, tables, tmp_path_factory):
             export(find(kept, site=None), folder / f"{name}-{site}")
             made[name].append(folder / f"{name}-{site}")
     return made
+
+
+@pytest.mark.slow
+def test_a_merged_lora_of_a_sites_rank_answers_with_its_head(exports, tables, tiny_source, tmp_path):
+    merged = fedpeft.merge(exports["lora"], tmp_path / "merged", rank=4)
+    kept = find(exports["lora"][0], site=None, backbone=tiny_source)
+    batch = next(iter(Predictor(kept, merged).batches(read_table(tables["classes"], kept).examples)))
+    with torch.no_grad():
+        got = Predictor(kept, merged).model.backbone.eval()(**batch.inputs)
+        expected = PeftModel.from_pretrained(ViltModel.from_pretrained(tiny_source), merged).eval()(**batch.inputs)
+    assert torch.allclose(got, expected.pooler_output, atol=1e-5)
 
 
 def test_folders_of_one_name_are_told_apart():

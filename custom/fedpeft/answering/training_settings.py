@@ -109,7 +109,7 @@ class TrainingSettings:
         thresholds: probability from which on a label counts as predicted: `half`; `validation`, for each label the
             one with the highest F1 on the site's validation split; or `share`, if few images can be set aside: p / (1 +
             p) for a label that a share p of the training images has. A site without a validation split takes `share`
-            for `validation`.
+            for `validation`. Sites whose data have no labels have no thresholds.
         validate: measure every round on the validation split as well, so that the report can name the best round.
         measure: `start`: the mean loss on the same `method.probe_samples` random training samples at the start and at
             the end of every round, without dropout, for a picture in the report. `steps`: the loss of the batches

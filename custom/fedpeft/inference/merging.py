@@ -89,7 +89,7 @@ def merge(
 
         bottleneck   W = sum_k w_k P_k W_k     P_k: orders in which the incoming weights of the neurons are nearest to
                                                their mean
-        LoRA         B A = sum_k w_k s_k B_k A_k     s_k = alpha_k / r_k
+        LoRA         s B A = sum_k w_k s_k B_k A_k     s_k = alpha_k / r_k; s: that of the first folder
 
     Args:
         folders: of `fedpeft export`, the `adapter/` of a run, or any that PEFT wrote; of LoRA or of a bottleneck
@@ -216,7 +216,7 @@ def shares(adapters: Sequence[Adapter], weights: Sequence[float] | None) -> list
 
 
 def peft_tensors(merged: Merged) -> dict[str, torch.Tensor]:
-    """Return the tensors of a merged adapter under PEFT's names, each place with the width of the configuration."""
+    """Return the tensors of a merged adapter under PEFT's names, with the widths and the scale of its configuration."""
     tuning, tensors, sizes = tuning_of(merged.config), {}, merged.settings
     for key, tensor in merged.state.items():
         parts = parse_key(key)
@@ -297,9 +297,12 @@ def _scaled(folder: Path, state: State, paths: Mapping[str, str], config: PeftCo
         if {"A", "B"} <= names.keys() and place in paths:
             width = state[names["A"]].shape[0]
             try:
-                scaled[names["B"]] = state[names["B"]] * tuning.scale(config, paths[place], max(width, 1))
+                scale = float(tuning.scale(config, paths[place], max(width, 1)))
             except NO_SCALE as error:
                 raise FedpeftError(f"{folder / CONFIG_FILE} {SCALE_PROBLEM}") from error
+            if not math.isfinite(scale):
+                raise FedpeftError(f"{folder / CONFIG_FILE} {SCALE_PROBLEM}")
+            scaled[names["B"]] = state[names["B"]] * scale
     return scaled
 
 

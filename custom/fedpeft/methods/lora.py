@@ -61,6 +61,7 @@ HINTS = {**hints_of(LoraConfig), "lora_alpha": float}
 SIZES = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
 # settings of plain LoRA, which adds only the product B A; PEFT has others, for variants that compute more
 PLAIN = SIZES | {"lora_dropout", "init_lora_weights", "layers_to_transform", "layers_pattern", "fan_in_fan_out", "bias"}
+MIN_SCALE = 1e-6
 PLAIN_STARTS = (True, False, "gaussian")  # PEFT's other starts change the frozen weights
 
 
@@ -269,7 +270,8 @@ class LoraTuning(SlotTuning):
     def merged_settings(self, config: LoraConfig, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         rank = max(tensor.shape[0] for key, tensor in state.items() if key.endswith(".A"))
         scale = config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
-        alpha = rank * (scale or 1.0)  # so that `predict --adapter` finds the scale of the model of a site
+        # the scale of the sites' models, as `predict --adapter` asks for; B is divided by it, so it must not be near 0
+        alpha = rank * (scale if MIN_SCALE <= abs(scale) <= 1 / MIN_SCALE else 1.0)
         sizes: dict[str, Any] = {"r": rank, "lora_alpha": int(alpha) if alpha.is_integer() else alpha}
         plain: dict[str, Any] = {"use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
         return {**sizes, **plain, "init_lora_weights": True}
