@@ -260,6 +260,16 @@ def test_a_best_value_at_the_end_of_the_grid_or_within_noise_is_said(figures, sa
     assert any(one.startswith(note) for one in table.notes) if note else table.notes == ()
 
 
+def test_what_is_said_of_a_search_does_not_depend_on_which_run_ended_first(monkeypatch, tmp_path):
+    made = search("training.batch_size=8,16", seeds=2)
+    counted(monkeypatch, carried=lambda run: reached(run, 0.8 - 0.3 * run.seed, samples=50))
+    first = table_of(made, run_steps(made, tmp_path, processes=1)).notes
+    lines = (tmp_path / RUNS).read_text().splitlines(keepends=True)
+    (tmp_path / RUNS).write_text("".join(reversed(lines)))
+    assert table_of(made, run_steps(made, tmp_path, processes=1)).notes == first
+    assert any("within the noise of 100 validation samples (11.1)" in note for note in first)
+
+
 @pytest.mark.parametrize("last", [[], ["slake"]])
 def test_the_noise_is_that_of_every_sites_last_figure_wherever_it_was_last_drawn(last):
     every, drawn = step(5, 50, b8=0.82, b16=0.8), step(5, 50, b8=0.82, b16=0.8)

@@ -153,7 +153,7 @@ def test_a_merged_lora_has_the_scale_of_the_first(tiny_source, tmp_path, scale):
 
 
 @pytest.mark.parametrize("alpha", [0, -8, 1e-320])
-def test_a_scale_that_nothing_can_be_divided_by_becomes_one(tiny_source, tmp_path, alpha):
+def test_a_merge_over_any_scale_is_the_mean_of_the_updates(tiny_source, tmp_path, alpha):
     folders = [folder_of(tiny_source, tmp_path / str(k), "lora", k, r=4, lora_alpha=alpha) for k in (1, 2)]
     merged = fedpeft.merge(folders, tmp_path / "merged")
     config = LoraConfig.from_pretrained(merged)

@@ -188,11 +188,10 @@ def test_bad_settings_are_refused(solver, settings, message):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("evaporation", [0.5, 0.999])
-def test_pheromone_that_evaporates_leaves_the_draw_to_the_scores(evaporation):
+def test_pheromone_that_evaporates_leaves_the_draw_to_the_scores():
     scores, budgets = realistic(3, 6, seed=0, budget=2)
     alone = {"alpha": 0.0, "deposit": 0.0, "population": 10, "iterations": 200, "start": "random", "seed": 0}
-    kept, gone = (schedule(scores, budgets, solver="ant_colony", evaporation=e, **alone) for e in (0.0, evaporation))
+    kept, gone = (schedule(scores, budgets, solver="ant_colony", evaporation=e, **alone) for e in (0.0, 0.999))
     assert (kept.masks == gone.masks).all()
 
 

@@ -63,7 +63,6 @@ def test_accuracy_is_the_share_of_right_answers_also_of_open_and_closed_question
     assert figures(ACCURACY, target=[0], chosen=[0]) == {"overall": 1.0, "open": 1.0, "closed": None}
 
 
-@pytest.mark.slow
 def test_balanced_accuracy_is_the_mean_recall_of_the_classes_that_the_split_has():
     assert figures(BALANCED_ACCURACY, target=[0, 0, 0, 2], chosen=[0, 0, 1, 2])["overall"] == pytest.approx(5 / 6)
     assert figures(BALANCED_ACCURACY, target=[1, 1], chosen=[1, 1])["overall"] == 1.0

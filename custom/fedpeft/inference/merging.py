@@ -27,7 +27,7 @@ from fedpeft.core.files import check_folder, follow_umask, replacing
 from fedpeft.core.keys import SHARED, group_by_place, parse_key, place_of
 from fedpeft.core.states import State
 from fedpeft.inference.exported import BESIDE
-from fedpeft.inference.same_function import NO_SCALE, SCALE_PROBLEM, alike, difference, frozen_model_of, last_part
+from fedpeft.inference.same_function import alike, difference, frozen_model_of, last_part, reading_scales
 from fedpeft.methods import METHODS
 from fedpeft.methods.adapters import (
     CONFIG_FILE,
@@ -217,26 +217,33 @@ def shares(adapters: Sequence[Adapter], weights: Sequence[float] | None) -> list
 
 def peft_tensors(merged: Merged) -> dict[str, torch.Tensor]:
     """Return the tensors of a merged adapter under PEFT's names, with the widths and the scale of its configuration."""
-    tuning, tensors, sizes = tuning_of(merged.config), {}, merged.settings
+    tuning, tensors, config = tuning_of(merged.config), {}, _written(merged)
     for key, tensor in merged.state.items():
         parts = parse_key(key)
         if parts is None:
             tensors[f"{ROOT}{tuning.name}_{key}"] = tensor
             continue
-        if "r" in sizes and parts.tensor == "B":
-            tensor = tensor * (sizes["r"] / sizes["lora_alpha"])
-        if "r" in sizes and (missing := sizes["r"] - merged.state[f"{parts.place}.A"].shape[0]):
-            padding = (0, 0, 0, missing) if parts.tensor == "A" else (0, missing)
-            tensor = torch.nn.functional.pad(tensor, padding)
-        tensors[f"{MODEL}{merged.paths[parts.place]}.{tuning.peft_name(parts.tensor)}"] = tensor.contiguous()
+        path = merged.paths[parts.place]
+        if (rank := merged.settings.get("r")) is not None:
+            missing = rank - merged.state[f"{parts.place}.A"].shape[0]
+            if parts.tensor == "B":
+                tensor = tensor / tuning.scale(config, path, rank)
+            tensor = torch.nn.functional.pad(tensor, (0, 0, 0, missing) if parts.tensor == "A" else (0, missing))
+        tensors[f"{MODEL}{path}.{tuning.peft_name(parts.tensor)}"] = tensor.contiguous()
     return tensors
+
+
+def _written(merged: Merged) -> PeftConfig:
+    """Return a copy of the configuration with the settings that a merge replaces."""
+    config = copy.deepcopy(merged.config)
+    for name, value in merged.settings.items():
+        setattr(config, name, value)
+    return config
 
 
 def write(out: Path, merged: Merged, *, pages: Mapping[str, str] | None = None) -> None:
     """Write a merged adapter as a PEFT folder; it appears when everything in it is written."""
-    config = copy.deepcopy(merged.config)
-    for name, value in merged.settings.items():
-        setattr(config, name, value)
+    config = _written(merged)
     config.inference_mode = True
     with replacing(out) as draft:
         draft.mkdir()
@@ -296,12 +303,10 @@ def _scaled(folder: Path, state: State, paths: Mapping[str, str], config: PeftCo
     for place, names in group_by_place(state).items():
         if {"A", "B"} <= names.keys() and place in paths:
             width = state[names["A"]].shape[0]
-            try:
+            with reading_scales(folder / CONFIG_FILE):
                 scale = float(tuning.scale(config, paths[place], max(width, 1)))
-            except NO_SCALE as error:
-                raise FedpeftError(f"{folder / CONFIG_FILE} {SCALE_PROBLEM}") from error
-            if not math.isfinite(scale):
-                raise FedpeftError(f"{folder / CONFIG_FILE} {SCALE_PROBLEM}")
+                if not math.isfinite(scale):
+                    raise ArithmeticError(scale)
             scaled[names["B"]] = state[names["B"]] * scale
     return scaled
 

@@ -149,14 +149,7 @@ def _read_adapter(model: SiteModel, adapter: Path) -> State:
 
 def _check_same_function(model: SiteModel, adapter: Path, method: MethodSettings, kept: KeptModel) -> None:
     """Refuse an adapter that would compute something else in this model, as far as its files say."""
-    from fedpeft.inference.same_function import (
-        NO_SCALE,
-        SCALE_PROBLEM,
-        alike,
-        difference,
-        frozen_model,
-        frozen_model_of,
-    )
+    from fedpeft.inference.same_function import alike, difference, frozen_model, frozen_model_of, reading_scales
 
     family, record = model.backbone.family, kept.record
     if is_exported(adapter):
@@ -179,10 +172,8 @@ def _check_same_function(model: SiteModel, adapter: Path, method: MethodSettings
                 f"the adapter in {adapter} is of PEFT's type {kinds[0]}, and this model's is {kinds[1]}: name one that "
                 f"the same method has trained."
             )
-        try:
+        with reading_scales(file):
             found = difference(config, mine, family=family)
-        except NO_SCALE as error:
-            raise FedpeftError(f"{file} {SCALE_PROBLEM}") from error
         if found:
             setting, theirs, ours = found
             raise FedpeftError(

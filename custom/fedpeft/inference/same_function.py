@@ -12,6 +12,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 PATTERNS = ("rank_pattern", "alpha_pattern")
 SCALE = "lora_alpha / r"
 ELSEWHERE = ".../"
-# PEFT reads values of any type, and takes the keys of its patterns for regular expressions
-NO_SCALE = (TypeError, ValueError, AttributeError, ArithmeticError, re.error)
-SCALE_PROBLEM = "has a rank or scale that is no number: save the adapter again."
 
 
 def difference(
@@ -57,6 +55,20 @@ def difference(
         if not math.isclose(theirs, ours):
             return SCALE, theirs, ours
     return None
+
+
+@contextmanager
+def reading_scales(file: Path) -> Iterator[None]:
+    """Refuse a configuration whose ranks or scales are no numbers, or whose patterns are no regular expressions.
+
+    PEFT reads values of any type from `file`, and only a computation with them fails.
+    """
+    try:
+        yield
+    except FedpeftError:
+        raise
+    except (TypeError, ValueError, AttributeError, ArithmeticError, re.error) as error:
+        raise FedpeftError(f"{file} has a rank or scale that is no number: save the adapter again.") from error
 
 
 def _scales(config: PeftConfig) -> Iterator[float]:
