@@ -47,7 +47,6 @@ def questions(count):
     return ["where is the nodule ?", "is there an effusion in the cranial part of the image ?", "why ?"][:count]
 
 
-@pytest.mark.slow
 def test_tiny_vilt_is_small_deep_and_complete(tiny):
     weights = TINY_FOLDER / "model.safetensors"
     assert weights.stat().st_size <= 8_000_000

@@ -56,7 +56,6 @@ def written(folder, *, settings=None, seed=0, sent=None, **changed):
     return folder
 
 
-@pytest.mark.slow
 def test_runs_that_differ_in_their_seed_alone_share_a_row(tmp_path):
     found = outcomes([written(tmp_path / str(seed), seed=seed, sent=9) for seed in (0, 1)])
     assert {one.method for one in found} == {"FedPIA, Houlsby adapters"}

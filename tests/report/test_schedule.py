@@ -80,7 +80,6 @@ def test_every_score_is_drawn_and_every_chosen_layer_marked(name):
         assert [int(label.get_text()) - first for label in axes.get_xticklabels()] == axes.get_xticks().tolist()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_the_bars_count_every_round(name):
     made, figure = RUNS[name], drawn_run(name)
