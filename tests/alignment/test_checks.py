@@ -153,6 +153,21 @@ def test_weights_that_leave_an_adapter_of_zeros_are_refused(gamma):
         integrate(states, [1, 1, 1], PIASettings(gamma=gamma, normalize=False))
 
 
+@pytest.mark.parametrize("sites", [3, 5])
+def test_one_site_far_away_cannot_end_the_papers_weights(sites):
+    """It moves the reference away from all; what the others have in common stays as it would without it."""
+    near = [state("houlsby", generator(0)) for _ in range(sites - 1)]
+    far = {key: tensor + 100 for key, tensor in near[0].items()}
+    settings = PIASettings(gamma=0.1, normalize=False)
+    expected, _ = integrate(near, [1] * len(near), settings)
+    merged, report = integrate([*near, far], [1] * sites, settings)
+    assert all(torch.equal(merged[key], expected[key]) for key in expected)
+    place = next(iter(report["places"].values()))
+    assert place[f"states[{sites - 1}]"]["weight"] == 0
+    with pytest.raises(FedpeftError, match="leaves a share of"):  # half of the sites are not left out
+        integrate([near[0], far], [1, 1], settings)
+
+
 def plain(**changes):
     tensors = adapter("houlsby", generator(1))
     fields = ("down.weight", "down.bias", "up.weight", "up.bias")

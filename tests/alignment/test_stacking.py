@@ -113,6 +113,28 @@ def test_the_length_of_an_update_is_that_of_its_products():
     assert update_length(own, {}, stacked=True) == pytest.approx(math.sqrt(total / count))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_large_factors_that_cancel_in_their_product_are_no_short_update(seed):
+    """In sums of squares their product is lost to rounding, and sites that compute it are off by far more."""
+    draw = torch.Generator().manual_seed(seed)
+    row, column = (torch.rand(shape, generator=draw) * 9e5 for shape in ((1, INPUTS), (OUTPUTS, 1)))
+    other = row.clone()
+    other[0, seed] += 0.0625
+    lying = {A: torch.cat([row, other]), B: torch.cat([-column, column], dim=1)}
+    whole = float(product(lying).norm())
+    total, _ = product_length(lying)
+    assert total > max(whole, float((lying[B] @ lying[A] - product(lying)).norm())) ** 2
+
+
+@pytest.mark.parametrize("combine", [integrate_products, stack_products])
+def test_what_a_site_may_send_in_float16_leaves_no_infinity(combine):
+    largest = [{key: torch.full_like(tensor, 65_504.0).half() for key, tensor in one.items()} for one in states((4, 4))]
+    merged = None
+    for _ in range(6):  # beyond the bound factors are computed anew
+        merged, _ = combine(largest, [1, 1], previous=merged)
+        assert all(tensor.isfinite().all() for tensor in merged.values())
+
+
 def test_a_site_that_follows_holds_the_same_bytes_as_the_server_and_is_sent_only_what_is_new():
     """One site follows every round, one misses some, through more rounds than the bound allows without factoring."""
     broadcast, held, merged, sizes = StackedBroadcast({}), {"near": {}, "far": {}}, None, []

@@ -415,6 +415,55 @@ def test_a_text_that_a_dictionary_repeats_is_kept_once_and_read_in_smaller_batch
     assert sizes == [3]
 
 
+def _arrow_folder(root, table, *, new=pa.ipc.new_stream, **options):
+    root.mkdir(exist_ok=True)
+    with new(root / "data.arrow", table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table)
+    (root / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}], "_split": "train"}))
+    return DataSettings(dataset="hugging_face", root=str(root))
+
+
+@pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file])
+@pytest.mark.parametrize("column", ["plain", "dictionary"])
+def test_compressed_arrow_is_refused_before_it_is_unpacked(tmp_path, new, column):
+    table = pa.Table.from_pylist(_rows(0, 4))
+    if column == "dictionary":
+        texts = table.column("question").dictionary_encode()
+        table = table.set_column(table.column_names.index("question"), "question", texts)
+    sound = load(_arrow_folder(tmp_path, table, new=new))
+    assert sum(map(len, sound.splits().values())) == 8
+    before = pa.total_allocated_bytes()
+    with pytest.raises(DataError, match=r"data\.arrow is compressed, as save_to_disk writes no Arrow file"):
+        load(_arrow_folder(tmp_path / "packed", table, new=new, compression="zstd"))
+    assert pa.total_allocated_bytes() == before
+
+
+def test_an_arrow_dictionary_is_read_in_smaller_batches(tmp_path, monkeypatch):
+    table = pa.Table.from_pylist([{**row, "question": "x" * 60_000} for row in _rows(0, 20)])
+    texts = table.column("question").dictionary_encode()
+    table = table.set_column(table.column_names.index("question"), "question", texts)
+    monkeypatch.setattr(hub_files, "_MAX_IN_BATCH", 200_000)
+    largest = hub_files._largest_repeating(table, ["question", "image"])
+    assert 60_000 <= largest < 70_000
+    assert hub_files._largest_repeating(table, ["image"]) == 0
+    assert {len(example.question) for example in load(_arrow_folder(tmp_path, table)).train} == {60_000}
+
+
+def test_offsets_outside_of_an_arrow_file_are_no_text(tmp_path):
+    wrong = pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.py_buffer(np.array([0, 2**30, 9], np.int32)), pa.py_buffer(b"q" * 9)]
+    )
+    table = pa.Table.from_pylist(_rows(0, 1))
+    table = table.set_column(table.column_names.index("question"), "question", wrong)
+    with pytest.raises(DataError, match=r"data\.arrow cannot be read; copy or download it again"):
+        load(_arrow_folder(tmp_path, table))
+
+
+def test_classes_of_a_deeply_nested_description_are_none(tmp_path):
+    table = pa.Table.from_pylist(_rows(0, 4)).replace_schema_metadata({b"huggingface": b"[" * 200_000})
+    assert len(load(_arrow_folder(tmp_path, table)).train)
+
+
 def test_a_text_longer_than_a_short_book_is_refused(tmp_path):
     _parquet(tmp_path / "data.parquet", [{**row, "question": "x" * 70_000} for row in _rows(0, 4)])
     with pytest.raises(DataError, match="row 1: a text of 70,000 letters, allowed are 65,536"):

@@ -97,6 +97,17 @@ def test_what_is_not_read_is_named(tmp_path, make, part, window, sentence):
         shown(tmp_path / "scan.nii", part, window)
 
 
+@pytest.mark.parametrize(("axes", "read"), [("RAS", True), ("SAR", False), ("RSA", False)])
+def test_a_large_volume_is_read_only_where_a_slice_lies_together(tmp_path, monkeypatch, axes, read):
+    path = saved(tmp_path / "head.nii.gz", axes=axes)
+    monkeypatch.setattr(nifti_file, "MAX_BYTES", VOLUME.nbytes - 1)
+    if read:
+        assert (shown(path) == VOLUME[::-1, ::-1, 3].T).all()
+    else:
+        with pytest.raises(UnreadableImage, match="has more than 0 GiB; name slices of the file's last axis"):
+            shown(path)
+
+
 def test_a_file_that_is_no_gzip_is_named(tmp_path):
     (tmp_path / "scan.nii.gz").write_bytes(b"no gzip")
     with pytest.raises(UnreadableImage, match=r"scan\.nii\.gz cannot be decoded as NIfTI"):

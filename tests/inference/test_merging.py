@@ -171,15 +171,64 @@ def test_a_merge_over_any_scale_is_the_mean_of_the_updates(tiny_source, tmp_path
         ({"use_rslora": "x"}, "has use_rslora='x', it must be true or false"),
         ({"alpha_pattern": None}, "has a rank or scale that is no number: save the adapter again"),
         ({"alpha_pattern": {"query": "x"}}, "has a rank or scale that is no number: save the adapter again"),
-        ({"alpha_pattern": {"[": 3}}, "has a rank or scale that is no number: save the adapter again"),
+        (
+            {"alpha_pattern": {"[": 3}},
+            r"has '\[' in alpha_pattern, which is no regular expression or one that can take",
+        ),
+        ({"rank_pattern": {"(a|aa)+b": 3}}, r"has '\(a\|aa\)\+b' in rank_pattern, .* can take hours to match"),
+        ({"exclude_modules": ".*.*.*.*b"}, "in exclude_modules, .* can take hours to match: write the names of modules"),
+        ({"alpha_pattern": dict.fromkeys(map(str, range(1025)), 3)}, "has 1,025 entries in alpha_pattern, allowed are"),
+        ({"megatron_config": {"x": 1}}, "has megatron_config, for which PEFT imports the module that the file names"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_a_damaged_scale_is_refused(tiny_source, tmp_path, change, message):
     folders = [folder_of(tiny_source, tmp_path / str(k), "lora", k) for k in (1, 2)]
     config = json.loads((folders[0] / CONFIG).read_text())
     (folders[0] / CONFIG).write_text(json.dumps(config | change))
     with pytest.raises(FedpeftError, match=message):
+        fedpeft.merge(folders, tmp_path / "merged")
+
+
+QUERY = "base_model.model.encoder.layer.0.query.lora_{}.weight"
+NO_PAIRS = {
+    "only B": (
+        {QUERY.format("B"): torch.ones(8, 4)},
+        "holds only B of 'encoder.layer.0.query': save the adapter again",
+    ),
+    "only A": ({QUERY.format("A"): torch.ones(4, 8)}, "holds only A of 'encoder.layer.0.query'"),
+    "scalars": ({QUERY.format(name): torch.ones(()) for name in "AB"}, r"has A of .* in shape \(\), allowed are matri"),
+    "a rank": (
+        {QUERY.format("A"): torch.ones(4097, 1), QUERY.format("B"): torch.ones(1, 4097)},
+        r"in shape \(4097, 1\), allowed are matrices with up to 4096 neurons",
+    ),
+    "eight bits": (
+        {QUERY.format(name): torch.ones(4, 4).to(torch.float8_e4m3fn) for name in "AB"},
+        "as torch.float8_e4m3fn: only float16, bfloat16, float32, float64 can be averaged",
+    ),
+    "a long name": ({QUERY.format("A").replace("layer", "l" * 600): torch.ones(4, 4)}, "which is no tensor of method"),
+}
+
+
+@pytest.mark.parametrize("case", NO_PAIRS)
+def test_what_is_no_pair_of_matrices_is_refused(tiny_source, tmp_path, case):
+    tensors, message = NO_PAIRS[case]
+    folders = [folder_of(tiny_source, tmp_path / str(k), "lora", k) for k in (1, 2)]
+    save_file(tensors, folders[0] / WEIGHTS)
+    with pytest.raises(FedpeftError, match=message):
+        fedpeft.merge(folders, tmp_path / "merged", plain=True)
+
+
+def test_neurons_with_fewer_inputs_than_there_are_of_them_are_refused(tiny_source, tmp_path):
+    """Aligning a file of a few kilobytes would take minutes, or tens of gigabytes."""
+    folders = [folder_of(tiny_source, tmp_path / str(k), "pfeiffer", k) for k in (1, 2)]
+    tensors = load_file(folders[0] / WEIGHTS)
+    for name, tensor in tensors.items():
+        if "down" in name or name.endswith("up.weight"):
+            axis = 1 if name.endswith("up.weight") else 0
+            tensors[name] = torch.cat([tensor] * 20, dim=axis).contiguous()
+    save_file(tensors, folders[0] / WEIGHTS)
+    with pytest.raises(FedpeftError, match=r"has \d+ neurons in .*, more than the inputs of each"):
         fedpeft.merge(folders, tmp_path / "merged")
 
 

@@ -165,6 +165,19 @@ def test_a_spoilt_folder_is_named_and_the_model_stays_as_it_was(what, message, a
     assert torch.equal(run(model), before)
 
 
+def test_a_folder_that_names_a_module_for_peft_to_import_is_refused(vilt, draw, tmp_path, monkeypatch):
+    """PEFT imports `megatron_core` of the file, and a notebook's current folder may be where the adapter lies."""
+    config = adapters.config("lora")
+    folder = adapters.save_adapter(tmp_path / "megatron", draw(adapters.schema(config, "vilt", 2, 32)), config, "vilt")
+    written = json.loads((folder / "adapter_config.json").read_text())
+    written |= {"megatron_config": {"tensor_model_parallel_size": 1}, "megatron_core": "megatron.payload"}
+    (folder / "adapter_config.json").write_text(json.dumps(written))
+    (folder / "payload.py").write_text("raise SystemExit('code of the adapter folder ran')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FedpeftError, match=r"has megatron_config, .*: leave it out"):
+        fedpeft.load_adapter(vilt(), folder)
+
+
 def test_a_state_with_keys_of_no_slot_is_refused(tmp_path, draw):
     config = adapters.config("houlsby")
     for key, message in (

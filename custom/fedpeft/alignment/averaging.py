@@ -110,6 +110,16 @@ def robust_row(rows: Tensor, settings: RobustSettings) -> Tensor:
     return (rule if count >= least(attackers) else _median)(rows, attackers)
 
 
+def distance_of(tensors: Mapping[str, Tensor], reference: Mapping[str, Tensor], names: Iterable[str]) -> float:
+    """Return D_k = || W~_k - W_G ||_F over the named tensors, in float64: float32 cannot square what is above 1e19."""
+    gaps = [tensors[name] - reference[name] for name in names]
+    distance = math.hypot(*(float(torch.linalg.vector_norm(gap, dtype=torch.float64)) for gap in gaps))
+    if math.isfinite(distance):
+        return distance
+    largest = max(float(gap.abs().max()) for gap in gaps)  # nor can float64 square what is above 1e154
+    return largest * math.hypot(*(float(torch.linalg.vector_norm(gap / largest)) for gap in gaps))
+
+
 def nearest(
     tables: Sequence[Mapping[str, Tensor]], center: Mapping[str, Tensor], names: Iterable[str]
 ) -> Mapping[str, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from fedpeft.alignment.averaging import (
     average,
     cap_share,
+    distance_of,
     fedavg_weights,
     nearest,
     pia_weights,
@@ -262,8 +263,14 @@ def _plain_average(place: Place, settings: PIASettings, robust: RobustSettings) 
     return {name: merged[name] for name in place.names}, figures
 
 
-def _aligned_average(place: Place, settings: PIASettings, robust: RobustSettings) -> Integrated:
-    """Return the same with alignment."""
+def _aligned_average(
+    place: Place, settings: PIASettings, robust: RobustSettings, spare: int | None = None
+) -> Integrated:
+    """Return the same with alignment.
+
+    `spare`: how many sites may get no weight if the paper's weights vanish, since one that is far away moves the
+    reference away from all; None: fewer than half.
+    """
     center, names = place.previous, place.names
     if place.peers and not settings.finds_fixed_point:
         center = place.fedavg(place.peer_shares(settings, robust), robust)
@@ -273,15 +280,21 @@ def _aligned_average(place: Place, settings: PIASettings, robust: RobustSettings
     if settings.reference != FEDAVG:
         center = {name: weighted_mean((table[name] for table in tables), shares) for name in names}
     network = place.neurons.network(names)
-    distances = [_distance(table, center, network) for table in tables]
+    distances = [distance_of(table, center, network) for table in tables]
     if not robust.weighs:
         return robust_mean(tables, names, robust), _figures(aligned, distances, [None] * len(aligned))
     weights = pia_weights(counts, distances, settings)
     if not settings.normalize and sum(weights) < MIN_SHARE:
-        raise FedpeftError(
-            f"normalize=False with gamma={settings.gamma:g} leaves a share of {sum(weights):.1e} of the adapter in "
-            f"{place.name}: use a smaller gamma, or normalize=True."
-        )
+        if not (spare := (len(aligned) - 1) // 2 if spare is None else spare):
+            raise FedpeftError(
+                f"normalize=False with gamma={settings.gamma:g} leaves a share of {sum(weights):.1e} of the adapter in "
+                f"{place.name}: use a smaller gamma, or normalize=True."
+            )
+        far = max(aligned, key=dict(zip(aligned, distances, strict=True)).__getitem__)
+        clients = {owner: tensors for owner, tensors in place.clients.items() if owner != far}
+        near = replace(place, clients=clients, counts={owner: place.counts[owner] for owner in clients})
+        merged, figures = _aligned_average(near, settings, robust, spare - 1)
+        return merged, {owner: figures.get(owner, Figures(weight=0.0)) for owner in aligned}
     merged = {
         name: weighted_mean((table[name] for table in tables), weights if name in network else shares) for name in names
     }
@@ -338,20 +351,8 @@ def _guide(place: Place, center: Tensors, settings: PIASettings, robust: RobustS
 def _figures(
     aligned: Mapping[str, Aligned], distances: Sequence[float], weights: Sequence[float | None]
 ) -> dict[str, Figures]:
-    return {
-        owner: Figures(before=a.before, after=a.after, moved=a.moved, held=a.held, distance=distance, weight=weight)
-        for (owner, a), distance, weight in zip(aligned.items(), distances, weights, strict=True)
-    }
-
-
-def _distance(tensors: Tensors, reference: Tensors, names: Iterable[str]) -> float:
-    """Return D_k = || W~_k - W_G ||_F over the named tensors, in float64: float32 cannot square what is above 1e19."""
-    gaps = [tensors[name] - reference[name] for name in names]
-    distance = math.hypot(*(float(torch.linalg.vector_norm(gap, dtype=torch.float64)) for gap in gaps))
-    if math.isfinite(distance):
-        return distance
-    largest = max(float(gap.abs().max()) for gap in gaps)  # nor can float64 square what is above 1e154
-    return largest * math.hypot(*(float(torch.linalg.vector_norm(gap / largest)) for gap in gaps))
+    rows = zip(aligned.items(), distances, weights, strict=True)
+    return {owner: one.figures(distance, weight) for (owner, one), distance, weight in rows}
 
 
 BOTTLENECK_NAMES = ("down.weight", "down.bias", "up.weight", "up.bias")

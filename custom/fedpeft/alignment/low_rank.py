@@ -285,8 +285,8 @@ def _refactored(states: Sequence[State], shares: Shares, pair: Pair, previous: S
     dead = up.norm(dim=0) <= torch.finfo(torch.float32).eps * max(float(up.norm()), torch.finfo(torch.float32).tiny)
     down[dead] = _mean_rows(downs, shares, rank, before).double()[dead]
     up[:, dead] = 0
-    parts = zip(pair.ups, up.to(ups[0].dtype).split(rows), strict=True)
-    return {pair.down: down.to(downs[0].dtype), **{key: part.clone() for key, part in parts}}
+    parts = zip(pair.ups, _rounded(up, ups[0].dtype).split(rows), strict=True)
+    return {pair.down: _rounded(down, downs[0].dtype), **{key: part.clone() for key, part in parts}}
 
 
 def _shared_out(states: Sequence[State], shares: Shares, pair: Pair) -> list[State]:
@@ -331,13 +331,19 @@ def _mean_rows(downs: Sequence[Tensor], shares: Shares, rank: int, before: Tenso
 
 
 def product_length(state: State) -> tuple[float, int]:
-    """Return the sum of squares of all products of a state, and how many numbers they have; none is formed."""
+    """Return the sum of squares of all products of a state, and how many numbers they have; none is formed.
+
+    Large factors may cancel in a product. So its norm comes from two QR decompositions, which sums of squares would
+    lose, and what sites may be off when they compute the product in the factors' own precision is added.
+    """
     total, count = 0.0, 0
     for names in factor_places(state).values():
         down, up = state[names["A"]].double(), state[names["B"]].double()
-        total += float(((up.T @ up) * (down @ down.T)).sum())
+        norm = (torch.linalg.qr(up)[1] @ torch.linalg.qr(down.T)[1].T).norm()
+        rounding = torch.finfo(state[names["A"]].dtype).eps * (up.norm(dim=0) * down.norm(dim=1)).sum()
+        total += float(norm + rounding) ** 2
         count += up.shape[0] * down.shape[1]
-    return max(total, 0.0), count
+    return total, count
 
 
 def _stacked(states: Sequence[State], shares: Shares, pair: Pair, previous: State) -> dict[str, Tensor]:
@@ -350,5 +356,11 @@ def _stacked(states: Sequence[State], shares: Shares, pair: Pair, previous: Stat
     down, up = torch.cat(downs), torch.cat(ups, dim=1)
     largest = min(up.shape[0], down.shape[1])
     if down.shape[0] > MAX_RANKS * largest:
-        down, up = (factor.to(dtype).contiguous() for factor in truncated(down.double(), up.double(), largest))
+        down, up = (_rounded(factor, dtype).contiguous() for factor in truncated(down.double(), up.double(), largest))
     return {pair.down: down, up_key: up}
+
+
+def _rounded(factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a factor in another precision; what lies beyond its range, as a product of float16 may, is its limit."""
+    limit = torch.finfo(dtype).max
+    return factor.clamp(-limit, limit).to(dtype)

@@ -39,6 +39,12 @@ class Aligned:
     moved: float | None
     held: bool = False
 
+    def figures(self, distance: float, weight: float | None) -> Figures:
+        """Return the figures of an adapter that was averaged with this weight, so far from the reference."""
+        return Figures(
+            before=self.before, after=self.after, moved=self.moved, held=self.held, distance=distance, weight=weight
+        )
+
 
 @torch.no_grad()
 def align_adapter(

@@ -186,7 +186,7 @@ def locate(path: str, templates: Mapping[str, str]) -> tuple[str, int, str] | No
     """
     for role, template in templates.items():
         before, after = template.split("{layer}")
-        match = re.fullmatch(rf"((?:.*\.)?){re.escape(before)}(\d+){re.escape(after)}", path)
+        match = re.fullmatch(rf"((?:.*\.)?){re.escape(before)}(\d{{1,5}}){re.escape(after)}", path)
         if match:
             return role, int(match[2]), match[1]
     return None

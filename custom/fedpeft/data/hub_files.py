@@ -7,7 +7,7 @@ memory-mapped. So images that a site does not look at need no memory.
 
 A stranger's file of a few kilobytes can unpack to any size: a dictionary holds a text once for all rows, and zeros and
 missing values take next to nothing. So the number of rows, the unpacked size of a column in a row group, and the size
-of a batch are limited.
+of a batch are limited. Compressed Arrow, which `datasets` does not write, is refused before it is unpacked.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ _BATCH = 64
 MAX_ROWS = 5 * 10**6
 MAX_UNPACKED = 2**29  # bytes of one column in one row group
 _MAX_IN_BATCH = 2**28  # bytes of a column in a batch, if every row were as long as the whole column
+_REPEATS = ("dictionary", "run_end_encoded", "view")  # Arrow's types in which several rows may share one value
+_MAGIC = b"ARROW1\0\0"  # before the messages of a file that is no stream
+# of Arrow's messages, which are flatbuffers: numbers of the fields that are read
+_HEADER_TYPE, _HEADER, _DICTIONARY_DATA, _COMPRESSION = 1, 2, 1, 3
+_DICTIONARY, _BATCH_OF_ROWS = 2, 3  # header types
 ONE_READER = Lock()  # pyarrow does not say that threads may share an open file; and each finds what another has read
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)(?:-[0-9a-f]+)?")  # until 2023 `push_to_hub` added a digest
 _WORDS = re.compile(r"[a-z]+")
@@ -143,7 +148,7 @@ def columns_of(file: Path) -> tuple[tuple[str, ...], dict[str, list[str]]]:
     schema = _parquet(file).schema_arrow if _is_parquet(file) else _arrow(file).schema
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         features = {}
     named = {name: _class_names(feature) for name, feature in features.items()} if isinstance(features, dict) else {}
     return tuple(schema.names), {name: names for name, names in named.items() if names}
@@ -162,13 +167,13 @@ def _class_names(feature: Any) -> list[str]:
 def rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """Yield the values of some columns, row by row."""
     chosen = list(dict.fromkeys(columns))
-    largest = _largest_column(file, chosen) if _is_parquet(file) else 0
+    largest = _largest_column(file, chosen) if _is_parquet(file) else _largest_repeating(_arrow(file), chosen)
     size = max(1, min(_BATCH, _MAX_IN_BATCH // max(1, largest)))
     try:
         if _is_parquet(file):
             batches = _parquet(file).iter_batches(size, columns=chosen, use_threads=False)
         else:
-            batches = _arrow(file).select(chosen).to_batches(max_chunksize=_BATCH)
+            batches = _arrow(file).select(chosen).to_batches(max_chunksize=size)
         for batch in batches:
             yield from zip(*(map(clean_values, batch.column(name).to_pylist()) for name in columns), strict=True)
     except (OSError, ValueError) as error:
@@ -302,6 +307,14 @@ def _largest_column(file: Path, chosen: Sequence[str]) -> int:
     return largest
 
 
+def _largest_repeating(table: Any, chosen: Sequence[str]) -> int:
+    """Return the bytes of the largest of some columns of an Arrow file in which rows may share one value."""
+    columns = [
+        table.column(name) for name in chosen if any(kind in str(table.schema.field(name).type) for kind in _REPEATS)
+    ]
+    return max((column.get_total_buffer_size() for column in columns), default=0)
+
+
 @lru_cache(maxsize=2)
 def _images(file: Path, stamp: tuple[int, int], column: str, group: int) -> Any:
     return _open_parquet(file, stamp).read_row_group(group, columns=[column], use_threads=False).column(column)
@@ -315,16 +328,46 @@ def _open_arrow(file: Path, stamp: tuple[int, int]) -> Any:
 
     try:
         mapped = pyarrow.memory_map(str(file))
-        try:
+        start = len(_MAGIC) if mapped.read(len(_MAGIC)) == _MAGIC else 0
+        mapped.seek(start)
+        compressed = any(map(_is_compressed, ipc.MessageReader.open_stream(mapped)))
+        mapped.seek(start)
+        if not compressed:
             table = ipc.open_stream(mapped).read_all()
-        except pyarrow.ArrowInvalid:
-            table = ipc.open_file(mapped).read_all()
-    except (OSError, ValueError) as error:
+            table.validate(full=True)  # offsets may lie outside of the file
+    except (OSError, ValueError, IndexError) as error:
         raise _broken(file) from error
     except MemoryError as error:
         raise _unpacks(file, "more than this process has memory for") from error
+    if compressed:
+        raise DataError(f"{file} is compressed, as save_to_disk writes no Arrow file: save it so, or as Parquet.")
     _check_rows(file, table.num_rows)
     return table
+
+
+def _is_compressed(message: Any) -> bool:
+    """Return whether the buffers of an Arrow message are compressed, from its metadata, a flatbuffer."""
+    data = message.metadata.to_pybytes()
+
+    def field(table: int, number: int) -> int:
+        """Return the place of a field of a table; 0: it is not there."""
+        fields = table - int.from_bytes(data[table : table + 4], "little", signed=True)
+        size = int.from_bytes(data[fields : fields + 2], "little")
+        entry = fields + 4 + 2 * number
+        offset = int.from_bytes(data[entry : entry + 2], "little") if 4 + 2 * number < size else 0
+        return table + offset if offset else 0
+
+    def inner(place: int) -> int:
+        return place + int.from_bytes(data[place : place + 4], "little")
+
+    root = inner(0)
+    kind, header = field(root, _HEADER_TYPE), field(root, _HEADER)
+    if not kind or not header or data[kind] not in (_DICTIONARY, _BATCH_OF_ROWS):
+        return False
+    batch = inner(header)
+    if data[kind] == _DICTIONARY:
+        batch = inner(field(batch, _DICTIONARY_DATA))
+    return bool(field(batch, _COMPRESSION))
 
 
 def _pyarrow(module: str) -> Any:

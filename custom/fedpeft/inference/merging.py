@@ -21,6 +21,7 @@ import torch
 
 from fedpeft.alignment.integration import integrate
 from fedpeft.alignment.low_rank import merge_products
+from fedpeft.alignment.neurons import neurons_of
 from fedpeft.alignment.settings import FIXED_POINT, PIASettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_folder, follow_umask, replacing
@@ -40,6 +41,7 @@ from fedpeft.methods.adapters import (
     tuning_of,
     write_files,
 )
+from fedpeft.methods.setting_limits import MAX_WIDTH
 from fedpeft.site.site_state import RECORD
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from fedpeft.methods.slot_tuning import SlotTuning
 
 PICKLE = "adapter_model.bin"
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MAX_NAME = 512  # letters of a tensor's name, against which a configuration's patterns are matched
 _NUMBER = re.compile(r"(?:^|\.)(\d{1,5})(?=\.|$)")
 
 
@@ -166,6 +170,7 @@ def read(folder: Path) -> Adapter:
     except FedpeftError as error:
         raise FedpeftError(f"{folder} cannot be merged: {error}") from error
     state, paths = _own_keys(folder, _tensors(folder / WEIGHTS_FILE), tuning)
+    _check_neurons(folder, state, paths, pairs=METHODS.get(tuning.name).products)
     return Adapter(
         name=str(folder),
         config=config,
@@ -258,10 +263,13 @@ def _tensors(file: Path) -> State:
         raise FedpeftError(f"{file} does not exist: name a folder that PEFT, fedpeft export or a run wrote.")
     tensors = read_tensors(file)
     for key, tensor in tensors.items():
-        if not tensor.is_floating_point():
-            raise FedpeftError(f"{file} has {key} as {tensor.dtype}: only floating-point tensors can be averaged.")
+        if tensor.dtype not in DTYPES:
+            kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise FedpeftError(f"{file} has {key:.200} as {tensor.dtype}: only {kinds} can be averaged.")
         if not tensor.isfinite().all():
-            raise FedpeftError(f"{file} has NaN or infinity in {key}: leave this adapter out, its training diverged.")
+            raise FedpeftError(
+                f"{file} has NaN or infinity in {key:.200}: leave this adapter out, its training diverged."
+            )
     return tensors
 
 
@@ -275,7 +283,7 @@ def _own_keys(folder: Path, tensors: State, tuning: SlotTuning) -> tuple[State, 
             state[shared] = tensor
             continue
         split = tuning.split_peft_name(name.removeprefix(MODEL)) if name.startswith(MODEL) else None
-        if split is None:
+        if split is None or len(name) > MAX_NAME:
             raise FedpeftError(
                 f"{folder} holds {name!r:.200}, which is no tensor of method {tuning.name}: merge only takes "
                 f"adapters, without modules_to_save or biases."
@@ -295,6 +303,31 @@ def _place(path: str) -> str:
     rest = path if number is None else path[: number.start()] + path[number.end() :]
     slot = re.sub(r"[^a-z0-9_]", "_", rest.strip(".").lower())
     return place_of(int(number[1]) if number else 0, slot if slot[:1].isalpha() else f"module{slot}")
+
+
+def _check_neurons(folder: Path, state: State, paths: Mapping[str, str], *, pairs: bool) -> None:
+    """Refuse places without all their tensors, and more neurons than any job may have: aligning them takes long.
+
+    `pairs`: a place is a product of two factors, which nothing aligns.
+    """
+    for place, path in paths.items():
+        names = group_by_place(state)[place]
+        if (neurons := neurons_of(names)) is None:
+            raise FedpeftError(f"{folder} holds only {', '.join(names)} of {path!r:.200}: save the adapter again.")
+        for name, axis in neurons.incoming.items():
+            shape = state[names[name]].shape if name in names else None
+            if shape is None or (len(shape) == 1 and axis == 0 and not pairs):
+                continue
+            if len(shape) < 2 or shape[axis] > MAX_WIDTH:
+                raise FedpeftError(
+                    f"{folder} has {name} of {path!r:.200} in shape {tuple(shape)}, allowed are matrices with up to "
+                    f"{MAX_WIDTH} neurons: save the adapter again."
+                )
+            if not pairs and not neurons.blocked and shape[axis] > math.prod(shape) / max(shape[axis], 1):
+                raise FedpeftError(
+                    f"{folder} has {shape[axis]} neurons in {path!r:.200}, more than the inputs of each: no bottleneck "
+                    f"adapter is that wide."
+                )
 
 
 def _scaled(folder: Path, state: State, paths: Mapping[str, str], config: PeftConfig, tuning: SlotTuning) -> State:

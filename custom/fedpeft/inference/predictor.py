@@ -39,6 +39,7 @@ from fedpeft.inference.kept_model import KeptModel
 from fedpeft.job.federation import site_backbone
 from fedpeft.job.settings import CommonSettings
 from fedpeft.methods import METHODS
+from fedpeft.methods.adapters import check_strangers_settings, read_config, read_state
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
 from fedpeft.report.status import PLACES, SIMULATED
@@ -142,8 +143,6 @@ def _read_adapter(model: SiteModel, adapter: Path) -> State:
     """Return the tensors of an adapter under their keys in messages."""
     if adapter.is_file():
         return read_tensors(adapter)
-    from fedpeft.methods.adapters import read_config, read_state
-
     return read_state(adapter, read_config(adapter), model.backbone.family)
 
 
@@ -190,8 +189,6 @@ def _file_beside(adapter: Path) -> Path:
 
 def _read_configs(adapter: Path) -> tuple[Path, list[PeftConfig]]:
     """Return the file beside an adapter and its configurations; empty if there is no file."""
-    from fedpeft.methods.adapters import read_config
-
     file = _file_beside(adapter)
     if file.name == CONFIG:
         return file, [read_config(file.parent)]
@@ -202,7 +199,9 @@ def _read_configs(adapter: Path) -> tuple[Path, list[PeftConfig]]:
         chosen = {name: method[name] for name in ("name", "settings")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedpeftError(f"{file} cannot be read ({error!r:.120}): take it from the run again.") from error
-    return file, _configs(build(MethodSettings, chosen, section="method", source=str(file)), site="")
+    described = build(MethodSettings, chosen, section="method", source=str(file))
+    check_strangers_settings(described.settings_of(""), str(file))
+    return file, _configs(described, site="")
 
 
 def _configs(method: MethodSettings, site: str) -> list[PeftConfig]:
@@ -354,6 +353,7 @@ def model_of(kept: KeptModel, adapter: Path | None = None) -> SiteModel:
 
 def _check_size(kept: KeptModel, backbone: BackboneSettings, method: MethodSettings) -> None:
     """Refuse settings of an export that make a larger adapter than it holds, before memory is taken for it."""
+    check_strangers_settings(method.settings_of(kept.record.site), f"the export {kept.folder}")
     held = sum(tensor.numel() for tensor in kept.state.adapter.values())
     empty = skeleton(backbone.name, backbone.source)
     made = parameter_count(empty, method.method.tuning(), method.settings_of(kept.record.site)).trained
