@@ -52,6 +52,13 @@ def cells(table, column):
     return [row[table.columns.index(column)] for row in table.rows]
 
 
+def test_a_difference_is_of_figures_in_one_metric():
+    mixed = outcome("f1", 0, (0.9, 0.4), metrics={"north": MACRO_F1, "south": ACCURACY})
+    assert mixed.minus(RUNS[0], ACCURACY) == pytest.approx(-20)  # of south alone
+    assert math.isnan(mixed.minus(RUNS[0], MACRO_F1))
+    assert math.isnan(RUNS[0].minus(mixed, MACRO_F1))
+
+
 def test_the_figure_of_a_run_is_the_mean_of_its_sites_over_the_last_rounds():
     assert RUNS[0].figure(ACCURACY) == pytest.approx(50)
     assert RUNS[0].figure(ACCURACY, last=2) == pytest.approx(40)

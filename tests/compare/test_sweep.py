@@ -246,6 +246,18 @@ def test_the_command_runs_what_is_missing_and_writes_table_picture_and_page(tmp_
         (["--sweep", SHARES, "--set", "data.train_share=0.3"], "sets what the grid varies"),
         (["--sweep", SHARES, "--variant", "x: local data.train_share=0.3"], "sets what the grid varies"),
         (["--sweep", SHARES, "--baseline", "local"], "a sweep has no differences"),
+        (
+            ["--methods", "local", "--variant", "f1: fedavg data.metric=macro_f1"],
+            "the row f1 has another data.metric than local, and rows of a table are measured alike: set it for all",
+        ),
+        (
+            ["--methods", "local", "--variant", "x: fedavg data.test_size=6"],
+            "the row x has another data.test_size than",
+        ),
+        (
+            ["--methods", "local", "--variant", "x: fedavg data.sites.slake.test_size=6"],
+            "the row x has another data.test_size than local",
+        ),
     ],
 )
 def test_wrong_input_gives_one_sentence(options, message, capsys):

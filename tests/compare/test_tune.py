@@ -293,7 +293,32 @@ def test_the_noise_is_that_of_every_sites_last_figure_wherever_it_was_last_drawn
         ([JOB, "--over", "training.batch_size=8,0"], "batch_size is 0, it must be at least 1"),
         ([JOB, "--over", "method.settings.lora.r=2,4"], f"method.settings.lora changes nothing in {JOB}"),
         ([JOB, "--over", "schedule.budget=2,4"], f"schedule.budget changes nothing in {JOB}"),
-        ([JOB, "--over", "training.rounds=2,4"], "a search cannot choose it"),
+        (
+            [JOB, "--over", "training.rounds=2,4"],
+            "a search cannot choose it, because its steps have rounds of their own",
+        ),
+        ([JOB, "--over", "training.thresholds=half,share"], "because they are fitted to the split on which settings"),
+        ([JOB, "--over", "training.validate=true,false"], "because its runs validate in every round; leave it out"),
+        ([JOB, "--over", "data.metric=accuracy,macro_f1"], "on which examples, and by which figure, settings are"),
+        ([JOB, "--over", "federation.resume_from=latest,a"], "because no run of a search reads it; leave it out"),
+        (
+            [
+                JOB,
+                "--over",
+                "method.settings.lora.r=2,4",
+                "--set",
+                "method.name=lora",
+                "--set",
+                "method.aggregation=svd",
+            ],
+            f"{JOB} could not get r=2 afterwards: method.settings.lora changes nothing in {JOB}, whose method is "
+            "houlsby: set method.name=lora as well, or change those of houlsby. What --set says (method.name=lora, "
+            "method.aggregation=svd) is only for the search: write it into the job first.",
+        ),
+        (
+            [JOB, "--over", "method.aggregation=svd,stack", "--set", "method.name=lora"],
+            f"{JOB} could not get aggregation=svd afterwards: ",
+        ),
         ([JOB, *2 * ["--over", "training.batch_size=8,16"]], "training.batch_size is named twice"),
         ([JOB, "--seeds", "0"], "--seeds is 0"),
     ],

@@ -175,6 +175,11 @@ def test_a_strangers_folder_leads_nowhere_and_fills_no_memory(sections, tmp_path
     assert "workers" not in read("training", workers=1000, images_mib=1e9).record.sections["training"]
     with pytest.raises(FedpeftError, match=r"make an adapter of [\d,]+ parameters, it holds [\d,]+: export"):
         Predictor(read("method", tiny_source, settings={"houlsby": {"reduction_factor": 1}}))
+    slow = {"houlsby": {"target_modules": r"(\w+|\w|\.)*!"}}
+    with pytest.raises(
+        FedpeftError, match=r"in target_modules, which is no regular expression or one that can take hours"
+    ):
+        Predictor(read("method", tiny_source, settings=slow))
     chosen = read("backbone", backbone=tiny_source, source="stranger/model")
     assert Predictor(chosen).model.backbone.num_layers == 2
     with pytest.raises(FedpeftError, match="is no exported folder: leave it out"):

@@ -508,19 +508,38 @@ def test_a_check_measures_every_export_and_writes_a_page(exports, tables, tiny_s
 
 @pytest.mark.slow
 def test_the_line_ends_at_both_adapters(exports, tables, tiny_source):
-    for folders in exports.values():
+    for folders in (order for pair in exports.values() for order in (pair, pair[::-1])):
         one, other = read_all(folders)
-        kepts = [find(folder, site=None, backbone=tiny_source) for folder in folders]
-        examples = examples_of(tables["classes"], kepts[0])
+        kept = find(folders[0], site=None, backbone=tiny_source)
+        examples = examples_of(tables["classes"], kept)
         losses = measure_all([one, other], merged_of([one, other]), tables["classes"], backbone=tiny_source).lines
         ends = losses["merged on the way"]
-        predictor = Predictor(kepts[0])
-        batches = list(predictor.batches(examples))
-        assert ends[0] == pytest.approx(mean_loss(predictor.model.answering.eval(), batches), rel=1e-4)
+        for place, adapter in ((0, one), (-1, other)):
+            predictor = Predictor(merge_check._with_adapter(kept, merge_check._unmerged(adapter)))
+            batches = list(predictor.batches(examples))
+            assert ends[place] == pytest.approx(mean_loss(predictor.model.answering.eval(), batches), rel=1e-4)
         again = measure_all(
             [one, replace(one, name=f"{one.name}/")], merged_of([one, other]), tables["classes"], backbone=tiny_source
         )
         assert again.barriers() == pytest.approx({"as they come": 0, "merged on the way": 0}, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_all_heads_are_measured_by_the_metric_of_the_first(exports, tables, tiny_source, monkeypatch):
+    monkeypatch.setattr(merge_check, "_lines", lambda *_: {})
+    one, other = read_all(exports["lora"])
+    found = merge_check.find
+
+    def of_two_metrics(folder, **options):
+        kept = found(folder, **options)
+        metric = "accuracy" if str(folder) == other.name else kept.record.metric
+        return replace(kept, record=replace(kept.record, metric=metric))
+
+    expected = measure_all([one, other], merged_of([one, other]), tables["classes"], backbone=tiny_source)
+    monkeypatch.setattr(merge_check, "find", of_two_metrics)
+    assert measure_all([one, other], merged_of([one, other]), tables["classes"], backbone=tiny_source) == expected
+    reverse = measure_all([other, one], merged_of([other, one]), tables["classes"], backbone=tiny_source)
+    assert reverse.table.title.startswith("accuracy")
 
 
 @pytest.mark.slow

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 RUNS = "runs.jsonl"
 SEEDS = ("training.seed", "data.seed")
 METHOD = "method.name"
+MEASURED = ("metric", "dataset", "root", "site", "split", "test_size", "test_fraction")  # of `data`: what is tested
 PLUGINS = "fedpeft."  # how the groups of entry points begin
 Key = tuple[str, int, str]
 
@@ -175,12 +176,33 @@ def plan(
                 f"method.settings.{name} changes nothing: no row of the comparison has that method; leave it out, or "
                 f"add {name} to the methods."
             )
+    _check_measured_alike(runs)
     check_read(overrides, runs)
     for method in methods:
         check_read(method.settings, [run for run in runs if run.method == method.name])
     for point in points(axes).values():
         check_read(point.overrides, [run for run in runs if run.point == point.label])
     return runs
+
+
+def _check_measured_alike(runs: Sequence[Run]) -> None:
+    """Refuse rows whose figures are of other examples or another metric: their difference says nothing."""
+    first: dict[tuple[int, str], Run] = {}
+    for run in runs:
+        one = first.setdefault((run.seed, run.point), run)
+        for name in MEASURED:
+            theirs, own = (_at_sites(each.sections["data"], name) for each in (one, run))
+            if theirs != own:
+                raise FedpeftError(
+                    f"the row {run.method} has another data.{name} than {one.method}, and rows of a table are measured "
+                    f"alike: set it for all with --set, or compare them in a table of their own."
+                )
+
+
+def _at_sites(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a setting of `data` as it is for all, and by site where a site has its own."""
+    sites = {site: own[name] for site, own in data.get("sites", {}).items() if name in own}
+    return {"": data.get(name), **sites}
 
 
 def _pia_form(sections: Mapping[str, Any]) -> str:

@@ -66,10 +66,10 @@ class Outcome:
     def minus(self, other: Outcome, metric: str, *, last: int = 1) -> float:
         """Return by how many points its figure is above another run's; NaN: they have none in common.
 
-        Only sites and rounds that both have count; rounds are numbered back from the last one.
+        Only sites and rounds that both have in this metric count; rounds are numbered back from the last one.
         """
         differences = []
-        for site in (site for site, own in self.metrics.items() if own == metric):
+        for site in (site for site, own in self.metrics.items() if own == metric == other.metrics.get(site)):
             mine, theirs = self._last_figures(site, last), other._last_figures(site, last)
             if both := mine.keys() & theirs.keys():
                 differences.append(statistics.fmean(mine[back] - theirs[back] for back in sorted(both)))

@@ -33,7 +33,18 @@ if TYPE_CHECKING:
 
 OUT, NAME = "tuning", "tuning"
 RATE, ROUNDS, SEED = "training.learning_rate", "training.rounds", "training.seed"
-FIXED = (ROUNDS, SEED, "data.seed", "federation.sites")
+# sections and settings that a search cannot choose, and why
+UNREAD = "no run of a search reads it"
+FIXED = {
+    "data": "it decides on which examples, and by which figure, settings are compared",
+    "federation": UNREAD,
+    "flare": UNREAD,
+    ROUNDS: "its steps have rounds of their own",
+    SEED: "give several seeds with --seeds",
+    "training.keep": UNREAD,
+    "training.validate": "its runs validate in every round",
+    "training.thresholds": "they are fitted to the split on which settings are compared",
+}
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of the rate that the backbone declares
 REDUCTION_FACTOR, FINALISTS = 3, 2  # of the settings from step to step; settings that run all rounds
 TWO_SIDED = 1.96  # standard errors of a 95 % interval
@@ -104,8 +115,8 @@ class Search:
         from fedpeft.compare.grid import check_not_varied
 
         for axis in self.axes:
-            if axis.setting in FIXED:
-                raise FedpeftError(f"--over {axis.setting}: a search cannot choose it; leave it out.")
+            if why := FIXED.get(axis.setting.partition(".")[0]) or FIXED.get(axis.setting):
+                raise FedpeftError(f"--over {axis.setting}: a search cannot choose it, because {why}; leave it out.")
         check_not_varied(self.axes, self.overrides)
 
     def runs(self, label: str, rounds: int) -> list[Run]:
@@ -175,6 +186,7 @@ def run_steps(search: Search, out: Path, *, processes: int) -> list[Step]:
     plan = search.steps()
     # what is wrong is found before the first run starts
     check_read(search.overrides, [search.runs(label, plan[0][1])[0] for label in search.points])
+    _check_writable(search)
     steps: list[Step] = []
     for number, (count, rounds) in enumerate(plan, 1):
         runs = [run for label in _next_settings(search, steps, count) for run in search.runs(label, rounds)]
@@ -190,6 +202,23 @@ def run_steps(search: Search, out: Path, *, processes: int) -> list[Step]:
             raise FedpeftError(f"no setting ran through step {number}: {next(iter(reasons.values()))}")
         steps.append(Step(rounds=rounds, outcomes=outcomes, failed=reasons))
     return steps
+
+
+def _check_writable(search: Search) -> None:
+    """Refuse values that the job cannot have, or would not read, without what `--set` says for the search alone."""
+    from fedpeft.job.writing import checked_settings
+
+    for label, point in search.points.items():
+        try:
+            checked_settings(search.job, point.overrides)
+        except FedpeftError as error:
+            only = ", ".join(search.overrides)
+            raise FedpeftError(
+                f"{search.job.name} could not get {label} afterwards: {str(error).rstrip('.')}. What --set says "
+                f"({only:.120}) is only for the search: write it into the job first."
+                if search.overrides
+                else str(error)
+            ) from error
 
 
 def _check_validated(one: Outcome, job: str) -> None:

@@ -89,6 +89,8 @@ def measure_all(
         raise FedpeftError("--check needs a head, and no folder is of fedpeft export: name at least one that is.")
     plain = _plain_mean(adapters, weights)
     kepts = [find(Path(one.name), site=None, backbone=backbone) for one in exports]
+    record = kepts[0].record  # by whose metric all are measured
+    kepts = [replace(kept, record=replace(kept.record, metric=record.metric)) for kept in kepts]
     rows: list[tuple[str, ...]] = []
     values: list[list[float | None]] = []
     for kept, one, name in zip(kepts, exports, _short_names([one.name for one in exports]), strict=True):
@@ -101,10 +103,11 @@ def measure_all(
         rows.append((name, *map(percent, measured)))
     if len(rows) > 1:
         rows.append(("mean", *map(percent, map(_mean, zip(*values, strict=True)))))
-    record = kepts[0].record
     names = [row[0] for row in rows]
-    lines = {}
-    if len(exports) > 1:
+    lines, remarks = {}, [f"skipped  {one.name}: it is no export, and has no head" for one in without]
+    if len(exports) > 1 and not (_holds(exports[0], exports[1]) or _holds(exports[1], exports[0])):
+        remarks.append(f"skipped  the loss on the way: each of {names[0]} and {names[1]} is wider somewhere")
+    elif len(exports) > 1:
         say(f"next     the loss from {names[0]} to {names[1]}")
         lines = _lines(exports[0], exports[1], kepts[0], examples_of(data, kepts[0]))
     return Checked(
@@ -117,7 +120,7 @@ def measure_all(
         lines=lines,
         between=(names[0], names[min(1, len(names) - 1)]),
         note=caution(procedural=record.procedural, tiny=record.tiny),
-        remarks=tuple(f"skipped  {one.name}: it is no export, and has no head" for one in without),
+        remarks=tuple(remarks),
     )
 
 
@@ -247,23 +250,32 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
+def _holds(one: Adapter, other: Adapter) -> bool:
+    """Return whether the neurons of another adapter fit into this one; products of any rank do."""
+    products = METHODS.get(one.tuning.name).products
+    return products or all(tensor.numel() >= other.state[key].numel() for key, tensor in one.state.items())
+
+
 def _lines(one: Adapter, other: Adapter, kept: KeptModel, examples: Sequence[Example]) -> dict[str, list[float]]:
-    """Return way -> losses from one adapter to another."""
+    """Return way -> losses from one adapter to another; the narrower one is spread over the neurons of the other."""
     ways: dict[str, list[State]] = {}
+    base = one if _holds(one, other) else other
     if all(tensor.shape == other.state[key].shape for key, tensor in one.state.items()):
         ways[AS_THEY_COME] = [_between(one.state, other.state, t) for t in POINTS]
     if METHODS.get(one.tuning.name).products:
         inner = [merge_products([one.state, other.state], [1 - t, t]) for t in POINTS[1:-1]]
         ways[ALIGNED] = [one.state, *inner, other.state]
     else:
-        aligned, _ = align_global(other.state, one.state, settings=PIASettings(support="weights"))
-        ways[ALIGNED] = [_between(one.state, aligned, t) for t in POINTS]
+        moved = other if base is one else one
+        aligned, _ = align_global(moved.state, base.state, settings=PIASettings(support="weights"))
+        ends = (base.state, aligned) if base is one else (aligned, base.state)
+        ways[ALIGNED] = [_between(*ends, t) for t in POINTS]
     largest: dict[str, Any] = {}
     for state in (state for states in ways.values() for state in states):
-        settings = one.tuning.merged_settings(one.config, state)
+        settings = base.tuning.merged_settings(base.config, state)
         largest = max((largest or settings, settings), key=lambda sizes: sizes.get("r", 0))
     forms = {
-        way: [Merged(config=one.config, state=state, paths=one.paths, settings=largest) for state in states]
+        way: [Merged(config=base.config, state=state, paths=base.paths, settings=largest) for state in states]
         for way, states in ways.items()
     }
     predictor = Predictor(_with_adapter(kept, forms[ALIGNED][0]))

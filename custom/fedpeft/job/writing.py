@@ -7,6 +7,7 @@ Settings go into the job's folder, and into its task if no other job has that.
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -47,7 +48,8 @@ from fedpeft.job.composing import (
 from fedpeft.job.folder import fit_data
 from fedpeft.job.yaml_values import parse, write
 
-TRAINING = {"rounds": 10, "local_epochs": 1, "batch_size": 16, "weight_decay": 0.01, "warmup": 0.1, "seed": 0}
+TRAINING = {"rounds": 10, "local_epochs": 1, "weight_decay": 0.01, "warmup": 0.1, "seed": 0}
+BATCH_SIZES, MIN_STEPS = (16, 8, 4), 25  # the first one with which the middle one of the sites has these steps a round
 BACKBONE, PRETRAINED = "backbones", "mmbt_small"  # with weights of the extra `pretrained`
 HEADER = """\
 # Written by `fedpeft new` for the data in {folder!r}.
@@ -127,7 +129,7 @@ def write_new(
     task, jobs, job = _places(name, out)
     parts = [_backbone_part(found, backbone), "methods/fedpia_agreement", "deployments/laptop"]
     labels = any(site.metric == MACRO_F1 for site in found.data)  # rare ones never reach a probability of one half
-    training = TRAINING | ({"thresholds": VALIDATION} if labels else {})
+    training = TRAINING | {"batch_size": _batch_size(found)} | ({"thresholds": VALIDATION} if labels else {})
     chosen = {section: values for section, values in parse_overrides(overrides).items() if section != "data"}
     own = {"data": found.section, "federation": {"sites": list(found.of_sites)}, "training": training}
     before_task = [part_of(jobs.parent, one) for one in parts]
@@ -157,6 +159,12 @@ def write_new(
     default = declared.default_source if declared.default_source.startswith(WHEEL) else ""
     source = backbone_of.get("source", default)
     return NewJob(written=(task, jobs, job), backbone=named, source=source, tiny=declared.tiny)
+
+
+def _batch_size(found: FolderSites) -> int:
+    """Return a batch size with which few images are enough steps."""
+    samples = statistics.median_low(len(site.train) for site in found.data)
+    return next((size for size in BATCH_SIZES if size * MIN_STEPS <= samples), BATCH_SIZES[-1])
 
 
 def _check_admitted(name: str, sections: Mapping[str, Any]) -> None:
@@ -235,8 +243,7 @@ def write_settings(job: FoundJob, chosen: Sequence[str]) -> list[str]:
     The folder gets them as with `fedpeft jobs --set`. The task in `app_configs/` gets them if only this job is composed
     of it and it has no comments but at its top, so that `fedpeft jobs` writes the same folder again.
     """
-    sections = job.composed(chosen)
-    _check_admitted(job.name, sections)
+    sections = checked_settings(job, chosen)
     values, task = ", ".join(chosen), _own_task(job)
     text = _rewritten(job, task, chosen) if task else ""
     write_job(job.folder, job.name, sections)
@@ -247,6 +254,14 @@ def write_settings(job: FoundJob, chosen: Sequence[str]) -> list[str]:
     again = " ".join(f"--set {setting}" for setting in chosen)
     kept = f"{task} is as it was" if task else "no file of app_configs is only of this job"
     return [*said, f"{kept}: `fedpeft jobs {job.name} {again}` writes this folder again."]
+
+
+def checked_settings(job: FoundJob, chosen: Sequence[str]) -> dict[str, Any]:
+    """Return the sections of a job with settings as `section.name=value`, all of which it must read and be allowed."""
+    sections = job.composed(chosen)
+    check_used(chosen, sections, job=job.name)
+    _check_admitted(job.name, sections)
+    return sections
 
 
 def _own_task(job: FoundJob) -> Path | None:
