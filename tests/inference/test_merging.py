@@ -178,6 +178,10 @@ def test_a_merge_over_any_scale_is_the_mean_of_the_updates(tiny_source, tmp_path
         ({"rank_pattern": {"(a|aa)+b": 3}}, r"has '\(a\|aa\)\+b' in rank_pattern, .* can take hours to match"),
         ({"exclude_modules": ".*.*.*.*b"}, "in exclude_modules, .* can take hours to match: write the names"),
         ({"alpha_pattern": dict.fromkeys(map(str, range(1025)), 3)}, "has 1,025 entries in alpha_pattern, allowed are"),
+        (
+            {"layer_replication": [[0, 1]] * 9},
+            "has layer_replication, with which PEFT gives the model other layers: leav",
+        ),
         ({"megatron_config": {"x": 1}}, "has megatron_config, for which PEFT imports the module that the file names"),
     ],
     ids=lambda value: str(value)[:60],

@@ -50,6 +50,10 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 CONNECTOR_FILE = "connector.safetensors"  # beside the adapter, with the backbone's names of the tensors
 ROOT = "base_model."
 MODEL = f"{ROOT}model."
+REFUSED = {
+    "megatron_config": "for which PEFT imports the module that the file names",
+    "layer_replication": "with which PEFT gives the model other layers",
+}
 # settings with texts, or a mapping from texts, that PEFT matches as regular expressions
 PATTERNS = ("rank_pattern", "alpha_pattern", "target_modules", "exclude_modules", "layers_pattern")
 MAX_PATTERNS, MAX_OWN_PATTERN = 1024, 2**14
@@ -380,16 +384,15 @@ def read_config(folder: str | Path) -> PeftConfig:
 
 
 def check_strangers_settings(settings: Mapping[str, Any], where: str) -> None:
-    """Refuse settings by which PEFT would import a module of any folder, or match a pattern for hours.
+    """Refuse settings by which PEFT would import code, change the model's layers, or match a pattern for hours.
 
     Args:
         settings: of an adapter's configuration, or of a method that trains several.
         where: they stand, for the error.
     """
-    if settings.get("megatron_config"):
-        raise FedpeftError(
-            f"{where} has megatron_config, for which PEFT imports the module that the file names: leave it out."
-        )
+    for name, why in REFUSED.items():
+        if settings.get(name):
+            raise FedpeftError(f"{where} has {name}, {why}: leave it out.")
     for name, value in settings.items():
         if name in PATTERNS:
             if isinstance(value, Mapping) and len(value) > MAX_PATTERNS:
