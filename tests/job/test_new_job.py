@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import layouts
 import numpy as np
@@ -103,11 +102,6 @@ def test_a_backbone_of_ones_own_goes_before_the_recipe_and_a_setting_before_both
     assert "backbone vit\n" in capsys.readouterr().out
     assert cli.main(["new", "other", "--data", str(clinics), "--set", "backbone.name=vit"]) == 0
     assert compose(CONFIGS, "other")["training"]["learning_rate"] == 1e-4, "that of the backbone that is chosen"
-
-
-@pytest.mark.parametrize(("samples", "size"), [((30, 106), 4), ((199, 5000), 4), ((200, 200), 8), ((9, 400, 500), 16)])
-def test_few_images_come_in_smaller_batches(samples, size):
-    assert writing._batch_size(SimpleNamespace(data=[SimpleNamespace(train=range(count)) for count in samples])) == size
 
 
 def test_the_example_of_a_consortium_takes_the_method_that_new_takes(clinics, capsys, request):

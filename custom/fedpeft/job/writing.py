@@ -7,7 +7,6 @@ Settings go into the job's folder, and into its task if no other job has that.
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -48,8 +47,7 @@ from fedpeft.job.composing import (
 from fedpeft.job.folder import fit_data
 from fedpeft.job.yaml_values import parse, write
 
-TRAINING = {"rounds": 10, "local_epochs": 1, "weight_decay": 0.01, "warmup": 0.1, "seed": 0}
-BATCH_SIZES, MIN_STEPS = (16, 8, 4), 25  # the first one with which the middle one of the sites has these steps a round
+TRAINING = {"rounds": 10, "local_epochs": 1, "batch_size": 16, "weight_decay": 0.01, "warmup": 0.1, "seed": 0}
 BACKBONE, PRETRAINED = "backbones", "mmbt_small"  # with weights of the extra `pretrained`
 HEADER = """\
 # Written by `fedpeft new` for the data in {folder!r}.
@@ -129,7 +127,7 @@ def write_new(
     task, jobs, job = _places(name, out)
     parts = [_backbone_part(found, backbone), "methods/fedpia_agreement", "deployments/laptop"]
     labels = any(site.metric == MACRO_F1 for site in found.data)  # rare ones never reach a probability of one half
-    training = TRAINING | {"batch_size": _batch_size(found)} | ({"thresholds": VALIDATION} if labels else {})
+    training = TRAINING | ({"thresholds": VALIDATION} if labels else {})
     chosen = {section: values for section, values in parse_overrides(overrides).items() if section != "data"}
     own = {"data": found.section, "federation": {"sites": list(found.of_sites)}, "training": training}
     before_task = [part_of(jobs.parent, one) for one in parts]
@@ -159,12 +157,6 @@ def write_new(
     default = declared.default_source if declared.default_source.startswith(WHEEL) else ""
     source = backbone_of.get("source", default)
     return NewJob(written=(task, jobs, job), backbone=named, source=source, tiny=declared.tiny)
-
-
-def _batch_size(found: FolderSites) -> int:
-    """Return a batch size with which few images are enough steps."""
-    samples = statistics.median_low(len(site.train) for site in found.data)
-    return next((size for size in BATCH_SIZES if size * MIN_STEPS <= samples), BATCH_SIZES[-1])
 
 
 def _check_admitted(name: str, sections: Mapping[str, Any]) -> None:
