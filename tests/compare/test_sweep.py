@@ -248,15 +248,15 @@ def test_the_command_runs_what_is_missing_and_writes_table_picture_and_page(tmp_
         (["--sweep", SHARES, "--baseline", "local"], "a sweep has no differences"),
         (
             ["--methods", "local", "--variant", "f1: fedavg data.metric=macro_f1"],
-            "the row f1 has another data.metric than local, and rows of a table are measured alike: set it for all",
+            "the row f1 has data.metric='macro_f1' and local '', and rows of a table are measured alike: set it",
         ),
         (
             ["--methods", "local", "--variant", "x: fedavg data.test_size=6"],
-            "the row x has another data.test_size than",
+            "the row x has data.test_size=6 and local ",
         ),
         (
             ["--methods", "local", "--variant", "x: fedavg data.sites.slake.test_size=6"],
-            "the row x has another data.test_size than local",
+            "the row x has data.test_size=6 and local ",
         ),
     ],
 )

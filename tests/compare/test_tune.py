@@ -299,8 +299,14 @@ def test_the_noise_is_that_of_every_sites_last_figure_wherever_it_was_last_drawn
         ),
         ([JOB, "--over", "training.thresholds=half,share"], "because they are fitted to the split on which settings"),
         ([JOB, "--over", "training.validate=true,false"], "because its runs validate in every round; leave it out"),
-        ([JOB, "--over", "data.metric=accuracy,macro_f1"], "on which examples, and by which figure, settings are"),
-        ([JOB, "--over", "federation.resume_from=latest,a"], "because no run of a search reads it; leave it out"),
+        (
+            [JOB, "--over", "data.metric=accuracy,macro_f1"],
+            "because runs would not be measured alike (fedpeft compare --sweep",
+        ),
+        (
+            [JOB, "--over", "federation.resume_from=latest,a"],
+            "because it says who takes part, not how they train; leave it out",
+        ),
         (
             [
                 JOB,

@@ -423,6 +423,30 @@ def _arrow_folder(root, table, *, new=pa.ipc.new_stream, **options):
     return DataSettings(dataset="hugging_face", root=str(root))
 
 
+def test_a_struct_with_a_field_of_such_a_name_repeats_nothing():
+    kinds = [pa.struct([("review", pa.string()), ("dictionary", pa.string())]), pa.list_(pa.binary())]
+    assert not any(hub_files._REPEATS.search(str(kind)) for kind in kinds)
+    repeating = [
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.list_(pa.dictionary(pa.int8(), pa.string())),
+        pa.string_view(),
+    ]
+    repeating += [
+        pa.run_end_encoded(pa.int32(), pa.string()),
+        pa.list_view(pa.string()),
+        pa.struct([("a", pa.binary_view())]),
+    ]
+    assert all(hub_files._REPEATS.search(str(kind)) for kind in repeating)
+
+
+def test_a_column_that_nobody_reads_may_be_damaged(tmp_path):
+    table = pa.Table.from_pylist(_rows(0, 4))
+    damaged = pa.Array.from_buffers(
+        pa.string(), 8, [None, pa.py_buffer(np.arange(9, dtype=np.int32)), pa.py_buffer(b"\xff" * 8)]
+    )
+    assert len(load(_arrow_folder(tmp_path, table.append_column("notes", damaged))).train)
+
+
 @pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file])
 @pytest.mark.parametrize("column", ["plain", "dictionary"])
 def test_compressed_arrow_is_refused_before_it_is_unpacked(tmp_path, new, column):
@@ -433,7 +457,7 @@ def test_compressed_arrow_is_refused_before_it_is_unpacked(tmp_path, new, column
     sound = load(_arrow_folder(tmp_path, table, new=new))
     assert sum(map(len, sound.splits().values())) == 8
     before = pa.total_allocated_bytes()
-    with pytest.raises(DataError, match=r"data\.arrow is compressed, as save_to_disk writes no Arrow file"):
+    with pytest.raises(DataError, match=r"data\.arrow is a compressed Arrow file, which is not read: save it"):
         load(_arrow_folder(tmp_path / "packed", table, new=new, compression="zstd"))
     assert pa.total_allocated_bytes() == before
 

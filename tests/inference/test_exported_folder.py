@@ -177,7 +177,7 @@ def test_a_strangers_folder_leads_nowhere_and_fills_no_memory(sections, tmp_path
         Predictor(read("method", tiny_source, settings={"houlsby": {"reduction_factor": 1}}))
     slow = {"houlsby": {"target_modules": r"(\w+|\w|\.)*!"}}
     with pytest.raises(
-        FedpeftError, match=r"in target_modules, which is no regular expression or one that can take hours"
+        FedpeftError, match=r"in target_modules, which is no regular expression, or one that can take hours"
     ):
         Predictor(read("method", tiny_source, settings=slow))
     chosen = read("backbone", backbone=tiny_source, source="stranger/model")

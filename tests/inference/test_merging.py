@@ -173,10 +173,12 @@ def test_a_merge_over_any_scale_is_the_mean_of_the_updates(tiny_source, tmp_path
         ({"alpha_pattern": {"query": "x"}}, "has a rank or scale that is no number: save the adapter again"),
         (
             {"alpha_pattern": {"[": 3}},
-            r"has '\[' in alpha_pattern, which is no regular expression or one that can take",
+            r"has '\[' in alpha_pattern, which is no regular expression, or one that can take",
         ),
         ({"rank_pattern": {"(a|aa)+b": 3}}, r"has '\(a\|aa\)\+b' in rank_pattern, .* can take hours to match"),
-        ({"exclude_modules": ".*.*.*.*b"}, "in exclude_modules, .* can take hours to match: write the names"),
+        ({"alpha_pattern": {"a?" * 30 + "a" * 30: 3}}, "in alpha_pattern, .* can take hours to match: write the names"),
+        ({"alpha_pattern": {"(a|aa)" * 30: 3}}, "in alpha_pattern, .* can take hours to match: write the names"),
+        ({"rank_pattern": {".*.*b": 3}}, "in rank_pattern, .* can take hours to match: write the names"),
         ({"alpha_pattern": dict.fromkeys(map(str, range(1025)), 3)}, "has 1,025 entries in alpha_pattern, allowed are"),
         (
             {"layer_replication": [[0, 1]] * 9},
@@ -223,16 +225,36 @@ def test_what_is_no_pair_of_matrices_is_refused(tiny_source, tmp_path, case):
         fedpeft.merge(folders, tmp_path / "merged", plain=True)
 
 
-def test_neurons_with_fewer_inputs_than_there_are_of_them_are_refused(tiny_source, tmp_path):
+WRITTEN_BY_OTHERS = [
+    (
+        "target_modules",
+        r"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:k_proj).*?)|(?:\bmodel\.layers\.[\d]{1,})",
+    ),
+    ("target_modules", r"^(?!.*vision_tower).*layers\.\d+\..*(q_proj|v_proj)$"),
+    ("target_modules", r"(.*\.q_proj)|(.*\.v_proj)|(.*\.k_proj)|(.*\.o_proj)"),
+    ("alpha_pattern", {r"^encoder\.layer\.0\.attention\.(attention\.query|value)": 4, r"layer.\d+.query": 8}),
+]
+
+
+@pytest.mark.parametrize(("setting", "value"), WRITTEN_BY_OTHERS, ids=str)
+def test_patterns_that_others_write_are_merged(tiny_source, tmp_path, setting, value):
+    folders = [folder_of(tiny_source, tmp_path / str(k), "lora", k) for k in (1, 2)]
+    for folder in folders:
+        written = json.loads((folder / CONFIG).read_text()) | {setting: value}
+        (folder / CONFIG).write_text(json.dumps(written))
+    assert load_file(fedpeft.merge(folders, tmp_path / "merged") / WEIGHTS)
+
+
+def test_neurons_with_far_fewer_inputs_than_there_are_of_them_are_refused(tiny_source, tmp_path):
     """Aligning a file of a few kilobytes would take minutes, or tens of gigabytes."""
     folders = [folder_of(tiny_source, tmp_path / str(k), "pfeiffer", k) for k in (1, 2)]
     tensors = load_file(folders[0] / WEIGHTS)
     for name, tensor in tensors.items():
         if "down" in name or name.endswith("up.weight"):
             axis = 1 if name.endswith("up.weight") else 0
-            tensors[name] = torch.cat([tensor] * 20, dim=axis).contiguous()
+            tensors[name] = torch.cat([tensor] * 2000, dim=axis).contiguous()
     save_file(tensors, folders[0] / WEIGHTS)
-    with pytest.raises(FedpeftError, match=r"has \d+ neurons in .*, more than the inputs of each"):
+    with pytest.raises(FedpeftError, match=r"has \d+ neurons in .*, more than 100 times their inputs, as no"):
         fedpeft.merge(folders, tmp_path / "merged")
 
 

@@ -178,6 +178,20 @@ def test_a_folder_that_names_a_module_for_peft_to_import_is_refused(vilt, draw, 
         fedpeft.load_adapter(vilt(), folder)
 
 
+@pytest.mark.parametrize(
+    "slow", [{"exclude_modules": "(a|aa)+b"}, {"exclude_modules": ".*.*.*.*b"}, {"layers_pattern": ["(a*)*b"]}], ids=str
+)
+def test_a_pattern_that_peft_would_match_for_hours_is_refused(slow, vilt, draw, tmp_path):
+    config = adapters.config("lora")
+    folder = adapters.save_adapter(tmp_path, draw(adapters.schema(config, "vilt", 2, 32)), config, "vilt")
+    written = json.loads((folder / "adapter_config.json").read_text()) | slow
+    if "layers_pattern" in slow:
+        written |= {"target_modules": ["query", "value"], "layers_to_transform": [0, 1]}
+    (folder / "adapter_config.json").write_text(json.dumps(written))
+    with pytest.raises(FedpeftError, match=f"in {next(iter(slow))}, which is no regular expression, or one that can"):
+        fedpeft.load_adapter(vilt(), folder)
+
+
 def test_a_state_with_keys_of_no_slot_is_refused(tmp_path, draw):
     config = adapters.config("houlsby")
     for key, message in (

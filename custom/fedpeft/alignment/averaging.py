@@ -78,6 +78,29 @@ def _normalized(weights: Sequence[float]) -> list[float]:
     return [weight / total for weight in weights]
 
 
+def near_ones(
+    tables: Sequence[Mapping[str, Tensor]],
+    counts: Sequence[float],
+    distances: Sequence[float],
+    names: Sequence[str],
+    settings: PIASettings,
+    min_share: float,
+) -> list[int]:
+    """Return the numbers of the tables without those farthest from the mean, so that the paper's weights do not vanish.
+
+    One far away moves the mean away from all. Fewer than half are left out; an empty list: that is not enough.
+    """
+    near = dict(enumerate(distances))
+    for _ in range((len(tables) - 1) // 2):
+        near.pop(max(near, key=near.__getitem__))
+        shares = fedavg_weights([counts[k] for k in near], settings)
+        center = {name: weighted_mean((tables[k][name] for k in near), shares) for name in names}
+        near = {k: distance_of(tables[k], center, names) for k in near}
+        if sum(pia_weights([counts[k] for k in near], list(near.values()), settings)) >= min_share:
+            return list(near)
+    return []
+
+
 ITERATIONS, TOLERANCE = 200, 1e-10
 
 

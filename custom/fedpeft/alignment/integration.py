@@ -20,6 +20,7 @@ from fedpeft.alignment.averaging import (
     cap_share,
     distance_of,
     fedavg_weights,
+    near_ones,
     nearest,
     pia_weights,
     robust_mean,
@@ -236,6 +237,13 @@ class Place:
         """The counts of those that are as wide as the result."""
         return {owner: self.counts[owner] for owner, width in self.widths.items() if width == self.width}
 
+    def of(self, some: Sequence[int], robust: RobustSettings) -> Place:
+        """Return the same place with some of its clients, by number."""
+        owners = [owner for k, owner in enumerate(self.clients) if k in some]
+        counts = cap_share([self.counts[owner] for owner in owners], robust.max_share)
+        clients = {owner: self.clients[owner] for owner in owners}
+        return replace(self, clients=clients, counts=dict(zip(owners, counts, strict=True)))
+
     def peer_shares(self, settings: PIASettings, robust: RobustSettings) -> list[float]:
         """Return what the peers weigh among each other; none exceeds `max_share` of them."""
         return fedavg_weights(cap_share(list(self.peers.values()), robust.max_share), settings)
@@ -264,13 +272,9 @@ def _plain_average(place: Place, settings: PIASettings, robust: RobustSettings) 
 
 
 def _aligned_average(
-    place: Place, settings: PIASettings, robust: RobustSettings, spare: int | None = None
+    place: Place, settings: PIASettings, robust: RobustSettings, *, may_leave_out: bool = True
 ) -> Integrated:
-    """Return the same with alignment.
-
-    `spare`: how many sites may get no weight if the paper's weights vanish, since one that is far away moves the
-    reference away from all; None: fewer than half.
-    """
+    """Return the same with alignment; sites that are too far away for the paper's weights may have no weight."""
     center, names = place.previous, place.names
     if place.peers and not settings.finds_fixed_point:
         center = place.fedavg(place.peer_shares(settings, robust), robust)
@@ -285,16 +289,15 @@ def _aligned_average(
         return robust_mean(tables, names, robust), _figures(aligned, distances, [None] * len(aligned))
     weights = pia_weights(counts, distances, settings)
     if not settings.normalize and sum(weights) < MIN_SHARE:
-        if not (spare := (len(aligned) - 1) // 2 if spare is None else spare):
+        near = near_ones(tables, counts, distances, network, settings, MIN_SHARE) if may_leave_out else []
+        if not near:
             raise FedpeftError(
                 f"normalize=False with gamma={settings.gamma:g} leaves a share of {sum(weights):.1e} of the adapter in "
                 f"{place.name}: use a smaller gamma, or normalize=True."
             )
-        far = max(aligned, key=dict(zip(aligned, distances, strict=True)).__getitem__)
-        clients = {owner: tensors for owner, tensors in place.clients.items() if owner != far}
-        near = replace(place, clients=clients, counts={owner: place.counts[owner] for owner in clients})
-        merged, figures = _aligned_average(near, settings, robust, spare - 1)
-        return merged, {owner: figures.get(owner, Figures(weight=0.0)) for owner in aligned}
+        merged, figures = _aligned_average(place.of(near, robust), settings, robust, may_leave_out=False)
+        left_out = zip(aligned.items(), distances, strict=True)
+        return merged, {owner: figures.get(owner) or one.figures(gap, 0.0) for (owner, one), gap in left_out}
     merged = {
         name: weighted_mean((table[name] for table in tables), weights if name in network else shares) for name in names
     }

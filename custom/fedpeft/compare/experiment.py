@@ -36,6 +36,7 @@ from fedpeft.core.files import digest, parse_json, read_text
 from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
 from fedpeft.core.processes import follow, hide_current_folder
 from fedpeft.core.settings import build
+from fedpeft.data import DataSettings
 from fedpeft.data.folders import files_below
 from fedpeft.job.composing import PACKAGED, check_used, parse_overrides, unused_methods
 from fedpeft.job.federation import NONE, SETTING, FederationSettings
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
 RUNS = "runs.jsonl"
 SEEDS = ("training.seed", "data.seed")
 METHOD = "method.name"
-MEASURED = ("metric", "dataset", "root", "site", "split", "test_size", "test_fraction")  # of `data`: what is tested
+# of `data`, what rows of a table may have differently: none of it changes which examples are tested, nor how
+UNTESTED = ("train_size", "train_share", "validation_size", "validation_fraction", "window", "pool", "seed", "sites")
 PLUGINS = "fedpeft."  # how the groups of entry points begin
 Key = tuple[str, int, str]
 
@@ -190,19 +192,22 @@ def _check_measured_alike(runs: Sequence[Run]) -> None:
     first: dict[tuple[int, str], Run] = {}
     for run in runs:
         one = first.setdefault((run.seed, run.point), run)
-        for name in MEASURED:
-            theirs, own = (_at_sites(each.sections["data"], name) for each in (one, run))
-            if theirs != own:
+        theirs, own = _tested(one), _tested(run)
+        for site, name in sorted(theirs.keys() & own.keys()):
+            if theirs[site, name] != own[site, name]:
                 raise FedpeftError(
-                    f"the row {run.method} has another data.{name} than {one.method}, and rows of a table are measured "
-                    f"alike: set it for all with --set, or compare them in a table of their own."
+                    f"the row {run.method} has data.{name}={own[site, name]!r:.80} and {one.method} "
+                    f"{theirs[site, name]!r:.80}, and rows of a table are measured alike: set it for all with --set, "
+                    f"or compare them in a table of their own."
                 )
 
 
-def _at_sites(data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a setting of `data` as it is for all, and by site where a site has its own."""
-    sites = {site: own[name] for site, own in data.get("sites", {}).items() if name in own}
-    return {"": data.get(name), **sites}
+def _tested(run: Run) -> dict[tuple[str, str], Any]:
+    """Return the settings by which a site's figures are measured, by site and name."""
+    data, default = run.sections["data"], vars(DataSettings())
+    sites = run.sections.get("federation", {}).get("sites", ())
+    of_sites = {site: {**default, **data, **data.get("sites", {}).get(site, {})} for site in sites}
+    return {(site, name): own[name] for site, own in of_sites.items() for name in own if name not in UNTESTED}
 
 
 def _pia_form(sections: Mapping[str, Any]) -> str:

@@ -34,14 +34,13 @@ if TYPE_CHECKING:
 OUT, NAME = "tuning", "tuning"
 RATE, ROUNDS, SEED = "training.learning_rate", "training.rounds", "training.seed"
 # sections and settings that a search cannot choose, and why
-UNREAD = "no run of a search reads it"
 FIXED = {
-    "data": "it decides on which examples, and by which figure, settings are compared",
-    "federation": UNREAD,
-    "flare": UNREAD,
+    "data": "runs would not be measured alike (fedpeft compare --sweep draws a figure against a setting)",
+    "federation": "it says who takes part, not how they train",
+    "flare": "it changes nothing of the training",
     ROUNDS: "its steps have rounds of their own",
     SEED: "give several seeds with --seeds",
-    "training.keep": UNREAD,
+    "training.keep": "it changes nothing of the training",
     "training.validate": "its runs validate in every round",
     "training.thresholds": "they are fitted to the split on which settings are compared",
 }
@@ -212,12 +211,11 @@ def _check_writable(search: Search) -> None:
         try:
             checked_settings(search.job, point.overrides)
         except FedpeftError as error:
+            checked_settings(search.job, [*search.overrides, *point.overrides])  # its own error says more
             only = ", ".join(search.overrides)
             raise FedpeftError(
                 f"{search.job.name} could not get {label} afterwards: {str(error).rstrip('.')}. What --set says "
                 f"({only:.120}) is only for the search: write it into the job first."
-                if search.overrides
-                else str(error)
             ) from error
 
 

@@ -30,7 +30,9 @@ _BATCH = 64
 MAX_ROWS = 5 * 10**6
 MAX_UNPACKED = 2**29  # bytes of one column in one row group
 _MAX_IN_BATCH = 2**28  # bytes of a column in a batch, if every row were as long as the whole column
-_REPEATS = ("dictionary", "run_end_encoded", "view")  # Arrow's types in which several rows may share one value
+# Arrow's types in which several rows may share one value, as the text of a type names them
+_REPEATS = re.compile(r"\b(?:dictionary|run_end_encoded|\w+_view)<|\b(?:string|binary)_view\b")
+_EARLY_COMPRESSION = b"ARROW:experimental_compression"  # in a message of 2020
 _MAGIC = b"ARROW1\0\0"  # before the messages of a file that is no stream
 # of Arrow's messages, which are flatbuffers: numbers of the fields that are read
 _HEADER_TYPE, _HEADER, _DICTIONARY_DATA, _COMPRESSION = 1, 2, 1, 3
@@ -173,6 +175,8 @@ def rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         if _is_parquet(file):
             batches = _parquet(file).iter_batches(size, columns=chosen, use_threads=False)
         else:
+            for name in chosen:
+                _arrow_column(file, _stamp(file), name)
             batches = _arrow(file).select(chosen).to_batches(max_chunksize=size)
         for batch in batches:
             yield from zip(*(map(clean_values, batch.column(name).to_pylist()) for name in columns), strict=True)
@@ -186,7 +190,7 @@ def image_bytes(file: Path, column: str, row: int) -> bytes:
     """Return the encoded image of one row."""
     try:
         if not _is_parquet(file):
-            return _content(_arrow(file).column(column)[row].as_py())
+            return _content(_arrow_column(file, _stamp(file), column)[row].as_py())
         metadata = _parquet(file).metadata
         for group in range(metadata.num_row_groups):
             if row < (count := metadata.row_group(group).num_rows):
@@ -309,9 +313,7 @@ def _largest_column(file: Path, chosen: Sequence[str]) -> int:
 
 def _largest_repeating(table: Any, chosen: Sequence[str]) -> int:
     """Return the bytes of the largest of some columns of an Arrow file in which rows may share one value."""
-    columns = [
-        table.column(name) for name in chosen if any(kind in str(table.schema.field(name).type) for kind in _REPEATS)
-    ]
+    columns = [table.column(name) for name in chosen if _REPEATS.search(str(table.schema.field(name).type))]
     return max((column.get_total_buffer_size() for column in columns), default=0)
 
 
@@ -334,15 +336,24 @@ def _open_arrow(file: Path, stamp: tuple[int, int]) -> Any:
         mapped.seek(start)
         if not compressed:
             table = ipc.open_stream(mapped).read_all()
-            table.validate(full=True)  # offsets may lie outside of the file
     except (OSError, ValueError, IndexError) as error:
         raise _broken(file) from error
     except MemoryError as error:
         raise _unpacks(file, "more than this process has memory for") from error
     if compressed:
-        raise DataError(f"{file} is compressed, as save_to_disk writes no Arrow file: save it so, or as Parquet.")
+        raise DataError(
+            f"{file} is a compressed Arrow file, which is not read: save it with save_to_disk, or as Parquet."
+        )
     _check_rows(file, table.num_rows)
     return table
+
+
+@lru_cache(maxsize=64)
+def _arrow_column(file: Path, stamp: tuple[int, int], name: str) -> Any:
+    """Return a column whose offsets lie inside of the file."""
+    column = _open_arrow(file, stamp).column(name)
+    column.validate(full=True)
+    return column
 
 
 def _is_compressed(message: Any) -> bool:
@@ -360,6 +371,8 @@ def _is_compressed(message: Any) -> bool:
     def inner(place: int) -> int:
         return place + int.from_bytes(data[place : place + 4], "little")
 
+    if _EARLY_COMPRESSION in data:
+        return True
     root = inner(0)
     kind, header = field(root, _HEADER_TYPE), field(root, _HEADER)
     if not kind or not header or data[kind] not in (_DICTIONARY, _BATCH_OF_ROWS):

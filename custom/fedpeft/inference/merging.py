@@ -41,7 +41,7 @@ from fedpeft.methods.adapters import (
     tuning_of,
     write_files,
 )
-from fedpeft.methods.setting_limits import MAX_WIDTH
+from fedpeft.methods.setting_limits import MAX_WIDTH, MIN_REDUCTION
 from fedpeft.site.site_state import RECORD
 
 if TYPE_CHECKING:
@@ -310,8 +310,9 @@ def _check_neurons(folder: Path, state: State, paths: Mapping[str, str], *, pair
 
     `pairs`: a place is a product of two factors, which nothing aligns.
     """
+    places = group_by_place(state)
     for place, path in paths.items():
-        names = group_by_place(state)[place]
+        names = places[place]
         if (neurons := neurons_of(names)) is None:
             raise FedpeftError(f"{folder} holds only {', '.join(names)} of {path!r:.200}: save the adapter again.")
         for name, axis in neurons.incoming.items():
@@ -323,10 +324,14 @@ def _check_neurons(folder: Path, state: State, paths: Mapping[str, str], *, pair
                     f"{folder} has {name} of {path!r:.200} in shape {tuple(shape)}, allowed are matrices with up to "
                     f"{MAX_WIDTH} neurons: save the adapter again."
                 )
-            if not pairs and not neurons.blocked and shape[axis] > math.prod(shape) / max(shape[axis], 1):
+            if (
+                not pairs
+                and not neurons.blocked
+                and shape[axis] * MIN_REDUCTION > math.prod(shape) / max(shape[axis], 1)
+            ):
                 raise FedpeftError(
-                    f"{folder} has {shape[axis]} neurons in {path!r:.200}, more than the inputs of each: no bottleneck "
-                    f"adapter is that wide."
+                    f"{folder} has {shape[axis]} neurons in {path!r:.200}, more than {1 / MIN_REDUCTION:g} times their "
+                    f"inputs, as no adapter has: save the adapter again."
                 )
 
 

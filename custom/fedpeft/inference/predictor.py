@@ -39,7 +39,8 @@ from fedpeft.inference.kept_model import KeptModel
 from fedpeft.job.federation import site_backbone
 from fedpeft.job.settings import CommonSettings
 from fedpeft.methods import METHODS
-from fedpeft.methods.adapters import check_strangers_settings, read_config, read_state
+from fedpeft.methods.adapters import read_config, read_state
+from fedpeft.methods.setting_limits import check_strangers_settings
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
 from fedpeft.report.status import PLACES, SIMULATED

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fedpeft.backbones.slots import SLOTS, locate, module_path, two_towers
-from fedpeft.backbones.structure import family_of, roles_of
+from fedpeft.backbones.structure import family_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_regular, read_json
 from fedpeft.core.keys import (
@@ -39,7 +38,7 @@ from fedpeft.core.keys import (
 from fedpeft.core.states import State, first_misfit
 from fedpeft.methods import METHODS
 from fedpeft.methods.method import names as adapter_names
-from fedpeft.methods.setting_limits import MAX_LENGTH
+from fedpeft.methods.setting_limits import SCALE_PATTERNS, check_strangers_settings
 
 if TYPE_CHECKING:  # PEFT's import hook imports the methods, which import this module: functions import PEFT when called
     from peft import PeftConfig, PeftModel
@@ -50,15 +49,6 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 CONNECTOR_FILE = "connector.safetensors"  # beside the adapter, with the backbone's names of the tensors
 ROOT = "base_model."
 MODEL = f"{ROOT}model."
-REFUSED = {
-    "megatron_config": "for which PEFT imports the module that the file names",
-    "layer_replication": "with which PEFT gives the model other layers",
-}
-# settings with texts, or a mapping from texts, that PEFT matches as regular expressions
-PATTERNS = ("rank_pattern", "alpha_pattern", "target_modules", "exclude_modules", "layers_pattern")
-MAX_PATTERNS, MAX_OWN_PATTERN = 1024, 2**14
-MAX_REPEATS = 3  # in one pattern; matching takes as many nested loops over a module's name
-_REPEAT, _REPEATED_GROUP = re.compile(r"[*+{]"), re.compile(r"\)[*+{]")
 _NO_FILE = "{} does not exist: give a folder that save_adapter or save_pretrained wrote."
 
 
@@ -347,6 +337,7 @@ def load_adapter(
     config = read_config(folder)
     config.inference_mode = not trainable
     state = without_connector(read_state(folder, config, family_of(model)))
+    check_strangers_settings(vars(config), str(Path(folder) / CONFIG_FILE))
     added = isinstance(model, PeftModel)
     model = attach(model, config, adapter_name)
     try:
@@ -379,45 +370,8 @@ def read_config(folder: str | Path) -> PeftConfig:
         config = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(kind)].from_pretrained(str(folder))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise FedpeftError(f"{file} cannot be read ({error!s:.200}): write the adapter again.") from error
-    check_strangers_settings(vars(config), str(file))
+    check_strangers_settings(vars(config), str(file), names=SCALE_PATTERNS)
     return config
-
-
-def check_strangers_settings(settings: Mapping[str, Any], where: str) -> None:
-    """Refuse settings by which PEFT would import code, change the model's layers, or match a pattern for hours.
-
-    Args:
-        settings: of an adapter's configuration, or of a method that trains several.
-        where: they stand, for the error.
-    """
-    for name, why in REFUSED.items():
-        if settings.get(name):
-            raise FedpeftError(f"{where} has {name}, {why}: leave it out.")
-    for name, value in settings.items():
-        if name in PATTERNS:
-            if isinstance(value, Mapping) and len(value) > MAX_PATTERNS:
-                raise FedpeftError(f"{where} has {len(value):,} entries in {name}, allowed are {MAX_PATTERNS:,}.")
-            for text in [value] if isinstance(value, str) else value if isinstance(value, Iterable) else ():
-                if not _is_quick(text):
-                    raise FedpeftError(
-                        f"{where} has {text!r:.80} in {name}, which is no regular expression or one that can take "
-                        f"hours to match: write the names of modules."
-                    )
-        elif isinstance(value, Mapping):
-            check_strangers_settings(value, where)
-
-
-def _is_quick(text: Any) -> bool:
-    """Return whether a text is a pattern that repeats few characters and no group, or one of our own."""
-    if not isinstance(text, str) or len(text) > MAX_OWN_PATTERN:
-        return False
-    if len(text) > MAX_LENGTH or _REPEATED_GROUP.search(text) or len(_REPEAT.findall(text)) > MAX_REPEATS:
-        return bool(roles_of(text))
-    try:
-        re.compile(text)
-    except re.error:
-        return False
-    return True
 
 
 def read_state(folder: str | Path, config: PeftConfig, family: str | None = None) -> dict[str, torch.Tensor]:

@@ -1,5 +1,6 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Bounds on the settings of a method that a job may set at a site: a method declares them as its `limits`.
+"""Bounds on settings of a method: those that a job may set at a site, which a method declares as its `limits`, and
+those in a stranger's folder of an adapter.
 
 No text of a job is used as a pattern: one can take hours to match. `max_trained_parameters` of the site policy limits
 the number of parameters. Other work of a step is bounded by the size of the adapted matrices (FourierFT, OFT and HRA
@@ -8,10 +9,14 @@ compute matrices of that size), not by a setting of the file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from fedpeft.core.errors import FedpeftError
+
 MAX_WIDTH, MAX_BLOCKS, MAX_SCALE, MAX_LAYERS = 4096, 64, 64, 1024
+MIN_REDUCTION = 0.01  # a hundred times as many neurons as the hidden width
 MAX_FREQUENCIES = 2**20  # of a matrix
 MIN_FOURIER_SCALE, MAX_FOURIER_SCALE = 1e-3, 1000  # PEFT recommends 100 to 300
 MAX_ENTRIES, MAX_LENGTH = 128, 256  # of a list or mapping; characters of a name in it
@@ -119,3 +124,64 @@ FOURIERFT: Limits = MODULES | {
 MISS: Limits = RANKED | {"miss_dropout": dropout}
 PROMPTS: dict[str, Check] = {"tokens": whole(MAX_WIDTH)}
 FACTORED_PROMPTS: Limits = PROMPTS | {"rank": whole(MAX_WIDTH), "decomposition": choice("per_block", "concatenated")}
+
+
+REFUSED = {
+    "megatron_config": "for which PEFT imports the module that the file names",
+    "layer_replication": "with which PEFT gives the model other layers",
+}
+# settings whose texts PEFT matches as regular expressions: keys of mappings, with any name in a file of tensors; and
+# texts, with the names of a model's modules
+SCALE_PATTERNS = ("rank_pattern", "alpha_pattern")
+MODULE_PATTERNS = ("target_modules", "exclude_modules", "layers_pattern")
+MAX_PATTERNS, MAX_OWN_PATTERN = 1024, 2**14
+MAX_GROUPS, MAX_ALTERNATIVES = 4, 16  # of one pattern
+MAX_REPEATS = {**dict.fromkeys(SCALE_PATTERNS, 1), **dict.fromkeys(MODULE_PATTERNS, 3)}  # each is a loop over the name
+_REPEAT = re.compile(r"(?<![*+?}(])[*+?{]")  # but not that of a lazy repeat, nor of (?:
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+
+
+def check_strangers_settings(
+    settings: Mapping[str, Any], where: str, *, names: Collection[str] = (*SCALE_PATTERNS, *MODULE_PATTERNS)
+) -> None:
+    """Refuse settings by which PEFT would import code, change the model's layers, or match a pattern for hours.
+
+    Args:
+        settings: of an adapter's configuration, or of a method that trains several.
+        where: they stand, for the error.
+        names: of the settings that PEFT is about to match.
+    """
+    for name, why in REFUSED.items():
+        if settings.get(name):
+            raise FedpeftError(f"{where} has {name}, {why}: leave it out.")
+    for name, value in settings.items():
+        if name in names:
+            lists = list | tuple if name == "layers_pattern" else Mapping  # in other lists PEFT compares names
+            texts = [value] if isinstance(value, str) else value if isinstance(value, lists) else ()
+            if len(texts) > MAX_PATTERNS:
+                raise FedpeftError(f"{where} has {len(texts):,} entries in {name}, allowed are {MAX_PATTERNS:,}.")
+            for text in texts:
+                if not _is_quick(text, MAX_REPEATS[name]):
+                    raise FedpeftError(
+                        f"{where} has {text!r:.80} in {name}, which is no regular expression, or one that can take "
+                        f"hours to match: write the names of modules."
+                    )
+        elif isinstance(value, Mapping):
+            check_strangers_settings(value, where, names=names)
+
+
+def _is_quick(text: Any, max_repeats: int) -> bool:
+    """Return whether a text is a pattern that repeats few characters and no group, or one of our own."""
+    from fedpeft.backbones.structure import roles_of
+
+    if not isinstance(text, str) or len(text) > MAX_OWN_PATTERN:
+        return False
+    counts = (text.count("("), MAX_GROUPS), (text.count("|"), MAX_ALTERNATIVES), (len(text), MAX_LENGTH)
+    few = all(count <= most for count, most in counts) and len(_REPEAT.findall(text)) <= max_repeats
+    if not few or _REPEATED_GROUP.search(text):
+        return bool(roles_of(text))
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True

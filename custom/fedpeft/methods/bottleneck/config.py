@@ -18,6 +18,7 @@ from fedpeft.backbones.structure import check_targets
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import is_finite, is_whole
 from fedpeft.methods.first_values import Constant, Drawn, Normal, key_generator
+from fedpeft.methods.setting_limits import MIN_REDUCTION
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "swish": F.silu, "gelu": F.gelu}
 
@@ -89,9 +90,6 @@ def add_branches(
         branch = each(h.to(each.down.bias.dtype))
         output = torch.add(output, branch.to(output.dtype), alpha=each.scaling * weight)
     return output
-
-
-MIN_REDUCTION = 0.01  # a hundred times as many neurons as the hidden width
 
 
 @dataclass(kw_only=True)
