@@ -422,6 +422,32 @@ def test_an_image_of_two_patients_is_refused(tmp_path):
         _load(tmp_path)
 
 
+@pytest.mark.parametrize("part", ["#0", "#", "#00"])
+def test_a_file_of_one_frame_is_one_image_however_it_is_named(tmp_path, part):
+    _scans(tmp_path)
+    once, again = _rows(patient="a"), [{**row, "image": f"{row['image']}{part}"} for row in _rows(patient="a")]
+    _csv(tmp_path, once)
+    expected = sum(map(len, _load(tmp_path).splits().values()))
+    _csv(tmp_path, [*once, *again])
+    assert sum(map(len, _load(tmp_path).splits().values())) == expected  # as repeated rows
+    _csv(tmp_path, [*once, *({**row, "patient": "b"} for row in again)])
+    with pytest.raises(DataError, match=r"image 'scans/0\.png' is in two groups \(patients\)"):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["image", "question", "answer", "patient"])
+def test_half_of_a_character_is_refused_with_its_line(tmp_path, key):
+    """JSON may hold one, for instance of a text that was cut within an emoji; no file of UTF-8 can."""
+    _scans(tmp_path)
+    rows = _rows(patient="a")
+    rows[2] = {**rows[2], key: "what \ud83d"}
+    _jsonl(tmp_path, rows)
+    with pytest.raises(
+        DataError, match=r"manifest\.jsonl, line 3: a text has half of a character .*; correct that row"
+    ):
+        _load(tmp_path)
+
+
 def test_the_jobs_labels_hold_where_it_names_some(tmp_path):
     _scans(tmp_path)
     _csv(tmp_path, [{"image": row["image"], "labels": "mass"} for row in _rows()])

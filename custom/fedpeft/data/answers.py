@@ -53,10 +53,19 @@ def _plain(letter: str) -> str:
     return unicodedata.normalize("NFKC", letter) if same else letter
 
 
+def whole_text(text: str) -> str:
+    """Return a text, cleaned; refuse half of a character, which JSON may hold and no file of UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError("a text has half of a character (a lone surrogate)") from error
+    return clean_text(text)
+
+
 def clean_values(value: Any) -> Any:
-    """Return a parsed value with every text in it cleaned, see `clean_text`."""
+    """Return a parsed value with every text in it cleaned, see `whole_text`."""
     if isinstance(value, str):
-        return clean_text(value)
+        return whole_text(value)
     if isinstance(value, list):
         return [clean_values(one) for one in value]
     if isinstance(value, dict):

@@ -176,6 +176,12 @@ def image_of(root: Path, name: str, window: Window | None, *, where: str) -> tup
     return (path if plain and not part and window is None else ChosenImage(path, part, window)), file
 
 
+def image_name(name: str, file: str) -> str:
+    """Return the one name of an image of a file: the only frame of a file has no number, and is its first."""
+    part = name.removeprefix(file).removeprefix("#")
+    return file if not part or (not part.strip("0") and not is_nifti(Path(file))) else name
+
+
 def open_chosen(image: ChosenImage) -> Image.Image:
     """Open such an image in mode RGB."""
     if read := _medical(image):

@@ -190,7 +190,8 @@ def _sites_of_several(parts: Sequence[tuple[str, str, Listing]], chosen: Mapping
 def _taken_for(parts: Sequence[tuple[str, str, Listing]]) -> Iterator[str]:
     """Yield a sentence for each data set whose folders could have been taken for something else."""
     for data_set, name in [(DATASETS.get(name), name) for name in dict.fromkeys(name for _, name, _ in parts)]:
-        inside = {inner for _, layout, seen in parts if layout == name for inner in seen.folders} - set(SPELLINGS)
+        folders = {inner for _, layout, seen in parts if layout == name for inner in seen.folders}
+        inside = {inner for inner in folders if inner.lower() not in SPELLINGS}
         if data_set.as_sites and inside:
             yield data_set.as_sites.format(inside=_listed(sorted(inside)))
 

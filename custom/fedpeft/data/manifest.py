@@ -29,7 +29,7 @@ from typing import NamedTuple
 from fedpeft.core.errors import DataError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import MAYBE_MISSING, is_missing
-from fedpeft.data.chosen_image import image_of
+from fedpeft.data.chosen_image import image_name, image_of
 from fedpeft.data.folders import dataset_folder, inside, matches, tree
 from fedpeft.data.images import ChosenImage
 from fedpeft.data.loaders import class_example, label_example, question_example, refuse_paper
@@ -240,7 +240,7 @@ def _example(row: Row, root: Path, kind: Kind, window: Window | None) -> Example
     name = inside(root, row.text(_IMAGE), where=row.where)
     image, file = image_of(root, name, window, where=row.where)
     with reading(row):
-        example = kind.example(row, image, name)
+        example = kind.example(row, image, image_name(name, file))
     if file == name or example.group:
         return example
     return replace(example, group=file)  # slices of a volume stay together

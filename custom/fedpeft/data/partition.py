@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
+from pathlib import Path
 
 import numpy as np
 
@@ -119,7 +120,10 @@ def check_units(examples: Iterable[Example]) -> None:
     """Refuse an image with two patients, or with a patient in some rows only."""
     of_image: dict[str, str] = {}
     for example in examples:
-        file = str(getattr(example.image, "file", example.image_id))  # that has a slice or frame
+        image = example.image
+        file = str(
+            image if isinstance(image, Path) else getattr(image, "file", example.image_id)
+        )  # of a slice or frame
         if of_image.setdefault(file, example.unit) != example.unit:
             raise DataError(
                 f"The file of image {example.image_id!r} is in two groups (patients); give it one in all its rows."

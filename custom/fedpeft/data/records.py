@@ -279,7 +279,12 @@ def _check_rows(path: Path, rows: list[Row], keys: Iterable[str], bad: BadRows |
         for key in keys:
             if key not in row.values:
                 raise DataError(f"{row.where}: the key {key!r} is missing; it needs {', '.join(keys)}.")
-    return [Row(row.where, clean_values(row.values)) for row in rows]
+    return [_clean(row) for row in rows]
+
+
+def _clean(row: Row) -> Row:
+    with reading(row):
+        return Row(row.where, clean_values(row.values))
 
 
 def _object(row: Row) -> Row:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import DataError, FedpeftError, UnreadableImage
-from fedpeft.data.answers import AnswerVocabulary, clean_text, is_missing
+from fedpeft.data.answers import AnswerVocabulary, clean_text, is_missing, whole_text
 from fedpeft.data.chosen_image import image_of, is_nifti
 from fedpeft.data.dicom import is_dicom
 from fedpeft.data.dicom_grays import SET_WINDOW
@@ -64,7 +64,10 @@ def check_grays(wanted: Wanted, record: ModelRecord) -> None:
 
 def read_images(named: Path, question: str | None, record: ModelRecord, *, window: Window | None = None) -> Wanted:
     """Return an image of any kind that a manifest may name, or all pictures of a folder, with one question."""
-    question = clean_text(question or "").strip()
+    try:
+        question = whole_text(question or "").strip()
+    except DataError as error:
+        raise FedpeftError(f"--question cannot be read: {error}; write it in UTF-8.") from error
     if record.asks and not question:
         raise FedpeftError("this model answers questions: give one with --question.")
     if question and not (record.asks or record.labelled):
