@@ -305,6 +305,13 @@ def test_the_classes_of_sites_with_splits_are_those_in_the_splits(tmp_path):
     assert "Not read, in no known layout: west/." in found.notes
 
 
+def test_folders_of_splits_are_no_classes_however_they_are_spelled(tmp_path):
+    for site in ("north", "south"):
+        for split in ("Train", "TEST"):
+            classes(tmp_path / site / split)
+    assert not any("are its classes" in note for note in sites_in(tmp_path).notes)
+
+
 @pytest.mark.parametrize("inside", ["scans/", ""])
 def test_sub_folders_with_manifests_are_sites_and_may_lie_beside_other_kinds(inside, tmp_path):
     for name in ("north", "south"):

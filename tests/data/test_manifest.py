@@ -425,7 +425,8 @@ def test_an_image_of_two_patients_is_refused(tmp_path):
 @pytest.mark.parametrize("part", ["#0", "#", "#00"])
 def test_a_file_of_one_frame_is_one_image_however_it_is_named(tmp_path, part):
     _scans(tmp_path)
-    once, again = _rows(patient="a"), [{**row, "image": f"{row['image']}{part}"} for row in _rows(patient="a")]
+    once = [{**row, "patient": f"p{number}"} for number, row in enumerate(_rows())]
+    again = [{**row, "image": f"{row['image']}{part}"} for row in once]
     _csv(tmp_path, once)
     expected = sum(map(len, _load(tmp_path).splits().values()))
     _csv(tmp_path, [*once, *again])
@@ -442,9 +443,7 @@ def test_half_of_a_character_is_refused_with_its_line(tmp_path, key):
     rows = _rows(patient="a")
     rows[2] = {**rows[2], key: "what \ud83d"}
     _jsonl(tmp_path, rows)
-    with pytest.raises(
-        DataError, match=r"manifest\.jsonl, line 3: a text has half of a character .*; correct that row"
-    ):
+    with pytest.raises(DataError, match=r"jsonl, line 3: a text has half of a character .*; correct that row"):
         _load(tmp_path)
 
 

@@ -120,10 +120,9 @@ def check_units(examples: Iterable[Example]) -> None:
     """Refuse an image with two patients, or with a patient in some rows only."""
     of_image: dict[str, str] = {}
     for example in examples:
+        # a slice or frame has a file; an image out of a table has only its name
         image = example.image
-        file = str(
-            image if isinstance(image, Path) else getattr(image, "file", example.image_id)
-        )  # of a slice or frame
+        file = str(image if isinstance(image, Path) else getattr(image, "file", example.image_id))
         if of_image.setdefault(file, example.unit) != example.unit:
             raise DataError(
                 f"The file of image {example.image_id!r} is in two groups (patients); give it one in all its rows."
