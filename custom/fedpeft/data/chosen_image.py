@@ -99,7 +99,8 @@ def _read(nibabel: Any, file: Path, axis: int, number: int | None, window: Windo
         raise UnreadableImage.of(file, "does not say how its axes lie", "save it with an affine")
     own = int(np.flatnonzero(orientation[:, 0] == axis)[0])
     if own < 2 and np.prod(shape, dtype=float) * kind.itemsize > MAX_BYTES:
-        raise UnreadableImage.of(file, f"has more than {MAX_BYTES >> 30} GiB", "name slices of the file's last axis")
+        whole = next(name for name, one in PLANES.items() if one == orientation[2, 0])
+        raise UnreadableImage.of(file, f"has more than {MAX_BYTES >> 30} GiB", f"name its {whole} slices (#{whole})")
     count = shape[own]
     others = [length for place, length in enumerate(shape[:3]) if place != own]
     if others[0] * others[1] > MAX_PIXELS:
