@@ -91,9 +91,9 @@ class ScheduleSettings:
         weight_importance: weight of the importance when one point of the front is chosen.
         weight_diversity: weight of the diversity (minus the variance of the layers' use) in that choice.
         clients_per_round: number of sites drawn for each round; 0: all. Those that join in a round are among its sites.
-        joins: by site, the first round that it takes part in; 1 for all others. A site that is named, also with 1, starts
-            from its own initial values, first trains by itself as many epochs as the others have trained, and brings
-            that adapter along.
+        joins: by site, the first round that it takes part in; 1 for all others. A site that is named, also with 1,
+            starts from its own initial values, first trains by itself as many epochs as the others have trained, and
+            brings that adapter along.
     """
 
     solver: str = ALL
