@@ -305,7 +305,7 @@ def test_the_noise_is_that_of_every_sites_last_figure_wherever_it_was_last_drawn
         ),
         (
             [JOB, "--over", "federation.resume_from=latest,a"],
-            "because it says who takes part, not how they train; leave it out",
+            "because it says who takes part and how a run goes on, not how",
         ),
         (
             [

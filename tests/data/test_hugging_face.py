@@ -436,6 +436,7 @@ def test_a_struct_with_a_field_of_such_a_name_repeats_nothing():
         pa.list_view(pa.string()),
         pa.struct([("a", pa.binary_view())]),
     ]
+    repeating += [pa.dense_union([pa.field("a", pa.string())])]
     assert all(hub_files._REPEATS.search(str(kind)) for kind in repeating)
 
 

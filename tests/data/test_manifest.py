@@ -10,6 +10,7 @@ from grids import each
 from layouts import lines, picture
 
 from fedpeft.data import DataError, DataSettings, load
+from fedpeft.data.chosen_image import image_name
 from fedpeft.data.records import BadRows, csv_rows
 
 
@@ -420,6 +421,24 @@ def test_an_image_of_two_patients_is_refused(tmp_path):
     _csv(tmp_path, [*_rows(patient="a"), *_rows(count=1, patient="")])
     with pytest.raises(DataError, match=r"image 'scans/0\.png' is in two groups \(patients\)"):
         _load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [
+        ("a.png", "a.png"),
+        ("a.png#", "a.png"),
+        ("a.png#00", "a.png"),
+        ("a.png#01", "a.png#1"),
+        ("a.nii#0", "a.nii#0"),
+        ("a.nii#axial-07", "a.nii#7"),
+        ("a.nii#axial", "a.nii"),
+        ("a.nii#sagittal-3", "a.nii#sagittal-3"),
+        ("a.nii#other", "a.nii#other"),
+    ],
+)
+def test_an_image_has_one_name(name, one):
+    assert image_name(name, name.partition("#")[0]) == one
 
 
 @pytest.mark.parametrize("part", ["#0", "#", "#00"])

@@ -179,7 +179,15 @@ def test_a_folder_that_names_a_module_for_peft_to_import_is_refused(vilt, draw, 
 
 
 @pytest.mark.parametrize(
-    "slow", [{"exclude_modules": "(a|aa)+b"}, {"exclude_modules": ".*.*.*.*b"}, {"layers_pattern": ["(a*)*b"]}], ids=str
+    "slow",
+    [
+        {"exclude_modules": "(a|aa)+b"},
+        {"exclude_modules": ".*.*.*.*b"},
+        {"exclude_modules": r"(?x)([\w.]+) +!"},
+        {"layers_pattern": ["(a*)*b"]},
+        {"modules_to_save": [r"([\w.]+)+!"]},
+    ],
+    ids=str,
 )
 def test_a_pattern_that_peft_would_match_for_hours_is_refused(slow, vilt, draw, tmp_path):
     config = adapters.config("lora")

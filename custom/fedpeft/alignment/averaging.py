@@ -86,9 +86,10 @@ def near_ones(
     settings: PIASettings,
     min_share: float,
 ) -> list[int]:
-    """Return the numbers of the tables without those farthest from the mean, so that the paper's weights do not vanish.
+    """Return the numbers of the tables without those farthest from the mean, for the paper's weights not to vanish.
 
-    One far away moves the mean away from all. Fewer than half are left out; an empty list: that is not enough.
+    One far away moves the mean away from all. Fewer than half are left out; all of these, if that is not enough as the
+    tables are aligned.
     """
     near = dict(enumerate(distances))
     for _ in range((len(tables) - 1) // 2):
@@ -97,8 +98,8 @@ def near_ones(
         center = {name: weighted_mean((tables[k][name] for k in near), shares) for name in names}
         near = {k: distance_of(tables[k], center, names) for k in near}
         if sum(pia_weights([counts[k] for k in near], list(near.values()), settings)) >= min_share:
-            return list(near)
-    return []
+            break
+    return list(near)
 
 
 ITERATIONS, TOLERANCE = 200, 1e-10

@@ -289,8 +289,8 @@ def _aligned_average(
         return robust_mean(tables, names, robust), _figures(aligned, distances, [None] * len(aligned))
     weights = pia_weights(counts, distances, settings)
     if not settings.normalize and sum(weights) < MIN_SHARE:
-        near = near_ones(tables, counts, distances, network, settings, MIN_SHARE) if may_leave_out else []
-        if not near:
+        near = near_ones(tables, counts, distances, network, settings, MIN_SHARE)
+        if not may_leave_out or len(near) == len(tables):
             raise FedpeftError(
                 f"normalize=False with gamma={settings.gamma:g} leaves a share of {sum(weights):.1e} of the adapter in "
                 f"{place.name}: use a smaller gamma, or normalize=True."

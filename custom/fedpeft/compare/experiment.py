@@ -53,7 +53,7 @@ RUNS = "runs.jsonl"
 SEEDS = ("training.seed", "data.seed")
 METHOD = "method.name"
 # of `data`, what rows of a table may have differently: none of it changes which examples are tested, nor how
-UNTESTED = ("train_size", "train_share", "validation_size", "validation_fraction", "window", "pool", "seed", "sites")
+UNTESTED = ("train_share", "window", "pool", "sites")
 PLUGINS = "fedpeft."  # how the groups of entry points begin
 Key = tuple[str, int, str]
 
@@ -189,25 +189,28 @@ def plan(
 
 def _check_measured_alike(runs: Sequence[Run]) -> None:
     """Refuse rows whose figures are of other examples or another metric: their difference says nothing."""
-    first: dict[tuple[int, str], Run] = {}
+    first: dict[tuple[int, str, str, str], tuple[Run, Any]] = {}
     for run in runs:
-        one = first.setdefault((run.seed, run.point), run)
-        theirs, own = _tested(one), _tested(run)
-        for site, name in sorted(theirs.keys() & own.keys()):
-            if theirs[site, name] != own[site, name]:
+        for (site, name), own in _tested(run).items():
+            one, theirs = first.setdefault((run.seed, run.point, site, name), (run, own))
+            if theirs != own:
                 raise FedpeftError(
-                    f"the row {run.method} has data.{name}={own[site, name]!r:.80} and {one.method} "
-                    f"{theirs[site, name]!r:.80}, and rows of a table are measured alike: set it for all with --set, "
-                    f"or compare them in a table of their own."
+                    f"the row {run.method} has data.{name}={own!r:.80} and {one.method} {theirs!r:.80}, and rows of a "
+                    f"table are measured alike: set it for all with --set, or compare them in a table of their own."
                 )
 
 
 def _tested(run: Run) -> dict[tuple[str, str], Any]:
-    """Return the settings by which a site's figures are measured, by site and name."""
+    """Return the settings by which figures are measured, of all sites together (as "") and of each, by name."""
     data, default = run.sections["data"], vars(DataSettings())
     sites = run.sections.get("federation", {}).get("sites", ())
-    of_sites = {site: {**default, **data, **data.get("sites", {}).get(site, {})} for site in sites}
-    return {(site, name): own[name] for site, own in of_sites.items() for name in own if name not in UNTESTED}
+    own = {site: {**default, **data, **data.get("sites", {}).get(site, {})} for site in sites}
+    return {
+        (site, name): list(value) if isinstance(value, tuple) else value
+        for site, values in ({"": {**default, **data}} | own).items()
+        for name, value in values.items()
+        if name not in UNTESTED
+    }
 
 
 def _pia_form(sections: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ RATE, ROUNDS, SEED = "training.learning_rate", "training.rounds", "training.seed
 # sections and settings that a search cannot choose, and why
 FIXED = {
     "data": "runs would not be measured alike (fedpeft compare --sweep draws a figure against a setting)",
-    "federation": "it says who takes part, not how they train",
+    "federation": "it says who takes part and how a run goes on, not how sites train",
     "flare": "it changes nothing of the training",
     ROUNDS: "its steps have rounds of their own",
     SEED: "give several seeds with --seeds",

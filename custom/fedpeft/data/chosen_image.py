@@ -178,9 +178,18 @@ def image_of(root: Path, name: str, window: Window | None, *, where: str) -> tup
 
 
 def image_name(name: str, file: str) -> str:
-    """Return the one name of an image of a file: the only frame of a file has no number, and is its first."""
+    """Return the one name of an image of a file: an only frame has no number, and slices are axial by default."""
     part = name.removeprefix(file).removeprefix("#")
-    return file if not part or (not part.strip("0") and not is_nifti(Path(file))) else name
+    if not (found := _PART.fullmatch(part)):
+        return name if part else file
+    plane, number = found[1] or "", found[2] or found[3] or ""
+    number = number and str(int(number))
+    if is_nifti(Path(file)):
+        plane = "" if plane == AXIAL else plane
+    elif number == "0":
+        number = ""
+    part = "-".join(filter(None, (plane, number)))
+    return f"{file}#{part}" if part else file
 
 
 def open_chosen(image: ChosenImage) -> Image.Image:

@@ -31,7 +31,7 @@ MAX_ROWS = 5 * 10**6
 MAX_UNPACKED = 2**29  # bytes of one column in one row group
 _MAX_IN_BATCH = 2**28  # bytes of a column in a batch, if every row were as long as the whole column
 # Arrow's types in which several rows may share one value, as the text of a type names them
-_REPEATS = re.compile(r"\b(?:dictionary|run_end_encoded|\w+_view)<|\b(?:string|binary)_view\b")
+_REPEATS = re.compile(r"\b(?:dictionary|run_end_encoded|dense_union|\w+_view)<|\b(?:string|binary)_view\b")
 _EARLY_COMPRESSION = b"ARROW:experimental_compression"  # in a message of 2020
 _MAGIC = b"ARROW1\0\0"  # before the messages of a file that is no stream
 # of Arrow's messages, which are flatbuffers: numbers of the fields that are read

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import DataError
-from fedpeft.data.answers import clean_values
 from fedpeft.data.folders import dataset_folder, either, find, image_file, images_below, listed_image
 from fedpeft.data.loaders import published_set, question_example, refuse_paper, site_of_questions
 from fedpeft.data.partition import halves
-from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows
+from fedpeft.data.records import INCOMPLETE, Row, clean_row, complete, json_rows
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 
@@ -213,7 +212,7 @@ def _pickled_rows(file: Path) -> list[Row]:
         raise DataError(f"{file} is no table of texts ({str(error)[:80]}); put the publisher's file there.") from error
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise DataError(f"{file} is not a list of records; put the publisher's file there.")
-    return [Row(f"{file}, record {number}", clean_values(record)) for number, record in enumerate(records, 1)]
+    return [clean_row(Row(f"{file}, record {number}", record)) for number, record in enumerate(records, 1)]
 
 
 def _path_example(row: Row, folder: Path, known: dict[str, Path]) -> Example:

@@ -279,10 +279,11 @@ def _check_rows(path: Path, rows: list[Row], keys: Iterable[str], bad: BadRows |
         for key in keys:
             if key not in row.values:
                 raise DataError(f"{row.where}: the key {key!r} is missing; it needs {', '.join(keys)}.")
-    return [_clean(row) for row in rows]
+    return convert_rows(rows, clean_row, bad) if bad else [clean_row(row) for row in rows]
 
 
-def _clean(row: Row) -> Row:
+def clean_row(row: Row) -> Row:
+    """Return a row with clean texts."""
     with reading(row):
         return Row(row.where, clean_values(row.values))
 

@@ -159,8 +159,9 @@ class SiteData:
         Raises:
             DataError: an id is not in the data, or a split becomes empty.
         """
-        dropped = set(image_ids)
-        unknown = dropped - {example.image_id for examples in self.splits().values() for example in examples}
+        known = {example.image_id for examples in self.splits().values() for example in examples}
+        dropped = {one if one in known else one.removesuffix("#0") for one in image_ids}  # of a file's only frame
+        unknown = dropped - known
         if unknown:
             raise DataError(f"Site {self.site!r} has no image {min(unknown)!r}; remove it from exclude.")
         return self.without(dropped, EXCLUDED)

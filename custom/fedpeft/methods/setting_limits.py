@@ -10,6 +10,7 @@ compute matrices of that size), not by a setting of the file.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -130,58 +131,77 @@ REFUSED = {
     "megatron_config": "for which PEFT imports the module that the file names",
     "layer_replication": "with which PEFT gives the model other layers",
 }
-# settings whose texts PEFT matches as regular expressions: keys of mappings, with any name in a file of tensors; and
-# texts, with the names of a model's modules
-SCALE_PATTERNS = ("rank_pattern", "alpha_pattern")
-MODULE_PATTERNS = ("target_modules", "exclude_modules", "layers_pattern")
-MAX_PATTERNS, MAX_OWN_PATTERN = 1024, 2**14
+# what PEFT matches as regular expressions: texts, entries of lists, and keys of mappings called `..._pattern`
+TEXT_PATTERNS = ("target_modules", "exclude_modules", "feedforward_modules")
+LISTED_PATTERNS = ("layers_pattern", "modules_to_save")
+SCALE_PATTERNS = ("rank_pattern", "alpha_pattern")  # a merge matches them with any name in a file of tensors
+MAX_PATTERNS, MAX_OWN_PATTERN = 500, 2**14
 MAX_GROUPS, MAX_ALTERNATIVES = 4, 16  # of one pattern
-MAX_REPEATS = {**dict.fromkeys(SCALE_PATTERNS, 1), **dict.fromkeys(MODULE_PATTERNS, 3)}  # each is a loop over the name
-_REPEAT = re.compile(r"(?<![*+?}(])[*+?{]")  # but not that of a lazy repeat, nor of (?:
-_REPEATED_GROUP = re.compile(r"\)[*+{]")
+MAX_REPEATS, MAX_SCALE_REPEATS = 3, 1  # of one pattern: each is a loop over a name
+# of patterns that take little time: letters, points and classes, which may be repeated; groups, which may not
+_PIECE = re.compile(
+    r"""(?P<repeat>(?:[\w.-]|\\[^0-9]|\[[^\[\]]*\])(?:[*+?]|\{\d{0,3},?\d{0,3}\})\??)
+    |(?P<group>\((?:\?[:=!])?)|\)(?![*+?{])|(?P<alternative>\|)|[\w.^$-]|\\[^0-9]|\[[^\[\]]*\]""",
+    re.VERBOSE,
+)
 
 
-def check_strangers_settings(
-    settings: Mapping[str, Any], where: str, *, names: Collection[str] = (*SCALE_PATTERNS, *MODULE_PATTERNS)
-) -> None:
+def check_strangers_settings(settings: Mapping[str, Any], where: str, *, names: Collection[str] | None = None) -> None:
     """Refuse settings by which PEFT would import code, change the model's layers, or match a pattern for hours.
 
     Args:
         settings: of an adapter's configuration, or of a method that trains several.
         where: they stand, for the error.
-        names: of the settings that PEFT is about to match.
+        names: of the settings with patterns that PEFT is about to match; None: all.
     """
     for name, why in REFUSED.items():
         if settings.get(name):
             raise FedpeftError(f"{where} has {name}, {why}: leave it out.")
     for name, value in settings.items():
-        if name in names:
-            lists = list | tuple if name == "layers_pattern" else Mapping  # in other lists PEFT compares names
-            texts = [value] if isinstance(value, str) else value if isinstance(value, lists) else ()
-            if len(texts) > MAX_PATTERNS:
-                raise FedpeftError(f"{where} has {len(texts):,} entries in {name}, allowed are {MAX_PATTERNS:,}.")
-            for text in texts:
-                if not _is_quick(text, MAX_REPEATS[name]):
-                    raise FedpeftError(
-                        f"{where} has {text!r:.80} in {name}, which is no regular expression, or one that can take "
-                        f"hours to match: write the names of modules."
-                    )
-        elif isinstance(value, Mapping):
+        patterns = _patterns(name, value) if names is None or name in names else ()
+        if len(patterns) > MAX_PATTERNS:
+            raise FedpeftError(f"{where} has {len(patterns):,} entries in {name}, allowed are {MAX_PATTERNS:,}.")
+        for text in patterns:
+            if not (_is_quick(text, name) or (name in TEXT_PATTERNS and _is_own(text))):
+                raise FedpeftError(
+                    f"{where} has {text!r:.80} in {name}, which is no regular expression, or one that can take "
+                    f"hours to match: write the names of modules."
+                )
+        if isinstance(value, Mapping):
             check_strangers_settings(value, where, names=names)
 
 
-def _is_quick(text: Any, max_repeats: int) -> bool:
-    """Return whether a text is a pattern that repeats few characters and no group, or one of our own."""
-    from fedpeft.backbones.structure import roles_of
+def _patterns(name: str, value: Any) -> Collection[Any]:
+    """Return the regular expressions of a setting."""
+    if name.endswith("_pattern") and isinstance(value, Mapping):
+        return value
+    if isinstance(value, str):
+        return (value,) if name in (*TEXT_PATTERNS, *LISTED_PATTERNS) else ()
+    return value if name in LISTED_PATTERNS and isinstance(value, list | tuple | set) else ()
 
-    if not isinstance(text, str) or len(text) > MAX_OWN_PATTERN:
+
+def _is_quick(text: Any, name: str) -> bool:
+    """Return whether a pattern has few pieces that take time, and no repeat within another."""
+    if not isinstance(text, str) or len(text) > MAX_LENGTH:
         return False
-    counts = (text.count("("), MAX_GROUPS), (text.count("|"), MAX_ALTERNATIVES), (len(text), MAX_LENGTH)
-    few = all(count <= most for count, most in counts) and len(_REPEAT.findall(text)) <= max_repeats
-    if not few or _REPEATED_GROUP.search(text):
-        return bool(roles_of(text))
+    place, counts = 0, Counter[str]()
+    while place < len(text):
+        if (piece := _PIECE.match(text, place)) is None:
+            return False
+        counts[piece.lastgroup or ""] += 1
+        place = piece.end()
+    repeats = MAX_SCALE_REPEATS if name in SCALE_PATTERNS else MAX_REPEATS
+    if counts["repeat"] > repeats or counts["group"] > MAX_GROUPS or counts["alternative"] > MAX_ALTERNATIVES:
+        return False
     try:
         re.compile(text)
     except re.error:
         return False
     return True
+
+
+def _is_own(text: Any) -> bool:
+    """Return whether fedpeft made a pattern, which matches in little time."""
+    from fedpeft.backbones.structure import roles_of
+
+    return isinstance(text, str) and len(text) <= MAX_OWN_PATTERN and bool(roles_of(text))
