@@ -171,9 +171,9 @@ def check_strangers_settings(settings: Mapping[str, Any], where: str, *, names: 
             check_strangers_settings(value, where, names=names)
 
 
-def _patterns(name: str, value: Any) -> Collection[Any]:
-    """Return the regular expressions of a setting."""
-    if name.endswith("_pattern") and isinstance(value, Mapping):
+def _patterns(name: Any, value: Any) -> Collection[Any]:
+    """Return the regular expressions of a setting, or of an entry of one, as a layer's width."""
+    if isinstance(name, str) and name.endswith("_pattern") and isinstance(value, Mapping):
         return value
     if isinstance(value, str):
         return (value,) if name in (*TEXT_PATTERNS, *LISTED_PATTERNS) else ()
