@@ -13,6 +13,7 @@ import fedpeft
 from fedpeft import adapters
 from fedpeft.backbones.structure import roles_of
 from fedpeft.core.errors import FedpeftError
+from fedpeft.methods.setting_limits import check_strangers_settings
 
 METHODS = [
     ("houlsby", {}),
@@ -198,6 +199,19 @@ def test_a_pattern_that_peft_would_match_for_hours_is_refused(slow, vilt, draw, 
     (folder / "adapter_config.json").write_text(json.dumps(written))
     with pytest.raises(FedpeftError, match=f"in {next(iter(slow))}, which is no regular expression, or one that can"):
         fedpeft.load_adapter(vilt(), folder)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"layer_widths": {0: 48, 1: 16}, "rank_pattern": {}, "target_modules": ["query", "value"]},
+        {"lora": {"target_modules": {"query": "blocks.{layer}.q"}, "rank_pattern": {r"^blocks\.\d+\.(q|v)": 2}}},
+        {"modules_to_save": ["classifier"], "exclude_modules": r".*vision_tower.*", "layers_pattern": "layers"},
+    ],
+    ids=str,
+)
+def test_ordinary_settings_are_no_strangers(settings):
+    check_strangers_settings(settings, "a file")
 
 
 def test_a_state_with_keys_of_no_slot_is_refused(tmp_path, draw):
