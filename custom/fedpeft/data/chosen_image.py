@@ -8,8 +8,8 @@ scans/brain.nii.gz#40          the slice 40 from below
 scans/knee.nii.gz#sagittal     the middle sagittal slice; #sagittal-12, #coronal-30
 
 A slice of a NIfTI volume is shown as a radiologist sees it: the patient's right on the left. Only the fixed part of its
-header is parsed, not texts or extensions, which may hold a whole DICOM header. Little more than the slice's voxels is
-read at once, if these lie together in the file; else up to the whole volume is, which is limited.
+header is parsed, not texts or extensions, which may hold a whole DICOM header. If the slice's voxels lie
+together in the file, little else is read; otherwise up to the whole volume, whose size is limited.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SUFFIXES = (".nii", ".nii.gz")
 PLANES = {"sagittal": 0, "coronal": 1, "axial": 2}  # the axis across the slices, of right, anterior, superior
 MAX_GRAY = 65_535  # Pillow scales the grays of a PGM to this
 MAX_VOXELS = 2**32  # of a volume: a compressed file is read from its beginning up to the slice
-MAX_BYTES = 2**31  # of a volume across whose slices the file goes on: nibabel may read all of it
+MAX_BYTES = 2**31  # of a volume whose slices do not lie together in the file: nibabel may read all of it
 _FIRST, _SECOND = 348, 540  # bytes of the headers of NIfTI-1 and NIfTI-2
 
 AXIAL = "axial"

@@ -283,7 +283,12 @@ def _own_keys(folder: Path, tensors: State, tuning: SlotTuning) -> tuple[State, 
             state[shared] = tensor
             continue
         split = tuning.split_peft_name(name.removeprefix(MODEL)) if name.startswith(MODEL) else None
-        if split is None or len(name) > MAX_NAME:
+        if len(name) > MAX_NAME:
+            raise FedpeftError(
+                f"{folder} holds {name!r:.80}, a name of {len(name):,} letters, allowed are {MAX_NAME}: leave this "
+                f"adapter out."
+            )
+        if split is None:
             raise FedpeftError(
                 f"{folder} holds {name!r:.200}, which is no tensor of method {tuning.name}: merge only takes "
                 f"adapters, without modules_to_save or biases."
@@ -322,7 +327,7 @@ def _check_neurons(folder: Path, state: State, paths: Mapping[str, str], *, pair
             if len(shape) < 2 or shape[axis] > MAX_WIDTH:
                 raise FedpeftError(
                     f"{folder} has {name} of {path!r:.200} in shape {tuple(shape)}, allowed are matrices with up to "
-                    f"{MAX_WIDTH} neurons: save the adapter again."
+                    f"{MAX_WIDTH} neurons: leave this adapter out, or save it again if it is damaged."
                 )
             if (
                 not pairs
@@ -331,7 +336,7 @@ def _check_neurons(folder: Path, state: State, paths: Mapping[str, str], *, pair
             ):
                 raise FedpeftError(
                     f"{folder} has {shape[axis]} neurons in {path!r:.200}, more than {1 / MIN_REDUCTION:g} times their "
-                    f"inputs, as no adapter has: save the adapter again."
+                    f"inputs, as no adapter has: leave it out."
                 )
 
 

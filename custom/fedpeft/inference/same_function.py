@@ -10,7 +10,6 @@ import copy
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,7 +58,7 @@ def difference(
 
 @contextmanager
 def reading_scales(file: Path) -> Iterator[None]:
-    """Refuse a configuration whose ranks or scales are no numbers, or whose patterns are no regular expressions.
+    """Refuse a configuration whose ranks or scales are no numbers.
 
     PEFT reads values of any type from `file`, and only a computation with them fails.
     """
@@ -67,7 +66,7 @@ def reading_scales(file: Path) -> Iterator[None]:
         yield
     except FedpeftError:
         raise
-    except (TypeError, ValueError, AttributeError, ArithmeticError, re.error) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise FedpeftError(f"{file} has a rank or scale that is no number: save the adapter again.") from error
 
 
