@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedpeft import methods
 from fedpeft.backbones import BackboneSettings, build, skeleton
 from fedpeft.backbones.albef import plain
-from fedpeft.backbones.albef_model import POSITIONS, resized
+from fedpeft.backbones.albef_model import MAX_PICKLE, POSITIONS, resized
 from fedpeft.backbones.registry import BACKBONES
 from fedpeft.core.errors import FedpeftError
 from fedpeft.doctor import content as doctor
@@ -208,6 +208,18 @@ def swelling(file):
     (file.parent / "ALBEF.pth.new").rename(file)
 
 
+def overlapping(file):
+    with zipfile.ZipFile(file, "a") as parts:
+        parts.writestr(next(name for name in parts.namelist() if name.endswith("data.pkl")), b"")
+
+
+def long_pickle(file):
+    with zipfile.ZipFile(file) as parts, zipfile.ZipFile(f"{file}.new", "w") as other:
+        for part in parts.namelist():
+            other.writestr(part, b"N" * (MAX_PICKLE + 1) if part.endswith("data.pkl") else parts.read(part))
+    (file.parent / "ALBEF.pth.new").rename(file)
+
+
 def shared(file):
     numbers = torch.zeros(1000, 1000)
     torch.save({"model": {f"text_encoder.{number}": numbers for number in range(50)}}, file)
@@ -217,6 +229,12 @@ def shared(file):
     ("change", "message"),
     [
         (swelling, "is damaged or holds more than tensors and plain values"),
+        pytest.param(
+            overlapping,
+            "is damaged or holds more than tensors and plain values",
+            marks=pytest.mark.filterwarnings("ignore:Duplicate name"),
+        ),
+        (long_pickle, "is damaged or holds more than tensors and plain values"),
         (shared, r"the tensors of its ALBEF.pth have 200,000,000 bytes, the file has 4,0.*; download it again"),
         (hostile, "is damaged or holds more than tensors and plain values; convert it once where you trust"),
         (legacy, "is not a file of torch.save of version 1.6 or later"),

@@ -283,6 +283,7 @@ def edited(folder, target, file="config.json", **entries):
     return target
 
 
+NEO = {"num_layers": 2, "attention_types": [[["global"], 2]], "hidden_size": 8, "num_heads": 2, "vocab_size": 50}
 CODE = "from pathlib import Path\nPath({!r}).touch()\n"
 
 
@@ -305,6 +306,7 @@ CODE = "from pathlib import Path\nPath({!r}).touch()\n"
         ("config.json", {"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers = 1000000000, at most"),
         ("config.json", {"vision_config": {**SIZE, "hidden_size": 2**19}}, "describes a model of"),
         ("config.json", {"text_config": {"num_hidden_layers": -1}}, "cannot be loaded"),
+        ("config.json", {"model_type": "gpt_neo", "max_position_embeddings": 60_000, **NEO}, "describes a model of"),
         ("config.json", {"model_type": "swin", "depths": [4096] * 9}, "more than 32,768, at depths: give a whole"),
         ("config.json", {"model_type": "swin", "depths": [0] * 40_000}, "more than 32,768, at depths: give a whole"),
         ("config.json", {"model_type": "albert", "num_hidden_groups": 10**9}, "than 500 modules and parameters: give"),
@@ -390,6 +392,26 @@ def test_a_tokenizer_makes_no_huge_text(part, steps, folders):
     backend = tokenizers.Tokenizer.from_str(json.dumps(content))
     with pytest.raises(ValueError, match=rf"more than 1,024 times as long, at \w+ of its {part}: give the tokenizer"):
         check_growth(SimpleNamespace(backend_tokenizer=backend))
+
+
+@pytest.mark.parametrize(
+    ("ids", "length", "message"),
+    [
+        (100, 40, "its tokenizer.json adds 100 special tokens to each text, at most 64 are read: give the tokenizer"),
+        (30, 30, "text_length is 30, and .* adds 30 special tokens: raise it"),
+        (30, 31, ""),
+    ],
+)
+def test_a_tokenizer_adds_few_tokens_to_a_text(ids, length, message, folders, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    special = {"mark": {"id": "mark", "ids": [1] * ids, "tokens": ["a"] * ids}}
+    single = [{"SpecialToken": {"id": "mark", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    template = {"type": "TemplateProcessing", "single": single, "pair": TWICE, "special_tokens": special}
+    edited(folders("clip"), folder, "tokenizer.json", post_processor=template)
+    with pytest.raises(FedpeftError, match=message) if message else nullcontext():
+        batch = load(folder, text_length=length).inputs([], ["a " * 40])
+        assert batch["input_ids"].shape == (1, length)
 
 
 @pytest.mark.parametrize(("name", "value"), [("patch_size", 1), ("num_additional_image_tokens", 10**9)])

@@ -112,6 +112,8 @@ def test_another_image_size_than_in_training(tmp_path):
     assert backbone(**backbone.collate(pictures(1), [""])).shape == (1, 32)
     with pytest.raises(FedpeftError, match="image_size is 20, it must be a multiple of the patch size 8"):
         build(BackboneSettings(name="vit", source=folder, image_size=20))
+    with pytest.raises(FedpeftError, match=r"image_size is 8,192, of the job or of .*, at most 4,096: set backbone"):
+        build(BackboneSettings(name="vit", source=folder, image_size=8192))
 
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import unicodedata
 from pathlib import Path
@@ -165,3 +166,14 @@ def test_every_format_that_is_read_counts_as_an_image_in_a_folder():
 def test_a_folder_that_went_away_is_one_sentence(tmp_path):
     with pytest.raises(DataError, match=r"away.* cannot be read .*check that it is there"):
         files_below(tmp_path / "away" / "images")
+
+
+@pytest.mark.parametrize("name", [b"cat/\xfcber.png", b"bad\xffclass/one.png"])
+def test_a_name_that_is_not_utf_8_is_refused_and_its_bytes_are_shown(tmp_path, name):
+    file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    file.parent.mkdir()
+    Image.new("RGB", (8, 8)).save(file)
+    with pytest.raises(DataError, match=r"(\\xfcber|bad\\xffclass).* has a name that is not UTF-8: rename it"):
+        files_below(tmp_path)
+    file.rename(file.with_name("notes.txt") if b"cat" in name else tmp_path / "one.png")
+    assert files_below(tmp_path)

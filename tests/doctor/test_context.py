@@ -52,9 +52,14 @@ def test_arguments_that_do_not_exist_or_fit_are_refused(arguments, message, make
         open_context(**found)
 
 
+SITE_OF = '{"servers": [{"service": {"target": "PLACE"}}], "client": {"fqsn": "a"}}'
+PLACES = ("host:99999999", "host:0", "host:1e999", f"{'x' * 70}:8002", "x..y:8002")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        *((SITE_OF.replace("PLACE", place), "does not name the participant") for place in PLACES),
         ("{", "cannot be read as JSON"),
         ("[]", "must be a JSON object, not list"),
         ("{}", "does not name the participant"),

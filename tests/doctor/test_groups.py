@@ -2,6 +2,7 @@
 """Each group of checks: what passes, and the sentences where it does not."""
 
 import json
+import os
 import re
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -768,3 +769,30 @@ def test_data_are_loaded_as_the_site_would(make_kit, make_job, small_policy):
     policy = {**small_policy, "min_train_images": 1000}
     context = open_context(make_job(), startup_kit=make_kit("site", policy=policy))
     assert "fail: site slake: min_train_images is 1000, these data have" in text(data.check_data(context))
+
+
+@pytest.mark.parametrize("components", [None, 5, "text", [None], [{"id": "job_manager", "args": 5}]])
+def test_components_of_another_form_are_none(components, make_kit):
+    kit = open_context(startup_kit=make_kit("site")).kit
+    resources = {"components": components}
+    assert "nothing checks a job" in policies.component(resources, kit).sentence
+    assert machine.stores(resources) == []
+    assert text(policies.streaming(resources, Path("resources.json")))
+
+
+def test_a_strangers_kit_holds_nobody_up(make_kit, tmp_path):
+    folder = make_kit("site")
+    kit = open_context(startup_kit=folder).kit
+    os.mkfifo(folder / "startup" / "start.sh")
+    assert "start.sh cannot be read" in text(policies.scripts(kit))
+    (folder / "startup" / "start.sh").unlink()
+    (folder / "startup" / "start.sh").write_bytes(b"\xff")
+    assert "start.sh cannot be read" in text(policies.scripts(kit))
+    kit.root.unlink()
+    os.mkfifo(kit.root)
+    assert "is not a readable certificate" in machine.validity(kit.root, datetime.now(UTC)).sentence
+    assert "do not load" in text(machine.reachable(kit))
+    (folder / "run").mkdir()
+    (folder / "run" / "app_root").symlink_to(tmp_path)
+    assert "app_root is a link" in text(policies.leftovers(kit))
+    assert "cannot be written to" in machine.writable(Path("/" + "x" * 5000), 1).sentence

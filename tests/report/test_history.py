@@ -6,6 +6,7 @@ import json
 import pytest
 from histories import FIVE, gaps, record, write
 
+from fedpeft.report import history_reader
 from fedpeft.report.history_reader import HistoryError, parse, read
 
 
@@ -136,3 +137,35 @@ def test_unknown_encoding_of_names_survives(tmp_path):
     made = record(("東京大学",), 1)
     (tmp_path / "history.json").write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
     assert read(tmp_path).sites == ("東京大学",)
+
+
+def test_a_file_of_few_megabytes_is_no_hour_of_drawing():
+    made = record(rounds=1)
+    many = {**made, "rounds": [{**made["rounds"][0], "round": n} for n in range(1, 300_001)]}
+    made["settings"] = {"a" * 190: {"b" * 190: {"c" * 190: {"d" * 190: {"e" * 190: {"f" * 190: 1}}}}}}
+    with pytest.raises(HistoryError, match="too many settings, or one with too long a name"):
+        parse(made, origin="h")
+    made["settings"] = {"sites": dict.fromkeys(map(str, range(20_002)), 1)}
+    with pytest.raises(HistoryError, match="too many settings, or one with too long a name"):
+        parse(made, origin="h")
+    with pytest.raises(HistoryError, match="h has 300,000 rounds"):
+        parse(many, origin="h")
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_no_model_has_more_layers_than_are_read(scored):
+    made = record(rounds=1)
+    numbers = list(range(5_000))
+    scores = {"scores": {"slake": [1.0] * 5_000}} if scored else {"scores": {}, "numbers": numbers}
+    made["rounds"][0]["schedule"] = {"layers": {"slake": [0]}, "front": [], "chosen": 0, **scores}
+    with pytest.raises(HistoryError, match="at most 4,096"):
+        parse(made, origin="h")
+
+
+def test_rounds_times_sites_are_bounded(monkeypatch):
+    made = record(rounds=3)
+    monkeypatch.setattr(history_reader, "MAX_FIGURES", 3 * len(FIVE))
+    assert parse(made, origin="h")
+    monkeypatch.setattr(history_reader, "MAX_FIGURES", 3 * len(FIVE) - 1)
+    with pytest.raises(HistoryError, match="h has 3 rounds of 5 sites, at most 14 figures of a site are read"):
+        parse(made, origin="h")

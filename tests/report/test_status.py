@@ -286,3 +286,8 @@ def test_the_earlier_runs_of_a_workspace_are_named(tmp_path):
         (tmp_path / name / "server" / "simulate_job" / "fedpeft").mkdir(parents=True)
     with pytest.raises(FedpeftError, match=r"holds 2 earlier runs, the newest is .*/20260102-120000-small: name one"):
         run_folder(tmp_path)
+
+
+def test_an_end_in_millions_of_years_has_no_date():
+    progress = Progress(state="running", round=1, rounds=10**15, seconds=1e9, pace=1e9, ago=0.0)
+    assert figures(progress).endswith("left, more than ten years")

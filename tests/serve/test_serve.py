@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -345,3 +346,21 @@ def test_runs_that_cannot_be_compared_are_one_sentence_without_a_path(other, wor
 
 def test_there_is_no_page_of_a_comparison_that_is_not_listed(server, workspace):
     assert get(server, f"/compare/{'0' * 16}")[0] == 404
+
+
+def test_a_run_that_is_being_drawn_keeps_nobody_from_the_list(server, workspace, monkeypatch):
+    drawing, go_on = threading.Event(), threading.Event()
+
+    def slow(_):
+        drawing.set()
+        go_on.wait(60)
+        return {"curves": Picture(b"")}
+
+    monkeypatch.setattr(pages, "pictures", slow)
+    write(workspace / SIMULATED, record(rounds=1))
+    asked = threading.Thread(target=get, args=(server, only(workspace)))
+    asked.start()
+    assert drawing.wait(60)
+    assert "All runs" not in get(server)[2]
+    go_on.set()
+    asked.join()

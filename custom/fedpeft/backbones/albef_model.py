@@ -76,6 +76,7 @@ HEAD = {"bias": "word_bias"} | {
 }
 LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d{1,4})\.(.*)")
 # all that a pickle of tensors needs; what else torch allows, such as bytearray and encode, can fill the memory
+MAX_PICKLE = 2**24  # bytes, without the tensors
 ALLOWED_IN_PICKLE = re.compile(
     r"collections OrderedDict|torch \w+Storage|torch\._utils _rebuild_(tensor|tensor_v2|parameter)"
 )
@@ -355,10 +356,13 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     if not zipfile.is_zipfile(file):
         raise ValueError(f"its {ALBEF_PICKLE} is not a file of torch.save of version 1.6 or later; {convert}")
     with zipfile.ZipFile(file) as parts:
+        names = [part.filename for part in parts.infolist()]
+        pickles = [part for part in parts.infolist() if part.filename.lower().endswith("data.pkl")]
+        if len(set(names)) < len(names) or sum(part.file_size for part in pickles) > MAX_PICKLE:
+            raise ValueError(more)
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts.infolist()):
             raise ValueError(f"its {ALBEF_PICKLE} is compressed, which torch.save does not do; download it again")
-        pickles = [parts.open(part) for part in parts.infolist() if part.filename.lower().endswith("data.pkl")]
-        if not all(map(_is_plain, pickles)):
+        if not all(_is_plain(parts.open(part)) for part in pickles):
             raise ValueError(more)
     try:
         content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)

@@ -27,6 +27,7 @@ from fedpeft.core.settings import is_whole
 LAYERS = re.compile(r"(layer|depth|block|stage|expert|label|level)")
 SIZES = re.compile(r"(size|dim|width|head|channel|embd|model|state)")
 MAX_LAYERS, MAX_SIZE, MAX_NUMBER = 4096, 2**20, 2**40
+MAX_SIDE = 4096  # pixels of an image
 MAX_IN_ALL = 2**15  # layers of all entries, also of lists of their numbers such as mlp_only_layers
 MAX_ENTRIES = 200_000
 LABEL_TABLES = ("id2label", "label2id")
@@ -213,7 +214,12 @@ def check_text_length(text_length: int, max_length: int, source: str) -> None:
 
 
 def check_image_size(size: int, patch: int, source: str) -> None:
-    """Refuse images whose sides are not whole patches."""
+    """Refuse images that are too large, or whose sides are not whole patches."""
+    if size > MAX_SIDE:
+        raise FedpeftError(
+            f"image_size is {size:,}, of the job or of {source}, at most {MAX_SIDE:,}: set backbone.image_size.",
+            setting="backbone.image_size",
+        )
     if size % patch:
         raise FedpeftError(
             f"image_size is {size}, it must be a multiple of the patch size {patch} of {source}.",

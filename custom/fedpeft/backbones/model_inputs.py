@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from fedpeft.backbones.checkpoint import check_config, check_kinds, check_text_length, check_vocabulary, refuse_kind
+from fedpeft.backbones.checkpoint import (
+    MAX_SIDE,
+    check_config,
+    check_kinds,
+    check_text_length,
+    check_vocabulary,
+    refuse_kind,
+)
 from fedpeft.backbones.images import Images, pictures
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
@@ -39,7 +46,7 @@ if TYPE_CHECKING:
 DEFAULT_SIDE, MAX_DEFAULT_SIDE = 224, 1024
 OWN_CODE = {"trust_remote_code": False}
 
-MAX_SIDE, MAX_PATCH, MAX_PIXELS, MAX_TOKENS = 4096, 256, 2**24, 2**14
+MAX_PATCH, MAX_PIXELS, MAX_TOKENS = 256, 2**24, 2**14
 MAX_MADE, MAX_PATCHES = 2**26, 2**17
 KINDS_OF_NUMBERS = (  # by their names; the first match counts
     ("pixels", re.compile(r"(min|max)_pixels"), MAX_PIXELS),
@@ -58,6 +65,7 @@ OTHERS = re.compile(r".*(processor|extractor)")  # of images: checked above; of 
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 MAX_GROWTH = 2**10
+MAX_SPECIAL = 64  # tokens that a tokenizer adds to each text
 GROWTH = {"ByteLevel": 2, "Precompiled": 32}  # a byte becomes a letter of two; one letter can stand for a word
 
 
@@ -101,6 +109,11 @@ class ModelInputs:
             max_length = getattr(text, "max_position_embeddings", None)
             self.max_text = max_length - len(around) if max_length else None
             check_text_length(text_length, self.max_text or text_length, source)
+            if (added := self.tokenizer.num_special_tokens_to_add()) >= text_length:
+                raise FedpeftError(
+                    f"text_length is {text_length}, and {source} adds {added} special tokens: raise it.",
+                    setting="backbone.text_length",
+                )
         self.joint = _processor(config, source, self.images) if image_token and self.images else None
         self.mark = _mark(config, self.joint) if self.joint else ""
         self.prompt = prompt or "{image}{question}"
@@ -219,6 +232,11 @@ def _tokenizer(source: str) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(source, **OWN_CODE)
     check_growth(tokenizer)
+    if (added := tokenizer.num_special_tokens_to_add()) > MAX_SPECIAL:
+        raise ValueError(
+            f"its tokenizer.json adds {added:,} special tokens to each text, at most {MAX_SPECIAL} are read: give the "
+            f"tokenizer of a whole checkpoint"
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer

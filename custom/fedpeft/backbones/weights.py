@@ -123,10 +123,11 @@ def files(folder: Path) -> list[Path]:
 def check_size(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse a model (on the meta device) far larger than its stored tensors, before memory is taken for it."""
     described = sum(parameter.numel() for parameter in model.parameters())
+    described += sum(buffer.nbytes for buffer in model.buffers()) // 4  # such as a mask of every pair of positions
     held = sum(math.prod(shape) for shape in shapes.values())
     if described > MAX_TIMES * held + SLACK:
         raise ValueError(
-            f"its config.json describes a model of {described:,} parameters, its weights have {held:,}: give a folder "
+            f"its config.json describes a model of {described:,} numbers, its weights have {held:,}: give a folder "
             f"whose two files belong together"
         )
 

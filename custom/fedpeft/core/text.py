@@ -129,8 +129,11 @@ COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # the beginnings of cells that a sp
 
 
 def csv_cell(value: Any) -> Any:
-    """Put an apostrophe before a text that a spreadsheet would compute; return any other value as it is."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(COMPUTED) else value
+    """Return a text that neither a spreadsheet computes nor a terminal obeys; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    shown = printable(value, max_length=len(value))
+    return f"'{shown}" if value.startswith(COMPUTED) else shown
 
 
 RECENT = 3  # rounds whose mean duration is expected of the next ones

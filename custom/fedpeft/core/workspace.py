@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,15 @@ class Kit:
         return read_object(self.resources_file)
 
 
+MAX_PORT = 2**16 - 1
+
+
+def components_of(resources: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the components that a resources.json names, as far as they have FLARE's form."""
+    components = resources.get("components")
+    return [entry for entry in components if isinstance(entry, Mapping)] if isinstance(components, list) else []
+
+
 def read_kit(folder: Path) -> Kit:
     """Read a kit from its folder, or from the `startup/` folder in it."""
     folder = folder.parent if folder.name == "startup" else folder
@@ -209,11 +219,14 @@ def read_kit(folder: Path) -> Kit:
             name = own["fqsn"].split(".")[-1] if role == SITE else own["admin_server"]
             host, _, port = server["service"]["target"].rpartition(":")
             scheme = server["service"].get("scheme", "")
+        host.encode("idna")
+        if not 1 <= int(port) <= MAX_PORT:
+            raise ValueError(f"port {port!r:.20}")
         secured = own.get("connection_security") != UNSECURED
         return Kit(
             folder=folder, role=role, name=name, host=host, port=int(port), scheme=scheme.lower(), secured=secured
         )
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FedpeftError(
             f"{file} does not name the participant and the server ({error!r}): unpack the kit again."
         ) from error

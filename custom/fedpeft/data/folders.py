@@ -134,7 +134,7 @@ def files_below(folder: Path, *, whole: bool = True) -> list[Path]:
                     if entry.is_dir():
                         waiting.append((entry.path, around | {place}))
                     elif entry.is_file():
-                        files.append(Path(entry.path))
+                        files.append(_readable_name(Path(entry.path)))
                     elif whole and entry.is_symlink() and is_image(Path(entry.name)):
                         raise DataError(
                             f"{entry.path} is a link to a file that is not there: fetch it, as with git annex get or "
@@ -143,6 +143,19 @@ def files_below(folder: Path, *, whole: bool = True) -> list[Path]:
         except OSError as error:
             raise DataError(f"{current} cannot be read ({error.strerror}); check its permissions.") from error
     return sorted(files)
+
+
+def _readable_name(file: Path) -> Path:
+    """Return a path; refuse that of an image whose name, or a folder's around it, is not UTF-8."""
+    try:
+        str(file).encode()
+    except UnicodeEncodeError as error:
+        if is_image(file):
+            name = os.fsencode(file).decode(errors="backslashreplace")
+            raise DataError(
+                f"{name} has a name that is not UTF-8: rename it, as convmv does for whole folders."
+            ) from error
+    return file
 
 
 def _places(folder: Path) -> frozenset[tuple[int, int]]:

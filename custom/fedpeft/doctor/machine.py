@@ -30,8 +30,9 @@ from packaging.utils import canonicalize_name
 
 import fedpeft
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import MAX_BYTES, check_regular, read_text
 from fedpeft.core.processes import TEMPORARY, no_sockets, socket_folder
-from fedpeft.core.workspace import ADMIN, SERVER, Kit
+from fedpeft.core.workspace import ADMIN, SERVER, Kit, components_of
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 
 DISTRIBUTION, TENSORBOARD = "flare-fedpeft", "tensorboard"
@@ -109,7 +110,7 @@ def check_clock(context: Context) -> Iterator[Finding]:
 def validity(file: Path, now: datetime) -> Finding:
     """Check the period of one certificate."""
     try:
-        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        certificate = x509.load_pem_x509_certificate(read_text(file).encode())
     except (OSError, ValueError) as error:
         return failed(f"{file} is not a readable certificate ({error}): unpack the kit again.")
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -180,8 +181,8 @@ def sockets(context: Context) -> Iterator[Finding]:
 
 def writable(folder: Path, needed: int) -> Finding:
     """Check that a folder, or its nearest existing parent, is writable and has space."""
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
+        place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=place):
             free = shutil.disk_usage(place).free
     except OSError as error:
@@ -193,9 +194,8 @@ def writable(folder: Path, needed: int) -> Finding:
 
 def stores(resources: Mapping[str, Any]) -> list[Path]:
     """Return the folders in which a server's job manager stores jobs and results."""
-    components = resources.get("components", [])
-    managers = [c for c in components if isinstance(c, Mapping) and c.get("id") == "job_manager"]
-    roots = [(manager.get("args") or {}).get("uri_root") for manager in managers]
+    arguments = [entry.get("args") for entry in components_of(resources) if entry.get("id") == "job_manager"]
+    roots = [own.get("uri_root") for own in arguments if isinstance(own, Mapping)]
     return [Path(root) for root in roots if isinstance(root, str) and root]
 
 
@@ -240,6 +240,8 @@ def reachable(kit: Kit, *, seconds: float = SECONDS_TO_CONNECT) -> Iterator[Find
     server_time: datetime | None = None
     try:
         if kit.secured:
+            for file in (kit.root, kit.certificate, kit.key):
+                check_regular(file, max_bytes=MAX_BYTES)
             context = ssl.create_default_context(cafile=str(kit.root))
             context.load_cert_chain(kit.certificate, kit.key)
             context.check_hostname = False  # like FLARE, which identifies its server by the certificate

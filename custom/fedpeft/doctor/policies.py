@@ -17,14 +17,26 @@ from typing import Any, cast
 
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import read_text
 from fedpeft.core.processes import SAFE_PATH, python_environment
 from fedpeft.core.settings import build
-from fedpeft.core.workspace import ADMIN, COMPONENTS, GUARDS, KEY, PRIVACY, RESOURCES, SITE, Kit, read_object
+from fedpeft.core.workspace import (
+    ADMIN,
+    COMPONENTS,
+    GUARDS,
+    KEY,
+    PRIVACY,
+    RESOURCES,
+    SITE,
+    Kit,
+    components_of,
+    read_object,
+)
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 from fedpeft.job.admission import FILES
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import RECEIVED, ZERO, PrivacySettings, SitePolicy
-from fedpeft.protocol.job_against_policy import refusals
+from fedpeft.protocol.job_against_policy import refusals, remedy
 
 PROBE = "fedpeft.flare.hardening.jobs"
 _APP_FILES = {name.rpartition("/")[2] for name in FILES}
@@ -45,7 +57,12 @@ def check_admission(context: Context) -> Iterator[Finding]:
 def scripts(kit: Kit) -> Iterator[Finding]:
     """Find a script of an old kit whose Python processes still import from the folder in which it is called."""
     for file in sorted((kit.folder / "startup").glob("*.sh")):
-        if f"export {SAFE_PATH}=1" not in file.read_text():
+        try:
+            content = read_text(file)
+        except (OSError, ValueError) as error:
+            yield failed(f"{file} cannot be read ({error}): unpack the kit again.")
+            return
+        if f"export {SAFE_PATH}=1" not in content:
             yield warned(
                 f"{file} has Python import from the folder in which it is called: insert `export {SAFE_PATH}=1` as its "
                 f"second line, or have the kit provisioned again."
@@ -56,7 +73,7 @@ def scripts(kit: Kit) -> Iterator[Finding]:
 def component(resources: Mapping[str, Any], kit: Kit) -> Finding:
     """Check that the kit names the component that checks jobs."""
     guard = GUARDS[kit.role]
-    present = [entry for entry in resources.get("components", []) if isinstance(entry, Mapping)]
+    present = components_of(resources)
     if any(entry.get("id") == guard["id"] and entry.get("path") == guard["path"] for entry in present):
         return passed(f"this {kit.role} checks a job before FLARE reads it.")
     others = [entry.get("path") for entry in present if entry.get("id") == guard["id"]]
@@ -81,6 +98,10 @@ def probe() -> Finding:
 
 def leftovers(kit: Kit) -> Iterator[Finding]:
     """Find files of earlier jobs: FLARE searches their run folders for its own configuration too."""
+    for app in sorted(kit.folder.glob("*/app_*")):
+        if app.is_symlink():
+            yield failed(f"{app} is a link, and FLARE may read what it leads to: remove it.")
+            return
     for file in sorted(kit.folder.glob("*/app_*/**/*")):
         if file.is_file() and file.name not in _APP_FILES and not file.name.startswith(".__nvfl_"):
             yield failed(f"{file} is left from an earlier job, and FLARE may read it: remove {file.parents[1]}.")
@@ -129,8 +150,7 @@ def listed(resources: Mapping[str, Any], classes: Iterable[str], file: Path) -> 
 
 def streaming(resources: Mapping[str, Any], file: Path) -> Iterator[Finding]:
     """Check that a site's error log, which may name files of the site, is not sent to the server."""
-    components = resources.get("components", [])
-    streams = any(str(c.get("path", "")).endswith(STREAMERS) for c in components if isinstance(c, Mapping))
+    streams = any(str(entry.get("path", "")).endswith(STREAMERS) for entry in components_of(resources))
     if resources.get(STREAMING, True) and streams:
         yield warned(
             f"this site's error log goes to the server, and it may name the site's files: set {STREAMING} to false "
@@ -160,7 +180,7 @@ def check_site_file(context: Context) -> Iterator[Finding]:
         if noise and (finding := _clipping_problem(context.at(site), noise, f"sum_noise of {context.policy_file}")):
             yield finding
         for setting, why in refused:
-            yield failed(f"{setting} {why}: change the job, or {context.policy_file}.")
+            yield failed(f"{setting} {why}: {remedy(setting, context.policy_file)}")
         if not refused:
             yield passed("the site policy allows all settings of the job.")
 

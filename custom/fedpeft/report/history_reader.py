@@ -19,7 +19,7 @@ from fedpeft.report.history import (
     Aligned,
     History,
     HistoryError,
-    Round,
+    RoundRecord,
     Schedule,
     as_count,
     as_mapping,
@@ -34,6 +34,9 @@ from fedpeft.report.history import (
 )
 
 MAX_SITES = 1_000
+MAX_FIGURES = 1_000_000  # rounds times sites
+MAX_LAYERS = 4_096
+MAX_SETTINGS, MAX_SETTING_NAME = 20_000, 1_000
 
 
 def read(path: str | Path) -> History:
@@ -93,6 +96,11 @@ def parse(record: Any, *, origin: str) -> History:
     history = checked(History, top, origin, rounds=parsed, settings=settings)
     if len(history.sites) > MAX_SITES:
         raise HistoryError(f"{origin} has {len(history.sites):,} sites, at most {MAX_SITES:,} are read.")
+    if len(rounds) * len(history.sites) > MAX_FIGURES:
+        raise HistoryError(
+            f"{origin} has {len(rounds):,} rounds of {len(history.sites):,} sites, at most {MAX_FIGURES:,} figures of "
+            f"a site are read."
+        )
     return history
 
 
@@ -101,6 +109,8 @@ def flat_settings(settings: Mapping[str, Any], origin: str, prefix: str = "") ->
     flat: dict[str, str] = {}
     for key, value in settings.items():
         name = prefix + as_name(key, origin, "a setting's name")
+        if len(name) > MAX_SETTING_NAME or len(flat) > MAX_SETTINGS:
+            raise HistoryError(f"{origin} has too many settings, or one with too long a name: {name!r:.80}.")
         if isinstance(value, Mapping):
             flat |= flat_settings(value, origin, f"{name}.")
         else:
@@ -110,10 +120,10 @@ def flat_settings(settings: Mapping[str, Any], origin: str, prefix: str = "") ->
     return flat
 
 
-def _round(entry: Any, where: str) -> Round:
+def _round(entry: Any, where: str) -> RoundRecord:
     entry = as_mapping(entry, where, "the entry")
     aligned = _aligned(entry.get("alignment_report", {}), where)
-    return checked(Round, entry, where, aligned=aligned, schedule=_schedule(entry.get("schedule", {}), where))
+    return checked(RoundRecord, entry, where, aligned=aligned, schedule=_schedule(entry.get("schedule", {}), where))
 
 
 def _aligned(report: Any, where: str) -> dict[str, Aligned]:
@@ -158,12 +168,16 @@ def _schedule(entry: Any, where: str) -> Schedule | None:
 def _scores(values: Any, where: str) -> tuple[float, ...]:
     if not isinstance(values, list) or not values or None in values:
         fail(where, "'scores'", values, "a list with one number for each layer")
+    if len(values) > MAX_LAYERS:
+        fail(where, "the number of scores", len(values), f"at most {MAX_LAYERS:,}")
     return tuple(as_number(value, where, f"the score of layer {n}", low=-MAX) for n, value in enumerate(values))
 
 
 def _layers(values: Any, where: str, what: str) -> tuple[int, ...]:
     if not isinstance(values, list):
         fail(where, what, values, "a list of layer numbers")
+    if len(values) > MAX_LAYERS:
+        fail(where, f"the number of layers in {what}", len(values), f"at most {MAX_LAYERS:,}")
     layers = tuple(as_count(value, where, f"a layer in {what}") for value in values)
     return (
         layers if sorted(set(layers)) == list(layers) else fail(where, what, values, "rising layer numbers, each once")

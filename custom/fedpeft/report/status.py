@@ -51,6 +51,7 @@ SILENT = 10, 3600.0  # durations of a round, and seconds, without a sign of life
 SIMULATED = "server" / OF_SIMULATOR
 PLACES = (Path(), Path("fedpeft"), SIMULATED, Path("workspace/fedpeft"))
 BAR_WIDTH = 40
+FAR = 10 * 365 * 86_400.0  # seconds
 STYLES = {COMPLETED: "green", FAILED: "bold red"}
 
 
@@ -303,10 +304,9 @@ def figures(progress: Progress, *, now: float | None = None) -> str:
         ago = f", {duration(progress.ago)} ago" if progress.ago is not None and not progress.ended else ""
         parts.append(f"last round {duration(progress.seconds)}{ago}")
     if progress.left is not None:
-        end = (time.time() if now is None else now) + progress.left
-        parts.append(
-            f"{duration(progress.left)} left, ends about {time.strftime('%Y-%m-%d %H:%M', time.localtime(end))}"
-        )
+        end = (time.time() if now is None else now) + min(progress.left, FAR)
+        about = f"ends about {time.strftime('%Y-%m-%d %H:%M', time.localtime(end))}"
+        parts.append(f"{duration(progress.left)} left, {about if progress.left < FAR else 'more than ten years'}")
     return "; ".join(parts)
 
 

@@ -285,7 +285,7 @@ class WorkspacePages:
         self._progress: dict[str, tuple[Any, Progress | None]] = {}
         self._drawn: dict[str, tuple[Any, History, dict[str, Picture]]] = {}
         self._comparisons = Comparisons()
-        self._lock = threading.Lock()  # matplotlib's styles are shared by all threads
+        self._lock, self._drawing = threading.Lock(), threading.Lock()  # matplotlib's styles are shared by all threads
 
     def page(self, path: str) -> tuple[str, bool] | None:
         """Return a page and whether it will change; None if there is no such page."""
@@ -294,20 +294,22 @@ class WorkspacePages:
             return None
         with self._lock:
             runs = find_runs(self._workspace)
-            if match and match[1] == "run":
-                run = runs.get(match[2])
-                return self._run(run) if run else None
+            run = runs.get(match[2]) if match and match[1] == "run" else None
+            progress = self._look(run) if run else None
             self._progress = {key: kept for key, kept in self._progress.items() if key in runs}
             rows = [(run, self._look(run)) for run in runs.values()]
             several = groups(rows)
-            if match:
-                group = several.get(match[2])
-                return (self._comparisons.page(group), False) if group else None
+        if not match:
             links = [(group.key, group.job, len(group.runs)) for group in several.values()]
             return index(self._workspace.resolve().name, rows, now=time.time(), comparisons=links), True
 
-    def _run(self, run: Run) -> tuple[str, bool]:
-        progress = self._look(run)
+        with self._drawing:  # others read the list of runs meanwhile
+            if run:
+                return self._run(run, progress)
+            group = several.get(match[2])
+            return (self._comparisons.page(group), False) if group else None
+
+    def _run(self, run: Run, progress: Progress | None) -> tuple[str, bool]:
         changes = progress is None or not progress.ended
         if progress is None or not progress.round:
             return waiting(run, progress), changes
