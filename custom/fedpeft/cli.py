@@ -88,7 +88,7 @@ def _add(
 
 
 def _add_jobs(commands: Any) -> None:
-    simulate = _add(commands, "simulate", _simulate, "run a job in FLARE's simulator; exit code 0 only if it completes")
+    simulate = _add(commands, "simulate", _simulate, "run a job on this machine; exit code 0 only if it completes")
     simulate.add_argument("job", type=Path, help=JOB_HELP)
     simulate.add_argument("-t", "--threads", type=int, default=1, help="sites that run at the same time (default 1)")
     simulate.add_argument("-w", "--workspace", **WORKSPACE)

@@ -16,7 +16,7 @@ from fedpeft.protocol.secure_sum import encode_unmasked
 from fedpeft.protocol.types import SCORE, Introduction, Order, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.server import first_adapter
 from fedpeft.server.aggregation import Aggregator, State
-from fedpeft.server.planner import Assignment, Sites, best_before_end
+from fedpeft.server.planner import Assignment, FiguresBySite, best_before_end
 from fedpeft.server.rounds import Read, Rounds
 from fedpeft.site import site_state
 from fedpeft.site.learner import Learner, Update
@@ -64,7 +64,7 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
         site_state.clear(learner.folder)
     sites = _LocalSites(learners, salts)
     rounds = Rounds(job, _introductions(learners), sites, Aggregator(job.method), lineage="", needed=quorum)
-    measured: list[Sites] = []
+    measured: list[FiguresBySite] = []
     for one in rounds:
         updates = sites.updates
         measured.append({site: dict(update.metrics) for site, update in updates.items() if site not in one.rejected})

@@ -226,7 +226,7 @@ def recorded(folder, job, *overrides, method="", samples=9):
         for site in sites
     }
     settings = build(MethodSettings, sections["method"], section="method")
-    schedule = schedule_of(sections["schedule"], settings.method)
+    schedule = schedule_of(sections["schedule"], settings.registered)
     recorder.record_handshake(
         settings, build(TrainingSettings, sections["training"], section="training"), introductions, {}, schedule
     )

@@ -491,7 +491,7 @@ def test_classes_of_a_deeply_nested_description_are_none(tmp_path):
 
 def test_a_text_longer_than_a_short_book_is_refused(tmp_path):
     _parquet(tmp_path / "data.parquet", [{**row, "question": "x" * 70_000} for row in _rows(0, 4)])
-    with pytest.raises(DataError, match="row 1: a text of 70,000 letters, allowed are 65,536"):
+    with pytest.raises(DataError, match="row 1: a text of 70,000 characters, allowed are 65,536"):
         load(DataSettings(dataset="hugging_face", root=str(tmp_path)))
 
 

@@ -29,7 +29,7 @@ from safetensors.torch import save
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.hardening import message_limits
-from fedpeft.flare.hardening.message_limits import MAX_FETCHED, limit_messages, take_refusal
+from fedpeft.flare.hardening.message_limits import MAX_DISK_FETCHES, limit_messages, take_refusal
 from fedpeft.flare.messages import FIELDS, from_model, to_model
 from fedpeft.protocol.fields import MB, Limit
 from fedpeft.protocol.types import SCORE, TOO_LARGE, TRAIN, ScoreOrder, TrainOrder, TrainReply
@@ -184,7 +184,7 @@ def test_tensors_that_go_to_the_disk_are_fetched_for_a_few_messages_at_a_time(di
         context, ref = {FOBSContextKey.CELL: Cell()}, {"fqcn": f"site-{number}.job", "ref_id": number}
         message_limits._fetch_within_limit(fetch, None, context, ref)
 
-    messages, at_once = 7, MAX_FETCHED if disk else 7
+    messages, at_once = 7, MAX_DISK_FETCHES if disk else 7
     threads = [threading.Thread(target=one, args=(number,)) for number in range(messages)]
     for thread in threads:
         thread.start()

@@ -215,7 +215,7 @@ NO_PAIRS = {
         {QUERY.format(name): torch.ones(4, 4).to(torch.float8_e4m3fn) for name in "AB"},
         "as torch.float8_e4m3fn: only float16, bfloat16, float32, float64 can be averaged",
     ),
-    "a long name": ({QUERY.format("A").replace("layer", "l" * 600): torch.ones(4, 4)}, "letters, allowed are 512"),
+    "a long name": ({QUERY.format("A").replace("layer", "l" * 600): torch.ones(4, 4)}, "characters, allowed are 512"),
 }
 
 

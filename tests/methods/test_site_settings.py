@@ -44,7 +44,7 @@ def test_each_setting_of_a_part_is_replaced_by_itself(own, expected):
 @pytest.mark.slow
 def test_a_site_trains_with_what_it_has_in_common_with_the_others():
     method = lora_vpt({"lora": {"r": 8}})
-    trainable = method.method.tuning().prepare(backbones.skeleton("tiny-vilt"), method.settings_of("slake"), seed=0)
+    trainable = method.registered.tuning().prepare(backbones.skeleton("tiny-vilt"), method.settings_of("slake"), seed=0)
     shapes = {key.split(".", 2)[2]: tuple(tensor.shape) for key, tensor in trainable.parameters().items()}
     assert shapes["query.A"] == (8, 96)
     assert shapes["prompt.tokens"] == (5, 96)

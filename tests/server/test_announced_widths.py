@@ -109,7 +109,7 @@ def test_where_no_kind_has_a_majority_the_jobs_settings_decide(kinds, refused):
 
 
 def test_a_shape_beyond_any_tensor_is_none():
-    with pytest.raises(FedpeftError, match="which is no shape"):
+    with pytest.raises(FedpeftError, match="which is not a valid shape"):
         agreed(WIDE, {**HONEST, "b": {DOWN: [2**31] * 3, UP: [2**31] * 3}})
 
 

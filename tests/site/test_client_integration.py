@@ -13,7 +13,7 @@ from fedpeft.core.settings import build
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.site import client_round, site_state
-from fedpeft.site.client_round import Half, accepted_global, chosen_share, half_trained
+from fedpeft.site.client_round import Mixed, accepted_global, chosen_share, own_trained
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import OPTIMIZERS
 from fedpeft.site.site_batches import SiteBatches
@@ -116,7 +116,7 @@ def test_of_a_frozen_half_the_own_part_alone_is_trained(kind, share):
 
     beside, its_own = torch.nn.Parameter(untrained.clone()), torch.nn.Parameter(untrained.clone())
     made = [OPTIMIZERS[kind]([*pair], lr=0.01, weight_decay=0.1) for pair in ((whole, beside), (part, its_own))]
-    with half_trained({"a": whole, "b": free}, made[0], Half({"a": own, "c": own}, {"a": frozen, "c": own}, share)):
+    with own_trained({"a": whole, "b": free}, made[0], Mixed({"a": own, "c": own}, {"a": frozen, "c": own}, share)):
         for _ in range(5):
             for optimizer, value in zip(
                 made, (lambda: whole, lambda: (1 - share) * part + share * frozen), strict=True

@@ -102,7 +102,7 @@ def integrate(
     """
     settings, robust = settings or PIASettings(), robust or NOT_ROBUST
     merged, figures = integrate_round(
-        Round(
+        RoundInput(
             states=list(states),
             counts=list(counts),
             settings=settings,
@@ -116,7 +116,7 @@ def integrate(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class RoundInput:
     """What the sites of a round sent, and how it becomes one adapter: see `integrate`."""
 
     states: Sequence[State]
@@ -163,7 +163,7 @@ class Round:
 
 
 @torch.no_grad()
-def integrate_round(round: Round) -> tuple[dict[str, Tensor], dict[str, dict[str, Figures]]]:
+def integrate_round(round: RoundInput) -> tuple[dict[str, Tensor], dict[str, dict[str, Figures]]]:
     """Integrate as `integrate` does, and return the figures by place and name."""
     settings, robust = round.settings, round.robust
     if settings.reference != FEDAVG and settings.aligns_on_server and not robust.weighs:
@@ -406,7 +406,7 @@ def barycenter(
     states = [{_key(name): tensor for name, tensor in table.items()} for table in tables]
     counts, chosen = _weights(weights, owners), PIASettings(**settings)
     try:
-        merged, _ = integrate_round(Round(states=states, counts=counts, settings=chosen, unnamed="adapters"))
+        merged, _ = integrate_round(RoundInput(states=states, counts=counts, settings=chosen, unnamed="adapters"))
     except FedpeftError as error:
         raise FedpeftError(str(error).replace(f" in {PLACE},", ",").replace(f"{PLACE}.", "")) from error
     if isinstance(adapters[0], Mapping):

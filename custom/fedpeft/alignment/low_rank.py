@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from fedpeft.alignment.averaging import fedavg_weights, weighted_mean
 from fedpeft.alignment.factors import FACTORS, MAX_RANKS, Pair, factor_places, lora_pairs, product_pairs
-from fedpeft.alignment.integration import NOT_ROBUST, Round, integrate_round
+from fedpeft.alignment.integration import NOT_ROBUST, RoundInput, integrate_round
 from fedpeft.alignment.permutation import Figures, report_of
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.core.errors import FedpeftError
@@ -87,7 +87,7 @@ def integrate_products(
                 [0., 0.]])
     """
     settings, robust = settings or PIASettings(), robust or NOT_ROBUST
-    round = Round(
+    round = RoundInput(
         states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust, store=store
     )
     return _combined(round, product_pairs, _refactored)
@@ -108,7 +108,7 @@ def stack_products(
     Arguments and errors are those of `integrate_products`; sites may have any ranks. In the report no neuron moved.
     """
     settings, robust = settings or PIASettings(), robust or NOT_ROBUST
-    round = Round(
+    round = RoundInput(
         states=states, counts=counts, settings=settings, sites=sites, previous=previous, robust=robust, store=store
     )
     return _combined(round, lora_pairs, _stacked)
@@ -142,7 +142,7 @@ def merge_products(
                 [0.0000, 0.7500]])
     """
     merged, _ = _combined(
-        Round(states=states, counts=weights, sites=sites),
+        RoundInput(states=states, counts=weights, sites=sites),
         lora_pairs,
         lambda terms, shares, pair, _: _whole_mean(terms, shares(range(len(terms))), pair, rank),
     )
@@ -160,7 +160,7 @@ def _whole_mean(states: Sequence[State], weights: Sequence[float], pair: Pair, r
 
 
 def _combined(
-    round: Round,
+    round: RoundInput,
     pairs_of: Callable[[Iterable[str]], Sequence[Pair]],
     factors_of: Callable[[Sequence[State], Shares, Pair, State], dict[str, Tensor]],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -191,12 +191,12 @@ def _combined(
     return {key: merged[key] for key in model}, report_of(figures)
 
 
-def _shares(round: Round, members: Sequence[int], some: Sequence[int]) -> list[float]:
+def _shares(round: RoundInput, members: Sequence[int], some: Sequence[int]) -> list[float]:
     """Return what some of the members of a round weigh among each other; none exceeds `max_share` of these."""
     return fedavg_weights(round.counts_of([members[k] for k in some]), round.settings)
 
 
-def _others(round: Round, model: State, factors: set[str]) -> dict[str, Tensor]:
+def _others(round: RoundInput, model: State, factors: set[str]) -> dict[str, Tensor]:
     """Return the FedAvg of all tensors but the factors."""
     if not (others := model.keys() - factors):
         return {}
@@ -290,9 +290,9 @@ def _refactored(states: Sequence[State], shares: Shares, pair: Pair, previous: S
 
 
 def _shared_out(states: Sequence[State], shares: Shares, pair: Pair) -> list[State]:
-    """Return a pair's factors of each state, with factors B as large as what it weighs among those that sent the place.
+    """Return a pair's factors of each state, B scaled by its weight among the senders of the place over that among all.
 
-    That is more than it weighs among all, by which they are multiplied afterwards.
+    They are multiplied by the weight among all afterwards, which leaves that among the senders.
     """
     weights = shares(range(len(states)))
     terms = [{key: state[key] for key in (pair.down, *pair.ups) if key in state} for state in states]

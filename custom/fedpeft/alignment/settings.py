@@ -296,7 +296,7 @@ class PIASettings:
 
 @cache
 def _say_former_name(name: str) -> None:
-    """Say once in a process how a value of `integration` is called today."""
+    """Log the new name of a former value of `integration`, once in a process."""
     today = FORMER_INTEGRATIONS[name]
     logging.getLogger(__name__).warning(
         "method.pia.integration=%s is now called %s and computes the same.", name, today

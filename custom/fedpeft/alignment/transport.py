@@ -23,10 +23,10 @@ SINKHORN_ITERATIONS = 1_000
 SINKHORN_PRECISION = 1e-6
 SINKHORN_TOLERANCE = 1e-2  # generous, because aligned weights are divided by the masses that the plan really has
 CANCELLED = 1e-5  # of the distance from the mean: closer neurons are compared coordinate by coordinate
-MIN_COST = 1e-6  # of the largest one: where most costs are smaller, POT's tolerance is not
+MIN_COST = 1e-6  # of the largest one: if most costs are smaller, POT's tolerance exceeds them
 MAX_PARTS = 2048  # of equal mass, which an assignment matches in seconds
 TINY = 1e-200  # squared lengths below lose digits
-UNDERFLOW = 1e-30  # above what float32 loses of squares that it cannot hold
+UNDERFLOW = 1e-30  # above the error of float32 squares that underflow
 TOGETHER = 2**21  # numbers of several clients' supports that are compared in one matrix product: 16 MiB
 
 

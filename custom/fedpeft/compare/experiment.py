@@ -34,7 +34,7 @@ from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import digest, parse_json, read_text
 from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
-from fedpeft.core.processes import follow, hide_current_folder
+from fedpeft.core.processes import end_with_parent_later, hide_current_folder
 from fedpeft.core.settings import build
 from fedpeft.data import DataSettings
 from fedpeft.data.folders import files_below
@@ -290,7 +290,7 @@ def run_missing(
     failed: dict[Key, str] = {}
     with hide_current_folder():  # the pool starts a process when it is made, and one with each of the first runs
         pool = ProcessPoolExecutor(
-            processes, mp_context=get_context("spawn"), initializer=follow, initargs=(os.getpid(),)
+            processes, mp_context=get_context("spawn"), initializer=end_with_parent_later, initargs=(os.getpid(),)
         )
         futures = {pool.submit(carry_out, run): number for number, run in enumerate(missing)}
     try:

@@ -17,7 +17,7 @@ from fedpeft.protocol.fields import MB
 from fedpeft.report.history import History
 from fedpeft.report.wording import Alignment, alignment_of, caution
 
-Sites = Mapping[str, float]
+BySite = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,10 @@ class Outcome:
     method: str  # name of the row that it belongs to
     seed: int  # of data, initial values and order
     # for each round, site -> its metric on its test split, a fraction; a site may be missing
-    figures: tuple[Sites, ...]
-    sent: tuple[Sites, ...]  # for each round, site -> bytes of the adapter that it sent; empty where it was not counted
+    figures: tuple[BySite, ...]
+    sent: tuple[
+        BySite, ...
+    ]  # for each round, site -> bytes of the adapter that it sent; empty where it was not counted
     metrics: Mapping[str, str]  # site -> what it is measured by (`fedpeft.core.metrics`)
     seconds: float  # of the whole run, by the clock
     procedural: bool
@@ -48,13 +50,13 @@ class Outcome:
     # what became of the places that the server's alignment could have moved, in all rounds
     alignment: Alignment = field(default_factory=Alignment)
     # for each round, site -> the same metric on its validation split; empty for a finished run
-    validation: tuple[Sites, ...] = ()
+    validation: tuple[BySite, ...] = ()
     validated: Mapping[str, int] = field(default_factory=dict)  # site -> validation samples
     # for each round, site -> its loss on the probe samples at the start of the round; empty: not measured
-    loss_start: tuple[Sites, ...] = ()
-    loss_end: tuple[Sites, ...] = ()  # the same at its end
+    loss_start: tuple[BySite, ...] = ()
+    loss_end: tuple[BySite, ...] = ()  # the same at its end
     # at each point of a round's course, and for each round: site -> loss of its training batches; empty: not measured
-    loss_course: tuple[tuple[Sites, ...], ...] = ()
+    loss_course: tuple[tuple[BySite, ...], ...] = ()
     refused: int = 0  # replies that the check of updates refused; they are in no figure
 
     def figure(self, metric: str, *, last: int = 1) -> float:
@@ -97,7 +99,7 @@ class Outcome:
         return 100 * sum(values) / len(values) if values else math.nan
 
     @property
-    def last_validation(self) -> Sites:
+    def last_validation(self) -> BySite:
         """By site, its last figure on its validation split."""
         return ChainMap(*map(dict, reversed(self.validation)))
 

@@ -72,7 +72,8 @@ def no_sockets() -> str:
         return ""
     max_length = MAX_SOCKET_LENGTH - len(SOCKET)
     return (
-        f"sockets in {folder} would have too long a path: set {TEMPORARY} to a folder of at most {max_length} letters."
+        f"sockets in {folder} would have too long a path: set {TEMPORARY} to a folder of at most {max_length} "
+        f"characters."
     )
 
 
@@ -123,7 +124,7 @@ def end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def follow(parent: int) -> None:
+def end_with_parent_later(parent: int) -> None:
     """Let this process end at once when its parent ends, even by kill -9; for the start of a pool's processes."""
     threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
 

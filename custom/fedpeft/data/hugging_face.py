@@ -212,7 +212,9 @@ def _example(row: Row, image: Path | EncodedImage, digest: str, texts: dict[str,
 
     def once(text: str) -> str:
         if len(text) > MAX_LETTERS:
-            raise DataError(f"{row.where}: a text of {len(text):,} letters, allowed are {MAX_LETTERS:,}; shorten it.")
+            raise DataError(
+                f"{row.where}: a text of {len(text):,} characters, allowed are {MAX_LETTERS:,}; shorten it."
+            )
         return texts.setdefault(text, text)
 
     with reading(row):

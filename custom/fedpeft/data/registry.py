@@ -30,7 +30,7 @@ class Origin:
 
     Args:
         title: as tables call it.
-        address: where its owners, or who passes it on, have it.
+        address: where its owners, or those who pass it on, have it.
         terms: of its use, as far as they are known; no replacement for the owners' own words.
     """
 

@@ -190,13 +190,13 @@ class DataSettings:
         self._check_partition()
         self._check_columns()
         self._check_window()
-        self._check_less()
+        self._check_subsampling()
         if self.metric != "":
             one_of("metric", self.metric, TITLES)
         one_of("uncertain", self.uncertain, UNCERTAIN)
         if self.uncertain != IGNORED:
             self._check_taken("uncertain")
-        check_share(self.unreadable)
+        check_unreadable(self.unreadable)
         if not isinstance(self.exclude, tuple | list) or not all(isinstance(i, str) for i in self.exclude):
             raise DataError(f"exclude={self.exclude!r:.200} must be a list of image ids (text).", setting="exclude")
         object.__setattr__(self, "exclude", tuple(self.exclude))
@@ -228,7 +228,7 @@ class DataSettings:
                         setting=f"data.sites.{site}.{name}",
                     )
 
-    def _check_less(self) -> None:
+    def _check_subsampling(self) -> None:
         """Check the settings that leave out samples."""
         if self.samples is not None and (not is_whole(self.samples) or self.samples < 1):
             raise DataError(f"samples={self.samples!r} must be a whole number, 1 or more, or None.", setting="samples")
@@ -317,13 +317,13 @@ def listed_answers(answers: Any) -> tuple[str, ...]:
     if len(set(normal)) < len(normal) or len(normal) > MAX_ANSWERS:
         raise DataError(
             f"answers has {len(normal)} entries, {len(set(normal))} of them different: name each once, whatever its "
-            f"case and blanks, and at most {MAX_ANSWERS:,}.",
+            f"case and spaces, and at most {MAX_ANSWERS:,}.",
             setting="answers",
         )
     return normal
 
 
-def check_share(unreadable: float) -> None:
+def check_unreadable(unreadable: float) -> None:
     """Refuse a value that is no share of images that may be unreadable."""
     if not is_number(unreadable) or not 0 <= unreadable < 1:
         raise DataError(f"unreadable={unreadable!r:.80} must be a number from 0 to below 1.", setting="unreadable")

@@ -81,7 +81,7 @@ def _average(job: AdmittedJob, method: MethodSettings) -> Iterator[Finding]:
 def _rate(job: AdmittedJob, common: CommonSettings) -> Iterator[Finding]:
     """Compare the learning rate with the backbones' declared ones for adapters, which are for AdamW."""
     method, training = common.method, common.training
-    if training.optimizer != TrainingSettings.optimizer or not method.exchanges or method.method.sends_backbone:
+    if training.optimizer != TrainingSettings.optimizer or not method.exchanges or method.registered.sends_backbone:
         return
     names = [site_backbone(job.site_sections["backbone"], site)["name"] for site in job.sites]
     for name in dict.fromkeys(names):

@@ -48,7 +48,8 @@ REPLIES = "replies"  # the temporary folder of those that are on disk
 SILENCE = {
     HELLO: "site {site} did not answer within {timeout} s: is it connected, and is fedpeft installed there? Where many "
     "sites take turns, raise federation.hello_timeout.",
-    SCORE: "site {site} sent no scores in round {round}: look at its log.",
+    SCORE: "site {site} sent no scores in round {round}: look at its log, or raise federation.round_timeout "
+    "({timeout} s).",
     TRAIN: "site {site} sent no usable reply in round {round}: look at its log, or raise federation.round_timeout "
     "({timeout} s).",
 }

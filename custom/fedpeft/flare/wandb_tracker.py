@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.processes import follow
+from fedpeft.core.processes import end_with_parent_later
 from fedpeft.job.federation import LEAVE_OUT, SETTING, Tracker, unusable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class BoundReceiver(WandBReceiver):
     """
 
     def _process_queue_tasks(self, queue: Queue) -> None:
-        follow(os.getppid())
+        end_with_parent_later(os.getppid())
         super()._process_queue_tasks(queue)
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 PICKLE = "adapter_model.bin"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-MAX_NAME = 512  # letters of a tensor's name, against which a configuration's patterns are matched
+MAX_NAME = 512  # characters of a tensor's name, against which a configuration's patterns are matched
 _NUMBER = re.compile(r"(?:^|\.)(\d{1,5})(?=\.|$)")
 
 
@@ -285,7 +285,7 @@ def _own_keys(folder: Path, tensors: State, tuning: SlotTuning) -> tuple[State, 
         split = tuning.split_peft_name(name.removeprefix(MODEL)) if name.startswith(MODEL) else None
         if len(name) > MAX_NAME:
             raise FedpeftError(
-                f"{folder} holds {name!r:.80}, a name of {len(name):,} letters, allowed are {MAX_NAME}: leave this "
+                f"{folder} holds {name!r:.80}, a name of {len(name):,} characters, allowed are {MAX_NAME}: leave this "
                 f"adapter out."
             )
         if split is None:

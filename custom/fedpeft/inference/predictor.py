@@ -87,8 +87,8 @@ def find_adapter(named: str, run: Path) -> Path:
 def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, kept: KeptModel) -> None:
     """Load an adapter together with a site's head, and with what else the method keeps at the site.
 
-    With this model the site would begin another round, but for what FedPIA would mix the adapter with. An adapter with
-    a federated head brings its own.
+    It is the model from which the site would start its next round, before FedPIA mixes adapters. An adapter with a
+    federated head brings its own.
     """
     _check_same_function(model, adapter, method, kept)
     received, state = _read_adapter(model, adapter), kept.state
@@ -208,7 +208,7 @@ def _read_configs(adapter: Path) -> tuple[Path, list[PeftConfig]]:
 def _configs(method: MethodSettings, site: str) -> list[PeftConfig]:
     """Return the configurations, in PEFT's form, of what a method trains, or of its parts that have one."""
     settings, name = method.settings_of(site), method.exported
-    parts = {name: settings} if name else {part: settings.get(part, {}) for part in method.method.parts}
+    parts = {name: settings} if name else {part: settings.get(part, {}) for part in method.registered.parts}
     tunings = {part: cast("SlotTuning", METHODS.get(part).tuning()) for part in parts if METHODS.get(part).exports}
     return [tuning.config(tuning.peft_settings(parts[part])) for part, tuning in tunings.items()]
 
@@ -357,7 +357,7 @@ def _check_size(kept: KeptModel, backbone: BackboneSettings, method: MethodSetti
     check_strangers_settings(method.settings_of(kept.record.site), f"the export {kept.folder}")
     held = sum(tensor.numel() for tensor in kept.state.adapter.values())
     empty = skeleton(backbone.name, backbone.source)
-    made = parameter_count(empty, method.method.tuning(), method.settings_of(kept.record.site)).trained
+    made = parameter_count(empty, method.registered.tuning(), method.settings_of(kept.record.site)).trained
     if made > held:
         raise FedpeftError(
             f"the settings of the export {kept.folder} make an adapter of {made:,} parameters, it holds {held:,}: "

@@ -173,7 +173,7 @@ def _adapter(kept: KeptModel, received: State) -> State:
     """Return the adapter that a site keeps, in the order of the global one's tensors."""
     record, state = kept.record, kept.state.adapter
     method, _, _ = CommonSettings.from_sections(record.sections)
-    if not received or method.method.neuron_layout() is None:
+    if not received or method.registered.neuron_layout() is None:
         raise FedpeftError(
             f"method {method.name!r} exchanges no adapter with neurons that alignment could move: name a run with "
             f"adapters, such as houlsby or lora."

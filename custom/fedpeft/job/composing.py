@@ -357,7 +357,7 @@ def _add_declared_settings(sections: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _overridden(sections: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return sections with settings as `section.name=value`; only the order of two of one name matters."""
+    """Return sections with settings as `section.name=value`; their order matters only where they name one setting."""
     each = [_parse_override(override) for override in overrides]
     result = _without_former(sections, reduce(_put, each, {}))
     return reduce(_put, each, result)
@@ -400,7 +400,10 @@ def _without_former(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[st
 
 
 def _put(base: Mapping[str, Any], over: Mapping[str, Any], *, empties: bool = True) -> dict[str, Any]:
-    """Return `base` with the values of `over`, mappings name by name; one that is empty empties, or adds nothing."""
+    """Return `base` with the values of `over`, mappings name by name.
+
+    An empty mapping clears the former one; without `empties` it leaves it.
+    """
     result = dict(base)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping) and (value or not empties)

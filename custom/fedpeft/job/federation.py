@@ -2,8 +2,8 @@
 """The `federation` section of a job, and each site's own part of the sections `data` and `backbone`.
 
 Services can follow a run (`federation.tracking`), each through a receiver of FLARE's. A job names one of them. Where
-the figures go, and with which key, is read from the environment of the server's own process: who writes a job cannot
-make the server connect anywhere.
+the figures go, and with which key, is read from the environment of the server's own process: whoever writes a job
+cannot make the server connect anywhere.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ class FederationSettings:
             )
         check_ranges(self)
         if self.quorum > len(self.sites):
-            raise FedpeftError(f"quorum is {self.quorum}, the job has only {len(self.sites)} sites.", setting="quorum")
+            raise FedpeftError(
+                f"quorum is {self.quorum}, the job has only {len(self.sites)} sites: lower it.", setting="quorum"
+            )
         one_of("tracking", self.tracking, (NONE, *TRACKERS.names()))
         if self.resume_from:
             with about("resume_from"):

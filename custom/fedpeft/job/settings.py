@@ -38,8 +38,11 @@ SECTIONS = ("backbone", "method", "training", "data", "schedule")
 
 
 def check_schemes(method: MethodSettings, training: TrainingSettings, *, joins: Collection[str] = ()) -> None:
-    """Refuse FedProx, SCAFFOLD, MOON, personalization and alignment at the sites where nothing global means what a site
-    trains, or has its shape. `joins` are the sites that join later, from initial values of their own."""
+    """Refuse what compares a site's adapter with the global one where there is none of the same meaning and shape.
+
+    That is FedProx, SCAFFOLD, MOON, personalization and alignment at the sites. `joins` are the sites that join later,
+    from initial values of their own.
+    """
     if joins and method.aligns and cast(PIASettings, method.pia).aligns_before_upload:
         raise FedpeftError(
             f"schedule.joins names {', '.join(joins)}, and with method.pia.aligned_at='site' a site that joins has no "
@@ -61,9 +64,9 @@ def check_schemes(method: MethodSettings, training: TrainingSettings, *, joins: 
         reason = JOINS
     elif method.aligns and cast(PIASettings, method.pia).client:
         reason = "with client PIA a site keeps its own adapter already: set method.pia.client to false"
-    elif method.method.base:
-        reason = f"method.name={method.name!r} keeps tensors of the site's own already: use {method.method.base!r}"
-    elif not method.method.exchanges:
+    elif method.registered.base:
+        reason = f"method.name={method.name!r} keeps tensors of the site's own already: use {method.registered.base!r}"
+    elif not method.registered.exchanges:
         reason = f"method.name={method.name!r} exchanges no adapter: use another method"
     if reason:
         raise FedpeftError(
@@ -98,9 +101,9 @@ def _check_scaffold(method: MethodSettings, training: TrainingSettings, joins: C
             f"method.server_optimizer={method.server_optimizer!r} moves the global adapter by more than the sites' "
             f"steps: leave method.server_optimizer out"
         )
-    elif method.method.base:
-        reason = f"method.name={method.name!r} trains more than it exchanges: use {method.method.base!r}"
-    elif not method.method.exchanges:
+    elif method.registered.base:
+        reason = f"method.name={method.name!r} trains more than it exchanges: use {method.registered.base!r}"
+    elif not method.registered.exchanges:
         reason = f"method.name={method.name!r} exchanges no adapter: use another method"
     elif training.personalization != NONE:
         reason = f"training.personalization={training.personalization!r} starts or trains another model: leave it out"
@@ -115,9 +118,9 @@ def _check_scaffold(method: MethodSettings, training: TrainingSettings, joins: C
 def _check_moon(method: MethodSettings) -> None:
     _check_global(method, "moon_mu", "compares features with those of the global adapter")
     reason = ""
-    if method.method.base:
-        reason = f"method.name={method.name!r} computes with several adapters: use {method.method.base!r}"
-    elif not method.method.exchanges:
+    if method.registered.base:
+        reason = f"method.name={method.name!r} computes with several adapters: use {method.registered.base!r}"
+    elif not method.registered.exchanges:
         reason = f"method.name={method.name!r} leaves the features as they are: use another method"
     elif method.aligns and cast(PIASettings, method.pia).client and cast(PIASettings, method.pia).form.second_branch:
         reason = "a site computes with two adapters: set method.pia.integration to 'weight_space'"
@@ -154,7 +157,7 @@ def check_drawn(
         setting, reason = "training.first_epochs", f"={training.first_epochs} is for the first round of every site"
     elif method.initialization == "own" and method.exchanges:
         setting, reason = "method.initialization", "='own' is for the first round of every site"
-    elif method.site_settings and not method.method.factors:
+    elif method.site_settings and not method.registered.factors:
         setting, reason = "method.site_settings", " gives every site a first adapter of its own width"
     if reason:
         raise FedpeftError(
@@ -234,7 +237,7 @@ class CommonSettings(NamedTuple):
         """Build and check the settings from a job's sections."""
         method = build(MethodSettings, sections.get("method"), section="method")
         training = build(TrainingSettings, sections.get("training"), section="training")
-        schedule = schedule_of(sections.get("schedule", {}), method.method)
+        schedule = schedule_of(sections.get("schedule", {}), method.registered)
         method.check_schedule(active=schedule.active, joins=schedule.joins)
         check_schemes(method, training, joins=schedule.joins)
         return cls(method, training, schedule)
@@ -271,7 +274,7 @@ def unread_in(section: str, name: str, sections: Mapping[str, Any]) -> str:
     method = build(MethodSettings, sections["method"], section="method")
     sites, resumed = sections["federation"]["sites"], sections["federation"].get("resume_from")
     if section == "schedule":
-        schedule = schedule_of(sections[section], method.method)
+        schedule = schedule_of(sections[section], method.registered)
         if resumed and schedule.active:
             return ""
         decides = schedule.active and name in ("budget", "budget_range", "memory_margin")
@@ -293,12 +296,12 @@ def unread_in(section: str, name: str, sections: Mapping[str, Any]) -> str:
             return f"leave it out, training.answering={named!r} ranks no answers"
         rate = name == "learning_rate" and given.get("head_learning_rate") is not None
         rate = rate and not method.federates_head  # else the check of updates reads both rates
-        if (rate or name == "checkpointing") and not method.method.exchanges:
+        if (rate or name == "checkpointing") and not method.registered.exchanges:
             own = (
                 build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone") for site in sites
             )
             if not any(backbone.trains_connector for backbone in own):
-                return f"leave it out, method {method.method.label!r} computes no gradients in the backbone"
+                return f"leave it out, method {method.registered.label!r} computes no gradients in the backbone"
     return unread_at(section, name, sites, sections) if section in BY_SITE else ""
 
 
@@ -328,7 +331,7 @@ def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federat
 def kept_share(method: MethodSettings, training: TrainingSettings) -> float:
     """Return the largest share of its own exchanged adapter that a site keeps in a round."""
     pia = cast(PIASettings, method.pia).max_kept if method.aligns else 0.0
-    return max(pia, float(method.method.goes_on), PERSONALIZATIONS[training.personalization].max_kept)
+    return max(pia, float(method.registered.goes_on), PERSONALIZATIONS[training.personalization].max_kept)
 
 
 def check_relay_sums(

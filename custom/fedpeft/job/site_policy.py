@@ -24,7 +24,7 @@ from fedpeft.core.files import read_json
 from fedpeft.core.registry import Registry, only_plugins
 from fedpeft.core.settings import build, check_ranges, one_of, within
 from fedpeft.data.registry import DATASETS
-from fedpeft.data.settings import SPLITS, check_columns, check_share, listed_answers, window_of
+from fedpeft.data.settings import SPLITS, check_columns, check_unreadable, listed_answers, window_of
 from fedpeft.importance.registry import SCORES
 from fedpeft.methods import METHODS
 from fedpeft.scheduling.solvers import SOLVERS
@@ -255,7 +255,7 @@ class SitePolicy:
         window_of(self.window)
         listed = {name: listed_answers(answers) for name, answers in self.answers.items()}
         object.__setattr__(self, "answers", listed)
-        check_share(self.unreadable)
+        check_unreadable(self.unreadable)
         for name, value in vars(self).items():
             if isinstance(value, tuple) and not all(isinstance(item, str) for item in value):
                 raise FedpeftError(f"{name} is {list(value)!r:.80}, it must be a list of texts.")

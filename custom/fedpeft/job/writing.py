@@ -127,17 +127,16 @@ def write_new(
     task, jobs, job = _places(name, out)
     parts = [_backbone_part(found, backbone), "methods/fedpia_agreement", "deployments/laptop"]
     labels = any(site.metric == MACRO_F1 for site in found.data)  # rare ones never reach a probability of one half
-    training = TRAINING | ({"thresholds": VALIDATION} if labels else {})
     chosen = {section: values for section, values in parse_overrides(overrides).items() if section != "data"}
-    own = {"data": found.section, "federation": {"sites": list(found.of_sites)}, "training": training}
+    own = {"data": found.section, "federation": {"sites": list(found.of_sites)}, "training": TRAINING}
     before_task = [part_of(jobs.parent, one) for one in parts]
     backbone_of = compose_sections([own, *before_task, chosen])["backbone"]
     named = backbone_of.get("name", BackboneSettings.name)
     declared = BACKBONES.get(named)
-    training["learning_rate"] = declared.learning_rate
-    for setting in before_task[0].get("training", {}):
-        training.pop(setting, None)  # the task comes after the backbone, and would override it
-    sections = overlay(own, chosen)
+    of_backbone = before_task[0].get("training", {})  # which the task, that comes after it, would override
+    training = {**TRAINING, **({"thresholds": VALIDATION} if labels else {}), "learning_rate": declared.learning_rate}
+    training = {setting: value for setting, value in training.items() if setting not in of_backbone}
+    sections = overlay({**own, "training": training}, chosen)
     whole = compose_sections([*before_task, sections])
     check_used(overrides, whole, job=name)
     recipe = {name: [*parts, f"tasks/{name}"]}

@@ -155,13 +155,13 @@ def check_site_settings(method: MethodSettings) -> None:
     if not method.site_settings:
         return
     for site, own in method.site_settings.items():
-        if method.exchanges and (other := next(_differing(method.method, own), "")):
+        if method.exchanges and (other := next(_differing(method.registered, own), "")):
             raise FedpeftError(
                 f"method.site_settings.{site} has {other}, with which the same tensors compute something else there: "
                 f"set it for all sites in method.settings, or leave it out.",
                 setting=SITE_SETTINGS,
             )
-    if not method.method.factors:
+    if not method.registered.factors:
         _check_widths(method)
     elif method.exchanges:
         _check_ranks(method)
@@ -171,14 +171,14 @@ def check_site_settings(method: MethodSettings) -> None:
 def _check_ranks(method: MethodSettings) -> None:
     """Refuse unequal ranks or scales that the aggregation cannot average."""
     if not method.rule.unequal_ranks:
-        fitting = {name: rule for name, rule in AGGREGATIONS.items() if rule.fits(method.method)}
+        fitting = {name: rule for name, rule in AGGREGATIONS.items() if rule.fits(method.registered)}
         able = " or ".join(repr(name) for name, rule in fitting.items() if rule.unequal_ranks)
         raise FedpeftError(
             f"aggregation={method.aggregation!r} averages factors of one shape: sites of unequal rank "
             f'(site_settings) need aggregation={able}; --set "method.site_settings={{}}" makes all equal.',
             setting=SITE_SETTINGS,
         )
-    scales = {site: method.method.product_scale(method.settings_of(site)) for site in ("", *method.site_settings)}
+    scales = {site: method.registered.product_scale(method.settings_of(site)) for site in ("", *method.site_settings)}
     for site, scale in scales.items():
         if scale is not None and scale != (default := scales[""]):
             raise FedpeftError(
@@ -191,7 +191,7 @@ def _check_ranks(method: MethodSettings) -> None:
 def _check_parts(method: MethodSettings) -> None:
     """Refuse settings of single sites for a part whose tensors have one shape at all sites."""
     for site, own in method.site_settings.items():
-        for part in method.method.parts:
+        for part in method.registered.parts:
             if own.get(part) and not METHODS.get(part).factors:
                 raise FedpeftError(
                     f"unequal widths are not supported for the part {part!r} of name={method.name!r}: leave "
@@ -203,7 +203,7 @@ def _check_parts(method: MethodSettings) -> None:
 def _check_widths(method: MethodSettings) -> None:
     """Refuse unequal widths unless server and sites align, and all else allows them."""
     pia = cast("PIASettings", method.pia)
-    if not method.method.unequal_widths:
+    if not method.registered.unequal_widths:
         raise FedpeftError(
             f"unequal widths are not supported for name={method.name!r}: leave method.site_settings out, or add --set "
             f'"method.site_settings={{}}".',
@@ -233,9 +233,9 @@ def _check_widths(method: MethodSettings) -> None:
 
 def check_factors(method: MethodSettings) -> None:
     """Refuse ranks or scales of single modules if the aggregation decides the ranks of products."""
-    if not (method.method.factors and (method.rule.stacks or (method.rule.unequal_ranks and method.site_settings))):
+    if not (method.registered.factors and (method.rule.stacks or (method.rule.unequal_ranks and method.site_settings))):
         return
-    if other := next(_differing(method.method, method.settings_of("")), ""):
+    if other := next(_differing(method.registered, method.settings_of("")), ""):
         raise FedpeftError(
             f"method.settings has {other}, and with aggregation={method.aggregation!r} the ranks of all modules "
             f"follow from what the sites train: leave it out.",

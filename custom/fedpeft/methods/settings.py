@@ -93,7 +93,7 @@ class MethodSettings:
     def __post_init__(self) -> None:
         one_of("name", self.name, methods.names())
         one_of("head", self.head, (PRIVATE, FEDERATED))
-        taken = chosen(self.aggregation, self.method, name=self.name, head=self.federates_head)
+        taken = chosen(self.aggregation, self.registered, name=self.name, head=self.federates_head)
         object.__setattr__(self, "aggregation", taken)
         check_ranges(self)
         one_of("initialization", self.initialization, ("shared", "own"))
@@ -136,7 +136,7 @@ class MethodSettings:
         return SERVER_OPTIMIZERS[self.server_optimizer]
 
     @property
-    def method(self) -> methods.TuningMethod:
+    def registered(self) -> methods.TuningMethod:
         return methods.get(self.name)
 
     def starts_from_one(self, *, scheduled: bool) -> bool:
@@ -145,7 +145,7 @@ class MethodSettings:
         return self.exchanges and needed
 
     def _pia_defaults(self) -> dict[str, str]:
-        method = self.method
+        method = self.registered
         return {
             **({} if method.activations else {"support": "weights"}),
             **({} if method.companion else {"integration": WEIGHT_SPACE}),
@@ -154,7 +154,7 @@ class MethodSettings:
 
     def _check_method(self) -> None:
         """Refuse settings that the method does not support by its declaration."""
-        method, name, pia = self.method, self.name, self.pia
+        method, name, pia = self.registered, self.name, self.pia
         if not method.exchanges and not self.federates_head and self.aggregation != "none":
             raise FedpeftError(
                 f"a head that is private never leaves its site, so name={name!r} needs aggregation='none', not "
@@ -239,7 +239,9 @@ class MethodSettings:
     def _check_secure_sum(self) -> None:
         """Refuse a secure sum if the server needs single adapters."""
         if not self.exchanges:
-            raise FedpeftError("secure_sum hides what sites send, but with aggregation='none' they send nothing.")
+            raise FedpeftError(
+                "secure_sum hides what sites send, but with aggregation='none' they send nothing: leave secure_sum out."
+            )
         if self.aligns and self.pia.aligns_on_server:
             raise FedpeftError(
                 "secure_sum hides the adapters that server PIA must see: set method.pia.aligned_at to 'site'."
@@ -270,7 +272,7 @@ class MethodSettings:
                 f"schedule.joins ({', '.join(joins)}) brings other values: leave one of the two out.",
                 setting="method.server_optimizer",
             )
-        if active and not self.method.layers:
+        if active and not self.registered.layers:
             raise FedpeftError(
                 f"schedule.solver lets sites train some layers, and method.name={self.name!r} trains nothing layer by "
                 f"layer: add --set schedule.solver=all, or use another method.",
@@ -282,7 +284,7 @@ class MethodSettings:
                 "layers: give a number as share, or set schedule.solver to 'all'.",
                 setting="method.pia.share",
             )
-        if active and self.site_settings and not self.method.factors:
+        if active and self.site_settings and not self.registered.factors:
             raise FedpeftError(
                 "method.site_settings gives sites unequal widths, and where schedule.solver lets sites train some "
                 "layers all start from one adapter: leave it out, or set schedule.solver to 'all'.",
@@ -337,7 +339,7 @@ class MethodSettings:
                 methods.get(name).check_settings(settings)
         for site in self.site_settings:
             with about("site_settings", where=f"method.site_settings.{site}"):
-                self.method.check_settings(self.settings_of(site))
+                self.registered.check_settings(self.settings_of(site))
 
     def settings_of(self, site: str) -> dict[str, Any]:
         """Return the settings of the method at one site: those of its bases, its common ones, and the site's own.
@@ -345,15 +347,15 @@ class MethodSettings:
         If several methods train together, each setting of a part is replaced separately.
         """
         common = [self.settings.get(name, {}) for name in methods.with_bases(self.name)]
-        return replaced((*common, self.site_settings.get(site, {})), self.method.parts)
+        return replaced((*common, self.site_settings.get(site, {})), self.registered.parts)
 
     @property
     def label(self) -> str:
-        if not self.method.exchanges and not self.federates_head:
-            return self.method.label
+        if not self.registered.exchanges and not self.federates_head:
+            return self.registered.label
         rule = self.rule.label + (f" ({self.pia.label})" if self.aligns else "")
         steps = f", {self.server_rule.label}" * self.server_rule.steps
-        return f"{rule}, {self.method.label}{steps}" + ", federated head" * self.federates_head
+        return f"{rule}, {self.registered.label}{steps}" + ", federated head" * self.federates_head
 
     @property
     def federates_head(self) -> bool:
@@ -381,7 +383,7 @@ def replaced(settings: Iterable[Mapping[str, Any]], parts: Collection[str] = ())
 
 def check_backbones(method: MethodSettings) -> None:
     """Refuse several backbones if the averaged tensors mean something else in another one."""
-    if method.exchanges and not method.method.unequal_backbones:
+    if method.exchanges and not method.registered.unequal_backbones:
         able = ", ".join(name for name in methods.METHODS.own_names() if methods.get(name).unequal_backbones)
         raise FedpeftError(
             f"method.name is {method.name!r}, which exchanges values that belong to one backbone: use the same at all "
@@ -404,7 +406,7 @@ def check_depths(method: MethodSettings) -> None:
         return
     check_backbones(method)
     remedy = "leave out one of them"
-    if not method.method.layers:
+    if not method.registered.layers:
         reason = f"name={method.name!r} trains nothing layer by layer"
     elif method.secure_sum:
         reason = "secure_sum adds up the same tensors of all sites"

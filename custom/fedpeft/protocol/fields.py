@@ -65,7 +65,8 @@ def check_fields(values: Any, hints: Mapping[str, Any], *, message: str, sender:
         if misfit := find_misfit(values[name], hint, name):
             path, value = misfit
             raise FedpeftError(
-                f"{sender} sent {shown(value)} as {path} of a {message} message: wrong type or too large.",
+                f"{sender} sent {shown(value)} as {path} of a {message} message: wrong type or too large; "
+                f"install the same fedpeft version everywhere.",
                 code=REFUSED,
             )
 
@@ -124,12 +125,14 @@ CODES = {
     "with the site on another local/fedpeft.json.",
     "job-refused": "it cannot do what the job asks; the site's log has the details.",
     "message-refused": "it cannot read the server's message: install the same fedpeft version everywhere.",
-    "message-too-large": "the server's message is larger than its site policy allows (max_message_mb).",
+    "message-too-large": "the server's message is larger than its site policy allows (max_message_mb): agree "
+    "with the site on more, or train a smaller adapter.",
     "site-file-missing": "it has no local/fedpeft.json, which every site needs: `fedpeft doctor` at the site says how "
     "to write it.",
     "site-file-unusable": "its own local/fedpeft.json cannot be used: `fedpeft doctor` at the site says why.",
     "data-unusable": "its data cannot be used; the site's log has the details.",
-    "data-too-few": "it holds less data than its site policy requires of a job that it takes part in.",
+    "data-too-few": "it holds less data than its site policy requires of a job that it takes part in: leave it out of "
+    "federation.sites, or agree with the site on another local/fedpeft.json.",
     "plugin-unusable": "a plugin that the job names cannot be used there; the site's log has the details.",
     "backbone-unusable": "it cannot load the backbone: `fedpeft doctor` at the site says why.",
     "state-unusable": "what it kept of earlier rounds cannot be used; the site's log has the details.",
@@ -138,7 +141,8 @@ CODES = {
     "state-full": "it keeps as much of earlier jobs as its site policy allows (kept_gib): the site has to make room.",
     "disk-full": "its disk is full: the site has to make room there; a job that ended goes on with resume_from=latest.",
     "disk-unwritable": "it cannot write to its own disk; the site's log names the file.",
-    "order-refused": "the server asked it for something that the job's own settings do not provide for.",
+    "order-refused": "the server asked it for something that the job's own settings do not provide for: install the "
+    "same fedpeft version everywhere; the site's log has the details.",
     "adapter-outdated": "it lacks the adapter that this round builds on: it will be sent whole in the next round.",
     "training-diverged": "its training diverged: lower training.learning_rate.",
     "training-failed": "an error in its training code; the site's log has the traceback.",

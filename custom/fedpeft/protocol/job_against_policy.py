@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedpeft import answering, data, importance
@@ -35,13 +36,10 @@ if TYPE_CHECKING:
 NOT_ALLOWED, TOO_FEW = "setting-not-allowed", "data-too-few"
 MIN_STEPS = 4  # of an epoch where only a sum may leave: with fewer, the secret order of the samples changes little
 SECTIONS = ("training", "method", "schedule", "backbone", "data")
-SITE_VALUES = (
-    "seed",
-    "validation_fraction",
-    "test_fraction",
-    "unreadable",
-)  # of `data`, from the policy
-
+# of `data`, from the policy
+SITE_VALUES = ("seed", "validation_fraction", "test_fraction", "unreadable")
+# that no site policy can allow
+NEVER = {f"data.{name}" for name in ("root", "pool", "partition", "samples", "train_share", "exclude")}
 
 Refusals = Iterator[tuple[str, str]]
 
@@ -50,6 +48,11 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Refusals:
     """Yield every setting of a job that the site policy forbids, with the reason for the site's own log."""
     for rule in RULES:
         yield from rule(policy, job)
+
+
+def remedy(setting: str, file: str | Path = "local/fedpeft.json of this site") -> str:
+    """Return what to do about a setting that `refusals` names, where the site policy is that file."""
+    return "change the job." if setting in {*NEVER, "method.settings"} else f"change the job, or {file}."
 
 
 def _data_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
@@ -137,14 +140,15 @@ def _training_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
         yield "training.answering", f"is {job.training.answering!r:.60}, answering has {_listed(policy.answering)}"
     measured = method.aligns and method.pia.client and (method.pia.accept or method.pia.share == VALIDATION)
     if measured and (policy.sum_with or not policy.metrics):
-        yield "method.pia", "has the site choose by losses (share, accept), which show in what it sends; metrics is off"
-    for why in refused_settings(method.settings_of(job.site), method.method.limits):
+        hidden = "only sums leave (sum_with)" if policy.sum_with else "metrics is false"
+        yield "method.pia", f"has the site choose by losses (share, accept), which show in what it sends, and {hidden}"
+    for why in refused_settings(method.settings_of(job.site), method.registered.limits):
         yield "method.settings", f"{why} for {name}, which no job may set at a site"
 
 
 def _machine_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
     if job.training.compile and not policy.compile:
-        yield "training.compile", "is true, and compile is off: with it this machine's compiler runs, set it to true"
+        yield "training.compile", "is true, which runs this machine's compiler, and compile is false"
     devices = {"auto", "cpu", policy.device} | ({"cuda"} if policy.device == "auto" else set())
     if job.training.device not in devices:
         yield "training.device", f"is {job.training.device!r:.60}, this site trains on {policy.device!r}"
@@ -166,15 +170,14 @@ def _sum_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
 
 def _leaving_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
     if job.method.federates_head and not policy.head:
-        yield "method.head", "is 'federated', and head is off: with it the classifier leaves this site, set it to true"
+        yield "method.head", "is 'federated', with which the classifier leaves this site, and head is false"
     if job.backbone.trains_connector and job.method.exchanges and not policy.connector:
         yield (
             "backbone.projection",
-            f"is {job.backbone.projection!r}, and connector is off: with it the projection leaves this site, set it to "
-            f"true",
+            f"is {job.backbone.projection!r}, with which the projection leaves this site, and connector is false",
         )
     if job.schedule.scored and not policy.scores:
-        yield "schedule.solver", f"is {job.schedule.solver!r}, which needs layer scores, and scores is off"
+        yield "schedule.solver", f"is {job.schedule.solver!r}, which needs layer scores, and scores is false"
 
 
 def _schedule_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
@@ -198,17 +201,22 @@ def _listed(names: Iterable[str]) -> str:
 
 
 RULES = (
-    *(_data_rule, _cut_and_answer_rule, _backbone_rule, _amount_rule, _training_rule, _machine_rule, _sum_rule),
-    *(_leaving_rule, _schedule_rule),
+    _data_rule,
+    _cut_and_answer_rule,
+    _backbone_rule,
+    _amount_rule,
+    _training_rule,
+    _machine_rule,
+    _sum_rule,
+    _leaving_rule,
+    _schedule_rule,
 )
 
 
 def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
     """Check a job and replace its values by the site's own."""
     for setting, why in refusals(policy, job):
-        raise FedpeftError(
-            f"{setting} {why}: change the job, or local/fedpeft.json of this site.", setting=setting, code=NOT_ALLOWED
-        )
+        raise FedpeftError(f"{setting} {why}: {remedy(setting)}", setting=setting, code=NOT_ALLOWED)
     own = {} if data.is_procedural(job.data.dataset) else {name: getattr(policy, name) for name in SITE_VALUES}
     root, site = policy.roots.get(job.data.dataset), policy.site or job.site
     if "columns" in DATASETS.get(job.data.dataset).takes:

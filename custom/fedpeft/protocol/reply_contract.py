@@ -61,12 +61,12 @@ def check_announcement(introduction: Introduction, *, site: str, max_samples: in
     _check_counts(introduction, site, max_samples)
     _check_sum_key(introduction.sum_key, site)
     if introduction.start_digest and not DIGEST.fullmatch(introduction.start_digest):
-        raise _refused(site, f"announces {shown(introduction.start_digest)} as start_digest, which is no SHA-256")
+        raise _refused(site, f"announces {shown(introduction.start_digest)} as start_digest, which is not a SHA-256")
     for key, shape in introduction.schema.items():
         if not _is_tensors_name(key):
             raise _refused(site, f"announces {key!r:.120}, which is not a tensor's name")
         if len(shape) > MAX_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > MAX_TENSOR:
-            raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is no shape")
+            raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is not a valid shape")
     _check_slots(introduction, site)
 
 
@@ -135,7 +135,9 @@ def _check_slots(introduction: Introduction, site: str) -> None:
     slots = introduction.slots
     for slot, path in slots.items():
         if not MODULE_PATH.fullmatch(path) or not re.fullmatch(SLOT, slot) or slot == "shared":
-            raise _refused(site, f"announces {path!r:.120} as the place of slot {slot!r:.60}, which is no path")
+            raise _refused(
+                site, f"announces {path!r:.120} as the place of slot {slot!r:.60}, which is not a valid path"
+            )
     for slot, path in places(introduction.family).items():
         if not f".{slots.get(slot, path)}".endswith(f".{path}"):
             raise _refused(site, f"announces another place of slot {slot} than family {introduction.family} has")

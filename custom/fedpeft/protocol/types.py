@@ -162,8 +162,8 @@ class TrainOrder(_Message):
         base, version: as in ScoreOrder.
         layers: the transformer layers to train and send; None: all.
         scored: send scores of the trained model along, for the next round.
-        part: the site's part in the mean that the global adapter is, where the site needs it (`share: agreement`).
-            From it the site can tell how many samples all sites have together. 0: none.
+        part: the site's weight in the mean that formed the global adapter, where the site needs it (`share:
+            agreement`). From it the site can tell how many samples all sites have together. 0: none.
         sum_keys: the public key of every member of the round's secure sum; empty: send the adapter itself.
         relay: has the global adapter, and adds up the trained ones of its sites; empty: the server does.
         state: the tensors that changed since `base`; empty with base 0: start from your own, or fetch it at the relay.

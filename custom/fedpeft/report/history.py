@@ -230,7 +230,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class RoundRecord:
     """One round: `sites` holds those that replied, `rejected` those whose reply was refused, with the reason."""
 
     round: int = must(as_count)
@@ -250,7 +250,7 @@ class History:
     method: str = must(as_name)
     procedural: bool = must(as_truth)
     source: str = must(as_sentence)
-    rounds: tuple[Round, ...]
+    rounds: tuple[RoundRecord, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
     tiny: bool = must(as_truth, default=False)
     metrics: Mapping[str, str] = must(by_name(as_metric), default_factory=dict)
@@ -274,7 +274,7 @@ class History:
         return title_of(self.by_metric)
 
     @property
-    def scheduled(self) -> tuple[Round, ...]:
+    def scheduled(self) -> tuple[RoundRecord, ...]:
         """The rounds that have a schedule."""
         return tuple(one for one in self.rounds if one.schedule)
 

@@ -18,7 +18,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from fedpeft.core.text import counted
-from fedpeft.report.history import History, Round, Schedule
+from fedpeft.report.history import History, RoundRecord, Schedule
 from fedpeft.report.palette import COLORS, DPI, LIGHT, Drawing, Frame, drawn, shorten, text_width
 from fedpeft.scheduling import Front, exact_front, hypervolume, nadir, names_with_front, schedule
 
@@ -66,7 +66,7 @@ def schedule_figure(history: History, *, framed: bool = True) -> Figure:
     return drawn(lambda: _figure(history, framed=framed))
 
 
-def shown_rounds(history: History) -> list[Round]:
+def shown_rounds(history: History) -> list[RoundRecord]:
     """Return at most six scheduled rounds, evenly spaced, the first and the last included."""
     rounds = history.scheduled
     places = np.linspace(0, len(rounds) - 1, min(MAX_PANELS, len(rounds))).round().astype(int)
@@ -120,7 +120,7 @@ def _figure(history: History, *, framed: bool) -> Figure:
     return figure
 
 
-def _heat_map(axes: Axes, one: Round, sites: list[str], norm: Normalize, *, dot: float) -> AxesImage:
+def _heat_map(axes: Axes, one: RoundRecord, sites: list[str], norm: Normalize, *, dot: float) -> AxesImage:
     """Draw one round: scores as colors, assigned layers as dots; `dot` is the smaller side of a cell in points."""
     plan = one.schedule
     table = np.array([plan.scores.get(site, (np.nan,) * len(plan.numbers)) for site in sites])

@@ -17,7 +17,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, TITLES
 from fedpeft.core.text import counted
 from fedpeft.protocol.fields import MB
-from fedpeft.report.history import History, Round
+from fedpeft.report.history import History, RoundRecord
 from fedpeft.report.wording import (
     ACCURACIES,
     DASH,
@@ -318,7 +318,7 @@ def _trained(average: float, total: int) -> tuple[str, str, str]:
     return f"{average:.2f}", percent(average / total), percent(1 - average / total)
 
 
-def _cell(one: Round, site: str, value: float | None) -> str:
+def _cell(one: RoundRecord, site: str, value: float | None) -> str:
     return REJECTED if value is None and site in one.rejected else percent(value)
 
 

@@ -40,7 +40,7 @@ def aggregate(
         check_global(merged)
         return merged, {}
     if method.aligns:
-        method.method.neuron_layout()  # raises if a plugin cannot be imported here: nothing would be aligned
+        method.registered.neuron_layout()  # raises if a plugin cannot be imported here: nothing would be aligned
     sites = sorted(replies)
     states, counts = zip(*(replies[site] for site in sites), strict=True)
     settings = method.pia if method.aligns else replace(method.pia, server=False, aligned_at="server")

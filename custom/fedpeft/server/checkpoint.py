@@ -179,7 +179,7 @@ def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
     if facts["submitter"] != submitter:
         raise FedpeftError(
             f"the checkpoint resume_from={name} belongs to another submitter than {submitter or 'the simulator'}: only "
-            f"who submitted a job can resume it, submit yours without resume_from."
+            f"its submitter can resume a job, submit yours without resume_from."
         )
     if facts["job"] != job:
         raise FedpeftError(

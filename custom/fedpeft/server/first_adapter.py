@@ -102,5 +102,5 @@ def _first_values(
         return imported(home)(key, shape) if home else Bounded()
     if key.startswith(CONNECTOR):
         return Bounded()
-    declared = getattr(method.method.tuning(), "first_values", None)
+    declared = getattr(method.registered.tuning(), "first_values", None)
     return declared(settings, key, shape) if declared else Bounded()

@@ -107,7 +107,7 @@ def _check_widths(site: str, schema: Schema, method: MethodSettings) -> None:
 
 def _given_widths(site: str, method: MethodSettings, layer: int, stream: int) -> frozenset[int]:
     """Return the widths that a site may have in a layer, or in any matched layer; empty: the code does not say."""
-    width = getattr(method.method.tuning(), "width", None)
+    width = getattr(method.registered.tuning(), "width", None)
     layers = [layer] if method.matched_layers is None else range(method.matched_layers)
     try:
         given = {width(method.settings_of(site), number, stream) if width else None for number in layers}

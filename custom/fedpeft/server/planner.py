@@ -76,7 +76,7 @@ Scores = dict[str, list[float]]
 
 
 class RoundPlanner:
-    """Plans rounds for FLARE's controller and for a federation in one process.
+    """Plans rounds for FLARE's controller, the pool and a federation in one process.
 
     Args:
         schedule: see `ScheduleSettings`.
@@ -125,10 +125,10 @@ class RoundPlanner:
         )
 
 
-Sites = Mapping[str, Mapping[str, float | None]]
+FiguresBySite = Mapping[str, Mapping[str, float | None]]
 
 
-def median_figures(rounds: Iterable[Sites]) -> list[float | None]:
+def median_figures(rounds: Iterable[FiguresBySite]) -> list[float | None]:
     """Return for each round the median over all sites so far of their latest figure on the validation split.
 
     A site that takes no part in a round counts with its earlier figure; a site that never reports one does not count.
@@ -142,7 +142,7 @@ def median_figures(rounds: Iterable[Sites]) -> list[float | None]:
     return medians
 
 
-def best_before_end(rounds: Sequence[Sites], patience: int) -> int | None:
+def best_before_end(rounds: Sequence[FiguresBySite], patience: int) -> int | None:
     """Return the number of the best round if the last `patience` rounds have brought nothing better; else None.
 
     The median must not have risen, and fewer than half of the sites may have a figure above all of their own earlier
@@ -160,18 +160,18 @@ def best_before_end(rounds: Sequence[Sites], patience: int) -> int | None:
     return best if improved and 2 * sum(improved) < len(improved) else None
 
 
-def _improved(before: Iterable[Sites], since: Iterable[Sites]) -> list[bool]:
+def _improved(before: Iterable[FiguresBySite], since: Iterable[FiguresBySite]) -> list[bool]:
     """Return, for each site that reported in both, whether its best figure since is above its best before."""
     earlier, later = _best(before), _best(since)
     return [later[site] > figure for site, figure in earlier.items() if site in later]
 
 
-def _best(rounds: Iterable[Sites]) -> dict[str, float]:
+def _best(rounds: Iterable[FiguresBySite]) -> dict[str, float]:
     best: dict[str, float] = {}
     for sites in rounds:
         best |= {site: max(value, best.get(site, value)) for site, value in _reported(sites).items()}
     return best
 
 
-def _reported(sites: Sites) -> dict[str, float]:
+def _reported(sites: FiguresBySite) -> dict[str, float]:
     return {site: value for site, one in sites.items() if (value := one.get(VALIDATION)) is not None}

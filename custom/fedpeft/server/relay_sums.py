@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MAX_AT_ONCE = 4  # requests to relays at the same time: the server holds the sum of each until it is added
 ROUNDING = 1e-6
-MAX_REASON = 290  # letters: a message holds no longer text
+MAX_REASON = 290  # characters: a message holds no longer text
 
 
 class GroupSum:
@@ -45,7 +45,10 @@ class GroupSum:
 
     def __init__(self, order: SumOrder) -> None:
         if not order.weights or min(order.weights.values()) < 1 or order.together < len(order.weights):
-            raise FedpeftError(f"an order to add up {len(order.weights)} of {order.together} sites is no order.")
+            raise FedpeftError(
+                f"an order to add up {len(order.weights)} of {order.together} sites is none: install the same "
+                f"fedpeft version at the server and its relays."
+            )
         self._order = order
         self._schema = {key: list(tensor.shape) for key, tensor in order.state.items()}
         self._lock = threading.Lock()

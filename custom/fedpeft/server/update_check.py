@@ -141,7 +141,7 @@ class UpdateCheck:
                 if limit == explained:
                     reason = f"the {limit:.3g} that training in this job explains"
             elif length - pace > (1 - self.excess.get(site, 0.0)) * limit:
-                reason = f"the {pace:.3g} a round that are left to it after its earlier rounds"
+                reason = f"the {pace:.3g} that it may still move in a round after having moved far in earlier ones"
             self._add_excess(site, -pace if reason else length - pace, limit)
             if reason:
                 refused[site] = (

@@ -171,7 +171,7 @@ def _flat(state: State) -> torch.Tensor:
 Finish = Callable[[State], tuple[State, State]]
 
 
-class Half(NamedTuple):
+class Mixed(NamedTuple):
     """The two parts of `W = (1 - share) own + share frozen`, of which only `own` trains."""
 
     own: State
@@ -180,22 +180,22 @@ class Half(NamedTuple):
 
 
 @contextmanager
-def half_trained(
-    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, half: Half | None
+def own_trained(
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, mix: Mixed | None
 ) -> Iterator[None]:
     """Let every step in this block train only the own part of `W`, whose gradient is `(1 - share) dloss/dW`.
 
-    The model computes with `W` in the parameters; the optimizer sees and moves the own part instead. Without a half all
+    The model computes with `W` in the parameters; the optimizer sees and moves the own part instead. Without them all
     of `W` trains.
     """
-    if half is None:
+    if mix is None:
         yield
         return
-    kept = 1 - half.share
+    kept = 1 - mix.share
     parts = [
-        (parameters[key], own.to(parameters[key], copy=True), half.share * half.frozen[key].to(parameters[key]))
-        for key, own in half.own.items()
-        if key in half.frozen and key in parameters and parameters[key].requires_grad
+        (parameters[key], own.to(parameters[key], copy=True), mix.share * mix.frozen[key].to(parameters[key]))
+        for key, own in mix.own.items()
+        if key in mix.frozen and key in parameters and parameters[key].requires_grad
     ]
 
     @torch.no_grad()
@@ -229,14 +229,14 @@ class Integration(NamedTuple):
             neurons alignment would move; `plans_taken`, those whose neurons were moved. Empty where nothing of the
             site's own is integrated.
         orders: of the neurons that are trained, against the received adapter (`SiteState.orders`).
-        half: the part of the trained adapter that stays as it is; None: all of it trains.
+        mix: the part of the trained adapter that stays as it is; None: all of it trains.
     """
 
     finish: Finish
     near: State
     figures: Mapping[str, float]
     orders: Mapping[str, torch.Tensor]
-    half: Half | None = None
+    mix: Mixed | None = None
 
     def reordered(self, own: SiteState | None, settings: PIASettings | None) -> SiteState | None:
         """Return the site's state with its neurons in the order of those that are trained."""
@@ -277,7 +277,7 @@ def start(
     trainable.set_companion(None)
     figures: dict[str, float] = {}
     orders: Mapping[str, torch.Tensor] = {}
-    half = None
+    mix = None
     if own is None or settings is None or not settings.client or share == 1:
         trainable.start(received, own)
         finish: Finish = _sent_and_kept
@@ -291,16 +291,16 @@ def start(
         taken = len(moved_places(adapter, integrated))
         orders = orders_between(adapter, integrated) if settings.output_axis == FIXED_OUTPUTS else {}
         figures = {"global_share": share, "plans": plans, "plans_taken": taken}
-        half = Half(own, integrated, share) if settings.form.half_frozen and share != 1 else None
+        mix = Mixed(own, integrated, share) if settings.form.half_frozen and share != 1 else None
         integrated = {**integrated, **connector}
     if settings is None or not settings.aligns_before_upload:
-        return Integration(finish, integrated, figures, orders, half)
+        return Integration(finish, integrated, figures, orders, mix)
 
     def finish_aligned(trained: State) -> tuple[State, State]:
         upload, kept = finish(trained)
         return align_upload(upload, received, settings), kept
 
-    return Integration(finish_aligned, integrated, figures, orders, half)
+    return Integration(finish_aligned, integrated, figures, orders, mix)
 
 
 def _combine(trainable: Trainable, own: State, integrated: State, settings: PIASettings, share: float) -> Finish:

@@ -146,7 +146,7 @@ def keep_frozen(
             setting="training.frozen_precision",
         )
     if settings.frozen_precision == NF4:
-        if not method.method.four_bits:
+        if not method.registered.four_bits:
             raise FedpeftError(
                 f"frozen_precision is {NF4!r}, and method {method.name!r} trains parameters of the backbone's linear "
                 f"layers or computes with their values itself: use 'bfloat16', or one that adds layers beside them.",

@@ -124,7 +124,8 @@ class ForkedProcess:
 
     def __init__(self, address: str, module: str, fd: int) -> None:
         request = {"module": module, "environment": dict(os.environ), "folder": os.getcwd()}
-        self._numbers: list[int] = []  # its id once it has begun, and its exit code once it has ended
+        self._pid: int | None = None  # once it has begun
+        self._code: int | None = None  # once it has ended
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(SECONDS_TO_CONNECT)
         try:
@@ -140,16 +141,15 @@ class ForkedProcess:
     @property
     def pid(self) -> int | None:
         """Its process id, once the server has done its imports; None if it never started."""
-        if not self._numbers:
+        if self._pid is None and self._code is None:
             self._receive(None)
-        began = self._control.fileno() >= 0 or len(self._numbers) == 2
-        return self._numbers[0] if began else None
+        return self._pid
 
     def poll(self) -> int | None:
         """Return its exit code if it has ended; that of a killed process if the server has gone too."""
-        while self._control.fileno() >= 0 and self._receive(0.0):
+        while self._code is None and self._receive(0.0):
             pass
-        return self._numbers[-1] if self._control.fileno() < 0 else None
+        return self._code
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, or raise `subprocess.TimeoutExpired`."""
@@ -166,7 +166,7 @@ class ForkedProcess:
             self._control.shutdown(socket.SHUT_WR)
 
     def _receive(self, seconds: float | None) -> bool:
-        """Wait for the next number and return whether one came; the connection closes after the second one."""
+        """Wait for the server's next message, first the id and then the exit code; return whether one came."""
         self._control.settimeout(seconds)
         try:
             message = self._control.recv(64)
@@ -174,8 +174,10 @@ class ForkedProcess:
             return False
         except OSError:
             message = b""
-        self._numbers.append(int(message or -signal.SIGKILL))
-        if not message or len(self._numbers) == 2:
+        if message and self._pid is None:
+            self._pid = int(message)
+        else:
+            self._code = int(message or -signal.SIGKILL)
             self._control.close()
         return True
 

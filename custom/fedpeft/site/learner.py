@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A site's learner: combines backbone, adapters, head and data into the local half of a round.
 
-FLARE's executor and the bare loop of the benchmarks both call this class, so both compute the same numbers.
+A site's training process and a federation in one process both call this class, so both compute the same numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedpeft.protocol.job_against_policy import admitted, load_data
 from fedpeft.protocol.outgoing_reply import rounded_count
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import client_round, computing, site_state
-from fedpeft.site.client_round import Half, half_trained
+from fedpeft.site.client_round import Mixed, own_trained
 from fedpeft.site.fedprox import held_near
 from fedpeft.site.loop import (
     Evaluation,
@@ -114,7 +114,7 @@ class Learner:
         self.dataset, self.backbone_name, self.schedule = dataset, backbone.name, schedule or ScheduleSettings()
         self.pia = method.pia if method.aligns else None
         if self.pia:
-            method.method.neuron_layout()  # fail now if a plugin's cannot be imported
+            method.registered.neuron_layout()  # fail now if a plugin's cannot be imported
         self.model = SiteModel(
             site=site,
             backbone=backbone,
@@ -232,7 +232,7 @@ class Learner:
         started_private = self.trainable.private_state() if scores_change else {}
         self.trainable.train_only(layers)
         control = ControlVariates.start_round(self, round, own, near if received or round == 1 else {})
-        optimizer, metrics = self._fitted(round, own, near, held, integration.half, control)
+        optimizer, metrics = self._fitted(round, own, near, held, integration.mix, control)
         changed = self._changes(round, layers, started | started_private) if scores_change else {}
         trained = self.trainable.state()
         upload, kept = integration.finish(control.uncorrected(trained))
@@ -268,7 +268,7 @@ class Learner:
         return Update(state=sent, samples=self.announced["train"], metrics=metrics)
 
     def _fitted(
-        self, round: int, own: SiteState | None, near: State, held: State, half: Half | None, control: ControlVariates
+        self, round: int, own: SiteState | None, near: State, held: State, mix: Mixed | None, control: ControlVariates
     ) -> tuple[torch.optim.Optimizer, dict[str, float | None]]:
         """Train a round's epochs with the terms that settings add to the loss; return optimizer and losses."""
         optimizer, named = self.optimizer(), self.parameters()
@@ -276,11 +276,11 @@ class Learner:
             restore_moments(optimizer, self.values.moments(own, round))
         probe = partial(self.batches.lasting_sample, self.method.probe_samples)
         pull = held_near(named, optimizer, held, self.training.proximal_mu)
-        with pull, half_trained(named, optimizer, half), control.correcting(optimizer), contrasted(self, near, own):
+        with pull, own_trained(named, optimizer, mix), control.correcting(optimizer), contrasted(self, near, own):
             return optimizer, self._evaluation.measure_training(partial(self.fit, optimizer, round), probe)
 
     def _own_state(self, round: int) -> SiteState | None:
-        """Return the site's state of the round before; None: it has none yet."""
+        """Return the site's newest state of an earlier round; None: it has none yet."""
         return site_state.load_before(self.folder, round, facts=self.facts)
 
     def _uploaded(self, upload: State, layers: Sequence[int] | None, control: ControlVariates) -> State:

@@ -170,11 +170,11 @@ class SiteModel:
         with about("backbone"):
             self.backbone = backbones.build(
                 backbone,
-                half=computing.reads_half(self.training, method.method, own),
+                half=computing.reads_half(self.training, method.registered, own),
                 download=policy is None or policy.download,
             )
             connector = connector_of(self.backbone, backbone)
-        tuning = method.method.tuning()
+        tuning = method.registered.tuning()
         with about("method.settings"):
             if policy:
                 beside = sum(parameter.numel() for parameter in connector.values())

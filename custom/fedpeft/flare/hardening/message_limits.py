@@ -57,12 +57,12 @@ def limit_frames() -> None:
 
 MAX_NOTED = 100  # senders behind one connection of the server whose refused messages are recorded
 MAX_NAME_LENGTH = 1000  # characters of a recorded name, which comes with the message
-MAX_FETCHED = 4  # messages whose tensors go to the disk at once: FLARE has some tens of MB of each in memory
+MAX_DISK_FETCHES = 4  # messages whose tensors go to the disk at once: FLARE has some tens of MB of each in memory
 MAX_WAIT = 20.0  # seconds that a message waits for its turn; its sender abandons it after a minute of silence
 MAX_FETCHES = 256  # messages of one participant whose tensors are fetched at once
 MAX_FETCHES_OF_ONE = 4  # the same for one of its processes, or one site behind a relay
 _COUNT = "fedpeft_count"
-_turns = threading.BoundedSemaphore(MAX_FETCHED)
+_turns = threading.BoundedSemaphore(MAX_DISK_FETCHES)
 _current: ContextVar[_Count | None] = ContextVar("count", default=None)
 _sender: ContextVar[str | None] = ContextVar("sender", default=None)  # of the message that this thread decodes
 _lock = threading.Lock()
@@ -236,6 +236,7 @@ def _goes_to_disk(fobs_ctx: dict) -> bool:
 
 
 def _is_never_servers_job(is_server_job_cell: Callable, my_info: Any) -> bool:
+    """Answer FLARE, which would end the server's job process on a reply that it cannot decode or that is too large."""
     return False
 
 
