@@ -39,7 +39,7 @@ from rich.console import Console
 
 from fedpeft import importance, scheduling
 from fedpeft.answering.training_settings import BALANCED
-from fedpeft.backbones.mmbt import EncodedImages
+from fedpeft.backbones.images import EncodedImages
 from fedpeft.compare.table import paired, signed
 from fedpeft.core.seeds import derive
 from fedpeft.data.schema import balancing

@@ -36,7 +36,7 @@ from measured import ROOT, WIDTH, machine
 from result_table import ResultTable
 from rich.console import Console
 
-from fedpeft.backbones.mmbt import EncodedImages
+from fedpeft.backbones.images import EncodedImages
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.compare.table import paired, signed
 

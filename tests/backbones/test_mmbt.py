@@ -28,7 +28,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from fedpeft.backbones import BackboneSettings, build, mmbt, prepared, skeleton
 from fedpeft.backbones import backbone as sources
-from fedpeft.backbones.mmbt import EncodedImages
+from fedpeft.backbones.images import EncodedImages
 from fedpeft.core.errors import FedpeftError, LocalError
 
 QUESTIONS = ["where is the nodule ?", "why ?", "is there an effusion in the image ?"]
@@ -149,17 +149,19 @@ def test_what_it_made_of_an_image_is_kept_bit_by_bit(limit, computed, held, fold
 def test_runs_of_a_process_share_what_equal_encoders_made_of_equal_pixels(folders):
     kept, images = EncodedImages(), pictures(3)
     first = load(folders)
-    others = [load(folders), load(folders, image_grid=3), load(folders, image=vit)]
+    others = [load(folders), load(folders, image_grid=3), load(folders, image=vit), load(folders, image_layers="all")]
     first.keep_encoded(10**6, kept)
     expected = features(first.eval(), images, QUESTIONS)
-    for backbone, computed in zip(others, (0, 3, 3), strict=True):
+    for backbone, computed in zip(others, (0, 3, 3, 3), strict=True):
         alone, calls = features(backbone.eval(), images, QUESTIONS), []
         backbone.keep_encoded(10**6, kept)
         backbone.images.encoder.register_forward_hook(lambda module, inputs, output, calls=calls: calls.append(1))
         assert torch.equal(alone, features(backbone, images, QUESTIONS))
         assert len(calls) == computed
         with torch.no_grad():
-            backbone.images(backbone.prepare(images)["pixel_values"]).fill_(float("nan"))
+            cells, layers = backbone.images(backbone.prepare(images)["pixel_values"])
+            for made in (cells, *layers):
+                made.fill_(float("nan"))
     assert torch.equal(expected, features(first, images, QUESTIONS))
     changed = load(folders)
     with torch.no_grad():
@@ -179,6 +181,38 @@ def test_of_timm_only_vision_transformers_are_read(folders, tmp_path):
     save_file({"conv1.weight": torch.zeros(4, 3, 7, 7)}, tmp_path / "model.safetensors")
     with pytest.raises(FedpeftError, match="neither a model of transformers nor the tensors of timm's"):
         build(BackboneSettings(name="mmbt", source=folders(bert), image_source=str(tmp_path)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("image", "widths"), [(resnet, [8, 8, 24]), (vit, [32] * 3), (dinov2, [32] * 3), (clip, [32] * 3)]
+)
+def test_a_head_reads_each_layer_of_the_image_encoder_normalized_by_itself(image, widths, folders):
+    plain, backbone = (load(folders, image=image, image_layers=layers).eval() for layers in ("last", "all"))
+    batch = backbone.collate(pictures(2), QUESTIONS[:2])
+    with torch.no_grad():
+        made = backbone.images.encoder(batch["pixel_values"], output_hidden_states=True)
+        layers = [*made["hidden_states"][:-1], made["last_hidden_state"]]
+        expected = [
+            F.layer_norm(mmbt.as_grid(one).mean((2, 3)), one.shape[1:2] if one.dim() == 4 else (32,)) for one in layers
+        ]
+        features = backbone(**batch)
+        torch.testing.assert_close(features[:, 64:], torch.cat(expected, 1), atol=1e-5, rtol=1e-4)
+        assert torch.equal(features[:, :64], plain(**batch)[:, :64])
+        torch.testing.assert_close(features[:, -plain.hidden_size + 64 :], plain(**batch)[:, 64:], atol=1e-6, rtol=1e-5)
+    assert [one.shape[1] for one in expected] == widths
+    assert backbone.hidden_size == 64 + sum(widths) == features.shape[1]
+
+
+def test_an_encoder_that_hides_its_layers_is_refused(folders, monkeypatch):
+    forward = hf.ResNetModel.forward
+
+    def hiding(self, pixel_values, output_hidden_states=False):
+        return forward(self, pixel_values)
+
+    monkeypatch.setattr(hf.ResNetModel, "forward", hiding)
+    with pytest.raises(FedpeftError, match="image_layers is 'all', and ResNetModel does not return what its"):
+        load(folders, image_layers="all")
 
 
 @pytest.mark.slow
@@ -274,7 +308,8 @@ def test_another_image_size_and_grid(folders):
     backbone = load(folders, image=vit, image_size=32, image_grid=4).eval()
     batch = backbone.collate(pictures(1), QUESTIONS[:1])
     assert batch["pixel_values"].shape == (1, 3, 32, 32)
-    assert backbone.images(batch["pixel_values"]).shape == (1, 17, 32)
+    cells, layers = backbone.images(batch["pixel_values"])
+    assert (cells.shape, [layer.shape for layer in layers]) == ((1, 16, 32), [(1, 32)])
     assert backbone(**batch).shape == (1, 96)
 
 
@@ -337,6 +372,12 @@ def test_what_does_not_fit_is_one_sentence(text, image, settings, message, folde
             {"name": "mmbt-small", "projection": "drawn"},
             "projection is 'drawn', allowed are orthogonal, closed_form, trained",
         ),
+        ({"image_layers": "all"}, "image_layers is 'all', and backbone 'tiny-vilt' has no image encoder"),
+        ({"name": "mmbt-small", "image_layers": "first"}, "image_layers is 'first', allowed are last, all"),
+        (
+            {"name": "mmbt-small", "image_layers": "all", "image_features": False},
+            "image_layers is 'all', and image_features is false, so no head reads them: leave one of them out",
+        ),
         ({"projection": "trained"}, "projection is 'trained', and backbone 'tiny-vilt' has no image encoder"),
     ],
 )
@@ -375,8 +416,12 @@ def test_the_packages_of_the_index_are_read_without_a_network():
     disk[(rows - 112) ** 2 + (columns - 112) ** 2 < 80**2] = (230, 120, 20)
     classes = backbone.images.encoder.model._fc
     with torch.no_grad():
-        pooled = backbone.images(backbone.collate([disk], ["what?"])["pixel_values"])[0, -1]
+        pixels = backbone.collate([disk], ["what?"])["pixel_values"]
+        _, (pooled,) = backbone.images(pixels)
+        expected = backbone.images.encoder.model.extract_features(pixels)
     assert classes(pooled).argmax() == 722, "an orange disk is a ping-pong ball of ImageNet"
+    assert torch.equal(backbone.images.encoder(pixels)["last_hidden_state"], expected)
+    assert build(BackboneSettings(name="mmbt-small", image_layers="all")).hidden_size == 2 * 384 + 32 + 1808 + 1280
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from histories import complete, record, write
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import is_tiny
+from fedpeft.backbones.images import ImageEncoder
 from fedpeft.cli import main
 from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
@@ -475,6 +476,20 @@ def test_the_sites_of_a_run_share_one_backbone_and_reach_the_same(method, kept, 
         assert len({id(learner.backbone) for learner in made.values()}) == (1 if shares else 2)
     assert found[True] == found[False]
     assert set(one.validated) == set(one.validation[-1]) == {"slake", "vqa-rad"}
+
+
+@pytest.mark.slow
+def test_a_process_encodes_an_image_once_for_all_of_its_runs(encoders, monkeypatch):
+    encoded, calls = ImageEncoder._encoded, []
+    monkeypatch.setattr(ImageEncoder, "_encoded", lambda self, image: calls.append(image) or encoded(self, image))
+    (run,) = small("fedavg")
+    method = {**run.sections["method"], "settings": {"houlsby": {"reduction_factor": 4}}}
+    training = {**run.sections["training"], "features_mib": 64}
+    run = replace(run, sections={**run.sections, "backbone": encoders, "method": method, "training": training})
+    first, once = carry_out(run), len(calls)
+    assert once > 0
+    assert carry_out(run).figures == first.figures
+    assert len(calls) == once
 
 
 @pytest.mark.slow

@@ -101,8 +101,8 @@ def test_a_reply_costs_its_site_the_round(run, kind):
 NARROW = {"layer.0.output.down.weight": [2, 3]}
 SAMPLES = {"train": 5, "validation": 1, "test": 2}
 UNABLE = [
-    ("chest", {"start_digest": "f" * 63}, "as start_digest, which is no SHA-256"),
-    ("chest", {"start_digest": "F" * 64}, "as start_digest, which is no SHA-256"),
+    ("chest", {"start_digest": "f" * 63}, "as start_digest, which is not a SHA-256"),
+    ("chest", {"start_digest": "F" * 64}, "as start_digest, which is not a SHA-256"),
     ("chest", {"start_digest": "f" * 10**6}, "as start_digest of a Introduction message: wrong type or too large"),
     ("chest", {"start_digest": "\x1b[31m"}, "as start_digest of a Introduction message: wrong type or too large"),
     ("chest", {"start_digest": 64}, "site chest sent 64 as start_digest of a Introduction message"),
@@ -129,23 +129,23 @@ UNABLE = [
     (
         "slake",
         {"family": "siglip", "slots": {"output": "../{layer}"}},
-        "the place of slot 'output', which is no path",
+        "the place of slot 'output', which is not a valid path",
     ),
     (
         "slake",
         {"family": "siglip", "slots": {"output": "(a+)+{layer}"}},
-        "the place of slot 'output', which is no path",
+        "the place of slot 'output', which is not a valid path",
     ),
     (
         "slake",
         {"family": "siglip", "slots": {"shared": "a.{layer}"}},
-        "the place of slot 'shared', which is no path",
+        "the place of slot 'shared', which is not a valid path",
     ),
     ("slake", {"family": "siglip", "slots": {"query": "a.{layer}"}}, "tensors in slot output, but not where that is"),
     ("slake", {"family": "siglip", "slots": {"output": "a.{layer}"}}, "backbone of family"),
     ("chest", {"schema": {**NARROW, 5: [2]}}, "site chest sent 5 as a name in schema"),
     ("chest", {"schema": {"\x1b[31mred\n": [2, 3]}}, r"site chest sent '\x1b[31mred\n' as a name in schema"),
-    ("chest", {"schema": {"layer.0.output.down.weight": [2**40, 3]}}, "which is no shape"),
+    ("chest", {"schema": {"layer.0.output.down.weight": [2**40, 3]}}, "which is not a valid shape"),
 ]
 
 

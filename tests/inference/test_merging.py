@@ -371,7 +371,14 @@ def test_adapters_of_another_frozen_model_are_refused(tiny_source, tmp_path):
         (folder / "model.json").write_text(json.dumps({"family": "mmbt", "record": {"sections": sections}}))
 
     says(a)
-    same = {"image_size": 64, "text_length": 20, "image_features": False, "image_grid": 3, "prompt": None}
+    same = {
+        "image_size": 64,
+        "text_length": 20,
+        "image_features": False,
+        "image_layers": "all",
+        "image_grid": 3,
+        "prompt": None,
+    }
     changes = ({"projection": "closed_form"}, {"image_grid": 2}, {"image_source": "/a/resnet"}, {"source": "/a/other"})
     for change in changes:
         says(b, **change)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 ORTHOGONAL, CLOSED_FORM, TRAINED = "orthogonal", "closed_form", "trained"  # `backbone.projection`
+LAST, ALL = "last", "all"  # `backbone.image_layers`
 FEATURES, TEXT, LIKELIHOODS = "features", "text", "likelihoods"  # what answers are made of, see `Pretrained.makes`
 
 ANSWER, ANSWER_MASK = "answer_ids", "answer_mask"

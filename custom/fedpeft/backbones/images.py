@@ -1,17 +1,26 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Turn images into the pixel tensors of ViLT and ViT, without torchvision, and find the size of a model's patches."""
+"""Turn images into pixel tensors, without torchvision, encode them by a frozen encoder, and find a patch's size."""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from fedpeft.backbones.backbone import ALL, LAST
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import digest
+
+Classes = Callable[[], tuple[Tensor, list[str]]]  # rows of a classifier (C, d_image), and the name of each class
 Images = Sequence["Image.Image | np.ndarray"]
 COLORS = 3  # red, green and blue
 HALF = (0.5,) * COLORS
@@ -84,6 +93,107 @@ class ProportionalImages:
             return image
         width, height = (self.patch if side == shorter else self.max_side for side in image.size)
         return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+class EncodedImages:
+    """The features that frozen encoders made of images, by the encoder's values and the image's pixels.
+
+    A lookup needs the image itself, so sites and runs of one process may share them.
+    """
+
+    def __init__(self) -> None:
+        self.features: dict[bytes, Tensor] = {}
+        self.held = 0  # bytes
+
+    def add(self, name: bytes, made: Tensor, limit: int) -> None:
+        """Keep features unless more than the limit would be held."""
+        if self.held + made.nbytes <= limit:
+            self.features[name] = made.cpu()
+            self.held += made.nbytes
+
+
+class ImageEncoder(nn.Module):
+    """A frozen image encoder, always in evaluation mode, that keeps features of images as far as memory allows.
+
+    Args:
+        encoder: returns as `last_hidden_state` a grid (B, d, h, w), or tokens (B, T, d) that end with a square grid;
+            with `output_hidden_states` also such of every layer.
+        size: pixels of each side of an image.
+        width: d, of its last features.
+        grid: how many cells each side of the image has.
+        layers: of which layers the means are, `last` or `all`.
+        classes: returns the classifier that it was trained with.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, size: int, width: int, *, grid: int, layers: str = LAST, classes: Classes
+    ) -> None:
+        super().__init__()
+        self.encoder, self.grid, self.classes = encoder.requires_grad_(False).eval(), grid, classes
+        self._options: dict[str, Any] = {}
+        if "interpolate_pos_encoding" in inspect.signature(type(encoder).forward).parameters:
+            self._options["interpolate_pos_encoding"] = True
+        self.kept, self._limit, self._name = EncodedImages(), 0, b""
+        self.widths = [width]
+        if layers == ALL:
+            self._options["output_hidden_states"] = True
+            self.widths = [layer.shape[1] for layer in self._layers(torch.zeros(1, COLORS, size, size))]
+
+    def train(self, mode: bool = True) -> ImageEncoder:
+        """Stay in evaluation mode: the statistics of batch norms are those of pre-training."""
+        return super().train(False)
+
+    def keep(self, limit: int, kept: EncodedImages | None = None) -> None:
+        """Keep the features of each image, in at most `limit` bytes of main memory; see `Backbone.keep_encoded`."""
+        self.kept, self._limit = kept if kept is not None else self.kept, limit
+        self._name = bytes.fromhex(digest(self.state_dict(), after=f"{self.grid} {self.widths} ".encode()))
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the cells of images (B, 3, H, W), (B, n, d), and the mean of each layer's grid, (B, d) each."""
+        made = torch.stack([self._features(image) for image in pixels])
+        cells, *means = made.split([made.shape[1] - sum(self.widths), *self.widths], dim=1)
+        return cells.unflatten(1, (-1, self.widths[-1])), means
+
+    def _features(self, image: Tensor) -> Tensor:
+        if not self._limit:
+            return self._encoded(image)
+        name = hashlib.blake2b(image.cpu().contiguous().numpy().data, digest_size=16, key=self._name).digest()
+        if (kept := self.kept.features.get(name)) is not None:
+            return kept.to(image.device)
+        made = self._encoded(image)
+        self.kept.add(name, made, self._limit)
+        return made
+
+    @torch.no_grad()
+    def _encoded(self, image: Tensor) -> Tensor:
+        """Return the cells of an image one after the other, then the mean of each layer: (n d + sum of widths,)."""
+        with torch.autocast(image.device.type, enabled=False):
+            layers = self._layers(image[None])
+            cells = F.adaptive_avg_pool2d(layers[-1], self.grid)[0].flatten(1).T
+            return torch.cat([cells.flatten(), *(layer.mean((2, 3))[0] for layer in layers)])
+
+    @torch.no_grad()
+    def _layers(self, pixels: Tensor) -> list[Tensor]:
+        """Return what the layers make of images, (B, d, h, w) each; the last is the encoder's output."""
+        made = self.encoder(pixels, **self._options)
+        if "output_hidden_states" not in self._options:
+            return [as_grid(made["last_hidden_state"])]
+        layers = made.get("hidden_states") or [None]
+        if not all(isinstance(layer, Tensor) and layer.dim() in (3, 4) for layer in layers):
+            raise FedpeftError(
+                f"image_layers is {ALL!r}, and {type(self.encoder).__name__} does not return what its layers make: "
+                f"leave it out.",
+                setting="backbone.image_layers",
+            )
+        return [as_grid(layer) for layer in (*layers[:-1], made["last_hidden_state"])]
+
+
+def as_grid(features: Tensor) -> Tensor:
+    """Return features as (B, d, h, w); tokens (B, T, d) may begin with others than those of the grid."""
+    if features.dim() == 4:
+        return features
+    side = math.isqrt(features.shape[1])
+    return features[:, -side * side :].transpose(1, 2).unflatten(2, (side, side))
 
 
 def patch_area(model: nn.Module) -> int:

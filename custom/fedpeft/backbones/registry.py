@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedpeft.backbones.backbone import CLOSED_FORM, FEATURES, LIKELIHOODS, ORTHOGONAL, TEXT, TRAINED, Pretrained
+from fedpeft.backbones.backbone import (
+    ALL,
+    CLOSED_FORM,
+    FEATURES,
+    LAST,
+    LIKELIHOODS,
+    ORTHOGONAL,
+    TEXT,
+    TRAINED,
+    Pretrained,
+)
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
 from fedpeft.core.settings import MAX_BY, check_ranges, is_whole, one_of, within
@@ -137,6 +147,8 @@ class BackboneSettings:
         image_grid: cells along each side of an image; mmbt reads each as a token.
         image_features: of mmbt: whether the head reads the image encoder's own features besides the means of the text
             and image tokens. Without them, all that it knows of an image has passed the layers where methods train.
+        image_layers: of mmbt: whether those are the features of the image encoder's `last` layer, or of `all` layers,
+            each normalized by itself. Early layers tell colors and textures, which count where lesions are told apart.
         projection: of mmbt, from the image encoder's features to the width of words: `orthogonal`, drawn from a
             constant seed; `closed_form`, which turns a class of the image encoder into the words of its name; or
             `trained`, which begins as the orthogonal one and is trained, sent and averaged beside what the method
@@ -156,6 +168,7 @@ class BackboneSettings:
     image_size: int | None = field(default=None, metadata={MAX_BY: "max_image_size"})
     image_grid: int = field(default=3, metadata={**within(1, MAX_GRID), FROZEN: True})
     image_features: bool = True
+    image_layers: str = LAST
     projection: str = field(default=ORTHOGONAL, metadata={FROZEN: True})
     text_length: int = field(default=40, metadata={MAX_BY: "max_text_length"})
     prompt: str | None = field(default=None, metadata={FROZEN: True})
@@ -174,7 +187,8 @@ class BackboneSettings:
                 setting="image_source",
             )
         one_of("projection", self.projection, (ORTHOGONAL, CLOSED_FORM, TRAINED))
-        for setting, value in (("projection", ORTHOGONAL), ("image_features", True)):
+        one_of("image_layers", self.image_layers, (LAST, ALL))
+        for setting, value in (("projection", ORTHOGONAL), ("image_features", True), ("image_layers", LAST)):
             trained = getattr(self, setting) == TRAINED
             if getattr(self, setting) != value and not (pretrained.connector if trained else pretrained.image_encoder):
                 lacks = "connector that trains" if trained and pretrained.image_encoder else "image encoder of its own"
@@ -183,6 +197,12 @@ class BackboneSettings:
                     f"leave it out, or set backbone.{setting}={str(value).lower()}.",
                     setting=setting,
                 )
+        if self.image_layers != LAST and not self.image_features:
+            raise FedpeftError(
+                f"image_layers is {self.image_layers!r}, and image_features is false, so no head reads them: leave one "
+                f"of them out.",
+                setting="image_layers",
+            )
         if self.image_size is not None and not _positive(self.image_size):
             raise FedpeftError(
                 f"image_size is {self.image_size!r}, it must be a whole number of pixels, 1 or more.",

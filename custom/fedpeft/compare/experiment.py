@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -47,6 +47,7 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.report.wording import IDENTITY, Alignment
 
 if TYPE_CHECKING:
+    from fedpeft.backbones.images import EncodedImages
     from fedpeft.site.learner import Learner, Update
 
 RUNS = "runs.jsonl"
@@ -315,6 +316,14 @@ def run_missing(
     return failed
 
 
+@cache
+def _encoded_images() -> EncodedImages:
+    """Return what frozen image encoders made of images in earlier runs of this process."""
+    from fedpeft.backbones.images import EncodedImages
+
+    return EncodedImages()
+
+
 def carry_out(run: Run) -> Outcome:
     """Run a federation to its end in this process."""
     from fedpeft.backbones import is_tiny
@@ -328,7 +337,7 @@ def carry_out(run: Run) -> Outcome:
     check_shared(SiteJob.from_sections(run.sections, site=site) for site in sites)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        shared = SharedModels()  # the sites take turns
+        shared = SharedModels(_encoded_images())  # the sites take turns
         learners = {
             site: Learner.from_sections(run.sections, site=site, folder=Path(folder) / site, shared=shared)
             for site in sites

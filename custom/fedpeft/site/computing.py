@@ -33,7 +33,7 @@ from fedpeft.site import quantized
 from fedpeft.site.kept_features import MIB, KeptFeatures
 
 if TYPE_CHECKING:
-    from fedpeft.backbones.mmbt import EncodedImages
+    from fedpeft.backbones.images import EncodedImages
 
 SETTING = "training.compile"
 VARIANTS = 64  # compiled forms of a layer: trained or not, with a gradient or not, first token only, sizes of batches

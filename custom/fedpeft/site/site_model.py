@@ -48,7 +48,7 @@ from fedpeft.site.metrics import check_metric
 from fedpeft.site.site_state import SiteState
 
 if TYPE_CHECKING:
-    from fedpeft.backbones.mmbt import EncodedImages
+    from fedpeft.backbones.images import EncodedImages
 
 
 class SharedModels:
