@@ -210,13 +210,13 @@ def swelling(file):
 
 def overlapping(file):
     with zipfile.ZipFile(file, "a") as parts:
-        parts.writestr(next(name for name in parts.namelist() if name.endswith("data.pkl")), b"")
+        parts.writestr(next(name for name in parts.namelist() if name.endswith("data.pkl")), b"N.")
 
 
 def long_pickle(file):
     with zipfile.ZipFile(file) as parts, zipfile.ZipFile(f"{file}.new", "w") as other:
         for part in parts.namelist():
-            other.writestr(part, b"N" * (MAX_PICKLE + 1) if part.endswith("data.pkl") else parts.read(part))
+            other.writestr(part, b"N" * MAX_PICKLE + b"." if part.endswith("data.pkl") else parts.read(part))
     (file.parent / "ALBEF.pth.new").rename(file)
 
 

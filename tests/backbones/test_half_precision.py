@@ -117,7 +117,7 @@ def site(name, folder, method, monkeypatch, *, direct, answering="classification
             backbone=settings(name, folder),
             method=chosen,
             training=TrainingSettings(rounds=1, answering=answering, **HALF),
-            schedule=schedule_of({}, chosen.method),
+            schedule=schedule_of({}, chosen.registered),
             vocabulary=AnswerVocabulary(["yes", "no"]),
             labelled=False,
             metric="accuracy",

@@ -16,7 +16,7 @@ import fedpeft
 from fedpeft import cli
 from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.text import MARK, MAX, CleanedStream, Unread, cleaned_output, one_line, printable, shortened
+from fedpeft.core.text import MARK, MAX, CleanedStream, Unread, cleaned_output, csv_cell, one_line, printable, shortened
 
 HOUSE = Path(fedpeft.__file__).parent
 
@@ -137,3 +137,19 @@ def test_a_long_error_keeps_its_start_and_its_remedy():
     assert cut.endswith("xxx is missing: download it again.")
     assert "(1,440 more characters)" in cut
     assert len(cut) < 3700
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("a\x1b[31mb\x9b\x00.png", f"a{MARK}[31mb{MARK * 2}.png"),
+        ("over\rwritten", f"over{MARK}written"),
+        ("two\r\nlines\tand \u0645\u06cc\u200c\u0631", "two\r\nlines\tand \u0645\u06cc\u200c\u0631"),
+        ("=1+1", "'=1+1"),
+        ("\t=1+1", "'\t=1+1"),
+        (-0.5, -0.5),
+        (None, None),
+    ],
+)
+def test_a_cell_is_neither_computed_nor_obeyed(value, expected):
+    assert csv_cell(value) == expected

@@ -353,7 +353,7 @@ def test_a_run_that_is_being_drawn_keeps_nobody_from_the_list(server, workspace,
 
     def slow(_):
         drawing.set()
-        go_on.wait(60)
+        assert go_on.wait(60)
         return {"curves": Picture(b"")}
 
     monkeypatch.setattr(pages, "pictures", slow)
@@ -361,6 +361,10 @@ def test_a_run_that_is_being_drawn_keeps_nobody_from_the_list(server, workspace,
     asked = threading.Thread(target=get, args=(server, only(workspace)))
     asked.start()
     assert drawing.wait(60)
-    assert "All runs" not in get(server)[2]
-    go_on.set()
-    asked.join()
+    try:
+        assert "Runs in ws" in get(server)[2]
+        assert asked.is_alive()
+        assert not go_on.is_set()
+    finally:
+        go_on.set()
+        asked.join()

@@ -119,7 +119,7 @@ def test_where_a_site_keeps_half_of_its_own_adapter_it_keeps_nothing_of_its_own_
     started = learner.integrate(2, own.adapter, received)
     assert torch.equal(learner.trainable.state()[KEY], received[KEY])
     assert torch.equal(started.near[KEY], received[KEY])
-    assert started.half is None or KEY not in started.half.own
+    assert started.mix is None or KEY not in started.mix.own
     learner.trainable.load({KEY: received[KEY] * 2, **without_connector(own.adapter)})
     upload, kept = started.finish(learner.trainable.state())
     assert torch.equal(upload[KEY], received[KEY] * 2)

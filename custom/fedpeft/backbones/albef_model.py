@@ -75,8 +75,8 @@ HEAD = {"bias": "word_bias"} | {
     for kind in ("weight", "bias")
 }
 LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d{1,4})\.(.*)")
-# all that a pickle of tensors needs; what else torch allows, such as bytearray and encode, can fill the memory
 MAX_PICKLE = 2**24  # bytes, without the tensors
+# all that a pickle of tensors needs; what else torch allows, such as bytearray and encode, can fill the memory
 ALLOWED_IN_PICKLE = re.compile(
     r"collections OrderedDict|torch \w+Storage|torch\._utils _rebuild_(tensor|tensor_v2|parameter)"
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,13 +103,29 @@ class EncodedImages:
     """
 
     def __init__(self) -> None:
-        self.features: dict[bytes, Tensor] = {}
+        self._features: dict[bytes, Tensor] = {}
+        self._used: set[bytes] = set()  # in this run
         self.held = 0  # bytes
+        self.seconds = 0.0  # of all processors, in which images were encoded
+
+    def begin_run(self) -> None:
+        """Let features that only earlier runs used make room where there is none."""
+        self._used.clear()
+
+    def get(self, name: bytes) -> Tensor | None:
+        """Return kept features; None: there are none."""
+        if (found := self._features.get(name)) is not None:
+            self._used.add(name)
+        return found
 
     def add(self, name: bytes, made: Tensor, limit: int) -> None:
         """Keep features unless more than the limit would be held."""
+        if self.held + made.nbytes > limit:
+            for former in self._features.keys() - self._used:
+                self.held -= self._features.pop(former).nbytes
         if self.held + made.nbytes <= limit:
-            self.features[name] = made.cpu()
+            self._features[name] = made.cpu()
+            self._used.add(name)
             self.held += made.nbytes
 
 
@@ -158,9 +175,11 @@ class ImageEncoder(nn.Module):
         if not self._limit:
             return self._encoded(image)
         name = hashlib.blake2b(image.cpu().contiguous().numpy().data, digest_size=16, key=self._name).digest()
-        if (kept := self.kept.features.get(name)) is not None:
+        if (kept := self.kept.get(name)) is not None:
             return kept.to(image.device)
+        began = time.process_time()
         made = self._encoded(image)
+        self.kept.seconds += time.process_time() - began
         self.kept.add(name, made, self._limit)
         return made
 
@@ -185,7 +204,9 @@ class ImageEncoder(nn.Module):
                 f"leave it out.",
                 setting="backbone.image_layers",
             )
-        return [as_grid(layer) for layer in (*layers[:-1], made["last_hidden_state"])]
+        last = made["last_hidden_state"]
+        earlier = layers[:-1] if layers[-1].shape == last.shape else layers  # some end with one more convolution
+        return [as_grid(layer) for layer in (*earlier, last)]
 
 
 def as_grid(features: Tensor) -> Tensor:

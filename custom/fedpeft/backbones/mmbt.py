@@ -169,7 +169,7 @@ class Mmbt(ReadsText):
         self.images.keep(limit, kept)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor) -> Tensor:
-        """Return the features (B, 2 d + d_image)."""
+        """Return the features (B, 2 d + d_image); d_image is that of all layers where they are read."""
         cells, layers = self.images(pixel_values)  # (B, n, d_image), and (B, d) of each layer
         embed = self.model.get_input_embeddings()
         tokens = torch.cat((embed(input_ids), norm(cells) @ (self.scale * self.projection).T), dim=1)
@@ -251,11 +251,10 @@ def build(settings: BackboneSettings, *, weights: bool = True) -> Mmbt:
     with checkpoint.reading(str(folder), IMAGE):
         load = _load_lite0 if lite0 else _load_timm if vit.is_timm(str(folder)) else _load_transformers
         images, width, prepare = load(folder, settings, weights=weights)
-    classes = images.classes if isinstance(images, Lite0) else partial(_classifier, folder, width)
-    encoder = None
-    if images:
-        layers = settings.image_layers
-        encoder = ImageEncoder(images, prepare.size, width, grid=settings.image_grid, layers=layers, classes=classes)
+        classes = images.classes if isinstance(images, Lite0) else partial(_classifier, folder, width)
+        encoder, options = None, {"grid": settings.image_grid, "layers": settings.image_layers, "classes": classes}
+        if images:
+            encoder = ImageEncoder(images, prepare.size, width, **options)
     backbone = Mmbt(
         model,
         inputs,
@@ -344,6 +343,7 @@ def _load_transformers(
     size = settings.image_size or getattr(own, "image_size", None) or _processed_size(source)
     sizes = getattr(own, "hidden_sizes", None)
     width = sizes[-1] if sizes else getattr(own, "hidden_size", None) or _made_width(model, size)
+    checkpoint.check_image_size(size, 1, source)
     prepare = SquareImages(size, *vit.scaling_of(source))
     if not weights:
         return None, width, prepare

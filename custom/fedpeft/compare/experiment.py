@@ -337,13 +337,16 @@ def carry_out(run: Run) -> Outcome:
     check_shared(SiteJob.from_sections(run.sections, site=site) for site in sites)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        shared = SharedModels(_encoded_images())  # the sites take turns
+        images = _encoded_images()
+        images.begin_run()
+        shared = SharedModels(images)  # the sites take turns
         learners = {
             site: Learner.from_sections(run.sections, site=site, folder=Path(folder) / site, shared=shared)
             for site in sites
         }
         on_cpu = all(learner.device.type == "cpu" for learner in learners.values())
-        before = _cpu_seconds()  # without the imports, which only the first run of a process pays for
+        # without imports and the encoding of images, which only the first run of a process pays for
+        before = _cpu_seconds() - images.seconds
         rounds, pooled, alignment = [], [], Alignment()
         refused = 0
         needed = build(FederationSettings, run.sections["federation"], section="federation").needed
@@ -352,7 +355,7 @@ def carry_out(run: Run) -> Outcome:
             refused += len(result.refused)
             alignment += _alignment(result.round, result.report, apart=_unaligned(next(iter(learners.values()))))
             pooled.append(pooled_balanced_accuracy(learners[site].recognized() for site in rounds[-1]))
-        spent = _cpu_seconds() - before
+        spent = _cpu_seconds() - images.seconds - before
         course = _loss_course(learners, rounds)
     return Outcome(
         task=run.task,

@@ -22,6 +22,7 @@ MARK = "\N{REPLACEMENT CHARACTER}"
 MAX = 10_000  # characters of a line
 # Unicode counts them as letters and marks, but they are invisible
 UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+_OBEYED = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control characters, but line breaks and tabs
 _ASCII = re.compile(r"[\n\x20-\x7e]*")
 
 
@@ -132,8 +133,8 @@ def csv_cell(value: Any) -> Any:
     """Return a text that neither a spreadsheet computes nor a terminal obeys; any other value as it is."""
     if not isinstance(value, str):
         return value
-    shown = printable(value, max_length=len(value))
-    return f"'{shown}" if value.startswith(COMPUTED) else shown
+    shown = _OBEYED.sub(MARK, value)
+    return f"'{shown}" if shown.startswith(COMPUTED) else shown
 
 
 RECENT = 3  # rounds whose mean duration is expected of the next ones

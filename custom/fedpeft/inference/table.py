@@ -34,7 +34,7 @@ def write_csv(file: Path, predictions: Sequence[Prediction], *, max_answers: int
         columns += [f"{name}_{rank}" for rank in range(2, max_answers + 1) for name in ("predicted", "probability")]
     with replacing(file) as draft, draft.open("w", encoding="utf-8", newline="") as out:
         writer = csv.DictWriter(out, columns, restval="")
-        writer.writeheader()
+        writer.writerow({name: csv_cell(name) for name in columns})
         for row in rows:
             writer.writerow({name: csv_cell(value) for name, value in row.items()})
 

@@ -34,7 +34,7 @@ from fedpeft.report.history import (
 )
 
 MAX_SITES = 1_000
-MAX_FIGURES = 1_000_000  # rounds times sites
+MAX_FIGURES = 3_000_000  # rounds times sites, which pictures draw
 MAX_LAYERS = 4_096
 MAX_SETTINGS, MAX_SETTING_NAME = 20_000, 1_000
 
@@ -98,8 +98,8 @@ def parse(record: Any, *, origin: str) -> History:
         raise HistoryError(f"{origin} has {len(history.sites):,} sites, at most {MAX_SITES:,} are read.")
     if len(rounds) * len(history.sites) > MAX_FIGURES:
         raise HistoryError(
-            f"{origin} has {len(rounds):,} rounds of {len(history.sites):,} sites, at most {MAX_FIGURES:,} figures of "
-            f"a site are read."
+            f"{origin} has {len(rounds):,} rounds of {len(history.sites):,} sites, and rounds times sites may be at "
+            f"most {MAX_FIGURES:,}: read its figures with another program."
         )
     return history
 
@@ -109,8 +109,13 @@ def flat_settings(settings: Mapping[str, Any], origin: str, prefix: str = "") ->
     flat: dict[str, str] = {}
     for key, value in settings.items():
         name = prefix + as_name(key, origin, "a setting's name")
-        if len(name) > MAX_SETTING_NAME or len(flat) > MAX_SETTINGS:
-            raise HistoryError(f"{origin} has too many settings, or one with too long a name: {name!r:.80}.")
+        if len(name) > MAX_SETTING_NAME:
+            raise HistoryError(
+                f"{origin} has a setting with a name of {len(name):,} characters, at most {MAX_SETTING_NAME:,} are "
+                f"read: {name!r:.80}."
+            )
+        if len(flat) >= MAX_SETTINGS:
+            raise HistoryError(f"{origin} has more than {MAX_SETTINGS:,} settings, which no run writes.")
         if isinstance(value, Mapping):
             flat |= flat_settings(value, origin, f"{name}.")
         else:

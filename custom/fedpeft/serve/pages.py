@@ -285,7 +285,8 @@ class WorkspacePages:
         self._progress: dict[str, tuple[Any, Progress | None]] = {}
         self._drawn: dict[str, tuple[Any, History, dict[str, Picture]]] = {}
         self._comparisons = Comparisons()
-        self._lock, self._drawing = threading.Lock(), threading.Lock()  # matplotlib's styles are shared by all threads
+        self._lock = threading.Lock()  # of `_progress`
+        self._drawing = threading.Lock()  # matplotlib's styles are shared by all threads
 
     def page(self, path: str) -> tuple[str, bool] | None:
         """Return a page and whether it will change; None if there is no such page."""
@@ -303,16 +304,16 @@ class WorkspacePages:
             links = [(group.key, group.job, len(group.runs)) for group in several.values()]
             return index(self._workspace.resolve().name, rows, now=time.time(), comparisons=links), True
 
+        if run and (progress is None or not progress.round):
+            return waiting(run, progress), progress is None or not progress.ended
         with self._drawing:  # others read the list of runs meanwhile
             if run:
                 return self._run(run, progress)
             group = several.get(match[2])
             return (self._comparisons.page(group), False) if group else None
 
-    def _run(self, run: Run, progress: Progress | None) -> tuple[str, bool]:
-        changes = progress is None or not progress.ended
-        if progress is None or not progress.round:
-            return waiting(run, progress), changes
+    def _run(self, run: Run, progress: Progress) -> tuple[str, bool]:
+        changes = not progress.ended
         try:
             stamp, history, drawn = self._drawn.get(run.key, (None, None, None))
             if stamp != run.stamp:

@@ -46,8 +46,8 @@ class GroupSum:
     def __init__(self, order: SumOrder) -> None:
         if not order.weights or min(order.weights.values()) < 1 or order.together < len(order.weights):
             raise FedpeftError(
-                f"an order to add up {len(order.weights)} of {order.together} sites is none: install the same "
-                f"fedpeft version at the server and its relays."
+                f"the server's order to add up {len(order.weights)} of {order.together} sites is invalid: install the "
+                f"same fedpeft version at the server and its relays."
             )
         self._order = order
         self._schema = {key: list(tensor.shape) for key, tensor in order.state.items()}
