@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """MMBT: an image encoder's features as tokens of a text encoder."""
 
+import contextlib
+import itertools
 import shutil
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from small_models import (
 from torch.nn import functional as F
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from fedpeft.backbones import BackboneSettings, build, mmbt, prepared, skeleton
+from fedpeft.backbones import BackboneSettings, build, images, mmbt, prepared, skeleton
 from fedpeft.backbones import backbone as sources
 from fedpeft.backbones.images import EncodedImages
 from fedpeft.core.errors import FedpeftError, LocalError
@@ -69,6 +71,16 @@ def load(folders, text=bert, image=resnet, **settings):
 def pair(request, folders):
     text, image, *widths = PAIRS[request.param]
     return load(folders, text, image).eval(), widths
+
+
+@contextlib.contextmanager
+def number_of_threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def features(backbone, images, questions):
@@ -474,13 +486,37 @@ def test_a_folder_with_trained_words_has_the_projection_that_was_beside_them(fol
 
 def test_what_only_earlier_runs_used_makes_room():
     kept, made = EncodedImages(), torch.ones(4)
-    for name in (b"a", b"b", b"c"):
-        kept.add(name, made, limit=32)
-    assert [kept.get(name) is not None for name in (b"a", b"b", b"c")] == [True, True, False], "a run drops nothing"
+
+    def held():
+        return "".join(name for name in "abcde" if name.encode() in kept._features)
+
+    assert [kept.add(name, made, limit=48) for name in (b"a", b"b", b"c", b"d")] == [True] * 3 + [False]
+    assert held() == "abc", "a run drops nothing of its own"
     kept.begin_run()
     assert kept.get(b"b") is not None
-    kept.add(b"c", made, limit=32)
-    assert [kept.get(name) is not None for name in (b"a", b"b", b"c")] == [False, True, True]
+    assert not kept.add(b"d", torch.ones(40), limit=48)
+    assert held() == "abc", "nothing is dropped for what does not fit anyway"
+    assert kept.add(b"d", made, limit=48)
+    assert (held(), kept.held) == ("bcd", 48), "the oldest makes room, and no more than is needed"
     kept.begin_run()
-    kept.add(b"d", made, limit=16)
-    assert [kept.get(name) is not None for name in (b"b", b"c", b"d")] == [False, False, True]
+    assert kept.add(b"e", made, limit=16)
+    assert (held(), kept.held) == ("e", 16)
+
+
+def test_seconds_are_those_of_kept_features(folders, monkeypatch):
+    backbone, clock = load(folders).eval(), itertools.count()
+    monkeypatch.setattr(images.time, "process_time", lambda: next(clock))
+    backbone.keep_encoded(500)
+    features(backbone, pictures(3), QUESTIONS)
+    assert backbone.images.kept.seconds == 1, "one of three fits"
+
+
+def test_what_another_configuration_or_processor_makes_is_another_encoding(folders):
+    backbone, names = load(folders, image=vit), set()
+    for change in ({}, {"hidden_act": "relu"}):
+        backbone.images.encoder.config.update(change)
+        for threads in (torch.get_num_threads(), torch.get_num_threads() + 1):
+            with number_of_threads(threads):
+                backbone.keep_encoded(10)
+                names.add(backbone.images._name)
+    assert len(names) == 4

@@ -480,6 +480,7 @@ def test_the_sites_of_a_run_share_one_backbone_and_reach_the_same(method, kept, 
 
 @pytest.mark.slow
 def test_a_process_encodes_an_image_once_for_all_of_its_runs(encoders, monkeypatch):
+    experiment._encoded_images.cache_clear()
     encoded, calls = ImageEncoder._encoded, []
     monkeypatch.setattr(ImageEncoder, "_encoded", lambda self, image: calls.append(image) or encoded(self, image))
     (run,) = small("fedavg")
@@ -490,6 +491,7 @@ def test_a_process_encodes_an_image_once_for_all_of_its_runs(encoders, monkeypat
     assert once > 0
     assert carry_out(run).figures == first.figures
     assert len(calls) == once
+    experiment._encoded_images.cache_clear()
 
 
 @pytest.mark.slow

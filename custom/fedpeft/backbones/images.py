@@ -104,29 +104,28 @@ class EncodedImages:
 
     def __init__(self) -> None:
         self._features: dict[bytes, Tensor] = {}
-        self._used: set[bytes] = set()  # in this run
+        self._unused: dict[bytes, None] = {}  # what this run has not used yet, the newest first
         self.held = 0  # bytes
-        self.seconds = 0.0  # of all processors, in which images were encoded
+        self.seconds = 0.0  # of all processors, in which kept features were made
 
     def begin_run(self) -> None:
         """Let features that only earlier runs used make room where there is none."""
-        self._used.clear()
+        self._unused = dict.fromkeys(reversed(self._features))
 
     def get(self, name: bytes) -> Tensor | None:
         """Return kept features; None: there are none."""
-        if (found := self._features.get(name)) is not None:
-            self._used.add(name)
-        return found
+        self._unused.pop(name, None)
+        return self._features.get(name)
 
-    def add(self, name: bytes, made: Tensor, limit: int) -> None:
-        """Keep features unless more than the limit would be held."""
+    def add(self, name: bytes, made: Tensor, limit: int) -> bool:
+        """Keep features unless more than the limit would be held; return whether they are kept."""
+        while self._unused and made.nbytes <= limit < self.held + made.nbytes:
+            self.held -= self._features.pop(self._unused.popitem()[0]).nbytes
         if self.held + made.nbytes > limit:
-            for former in self._features.keys() - self._used:
-                self.held -= self._features.pop(former).nbytes
-        if self.held + made.nbytes <= limit:
-            self._features[name] = made.cpu()
-            self._used.add(name)
-            self.held += made.nbytes
+            return False
+        self._features[name] = made.cpu()
+        self.held += made.nbytes
+        return True
 
 
 class ImageEncoder(nn.Module):
@@ -163,7 +162,12 @@ class ImageEncoder(nn.Module):
     def keep(self, limit: int, kept: EncodedImages | None = None) -> None:
         """Keep the features of each image, in at most `limit` bytes of main memory; see `Backbone.keep_encoded`."""
         self.kept, self._limit = kept if kept is not None else self.kept, limit
-        self._name = bytes.fromhex(digest(self.state_dict(), after=f"{self.grid} {self.widths} ".encode()))
+        config = getattr(self.encoder, "config", None)
+        facts = (
+            *(self.grid, self.widths, type(self.encoder).__name__, config and config.to_json_string()),
+            *(next(self.parameters()).device, torch.get_num_threads()),  # both may change the last bits
+        )
+        self._name = bytes.fromhex(digest(self.state_dict(), after=f"{facts} ".encode()))
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the cells of images (B, 3, H, W), (B, n, d), and the mean of each layer's grid, (B, d) each."""
@@ -179,8 +183,8 @@ class ImageEncoder(nn.Module):
             return kept.to(image.device)
         began = time.process_time()
         made = self._encoded(image)
-        self.kept.seconds += time.process_time() - began
-        self.kept.add(name, made, self._limit)
+        if self.kept.add(name, made, self._limit):
+            self.kept.seconds += time.process_time() - began
         return made
 
     @torch.no_grad()

@@ -341,9 +341,9 @@ def _load_transformers(
         )
     own = model.config
     size = settings.image_size or getattr(own, "image_size", None) or _processed_size(source)
+    checkpoint.check_image_size(size, 1, source)
     sizes = getattr(own, "hidden_sizes", None)
     width = sizes[-1] if sizes else getattr(own, "hidden_size", None) or _made_width(model, size)
-    checkpoint.check_image_size(size, 1, source)
     prepare = SquareImages(size, *vit.scaling_of(source))
     if not weights:
         return None, width, prepare

@@ -148,7 +148,7 @@ class BackboneSettings:
         image_features: of mmbt: whether the head reads the image encoder's own features besides the means of the text
             and image tokens. Without them, all that it knows of an image has passed the layers where methods train.
         image_layers: of mmbt: whether those are the features of the image encoder's `last` layer, or of `all` layers,
-            each normalized by itself. Early layers tell colors and textures, which count where lesions are told apart.
+            each normalized by itself. Early layers capture colors and textures, which help to distinguish skin lesions.
         projection: of mmbt, from the image encoder's features to the width of words: `orthogonal`, drawn from a
             constant seed; `closed_form`, which turns a class of the image encoder into the words of its name; or
             `trained`, which begins as the orthogonal one and is trained, sent and averaged beside what the method

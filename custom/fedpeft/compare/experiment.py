@@ -76,7 +76,7 @@ class Run:
     def settings(self) -> str:
         """A digest of everything that the result depends on, to distinguish runs of one method."""
         everything = f"{json.dumps(self.sections, sort_keys=True)}{_files_of(self.sections)}"
-        return hashlib.sha256(everything.encode()).hexdigest()[:16]
+        return hashlib.sha256(everything.encode(errors="surrogateescape")).hexdigest()[:16]
 
     @property
     def row(self) -> str:

@@ -29,9 +29,8 @@ class Outcome:
     seed: int  # of data, initial values and order
     # for each round, site -> its metric on its test split, a fraction; a site may be missing
     figures: tuple[BySite, ...]
-    sent: tuple[
-        BySite, ...
-    ]  # for each round, site -> bytes of the adapter that it sent; empty where it was not counted
+    # for each round, site -> bytes of the adapter that it sent; empty where it was not counted
+    sent: tuple[BySite, ...]
     metrics: Mapping[str, str]  # site -> what it is measured by (`fedpeft.core.metrics`)
     seconds: float  # of the whole run, by the clock
     procedural: bool

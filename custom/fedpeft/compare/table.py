@@ -46,8 +46,8 @@ TWO_SEEDS = (
 MAX_SITES = 12  # up to which each has a column
 MEAN, POOLED = "mean", "pooled"
 CPU_SECONDS = (
-    "CPU seconds: what all threads and child processes computed in the rounds, in seconds of a core, the "
-    "median of the seeds; runs beside it hardly change them."
+    "CPU seconds: what all threads and child processes computed in the rounds, in seconds of a core, without the "
+    "encoding of images by a frozen encoder; the median of the seeds; runs beside it hardly change them."
 )
 
 

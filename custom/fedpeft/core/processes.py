@@ -71,10 +71,7 @@ def no_sockets() -> str:
     if len(os.fsencode(folder + SOCKET)) <= MAX_SOCKET_LENGTH:
         return ""
     max_length = MAX_SOCKET_LENGTH - len(SOCKET)
-    return (
-        f"sockets in {folder} would have too long a path: set {TEMPORARY} to a folder of at most {max_length} "
-        f"characters."
-    )
+    return f"sockets in {folder} would have too long a path: set {TEMPORARY} to a folder of at most {max_length} bytes."
 
 
 @contextmanager

@@ -22,7 +22,7 @@ MARK = "\N{REPLACEMENT CHARACTER}"
 MAX = 10_000  # characters of a line
 # Unicode counts them as letters and marks, but they are invisible
 UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
-_OBEYED = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control characters, but line breaks and tabs
+_OBEYED = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # controls, except line breaks and tabs
 _ASCII = re.compile(r"[\n\x20-\x7e]*")
 
 

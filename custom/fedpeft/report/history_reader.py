@@ -112,10 +112,10 @@ def flat_settings(settings: Mapping[str, Any], origin: str, prefix: str = "") ->
         if len(name) > MAX_SETTING_NAME:
             raise HistoryError(
                 f"{origin} has a setting with a name of {len(name):,} characters, at most {MAX_SETTING_NAME:,} are "
-                f"read: {name!r:.80}."
+                f"read: {name!r:.80}; take the file from the run again."
             )
         if len(flat) >= MAX_SETTINGS:
-            raise HistoryError(f"{origin} has more than {MAX_SETTINGS:,} settings, which no run writes.")
+            raise HistoryError(f"{origin} has more than {MAX_SETTINGS:,} settings: take it from the run again.")
         if isinstance(value, Mapping):
             flat |= flat_settings(value, origin, f"{name}.")
         else:

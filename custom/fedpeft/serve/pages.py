@@ -293,26 +293,33 @@ class WorkspacePages:
         match = PATH.fullmatch(path)
         if path != "/" and not match:
             return None
+        if match and match[1] == "run":
+            return self._run(match[2])
         with self._lock:
             runs = find_runs(self._workspace)
-            run = runs.get(match[2]) if match and match[1] == "run" else None
-            progress = self._look(run) if run else None
             self._progress = {key: kept for key, kept in self._progress.items() if key in runs}
             rows = [(run, self._look(run)) for run in runs.values()]
             several = groups(rows)
         if not match:
             links = [(group.key, group.job, len(group.runs)) for group in several.values()]
             return index(self._workspace.resolve().name, rows, now=time.time(), comparisons=links), True
+        if not (group := several.get(match[2])):
+            return None
+        with self._drawing:
+            return self._comparisons.page(group), False
 
-        if run and (progress is None or not progress.round):
+    def _run(self, key: str) -> tuple[str, bool] | None:
+        with self._lock:
+            run = find_runs(self._workspace).get(key)
+            progress = self._look(run) if run else None
+        if run is None:
+            return None
+        if progress is None or not progress.round:
             return waiting(run, progress), progress is None or not progress.ended
         with self._drawing:  # others read the list of runs meanwhile
-            if run:
-                return self._run(run, progress)
-            group = several.get(match[2])
-            return (self._comparisons.page(group), False) if group else None
+            return self._drawn_page(run, progress)
 
-    def _run(self, run: Run, progress: Progress) -> tuple[str, bool]:
+    def _drawn_page(self, run: Run, progress: Progress) -> tuple[str, bool]:
         changes = not progress.ended
         try:
             stamp, history, drawn = self._drawn.get(run.key, (None, None, None))
