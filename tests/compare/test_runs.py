@@ -478,6 +478,14 @@ def test_the_sites_of_a_run_share_one_backbone_and_reach_the_same(method, kept, 
     assert set(one.validated) == set(one.validation[-1]) == {"slake", "vqa-rad"}
 
 
+def test_files_of_any_name_lie_beside_the_images(monkeypatch):
+    settings = set()
+    for listing in ("notes.txt:1", "notes\udcff.txt:1"):
+        monkeypatch.setattr(experiment, "_files_of", lambda _, listing=listing: listing)
+        settings |= {run.settings for run in small("fedavg")}
+    assert len(settings) == 2
+
+
 @pytest.mark.slow
 def test_a_process_encodes_an_image_once_for_all_of_its_runs(encoders, monkeypatch):
     experiment._encoded_images.cache_clear()
