@@ -3,8 +3,10 @@
 
 import csv
 import json
+import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pydicom.data
@@ -47,6 +49,15 @@ def test_one_question_about_one_image(predict, tables):
     assert "round 2" in out
     assert "say nothing about medicine" in out  # the backbone is tiny
     assert sum(answer in out for answer in ("dark", "gray", "light")) == 2
+
+
+def test_an_image_whose_name_is_not_utf_8_is_refused(predict, tables, tmp_path):
+    image = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xfcber.png"))
+    shutil.copy(tables["questions"] / "test-0.png", image)
+    for named in (image, tmp_path):
+        code, _, said = predict("questions", "--image", named, "--question", "why ?", "--out", tmp_path / "out.csv")
+        assert code == 1
+        assert r"\xfcber.png has a name that is not UTF-8: rename it" in said
 
 
 def test_a_question_that_is_cut_is_said(predict, tables):

@@ -134,7 +134,8 @@ def files_below(folder: Path, *, whole: bool = True) -> list[Path]:
                     if entry.is_dir():
                         waiting.append((entry.path, around | {place}))
                     elif entry.is_file():
-                        files.append(_readable_name(Path(entry.path)))
+                        file = Path(entry.path)
+                        files.append(check_name(file) if is_image(file) else file)
                     elif whole and entry.is_symlink() and is_image(Path(entry.name)):
                         raise DataError(
                             f"{entry.path} is a link to a file that is not there: fetch it, as with git annex get or "
@@ -145,16 +146,13 @@ def files_below(folder: Path, *, whole: bool = True) -> list[Path]:
     return sorted(files)
 
 
-def _readable_name(file: Path) -> Path:
-    """Return a path; refuse that of an image whose name, or a folder's around it, is not UTF-8."""
+def check_name(file: Path) -> Path:
+    """Return an image's path; refuse one that is not UTF-8, which neither a table nor a digest can hold."""
     try:
         str(file).encode()
     except UnicodeEncodeError as error:
-        if is_image(file):
-            name = os.fsencode(file).decode(errors="backslashreplace")
-            raise DataError(
-                f"{name} has a name that is not UTF-8: rename it, as convmv does for whole folders."
-            ) from error
+        name = os.fsencode(file).decode(errors="backslashreplace")
+        raise DataError(f"{name} has a name that is not UTF-8: rename it, as convmv does for whole folders.") from error
     return file
 
 

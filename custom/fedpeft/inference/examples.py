@@ -17,7 +17,7 @@ from fedpeft.data.answers import AnswerVocabulary, clean_text, is_missing, whole
 from fedpeft.data.chosen_image import image_of, is_nifti
 from fedpeft.data.dicom import is_dicom
 from fedpeft.data.dicom_grays import SET_WINDOW
-from fedpeft.data.folders import files_below, inside, is_image
+from fedpeft.data.folders import check_name, files_below, inside, is_image
 from fedpeft.data.images import EIGHT_BITS, ChosenImage, check_header
 from fedpeft.data.loaders import label_example
 from fedpeft.data.manifest import FILES, KINDS, optional, table
@@ -75,7 +75,7 @@ def read_images(named: Path, question: str | None, record: ModelRecord, *, windo
     if not named.exists():
         raise FedpeftError(f"{named} does not exist: name an image, or a folder of images.")
     inside = files_below(named) if named.is_dir() else []
-    files = list(filter(is_image, inside)) if named.is_dir() else [named]
+    files = list(filter(is_image, inside)) if named.is_dir() else [check_name(named)]
     others = [file for file in inside if not is_image(file) and (is_nifti(file) or is_dicom(file))]
     if not files:
         raise FedpeftError(f"{named} holds no image: name an image, or a folder of images.")
