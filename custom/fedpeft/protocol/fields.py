@@ -121,8 +121,8 @@ def _name(name: Any) -> str:
 SETTING_MARK = "{setting}"
 CODES = {
     "setting-refused": "it cannot use the job's value of {setting}: correct the job; the site's log has the details.",
-    "setting-not-allowed": "its site policy does not allow what the job sets in {setting}: change the job, or agree "
-    "with the site on another local/fedpeft.json.",
+    "setting-not-allowed": "its site policy does not allow what the job sets in {setting}: change the job, or ask "
+    "the site whether its local/fedpeft.json can allow it.",
     "job-refused": "it cannot do what the job asks; the site's log has the details.",
     "message-refused": "it cannot read the server's message: install the same fedpeft version everywhere.",
     "message-too-large": "the server's message is larger than its site policy allows (max_message_mb): agree "
