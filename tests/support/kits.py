@@ -150,9 +150,11 @@ def connected(federation) -> set[str]:
 
 
 def session(kit: Path, *, seconds: float = 60) -> Session:
-    """FLARE gives the server five seconds for the part of a job in which it checks it; tests give it more."""
+    """FLARE gives a server five seconds for an answer and for the check of a job's part; tests give it more."""
     FileStreamer.stream_file = staticmethod(PATIENT)
-    return new_secure_session(kit.name, str(kit), timeout=seconds)
+    opened = new_secure_session(kit.name, str(kit), timeout=seconds)
+    opened.set_timeout(60)
+    return opened
 
 
 def wait_until(what, *, seconds: float = 600):
