@@ -35,7 +35,7 @@ PARTS = {
     "common order": (common_order, "common_order"),
     "moving neurons": (permutation, "_carry"),
     "weighted sums": (integration, "weighted_mean"),
-    "distances": (integration, "_distance"),
+    "distances": (integration, "distance_of"),
 }
 OWN_ORDER, ONE_ORDER, OWN_START, UNEQUAL = "own order", "one order", "own start", "half as wide"
 FIXED_POINT = {"reference": "fixed_point"}
