@@ -16,7 +16,18 @@ import fedpeft
 from fedpeft import cli
 from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.text import MARK, MAX, CleanedStream, Unread, cleaned_output, csv_cell, one_line, printable, shortened
+from fedpeft.core.text import (
+    MARK,
+    MAX,
+    CleanedStream,
+    Unread,
+    cleaned_output,
+    csv_cell,
+    limit_log_records,
+    one_line,
+    printable,
+    shortened,
+)
 
 HOUSE = Path(fedpeft.__file__).parent
 
@@ -137,6 +148,28 @@ def test_a_long_error_keeps_its_start_and_its_remedy():
     assert cut.endswith("xxx is missing: download it again.")
     assert "(1,440 more characters)" in cut
     assert len(cut) < 3700
+
+
+def test_a_record_of_the_log_is_printable_short_and_no_two_records(monkeypatch, caplog):
+    monkeypatch.setattr(logging, "_logRecordFactory", logging.getLogRecordFactory())
+    limit_log_records()
+    limit_log_records()  # a second call changes nothing
+    log, forged = logging.getLogger("fedpeft.test"), "12:00:00 round 1 of 2: mean accuracy 99.9 %"
+    log.warning("peer=%s sent %s", f"slake\n{forged}\x1b[31m", 5)
+    log.warning("peer=%s", "z" * 10**6)
+    log.warning("as it is: %d", 7)
+    try:
+        raise ValueError(f"no\n{forged}" + "z" * 10**6)
+    except ValueError:
+        log.exception("failed")
+    lied, long, plain, failed = caplog.records
+    assert lied.getMessage() == f"peer=slake\n    {forged}{MARK}[31m sent 5"
+    assert len(long.getMessage()) < 20_000
+    assert (plain.msg, plain.args) == ("as it is: %d", (7,))
+    formatted = logging.Formatter("%(message)s").format(failed)
+    assert f"\n    {forged}" in formatted
+    assert all(line.startswith("    ") for line in formatted.splitlines()[2:])
+    assert len(formatted) < 20_000
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import AdminCommandNames, FLContextKey, ServerCommandNames
+from nvflare.apis.fl_constant import AdminCommandNames, FLContextKey, ReservedKey, ServerCommandNames
 from nvflare.apis.fl_constant import ReturnCode as TaskReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.fuel.f3.cellnet.defs import IdentityChallengeKey, MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.sec.audit import Auditor
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert
 from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.server.client_manager import ClientManager
@@ -27,10 +28,13 @@ from fedpeft.flare.hardening.requests import (
     NO_STREAM,
     NO_TOKEN,
     NOT_FROM_A_SITE,
+    NOT_OWN,
+    guard_audit,
     guard_job_requests,
 )
 
 JOB = "a-job"
+RANDOM = "5f6a1f9e-54a8-4b7e-8d3a-6f0e8a1c2b3d"
 SERVER = SimpleNamespace(_get_id_asserter=lambda: SimpleNamespace(cn="fl.example.org"))
 ORIGINAL = {
     (FederatedServer, "_validate_auth_headers"): lambda server, message: None,
@@ -82,9 +86,69 @@ def test_no_site_steers_a_jobs_process(topic, origin):
     assert not is_refused(ServerCommandAgent._execute_command(None, request(topic, "server")))
 
 
+AGENT = SimpleNamespace(_get_client=lambda token: token and SimpleNamespace(name="south"))
+
+
+def from_south(topic, *, peer="south", task="train", number=None, event=None, token="a token"):
+    """A message of a site about a task, which says whose it is; `event` is of the site's audit trail."""
+    message, about, content = request(topic, "south.a-job"), FLContext(), Shareable()
+    about.set_prop(ReservedKey.IDENTITY_NAME, peer, private=False)
+    content.set_header(FLContextKey.TASK_NAME, task)
+    content.add_cookie(FLContextKey.TASK_ID, number or RANDOM)
+    content.set_header(ReservedHeaderKey.AUDIT_EVENT_ID, event)
+    content.set_peer_context(about)
+    message.payload = content
+    message.set_header(CellMessageHeaderKeys.TOKEN, token)
+    return message
+
+
 @pytest.mark.parametrize("topic", sorted(OF_A_SITE))
-def test_a_site_fetches_and_answers_its_tasks(topic):
-    assert not is_refused(ServerCommandAgent._execute_command(None, request(topic, "south.a-job")))
+@pytest.mark.parametrize("more", [{}, {"event": RANDOM}, {"task": None}, {"token": None}], ids=str)
+def test_a_site_fetches_and_answers_its_tasks(topic, more):
+    assert ServerCommandAgent._execute_command(AGENT, from_south(topic, **more)) == "done"
+
+
+@pytest.mark.parametrize("topic", sorted(OF_A_SITE))
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"peer": "north"},
+        {"peer": "south\nforged"},
+        {"task": "x" * 1000},
+        {"task": "train\nforged"},
+        {"number": "a\x1b[31m"},
+        {"event": "x]\n[U:lead]"},
+        {"event": "y" * 100},
+    ],
+    ids=str,
+)
+def test_a_site_writes_no_lines_of_its_own_into_the_servers_log(topic, more):
+    answer = ServerCommandAgent._execute_command(AGENT, from_south(topic, **more))
+    assert answer.get_header(MessageHeaderKey.ERROR) == NOT_OWN
+
+
+def test_what_is_no_message_about_a_task_is_refused():
+    for content in (None, "text", Shareable()):
+        message = from_south(ServerCommandNames.SUBMIT_UPDATE)
+        message.payload = content
+        assert ServerCommandAgent._execute_command(AGENT, message).get_header(MessageHeaderKey.ERROR) == NOT_OWN
+
+
+def test_a_text_of_a_site_is_one_field_of_a_line_in_the_audit_trail(tmp_path, monkeypatch):
+    for name in ("add_event", "add_job_event"):
+        monkeypatch.setattr(Auditor, name, getattr(Auditor, name))
+    guard_audit()
+    auditor = Auditor(str(tmp_path / "audit.txt"))
+    forged = "x]\n[E:1][U:lead@coordinator.org][A:abort_job] all"
+    auditor.add_job_event(job_id=JOB, task_name=forged, task_id="y" * 10**6, ref=forged, msg="received")
+    auditor.add_event("lead", "list_jobs")
+    auditor.close()
+    first, second = (tmp_path / "audit.txt").read_text().splitlines()
+    assert first.count("[U:") == 0
+    assert "[J:a-job]" in first
+    assert first.endswith("received")
+    assert len(first) < 5000
+    assert "[U:lead][A:list_jobs]" in second
 
 
 @pytest.mark.parametrize("topic", [ServerCommandNames.UPDATE_RUN_STATUS, ServerCommandNames.GET_CLIENTS])
@@ -165,9 +229,6 @@ def test_other_messages_of_a_site_pass():
 def test_the_process_of_a_job_takes_no_stream(origin):
     answer = ServerCommandAgent._aux_communicate(SimpleNamespace(), request(TOPIC_STREAM_REQUEST, origin))
     assert answer.get_header(MessageHeaderKey.ERROR) == NO_STREAM
-
-
-RANDOM = "5f6a1f9e-54a8-4b7e-8d3a-6f0e8a1c2b3d"
 
 
 @pytest.mark.parametrize(

@@ -207,8 +207,27 @@ def test_a_relay_keeps_the_sums_of_the_newest_jobs(wire):
 
 
 def test_a_relay_that_does_not_answer_is_named(wire):
-    with pytest.raises(FedpeftError, match="relay relay-b does not answer"):
-        relays(wire).ask("relay-b", order(), Measured)
+    asking = relays(wire)
+    for _ in range(2):  # it may be started again
+        with pytest.raises(FedpeftError, match="relay relay-b does not answer"):
+            asking.ask("relay-b", order(), Measured)
+
+
+def test_a_relay_that_is_there_and_silent_costs_one_request_of_the_job(wire):
+    wire.answers[OPEN] = lambda request: make_reply(ReturnCode.TIMEOUT)
+    asking = CellRelays(wire.of(SERVER), lambda site: f"{RELAY}.{site}", seconds=0.0)
+    with pytest.raises(FedpeftError, match="relay relay-a does not answer"):
+        asking.ask(RELAY, order(), Measured)
+    asked = len(wire.reached)
+    with pytest.raises(FedpeftError, match="gave no answer in an earlier round"):
+        asking.ask(RELAY, order(round=2), Measured)
+    assert len(wire.reached) == asked
+
+
+@pytest.mark.parametrize("path", ["chest.x", "chest.chest", "north.chest", "relay-a.north"])
+def test_a_site_is_no_relay_of_itself_or_of_another(wire, path):
+    found = CellRelays(wire.of(SERVER), {"chest": path, "north": "north"}.get).relays_of(["chest", "north"])
+    assert found == {"chest": "", "north": ""}
 
 
 def test_large_adapters_are_added_from_the_relays_disk(wire, monkeypatch, tmp_path):

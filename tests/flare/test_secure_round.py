@@ -117,6 +117,14 @@ def test_a_site_without_a_proper_key_is_named_in_the_handshake(run, consortium, 
     assert "key" in harness.panics[0]
 
 
+@pytest.mark.slow
+def test_a_sum_whose_masks_do_not_cancel_becomes_no_global_adapter(run, consortium):
+    consortium.members[SITES[1]] = SumMember(site=SITES[1], method=MethodSettings(**METHOD), settings="other")
+    harness, manifest, _ = run(consortium.introduce, consortium.train, method=METHOD)
+    assert (manifest["status"], harness.saved) == ("failed", [])
+    assert "masks do not cancel" in manifest["reason"]
+
+
 def nobody(site):
     raise AssertionError(f"site {site} was sent a message")
 

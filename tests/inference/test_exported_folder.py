@@ -17,6 +17,7 @@ from transformers import ViltModel
 
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.core.errors import FedpeftError
+from fedpeft.inference import exported
 from fedpeft.inference.examples import read_split
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
@@ -180,10 +181,34 @@ def test_a_strangers_folder_leads_nowhere_and_fills_no_memory(sections, tmp_path
         FedpeftError, match=r"in target_modules, which is no regular expression, or one that can take hours"
     ):
         Predictor(read("method", tiny_source, settings=slow))
+    mmbt = {"name": "mmbt-small", "image_source": "stranger/encoder"}
+    with pytest.raises(FedpeftError, match=r"'stranger/encoder' as its image encoder, .* name with --image-backbone"):
+        read("backbone", **mmbt)
+    (tmp_path / "out" / "adapter_config.json").rename(tmp_path / "kept")
+    with pytest.raises(FedpeftError, match="names 'stranger/encoder' as its image encoder"):
+        read("backbone", **mmbt)
+    (tmp_path / "kept").rename(tmp_path / "out" / "adapter_config.json")
     chosen = read("backbone", backbone=tiny_source, source="stranger/model")
     assert Predictor(chosen).model.backbone.num_layers == 2
     with pytest.raises(FedpeftError, match="is no exported folder: leave it out"):
         find(kept.folder.parent, site=None, backbone=tiny_source)
+    with pytest.raises(FedpeftError, match=r"--image-backbone is 'x', and .* is no exported folder: leave it out"):
+        find(kept.folder.parent, site=None, image_backbone="x")
+
+
+@pytest.mark.parametrize(
+    ("sources", "said"),
+    [
+        ({}, "Apache-2.0 (both encoders)"),
+        (
+            {"image_source": "microsoft/rad-dino"},
+            "minilm-l6-v2, see the page of microsoft/rad-dino",
+        ),
+        ({"source": "/data/bert"}, "a folder of the site's own, see the page of wheel:efficientnet"),
+    ],
+)
+def test_the_licenses_are_those_of_the_encoders_that_were_used(sources, said):
+    assert said in exported._license({"name": "mmbt-small", **sources})
 
 
 @pytest.mark.parametrize(

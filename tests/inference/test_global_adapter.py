@@ -111,7 +111,7 @@ def test_the_figures_are_those_of_a_learner_with_this_adapter_and_head(sections,
         assert found == {name: metrics[name] for name in FIGURES}
 
 
-def test_with_ditto_the_head_is_that_of_the_exchanged_model_and_not_the_personal_one(sections, tmp_path):
+def test_with_ditto_the_head_is_that_of_the_exchanged_model_and_not_the_personal_one(sections, tmp_path, tiny_source):
     personal = ["method.aggregation=fedavg", "training.personalization=ditto", "training.learning_rate=0.05"]
     run_of(sections(*personal), tmp_path / "ws")
     for site in SITES:
@@ -119,6 +119,13 @@ def test_with_ditto_the_head_is_that_of_the_exchanged_model_and_not_the_personal
         head = Predictor(kept, find_adapter("global", tmp_path / "ws")).model.answering.head.state_dict()
         assert all(torch.equal(tensor, kept.state.exchanged[f"{HEAD}{name}"]) for name, tensor in head.items())
         assert any(not torch.equal(tensor, kept.state.head[name]) for name, tensor in head.items())
+        export(kept, tmp_path / site)
+        handed = find(tmp_path / site, site=None, backbone=tiny_source)
+        again = Predictor(handed, find_adapter("global", tmp_path / "ws")).model.answering.head.state_dict()
+        assert all(torch.equal(tensor, again[name]) for name, tensor in head.items())
+        (tmp_path / site / "exchanged.safetensors").unlink()
+        with pytest.raises(FedpeftError, match=r"lacks exchanged.safetensors, .*: export the model again"):
+            Predictor(find(tmp_path / site, site=None, backbone=tiny_source), find_adapter("global", tmp_path / "ws"))
 
 
 def logits(kept, adapter=None):

@@ -9,10 +9,10 @@ import pytest
 import torch
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
-from fedpeft.core.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError, SecureSumError
 from fedpeft.core.states import equal
 from fedpeft.job.settings import digest_of
-from fedpeft.protocol import secure_sum
+from fedpeft.protocol import secure_sum, signed_keys
 from fedpeft.protocol import secure_sum as fixed_point
 from fedpeft.protocol.signed_keys import Kit
 
@@ -155,6 +155,22 @@ CHANGES = {
     "other data": {"settings": digest_of({**SECTIONS, "data": {"sites": {"rome": {"seed": 1}}}}, job="1")},
     "another job": {"settings": digest_of(SECTIONS, job="2")},
 }
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_masks_that_do_not_cancel_make_no_mean(tmp_path, change):
+    """With many samples uniform numbers are small enough to pass as an adapter."""
+    chosen, many = Round(tmp_path), 10**6
+    uploads = [chosen.send(site, adapter(0), weight=many, **(change if site == "rome" else {})) for site in SITES]
+    with pytest.raises(FedpeftError, match="masks do not cancel"):
+        secure_sum.mean(uploads, [many] * len(SITES), dict.fromkeys(SHAPES, torch.float32))
+
+
+@pytest.mark.parametrize("public", ["00" * 32, "01" + "00" * 31], ids=["zero", "one"])
+def test_a_key_that_makes_no_secret_is_refused(public):
+    offered = {"public": [public], "start": [], "certificate": [], "signature": []}
+    with pytest.raises(SecureSumError, match="the key of site rome is malformed"):
+        signed_keys.read(offered, site="rome")
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

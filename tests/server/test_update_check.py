@@ -83,6 +83,14 @@ def test_who_announces_many_samples_has_no_higher_limit_than_ten_times_the_other
     assert refused_of(check, moves, samples=samples) == [sites - 1]
 
 
+@pytest.mark.parametrize("announced", [SAMPLES, 10 * SAMPLES, 10**6])
+@pytest.mark.parametrize("sites", [3, 5])
+def test_whatever_a_site_announces_it_moves_no_further_than_ten_sites_learn(sites, announced):
+    check = check_of({"aggregation": "fedavg"})
+    samples = [SAMPLES] * (sites - 1) + [announced]
+    assert refused_of(check, [HONEST] * (sites - 1) + [10.1 * LEARNED], samples=samples) == [sites - 1]
+
+
 @pytest.mark.parametrize("sites", [3, 4, 5])
 @pytest.mark.parametrize("job", ["fedavg", "svd"])
 def test_who_moves_almost_up_to_the_limit_in_every_round_gets_a_third_of_it(job, sites):

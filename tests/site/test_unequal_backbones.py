@@ -14,6 +14,9 @@ from fedpeft import methods
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import layers_of, renumbered
 from fedpeft.federate import federate
+from fedpeft.inference.export import export
+from fedpeft.inference.kept_model import find
+from fedpeft.inference.predictor import Predictor, find_adapter
 from fedpeft.server.aggregation import aggregate
 from fedpeft.site.learner import Learner
 
@@ -67,6 +70,15 @@ def test_the_page_names_every_method_that_cannot():
     (sentence,) = re.findall(r"unequal ranks\. (.*?`promptfl`)", page, re.DOTALL)
     unable = {name for name in methods.names() if methods.get(name).exchanges} - {*ABLE}
     assert set(re.findall(r"`(\w+)`", sentence)) == unable
+
+
+def test_a_shallower_site_predicts_with_an_export_of_its_own(mixed, tmp_path, tiny_source):
+    """Its layers have its own numbers there, those of the deepest backbone in the server's files."""
+    list(federate(learners(mixed(*FEDAVG, "training.rounds=1"), tmp_path / "state")))
+    kept = find(tmp_path / "state" / SHALLOW, site=None)
+    export(kept, tmp_path / "handed")
+    found = Predictor(kept, find_adapter(str(tmp_path / "handed"), tmp_path)).model.trainable.state()
+    assert equal(found, Predictor(kept).model.trainable.state())
 
 
 @pytest.mark.parametrize("name", ABLE)

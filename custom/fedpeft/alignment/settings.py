@@ -329,9 +329,9 @@ class RobustSettings:
             round; 0: no site is. The movement is the root mean square over its numbers, from the adapter that it was
             sent, or from as much of its own as it may keep there. The default leaves room for sites that take ten times
             as many steps. Nobody is refused for less than the job's learning rates explain, so that sites that hardly
-            move do not lower the limit. Over the rounds the root of this number counts: 3.2 times the median, or the
-            sum of learning rates. With optimizer `sgd` or a kept adapter, fewer than five replies refuse only who moved
-            by more than twice the adapter's size as well.
+            move do not lower the limit. Over the rounds the root of this number counts: 3.2 times the median, up to ten
+            times for a site that takes more steps, or the sum of learning rates. With optimizer `sgd` or a kept
+            adapter, fewer than five replies refuse only who moved by more than twice the adapter's size as well.
 
     Source: Yin et al. 2018 (median, trimmed mean), Blanchard et al. 2017 (Krum), Pillutla et al. 2022 (geometric
     median).

@@ -27,7 +27,7 @@ MIN_COST = 1e-6  # of the largest one: if most costs are smaller, POT's toleranc
 MAX_PARTS = 2048  # of equal mass, which an assignment matches in seconds
 TINY = 1e-200  # squared lengths below lose digits
 UNDERFLOW = 1e-30  # above the error of float32 squares that underflow
-TOGETHER = 2**21  # numbers of several clients' supports that are compared in one matrix product: 16 MiB
+TOGETHER = 2**17  # numbers of several clients' supports in one matrix product: 1 MiB, which stays in the cache
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,12 @@ Names, answers and reasons written by others must not move a terminal's cursor, 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sys
 import time
+import traceback
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
@@ -124,6 +126,36 @@ def cleaned_output(*, goes_on: bool = False) -> Iterator[tuple[CleanedStream, Cl
 
 def _is_seen(character: str) -> bool:
     return (character.isprintable() and character not in UNSEEN) or unicodedata.category(character) == "Zs"
+
+
+LOGGED = {"max_start": 12_000, "max_end": 4_000}  # characters of one record
+_CLEANS = "fedpeft_cleans"
+
+
+def limit_log_records() -> None:
+    """Let this process log only printable text of bounded length; further lines of a record are indented.
+
+    What others sent is in some of FLARE's records: it must neither look like a record of its own nor fill the files.
+    """
+    make = logging.getLogRecordFactory()
+    if hasattr(make, _CLEANS):
+        return
+
+    def cleaned(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = make(*arguments, **named)
+        text = record.getMessage()
+        if (shown := _logged(text)) != text:
+            record.msg, record.args = shown, ()
+        if record.exc_info and record.exc_info[0]:
+            record.exc_text = _logged("".join(traceback.format_exception(*record.exc_info)).rstrip())
+        return record
+
+    setattr(cleaned, _CLEANS, True)
+    logging.setLogRecordFactory(cleaned)
+
+
+def _logged(text: str) -> str:
+    return printable(shortened(text, **LOGGED)).replace("\n", "\n    ")
 
 
 COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # the beginnings of cells that a spreadsheet would compute

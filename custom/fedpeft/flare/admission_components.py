@@ -13,11 +13,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
+from fedpeft.core.text import limit_log_records
 from fedpeft.flare.hardening.connections import guard_connections
 from fedpeft.flare.hardening.jobs import guard_configurations, guard_deployments, guard_job_failures, guard_submissions
 from fedpeft.flare.hardening.message_limits import limit_frames, limit_messages
 from fedpeft.flare.hardening.requests import (
     check_job_id,
+    guard_audit,
     guard_cell_requests,
     guard_job_requests,
     guard_origins,
@@ -38,12 +40,19 @@ def _keep_from_other_users() -> None:
     guard_connections()
 
 
+def _clean_what_is_written() -> None:
+    """Let no other participant write lines of its own into log and audit trail."""
+    limit_log_records()
+    guard_audit()
+
+
 class SubmissionGuard(FLComponent):
     """At the server, in its own process and in each job's: checks submitted jobs, and what sites request and report."""
 
     def __init__(self) -> None:
         super().__init__()
         _keep_from_other_users()
+        _clean_what_is_written()
         guard_configurations()
         guard_submissions()
         guard_cell_requests()
@@ -61,6 +70,7 @@ class AdmittedAppDeployer(AppDeployer):
 
     def __init__(self) -> None:
         _keep_from_other_users()
+        _clean_what_is_written()
         guard_configurations()
         guard_deployments()
         guard_requests()

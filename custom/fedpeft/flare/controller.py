@@ -22,6 +22,7 @@ from torch import Tensor
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import temporary_folder
 from fedpeft.core.states import State, in_memory, on_disk
+from fedpeft.core.text import limit_log_records
 from fedpeft.flare import messages
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.folders import is_simulated, lineages_folder, run_folder, submitter_of, take_workspace
@@ -97,6 +98,7 @@ class FederationController(ModelController):
     ) -> None:
         super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.1)
         register_tensors()
+        limit_log_records()
         self._job = job
         self._sections = {"federation": federation, "method": method, "training": training, "schedule": schedule}
         self._aggregator_id = aggregator_id
@@ -175,9 +177,9 @@ class FederationController(ModelController):
     def _is_large(self, replies: int) -> bool:
         return self._reply_bytes * replies > messages.MAX_IN_MEMORY
 
-    def relays(self) -> CellRelays:
-        """Return the relays of the job's sites."""
-        return CellRelays(self.fl_ctx.get_engine().get_cell(), self._cell_of, self.abort_signal)
+    def relays(self, *, seconds: float) -> CellRelays:
+        """Return the relays of the job's sites, each of which may take so long for an answer."""
+        return CellRelays(self.fl_ctx.get_engine().get_cell(), self._cell_of, self.abort_signal, seconds)
 
     def _cell_of(self, site: str) -> str:
         """Return the name with which a site has registered, a path through relays."""

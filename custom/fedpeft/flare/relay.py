@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ from nvflare.fuel.f3.mpm import MainProcessMonitor
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import temporary_folder
 from fedpeft.core.states import State
+from fedpeft.core.text import limit_log_records
 from fedpeft.flare.hardening import replace_function
 from fedpeft.flare.hardening.connections import guard_connections
 from fedpeft.flare.hardening.message_limits import limit_frames, limit_messages
@@ -81,21 +82,29 @@ def relay_of(cell: str) -> str:
     return FQCN.join(FQCN.split(cell)[:-2])
 
 
-def _request(cell: Cell, relay: str, topic: str, message: Any, abort_signal: Signal | None) -> Any:
-    deadline, code = time.monotonic() + SECONDS, _reachability(cell, relay)
-    if code == ReturnCode.OK:
+class SilentError(FedpeftError):
+    """A relay that can be reached does not answer."""
+
+
+def _request(
+    cell: Cell, relay: str, topic: str, message: Any, abort_signal: Signal | None, *, seconds: float = SECONDS
+) -> Any:
+    deadline, code = time.monotonic() + seconds, _reachability(cell, relay)
+    reached = code == ReturnCode.OK
+    if reached:
         answer = cell.send_request(
             channel=CHANNEL,
             topic=topic,
             target=relay,
             request=new_cell_message({}, packed(message)),
-            timeout=POLL,
+            timeout=min(POLL, seconds),
             abort_signal=abort_signal,
             progress_wait_cb=lambda: time.monotonic() < deadline and _reachability(cell, relay) == ReturnCode.OK,
         )
         code = answer.get_header(MessageHeaderKey.RETURN_CODE)
     if code != ReturnCode.OK:
-        raise FedpeftError(
+        kind = SilentError if reached and time.monotonic() >= deadline else FedpeftError
+        raise kind(
             f"relay {relay} does not answer ({code}): start it with fedpeft installed, or leave "
             f"federation.sums_at_relays out."
         )
@@ -119,19 +128,31 @@ class CellRelays:
         cell: of that process.
         path: from a site's name to the name of its cell, below that of its relay.
         abort_signal: of the job.
+        seconds: how long a relay may take for an answer, at most `SECONDS`.
     """
 
-    def __init__(self, cell: Cell, path: Callable[[str], str], abort_signal: Signal | None = None) -> None:
+    def __init__(
+        self, cell: Cell, path: Callable[[str], str], abort_signal: Signal | None = None, seconds: float = SECONDS
+    ) -> None:
         self._cell, self._path, self._abort_signal = cell, path, abort_signal
+        self._seconds, self._silent = min(seconds, SECONDS), set[str]()
 
-    def relays_of(self, sites: Iterable[str]) -> dict[str, str]:
-        """Return, by site, its relay; empty: it is connected to the server."""
-        return {site: FQCN.join(FQCN.split(self._path(site))[:-1]) for site in sites}
+    def relays_of(self, sites: Collection[str]) -> dict[str, str]:
+        """Return, by site, its relay; empty: it is connected to the server, or says that it is its own relay."""
+        named, paths = set(sites), {site: FQCN.split(self._path(site)) for site in sites}
+        behind = {site: path[-1] == site and not named & set(path[:-1]) for site, path in paths.items()}
+        return {site: FQCN.join(path[:-1]) if behind[site] else "" for site, path in paths.items()}
 
     def ask(self, relay: str, order: SumOrder | SumQuery, kind: type[M]) -> M:
-        """Send an order to a relay and return its answer."""
+        """Send an order to a relay and return its answer; one that was there and silent is not asked again."""
+        if relay in self._silent:
+            raise FedpeftError(f"relay {relay} gave no answer in an earlier round, and is left out from then on.")
         topic = OPEN if isinstance(order, SumOrder) else MEASURE if kind is Measured else ADD_UP
-        answer = _request(self._cell, relay, topic, order, self._abort_signal)
+        try:
+            answer = _request(self._cell, relay, topic, order, self._abort_signal, seconds=self._seconds)
+        except SilentError:
+            self._silent.add(relay)
+            raise
         return unpacked(kind, answer, sender=f"relay {relay}")
 
 
@@ -260,6 +281,7 @@ def main() -> int:
     from nvflare.private.fed.app.relay import relay as flares_relay  # a server does not need it
 
     os.umask(0o077)
+    limit_log_records()
     guard_connections()
     guard_origins()
     guard_relay_requests()

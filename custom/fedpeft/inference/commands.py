@@ -42,6 +42,7 @@ def add_predict(commands: Any) -> None:
     predict.add_argument(
         "--backbone", metavar="PATH", help="of an export: folder or hub name, where its backbone is not the default one"
     )
+    predict.add_argument("--image-backbone", metavar="PATH", help="the same of an image encoder beside it")
     predict.add_argument("--out", type=Path, metavar="FILE.csv", help="write every prediction to a table")
     predict.add_argument("--heatmap", type=Path, metavar="FILE.png", help="draw what in the image spoke for the answer")
     predict.set_defaults(command=_predict)
@@ -56,7 +57,8 @@ def _predict(arguments: argparse.Namespace) -> None:
     from fedpeft.inference.table import write_csv
 
     console = Console()
-    kept = find(arguments.run, site=arguments.site, round=arguments.round, backbone=arguments.backbone)
+    chosen = {"backbone": arguments.backbone, "image_backbone": arguments.image_backbone}
+    kept = find(arguments.run, site=arguments.site, round=arguments.round, **chosen)
     adapter = None if arguments.adapter is None else find_adapter(arguments.adapter, arguments.run)
     if arguments.image:
         wanted = read_images(arguments.image, arguments.question, kept.record, window=window_at(kept))
@@ -261,6 +263,7 @@ def add_merge(commands: Any) -> None:
     merge.add_argument(
         "--backbone", metavar="PATH", help="for --check: folder or hub name, where the backbone is not the default one"
     )
+    merge.add_argument("--image-backbone", metavar="PATH", help="the same of an image encoder beside it")
     merge.set_defaults(command=_merge)
 
 
@@ -284,7 +287,8 @@ def _merge(arguments: argparse.Namespace) -> None:
         def say(line: Any) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        checked = measure_all(adapters, merged, arguments.check, weights=weights, backbone=arguments.backbone, say=say)
+        chosen = {"backbone": arguments.backbone, "image_backbone": arguments.image_backbone}
+        checked = measure_all(adapters, merged, arguments.check, weights=weights, **chosen, say=say)
         pages[PAGE] = page(checked, arguments.out.name, f"{len(adapters)} adapters on {arguments.check.name}")
         for line in report_lines(checked):
             say(line)

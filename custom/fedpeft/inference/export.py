@@ -32,6 +32,7 @@ from fedpeft.inference.exported import (
     ANSWERS,
     BESIDE,
     CARD,
+    EXCHANGED,
     HEAD,
     OF_MACHINE,
     WEIGHTS,
@@ -108,7 +109,9 @@ def export(
         values = {key: value for key, value in record_as_json(record).items() if key != "answers"}
         _write(draft / RECORD, {"round": kept.state.round, "family": model.backbone.family, "record": values})
         _write(draft / ANSWERS, list(record.answers))
-        save_file({key: tensor.contiguous() for key, tensor in kept.state.head.items()}, draft / HEAD)
+        for name, tensors in ((HEAD, kept.state.head), (EXCHANGED, kept.state.exchanged)):
+            if tensors or name == HEAD:
+                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, draft / name)
         _write_inputs(draft, model)
         if onnx:
             done["onnx"] = write_onnx(draft, model, probes(model))

@@ -6,11 +6,12 @@ connector.safetensors                             of the backbone, if one was tr
 beside/                                           the same of an adapter that was frozen beside it, if there was one
 model/                                            full weights, if they were merged
 head.safetensors, answers.json                    what tells the answers apart, and the answers in its order
+exchanged.safetensors                             with Ditto, the head of the model that the site exchanges
 model.json                                        what the model is (`fedpeft.site.site_state`)
 README.md                                         what the model is, its figures, licenses, and the lines that load it
 tokenizer and preparation of images
 
-It may come from a stranger: it may only name the default source of its backbone, and sets nothing of the machine.
+It may come from a stranger: it may only name the default sources of its backbone, and sets nothing of the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedpeft.answering.training_settings import WITH_GLOBAL, TrainingSettings
-from fedpeft.backbones import BACKBONES, BackboneSettings, default_source
+from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import check_folder, read_json
 from fedpeft.core.keys import only_connector
@@ -42,6 +43,7 @@ from fedpeft.report.wording import caution, percent
 from fedpeft.site.site_state import RECORD, ModelRecord, SiteState
 
 HEAD, ANSWERS, BESIDE, WEIGHTS, CARD = "head.safetensors", "answers.json", "beside", "model", "README.md"
+EXCHANGED = "exchanged.safetensors"
 ADAPTER = "adapter_config.json"
 OF_MACHINE = ("features_mib", "compile", "workers", "images_mib")  # settings of `training` that an export leaves out
 MAX_VALUES = {
@@ -81,12 +83,13 @@ def is_exported(folder: Path) -> bool:
     return all((folder / name).is_file() for name in (RECORD, HEAD, ANSWERS))
 
 
-def read(folder: Path, *, backbone: str | None = None) -> SiteState:
+def read(folder: Path, *, backbone: str | None = None, image_backbone: str | None = None) -> SiteState:
     """Read a site's model from an exported folder.
 
     Args:
         folder: of the export.
         backbone: folder or hub name of its backbone, which the user chose; None: the default one.
+        image_backbone: the same of an image encoder beside it.
     """
     try:
         check_folder(folder)
@@ -96,29 +99,42 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
         about = as_mapping(need(values, "record", RECORD), RECORD, "'record'")
         record = build(ModelRecord, {**about, "answers": read_json(folder / ANSWERS)}, section=RECORD)
         head = load_file(folder / HEAD)
+        exchanged = load_file(folder / EXCHANGED) if (folder / EXCHANGED).is_file() else {}
     except (OSError, ValueError, SafetensorError) as error:
         raise FedpeftError(f"the exported folder {folder} cannot be read ({error}): export it again.") from error
+    chosen = {"source": backbone, "image_source": image_backbone}
     own = site_backbone(record.sections.get("backbone"), record.site)
+    own |= {name: value for name, value in chosen.items() if value is not None}
+    settings = build(BackboneSettings, own, section="backbone")
+    if image_backbone is None:
+        _check_default(folder, settings, "image_source", "--image-backbone")
     if not (folder / ADAPTER).is_file():
         if backbone is not None:
             raise FedpeftError(f"--backbone is {backbone!r:.200}, and {folder} has weights of its own: leave it out.")
-        return state_of_weights(folder, record, round, head)
+        return state_of_weights(folder, _with_sections(record, own), round, head)
     from fedpeft.methods.adapters import CONNECTOR_FILE, read_config, read_state
 
-    own |= {} if backbone is None else {"source": backbone}
-    settings = build(BackboneSettings, own, section="backbone")
-    if backbone is None and settings.source not in (None, default_source(settings.name)):
-        raise FedpeftError(
-            f"{folder} names {settings.source!r:.200} as its backbone, chosen by its exporter: name with "
-            f"--backbone a folder or hub name that you trust, this one or your own copy of it."
-        )
+    if backbone is None:
+        _check_default(folder, settings, "source", "--backbone")
     record = _with_sections(record, own)
     adapter = read_state(folder, read_config(folder), family)
     if settings.trains_connector and not only_connector(adapter):
         raise FedpeftError(f"{folder} lacks {CONNECTOR_FILE}, which trained with its adapter: export the model again.")
     other = folder / BESIDE
     beside = read_state(other, read_config(other), family) if other.is_dir() else {}
-    return SiteState(round=round, adapter=adapter, beside=beside, head=head, optimizer={}, record=record)
+    return SiteState(
+        round=round, adapter=adapter, beside=beside, head=head, exchanged=exchanged, optimizer={}, record=record
+    )
+
+
+def _check_default(folder: Path, settings: BackboneSettings, name: str, option: str) -> None:
+    """Refuse a source of pre-trained weights that a stranger chose."""
+    source = getattr(settings, name)
+    if source not in (None, getattr(BACKBONES.get(settings.name), f"default_{name}")):
+        raise FedpeftError(
+            f"{folder} names {source!r:.200} as its {'backbone' if name == 'source' else 'image encoder'}, chosen by "
+            f"its exporter: name with {option} a folder or hub name that you trust, this one or your own copy of it."
+        )
 
 
 def state_of_weights(folder: Path, record: ModelRecord, round: int, head: State) -> SiteState:
@@ -180,7 +196,7 @@ def card(
     `connector` whether it has a connector of the backbone.
     """
     method, backbone = record.sections["method"], record.sections["backbone"]
-    base = backbone.get("source") or f"the default weights of `{backbone['name']}`"
+    base = " and ".join(_sources(backbone)) or f"the default weights of `{backbone['name']}`"
     note = caution(procedural=record.procedural, tiny=record.tiny)
     blocks = [
         f"# {method['name']} for {backbone['name']}, site {record.site}, round {round}",
@@ -309,8 +325,15 @@ def _forms(differences: Mapping[str, float], record: ModelRecord) -> Iterable[st
 
 
 def _license(backbone: Mapping[str, Any]) -> str:
+    if not (sources := _sources(backbone)):
+        return BACKBONES.get(backbone["name"]).license or "see its own page"
+    own = ("a folder of the site's own" if Path(one).is_absolute() else f"see the page of {one}" for one in sources)
+    return ", ".join(own)
+
+
+def _sources(backbone: Mapping[str, Any]) -> list[str]:
+    """Return the names of all weights where some are not the default ones."""
     kind = BACKBONES.get(backbone["name"])
-    source = backbone.get("source")
-    if source in (None, kind.default_source):
-        return kind.license or "see its own page"
-    return "a folder of the site's own" if Path(source).is_absolute() else f"see the page of {source}"
+    defaults = {"source": kind.default_source, "image_source": kind.default_image_source}
+    sources = [backbone.get(name) or default for name, default in defaults.items()]
+    return [one for one in sources if one] if sources != list(defaults.values()) else []

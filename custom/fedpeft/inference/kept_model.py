@@ -47,18 +47,27 @@ class KeptModel:
         return self.policy.min_class_images if self.policy else 1
 
 
-def find(named: Path, *, site: str | None, round: str = LAST, backbone: str | None = None) -> KeptModel:
+def find(
+    named: Path,
+    *,
+    site: str | None,
+    round: str = LAST,
+    backbone: str | None = None,
+    image_backbone: str | None = None,
+) -> KeptModel:
     """Return a site's model of the round `last`, `best` by the validation split, or a number.
 
-    A simulator's workspace, where all sites are, needs the site's name. `backbone` is a folder or hub name instead of
-    the default one of an exported folder.
+    A simulator's workspace, where all sites are, needs the site's name. `backbone` and `image_backbone` are folders or
+    hub names instead of the default ones of an exported folder.
     """
     if not named.is_dir():
         raise FedpeftError(f"{named} is not a folder: name a run's workspace, a site's workspace, or an exported one.")
     if exported.is_exported(named):
-        return _find_exported(named, site, round, backbone)
-    if backbone is not None:
-        raise FedpeftError(f"--backbone is {backbone!r:.200}, and {named} is no exported folder: leave it out.")
+        state = exported.read(named, backbone=backbone, image_backbone=image_backbone)
+        return _exported_model(named, state, site, round)
+    for option, value in (("--backbone", backbone), ("--image-backbone", image_backbone)):
+        if value is not None:
+            raise FedpeftError(f"{option} is {value!r:.200}, and {named} is no exported folder: leave it out.")
     lineage = _lineage(named.resolve(), site)
     last = _last_round(named.resolve(), site, lineage)
     folder = _round_folder(lineage, round, last)
@@ -74,8 +83,7 @@ def find(named: Path, *, site: str | None, round: str = LAST, backbone: str | No
     return KeptModel(folder=folder, state=state, record=state.record, policy=_find_policy(named, lineage))
 
 
-def _find_exported(folder: Path, site: str | None, round: str, backbone: str | None) -> KeptModel:
-    state = exported.read(folder, backbone=backbone)
+def _exported_model(folder: Path, state: SiteState, site: str | None, round: str) -> KeptModel:
     assert state.record
     _check_site(folder, state.record, site)
     if round not in (LAST, str(state.round)):

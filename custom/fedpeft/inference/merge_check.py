@@ -75,20 +75,21 @@ def measure_all(
     *,
     weights: Sequence[float] | None = None,
     backbone: str | None = None,
+    image_backbone: str | None = None,
     say: Callable[[str], object] = lambda line: None,
 ) -> Checked:
     """Measure adapters before and after they are merged; those of an exported folder, with its head.
 
     `data` is a table as `fedpeft predict --manifest` reads it, or a folder in a layout of the data registry; `backbone`
-    the exports' one, where it is not the default; `weights` are of the plain mean. `say` gets a line for each adapter
-    that was measured, and one before the loss along the line.
+    and `image_backbone` the exports' ones, where they are not the default; `weights` are of the plain mean. `say` gets
+    a line for each adapter that was measured, and one before the loss along the line.
     """
     exports = [one for one in adapters if is_exported(Path(one.name))]
     without = [one for one in adapters if not is_exported(Path(one.name))]
     if not exports:
         raise FedpeftError("--check needs a head, and no folder is of fedpeft export: name at least one that is.")
     plain = _plain_mean(adapters, weights)
-    kepts = [find(Path(one.name), site=None, backbone=backbone) for one in exports]
+    kepts = [find(Path(one.name), site=None, backbone=backbone, image_backbone=image_backbone) for one in exports]
     record = kepts[0].record  # by whose metric all are measured
     kepts = [replace(kept, record=replace(kept.record, metric=record.metric)) for kept in kepts]
     rows: list[tuple[str, ...]] = []

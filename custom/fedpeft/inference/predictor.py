@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from fedpeft.alignment.factors import fresh_factors, is_factor
 from fedpeft.alignment.low_rank import fitted, lower_ranks
 from fedpeft.answering.answering import Batch, Batches, Scored
+from fedpeft.answering.training_settings import NONE, PERSONALIZATIONS
 from fedpeft.backbones import BACKBONES, BackboneSettings, skeleton
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_HISTORY, check_regular, read_json
@@ -34,7 +35,7 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.readable import misfits
 from fedpeft.data.remarks import cut_questions
 from fedpeft.data.schema import Example
-from fedpeft.inference.exported import is_exported
+from fedpeft.inference.exported import EXCHANGED, is_exported
 from fedpeft.inference.kept_model import KeptModel
 from fedpeft.job.federation import site_backbone
 from fedpeft.job.settings import CommonSettings
@@ -91,6 +92,9 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, kept
     federated head brings its own.
     """
     _check_same_function(model, adapter, method, kept)
+    way = PERSONALIZATIONS[kept.record.sections["training"].get("personalization", NONE)]
+    if kept.exported and way.models and not kept.state.exchanged:
+        raise FedpeftError(f"{kept.folder} lacks {EXCHANGED}, the head for another adapter: export the model again.")
     received, state = _read_adapter(model, adapter), kept.state
     if not received:
         raise FedpeftError(f"{adapter} holds nothing, the sites of its run exchange nothing: leave --adapter out.")
@@ -98,7 +102,8 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, kept
         raise FedpeftError(f"{adapter} holds NaN or infinite values in {broken[0]}: take the adapter of another round.")
     own = model.trainable.state()
     chosen = without_head(received)
-    if method.matched_layers is not None:  # the deepest backbone has layers that this one lacks
+    # the server's tensors have the numbers of the deepest backbone's layers, some of which this one lacks
+    if method.matched_layers is not None and chosen.keys() != own.keys():
         numbers = LayerNumbers.for_backbone(model.backbone.num_layers, method.matched_layers)
         chosen = numbers.received(select_keys(chosen, numbers.renumber_to_send(own)))
     try:

@@ -50,6 +50,7 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.signed_keys import Kit, Offer, SignedKey, open_privately, signed, verified
 
 FRACTION_BITS = 32
+MAX_SUM = 2**62  # of the encodings of all sites
 Numbers = dict[str, np.ndarray]
 
 
@@ -58,7 +59,7 @@ def encode(state: State, weight: int, sites: int) -> Numbers:
 
     Each is below 2^62 / K for K encodings to be added, so that the sum cannot overflow.
     """
-    max_number = 2**62 / (sites * weight)
+    max_number = MAX_SUM / (sites * weight)
     numbers = {}
     for key, tensor in state.items():
         scaled = np.rint(tensor.detach().to("cpu", torch.float64).numpy() * 2.0**FRACTION_BITS)
@@ -71,7 +72,7 @@ def encode(state: State, weight: int, sites: int) -> Numbers:
 def check_fits(state: State, *, weight: int, sites: int) -> None:
     """Refuse finite tensors that `encode` would refuse, without encoding them."""
     for key, tensor in state.items():
-        if tensor.numel() and float(tensor.abs().max()) * 2.0**FRACTION_BITS > 2**62 / (sites * weight) - 1:
+        if tensor.numel() and float(tensor.abs().max()) * 2.0**FRACTION_BITS > MAX_SUM / (sites * weight) - 1:
             raise _too_large(key, weight, sites)
 
 
@@ -94,7 +95,18 @@ def wrapped_sum(states: Sequence[State]) -> Numbers:
 
 
 def decode(totals: Mapping[str, np.ndarray], weight: int, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-    """Decode a sum of encodings into the weighted mean; the weight is the sum of all n_k."""
+    """Decode a sum of encodings into the weighted mean; the weight is the sum of all n_k.
+
+    A sum beyond what encodings can have is refused: masks that do not cancel leave uniform numbers, half of which are
+    that large.
+    """
+    for total in totals.values():
+        if total.size and not np.abs(total.view(np.int64), dtype=np.float64).max() <= MAX_SUM:
+            raise FedpeftError(
+                "the sites' masks do not cancel in their sum: a member sent something else, or was given another job, "
+                "other keys or another global adapter. The earlier rounds are kept: compare what fedpeft doctor says "
+                "at the members, then continue with federation.resume_from."
+            )
     divisor = 2.0**FRACTION_BITS * weight
     return {
         key: torch.from_numpy(np.asarray(total.view(np.int64).astype(np.float64) / divisor)).to(dtypes[key])

@@ -31,6 +31,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
@@ -107,7 +108,7 @@ def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, rou
 
 
 def read(offered: Mapping[str, list[str]], *, site: str) -> dict[str, bytes]:
-    """Decode the fields of a key on the wire, each of bounded length, the public key of 32 bytes."""
+    """Decode the fields of a key on the wire, each of bounded length, the public key one of X25519 with a secret."""
     try:
         if set(offered) != set(FIELDS) or any(len(lines) > MAX_LINES for lines in offered.values()):
             raise ValueError
@@ -116,6 +117,7 @@ def read(offered: Mapping[str, list[str]], *, site: str) -> dict[str, bytes]:
             raise ValueError
         if len(values["public"]) != 32 or any(len(line) > LINE for lines in offered.values() for line in lines):
             raise ValueError
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(values["public"]))  # none of low order
     except (ValueError, TypeError, AttributeError) as error:
         raise SecureSumError(
             f"the key of site {site} is malformed: install the same fedpeft version everywhere."

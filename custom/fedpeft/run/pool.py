@@ -168,7 +168,7 @@ class PoolHost:
     def limit_replies(self, limit: Limit) -> None:
         """Do nothing: replies come from this program's own processes."""
 
-    def relays(self) -> NoRelays:
+    def relays(self, *, seconds: float) -> NoRelays:
         """Return no relays: there are none on one machine."""
         return NoRelays()
 

@@ -98,8 +98,8 @@ class Host(Sites, Integrator, Protocol):
     def limit_replies(self, limit: Limit) -> None:
         """Refuse larger replies from now on."""
 
-    def relays(self) -> Relays:
-        """Return the relays of the job's sites."""
+    def relays(self, *, seconds: float) -> Relays:
+        """Return the relays of the job's sites, each of which may take so long for an answer."""
 
     def info(self, message: str) -> None:
         """Write a line to the server's log."""
@@ -300,7 +300,10 @@ class JobRun:
     ) -> State:
         """Run and record the remaining rounds; return the final global adapter, empty if nothing is exchanged."""
         job = self._job
-        sums = RelaySums(self._host.relays(), job.method, introductions) if job.federation.sums_at_relays else None
+        sums = None
+        if job.federation.sums_at_relays:
+            relays = self._host.relays(seconds=job.federation.round_timeout)
+            sums = RelaySums(relays, job.method, introductions)
         rounds = Rounds(
             job,
             introductions,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
@@ -146,7 +146,7 @@ M = TypeVar("M", Measured, PartialSum)
 class Relays(Protocol):
     """The relays of a job, as its server reaches them."""
 
-    def relays_of(self, sites: Iterable[str]) -> dict[str, str]:
+    def relays_of(self, sites: Collection[str]) -> dict[str, str]:
         """Return by site its relay; empty: it is connected to the server."""
 
     def ask(self, relay: str, order: SumOrder | SumQuery, kind: type[M]) -> M:
@@ -156,7 +156,7 @@ class Relays(Protocol):
 class NoRelays:
     """The relays of a job whose sites are all connected to its server."""
 
-    def relays_of(self, sites: Iterable[str]) -> dict[str, str]:
+    def relays_of(self, sites: Collection[str]) -> dict[str, str]:
         """Return an empty name for each site."""
         return dict.fromkeys(sites, "")
 

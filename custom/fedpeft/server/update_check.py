@@ -34,14 +34,15 @@ class UpdateCheck:
 
     The limit of a round is `update_factor` times the median, so that fewer than half of the sites cannot raise it. Half
     of them could lower it by hardly moving. So it is never below what training explains, whatever others send: the sum
-    of the learning rates of the site's steps, times the root of `update_factor`. Honest sites with AdamW move by 0.15
-    to 0.7 of that sum. If a step has no such bound, or sites move neurons, fewer than `MIN_REPLIES` replies refuse no
-    site that moved by less than twice the size of the adapter.
+    of the learning rates of the site's steps, times the root of `update_factor`; at most `update_factor` times that sum
+    of the median site, however many samples a site announces. Honest sites with AdamW move by 0.15 to 0.7 of their sum.
+    If a step has no such bound, or sites move neurons, fewer than `MIN_REPLIES` replies refuse no site that moved by
+    less than twice the size of the adapter.
 
     A site that joins starts from values of its own: in that round it may also move by the size of first values.
 
-    Over the rounds a site may move by the root of `update_factor` times the median, or by the sum of learning rates.
-    Anything beyond that adds up, to at most one limit.
+    Over the rounds a site may move by the root of `update_factor` times the median (one that takes more steps by more,
+    at most `update_factor` times), or by the sum of learning rates. Anything beyond that adds up, to at most one limit.
 
     A site that keeps a part of its own adapter starts a round between the global adapter and its own last one. How far
     it trained is counted from the nearest such point: late in a run, training may be far less than what is kept. If a
@@ -170,10 +171,10 @@ class UpdateCheck:
         a whole.
         """
         room = math.sqrt(self._factor)
-        explained = room * learning if self._normalizes and (few or self._bounded) else 0.0
+        explained = min(room * learning, self._factor * typical) if self._normalizes and (few or self._bounded) else 0.0
         explained += MOVED_NEURONS * size
-        longer = min(max(learning / typical, 1.0), self._factor)
-        return explained, max(room * longer * median, learning if self._bounded else explained)
+        longer = min(room * max(learning / typical, 1.0), self._factor)
+        return explained, max(longer * median, learning if self._bounded else explained)
 
     def _add_excess(self, site: str, excess: float, limit: float) -> None:
         if limit:

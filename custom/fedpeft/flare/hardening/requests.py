@@ -50,7 +50,7 @@ from cryptography.x509 import NameOID
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_constant import ReturnCode as TaskReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.apis.shareable import make_reply as make_shareable_reply
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.f3.cellnet.core_cell import _TOPIC_BULK, CertificateExchanger, CoreCell
@@ -61,6 +61,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
+from nvflare.fuel.sec.audit import Auditor
 from nvflare.lighter.utils import load_crt_chain_bytes
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.admin_defs import error_reply
@@ -77,6 +78,7 @@ from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.stream_runner import PREFIX as STREAMS
 from nvflare.widgets.fed_event import ServerFedEventRunner
 
+from fedpeft.core.text import one_line
 from fedpeft.flare.folders import NAME
 from fedpeft.flare.hardening import replace_function
 from fedpeft.job.strict_files import AdmissionError
@@ -118,6 +120,9 @@ MACHINES = ("client", "server", "relay")  # what `nvflare cert` writes where the
 NO_TOKEN = "that is no id and no token of this server."
 NO_SITE = "the certificate is an administrator's, not a site's."
 NO_STREAM = "the process of a job takes no such stream."
+NOT_OWN = "the message names another sender, or a task or event that is none."
+MAX_NAME, MAX_FIELD = 200, 1000  # characters
+NO_BRACKETS = str.maketrans("[]", "()")  # which set the fields of an audit trail apart
 
 
 def guard_job_requests() -> None:
@@ -198,7 +203,35 @@ def _refuse_commands_of_sites(execute: Callable, self: ServerCommandAgent, reque
     of_a_site = request.get_header(MessageHeaderKey.TOPIC) in ServerCommands.client_request_commands_names
     if not of_a_site and request.get_header(MessageHeaderKey.ORIGIN) != FQCN.ROOT_SERVER:
         return _refusal(request)
+    client = self._get_client(request.get_header(CellMessageHeaderKeys.TOKEN)) if of_a_site else None
+    if client and not _is_own(request.payload, client.name):
+        return _refusal(request, reason=NOT_OWN)
     return execute(self, request)
+
+
+def _is_own(content: Any, site: str) -> bool:
+    """Return whether a site's message names the site itself, a short task, and no event of an audit trail but an id."""
+    if not isinstance(content, Shareable) or not isinstance(peer := content.get_peer_context(), FLContext):
+        return False
+    task, event = (content.get_header(key) for key in (FLContextKey.TASK_NAME, ReservedHeaderKey.AUDIT_EVENT_ID))
+    texts = (task, content.get_cookie(FLContextKey.TASK_ID))
+    short = all(one is None or (isinstance(one, str) and len(one) <= MAX_NAME and one.isprintable()) for one in texts)
+    return peer.get_identity_name() == site and short and (not event or _is_uuid(event))
+
+
+def guard_audit() -> None:
+    """Let no text of another participant end a line of the audit trail, or look like one of its fields."""
+    for name in ("add_event", "add_job_event"):
+        replace_function(Auditor, name, _write_plain_fields)
+
+
+def _write_plain_fields(add: Callable, self: Auditor, *fields: Any, **named: Any) -> str:
+    plain = (_field(value) for value in fields)
+    return add(self, *plain, **{name: _field(value) for name, value in named.items()})  # type: ignore[no-any-return]
+
+
+def _field(value: Any) -> str:
+    return one_line(str(value), max_length=MAX_FIELD).translate(NO_BRACKETS) if value else ""
 
 
 def _is_stream(request: Message) -> bool:
