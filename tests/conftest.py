@@ -3,6 +3,7 @@
 
 import gc
 import json
+import logging
 import os
 import sys
 from itertools import zip_longest
@@ -144,6 +145,14 @@ def kept_backbones(request):
 
     with kept_backbones():
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_log_records():
+    """A run limits the records of its whole process; the next test makes its own again."""
+    make = logging.getLogRecordFactory()
+    yield
+    logging.setLogRecordFactory(make)
 
 
 @pytest.fixture(autouse=True)

@@ -150,8 +150,7 @@ def test_a_long_error_keeps_its_start_and_its_remedy():
     assert len(cut) < 3700
 
 
-def test_a_record_of_the_log_is_printable_short_and_no_two_records(monkeypatch, caplog):
-    monkeypatch.setattr(logging, "_logRecordFactory", logging.getLogRecordFactory())
+def test_a_record_of_the_log_is_printable_short_and_no_two_records(caplog):
     limit_log_records()
     limit_log_records()  # a second call changes nothing
     log, forged = logging.getLogger("fedpeft.test"), "12:00:00 round 1 of 2: mean accuracy 99.9 %"
@@ -162,7 +161,9 @@ def test_a_record_of_the_log_is_printable_short_and_no_two_records(monkeypatch, 
         raise ValueError(f"no\n{forged}" + "z" * 10**6)
     except ValueError:
         log.exception("failed")
-    lied, long, plain, failed = caplog.records
+    log.warning("\n" * 10**6)
+    lied, long, plain, failed, many = caplog.records
+    assert len(many.getMessage()) < 20_000
     assert lied.getMessage() == f"peer=slake\n    {forged}{MARK}[31m sent 5"
     assert len(long.getMessage()) < 20_000
     assert (plain.msg, plain.args) == ("as it is: %d", (7,))
@@ -170,6 +171,19 @@ def test_a_record_of_the_log_is_printable_short_and_no_two_records(monkeypatch, 
     assert f"\n    {forged}" in formatted
     assert all(line.startswith("    ") for line in formatted.splitlines()[2:])
     assert len(formatted) < 20_000
+
+
+def test_a_record_that_cannot_be_formatted_raises_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    limit_log_records()
+
+    class Unspoken:
+        def __str__(self):
+            raise ValueError("no text")
+
+    for message, *arguments in [("x", 5), ("%d", "text"), (Unspoken(),), ("%s", Unspoken())]:
+        logging.getLogger("fedpeft.test").warning(message, *arguments)
+    logging.getLogger("fedpeft.test").warning({"no": "string"})
 
 
 @pytest.mark.parametrize(

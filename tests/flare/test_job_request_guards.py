@@ -89,13 +89,15 @@ def test_no_site_steers_a_jobs_process(topic, origin):
 AGENT = SimpleNamespace(_get_client=lambda token: token and SimpleNamespace(name="south"))
 
 
-def from_south(topic, *, peer="south", task="train", number=None, event=None, token="a token"):
+def from_south(topic, *, peer="south", task="train", number=None, event=None, token="a token", code="OK", job=JOB):
     """A message of a site about a task, which says whose it is; `event` is of the site's audit trail."""
     message, about, content = request(topic, "south.a-job"), FLContext(), Shareable()
     about.set_prop(ReservedKey.IDENTITY_NAME, peer, private=False)
     content.set_header(FLContextKey.TASK_NAME, task)
     content.add_cookie(FLContextKey.TASK_ID, number or RANDOM)
     content.set_header(ReservedHeaderKey.AUDIT_EVENT_ID, event)
+    content.set_return_code(code)
+    about.set_prop(ReservedKey.RUN_NUM, job, private=False)
     content.set_peer_context(about)
     message.payload = content
     message.set_header(CellMessageHeaderKeys.TOKEN, token)
@@ -119,6 +121,9 @@ def test_a_site_fetches_and_answers_its_tasks(topic, more):
         {"number": "a\x1b[31m"},
         {"event": "x]\n[U:lead]"},
         {"event": "y" * 100},
+        {"task": "train, peer=north]: round 3 done"},
+        {"code": "EXECUTION_EXCEPTION\nforged"},
+        {"job": "x, peer=north]: round 3 done"},
     ],
     ids=str,
 )
@@ -128,7 +133,9 @@ def test_a_site_writes_no_lines_of_its_own_into_the_servers_log(topic, more):
 
 
 def test_what_is_no_message_about_a_task_is_refused():
-    for content in (None, "text", Shareable()):
+    broken = Shareable()
+    broken["__headers__"] = "text"
+    for content in (None, "text", Shareable(), broken):
         message = from_south(ServerCommandNames.SUBMIT_UPDATE)
         message.payload = content
         assert ServerCommandAgent._execute_command(AGENT, message).get_header(MessageHeaderKey.ERROR) == NOT_OWN

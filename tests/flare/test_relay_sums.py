@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Who may ask a relay for what, and what a site sends to which relay."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -213,15 +214,25 @@ def test_a_relay_that_does_not_answer_is_named(wire):
             asking.ask("relay-b", order(), Measured)
 
 
-def test_a_relay_that_is_there_and_silent_costs_one_request_of_the_job(wire):
+def test_a_relay_that_is_there_and_silent_costs_two_requests_of_the_job(wire):
     wire.answers[OPEN] = lambda request: make_reply(ReturnCode.TIMEOUT)
     asking = CellRelays(wire.of(SERVER), lambda site: f"{RELAY}.{site}", seconds=0.0)
-    with pytest.raises(FedpeftError, match="relay relay-a does not answer"):
-        asking.ask(RELAY, order(), Measured)
+    for _ in range(2):
+        with pytest.raises(FedpeftError, match="relay relay-a does not answer"):
+            asking.ask(RELAY, order(), Measured)
     asked = len(wire.reached)
-    with pytest.raises(FedpeftError, match="gave no answer in an earlier round"):
+    with pytest.raises(FedpeftError, match="gave no answer 2 times, so it is left out: restart it"):
         asking.ask(RELAY, order(round=2), Measured)
     assert len(wire.reached) == asked
+
+
+def test_a_relay_that_answers_again_is_asked_again(wire):
+    opens, silent = wire.answers[OPEN], lambda request: make_reply(ReturnCode.TIMEOUT)
+    asking = CellRelays(wire.of(SERVER), lambda site: f"{RELAY}.{site}", seconds=0.0)
+    for number in range(1, 7):
+        wire.answers[OPEN] = silent if number % 2 else opens
+        with pytest.raises(FedpeftError, match="does not answer") if number % 2 else contextlib.nullcontext():
+            asking.ask(RELAY, order(round=number), Measured)
 
 
 @pytest.mark.parametrize("path", ["chest.x", "chest.chest", "north.chest", "relay-a.north"])

@@ -202,9 +202,9 @@ def test_a_strangers_folder_leads_nowhere_and_fills_no_memory(sections, tmp_path
         ({}, "Apache-2.0 (both encoders)"),
         (
             {"image_source": "microsoft/rad-dino"},
-            "minilm-l6-v2, see the page of microsoft/rad-dino",
+            "Apache-2.0, see the page of microsoft/rad-dino",
         ),
-        ({"source": "/data/bert"}, "a folder of the site's own, see the page of wheel:efficientnet"),
+        ({"source": "/data/bert"}, "a folder of the site's own, Apache-2.0"),
     ],
 )
 def test_the_licenses_are_those_of_the_encoders_that_were_used(sources, said):

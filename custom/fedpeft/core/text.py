@@ -143,11 +143,12 @@ def limit_log_records() -> None:
 
     def cleaned(*arguments: Any, **named: Any) -> logging.LogRecord:
         record = make(*arguments, **named)
-        text = record.getMessage()
-        if (shown := _logged(text)) != text:
-            record.msg, record.args = shown, ()
-        if record.exc_info and record.exc_info[0]:
-            record.exc_text = _logged("".join(traceback.format_exception(*record.exc_info)).rstrip())
+        with contextlib.suppress(Exception):  # a record that cannot be formatted is reported where it is written
+            text = record.getMessage()
+            if (shown := _logged(text)) != text:
+                record.msg, record.args = shown, ()
+            if record.exc_info and record.exc_info[0]:
+                record.exc_text = _logged("".join(traceback.format_exception(*record.exc_info)).rstrip())
         return record
 
     setattr(cleaned, _CLEANS, True)
@@ -155,7 +156,8 @@ def limit_log_records() -> None:
 
 
 def _logged(text: str) -> str:
-    return printable(shortened(text, **LOGGED)).replace("\n", "\n    ")
+    shown = printable(shortened(text, **LOGGED)).replace("\n", "\n    ")
+    return shortened(shown, **LOGGED)  # many short lines are longer now
 
 
 COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # the beginnings of cells that a spreadsheet would compute

@@ -98,7 +98,6 @@ class FederationController(ModelController):
     ) -> None:
         super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.1)
         register_tensors()
-        limit_log_records()
         self._job = job
         self._sections = {"federation": federation, "method": method, "training": training, "schedule": schedule}
         self._aggregator_id = aggregator_id
@@ -132,6 +131,7 @@ class FederationController(ModelController):
 
     def run(self) -> None:
         """Run the whole job; an error is recorded in the manifest and reported to FLARE as a panic."""
+        limit_log_records()
         context = self.fl_ctx
         _keep_sites_from_ending_the_job(context)
         place = ServerPlace(

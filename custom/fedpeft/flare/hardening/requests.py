@@ -41,6 +41,7 @@ register as a site.
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -120,8 +121,9 @@ MACHINES = ("client", "server", "relay")  # what `nvflare cert` writes where the
 NO_TOKEN = "that is no id and no token of this server."
 NO_SITE = "the certificate is an administrator's, not a site's."
 NO_STREAM = "the process of a job takes no such stream."
-NOT_OWN = "the message names another sender, or a task or event that is none."
+NOT_OWN = "the message names another sender, or its task or audit event has no proper name."
 MAX_NAME, MAX_FIELD = 200, 1000  # characters
+NAMES = re.compile(r"[\w.: -]*")  # of tasks, jobs and return codes
 NO_BRACKETS = str.maketrans("[]", "()")  # which set the fields of an audit trail apart
 
 
@@ -204,19 +206,26 @@ def _refuse_commands_of_sites(execute: Callable, self: ServerCommandAgent, reque
     if not of_a_site and request.get_header(MessageHeaderKey.ORIGIN) != FQCN.ROOT_SERVER:
         return _refusal(request)
     client = self._get_client(request.get_header(CellMessageHeaderKeys.TOKEN)) if of_a_site else None
-    if client and not _is_own(request.payload, client.name):
+    if client and not _names_itself_and_a_task(request.payload, client.name):
         return _refusal(request, reason=NOT_OWN)
     return execute(self, request)
 
 
-def _is_own(content: Any, site: str) -> bool:
-    """Return whether a site's message names the site itself, a short task, and no event of an audit trail but an id."""
-    if not isinstance(content, Shareable) or not isinstance(peer := content.get_peer_context(), FLContext):
+def _names_itself_and_a_task(content: Any, site: str) -> bool:
+    """Return whether a site's message is under its own name, and its other texts for log and audit trail are names."""
+    try:
+        peer = content.get_peer_context()
+        task, event = (content.get_header(key) for key in (FLContextKey.TASK_NAME, ReservedHeaderKey.AUDIT_EVENT_ID))
+        texts = (task, content.get_cookie(FLContextKey.TASK_ID), content.get_return_code(), peer.get_job_id())
+        return peer.get_identity_name() == site and all(map(_is_name, texts)) and (not event or _is_uuid(event))
+    except (AttributeError, TypeError, ValueError):  # it is no message about a task
         return False
-    task, event = (content.get_header(key) for key in (FLContextKey.TASK_NAME, ReservedHeaderKey.AUDIT_EVENT_ID))
-    texts = (task, content.get_cookie(FLContextKey.TASK_ID))
-    short = all(one is None or (isinstance(one, str) and len(one) <= MAX_NAME and one.isprintable()) for one in texts)
-    return peer.get_identity_name() == site and short and (not event or _is_uuid(event))
+
+
+def _is_name(text: object) -> bool:
+    return text is None or (
+        isinstance(text, str) and len(text) <= MAX_NAME and re.fullmatch(r"[\w.: -]*", text) is not None
+    )
 
 
 def guard_audit() -> None:
