@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from nvflare.fuel.utils.log_utils import BaseFormatter
 from rich.table import Table
 
 import fedpeft
@@ -166,15 +167,22 @@ def test_a_record_of_the_log_is_printable_short_and_no_two_records(caplog):
     assert len(many.getMessage()) < 20_000
     assert lied.getMessage() == f"peer=slake\n    {forged}{MARK}[31m sent 5"
     assert len(long.getMessage()) < 20_000
-    assert (plain.msg, plain.args) == ("as it is: %d", (7,))
+    assert plain.getMessage() == "as it is: 7"
     formatted = logging.Formatter("%(message)s").format(failed)
     assert f"\n    {forged}" in formatted
     assert all(line.startswith("    ") for line in formatted.splitlines()[2:])
     assert len(formatted) < 20_000
 
 
-def test_a_record_that_cannot_be_formatted_raises_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(logging, "raiseExceptions", False)
+def test_a_text_in_brackets_keeps_no_record_out_of_flares_log(caplog):
+    """FLARE's formatter cuts it out of the message, and would then format the rest with the arguments once more."""
+    limit_log_records()
+    logging.getLogger("fedpeft.test").warning("a request %.40r of %.80r is refused", "[a=b]: ", "chest")
+    (record,) = caplog.records
+    assert "of 'chest' is refused" in BaseFormatter().format(record)
+
+
+def test_a_record_that_cannot_be_formatted_raises_nothing(capsys, caplog):
     limit_log_records()
 
     class Unspoken:
@@ -184,6 +192,10 @@ def test_a_record_that_cannot_be_formatted_raises_nothing(monkeypatch, capsys):
     for message, *arguments in [("x", 5), ("%d", "text"), (Unspoken(),), ("%s", Unspoken())]:
         logging.getLogger("fedpeft.test").warning(message, *arguments)
     logging.getLogger("fedpeft.test").warning({"no": "string"})
+    *broken, whole = (record.getMessage() for record in caplog.records)
+    assert all("test_text.py, line" in text and "cannot be formatted" in text for text in broken)
+    assert whole == "{'no': 'string'}"
+    assert "Logging error" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

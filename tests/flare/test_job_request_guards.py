@@ -89,7 +89,18 @@ def test_no_site_steers_a_jobs_process(topic, origin):
 AGENT = SimpleNamespace(_get_client=lambda token: token and SimpleNamespace(name="south"))
 
 
-def from_south(topic, *, peer="south", task="train", number=None, event=None, token="a token", code="OK", job=JOB):
+def from_south(
+    topic,
+    *,
+    peer="south",
+    task="train",
+    number=None,
+    event=None,
+    token="a token",
+    code="OK",
+    job=JOB,
+    workflow="rounds",
+):
     """A message of a site about a task, which says whose it is; `event` is of the site's audit trail."""
     message, about, content = request(topic, "south.a-job"), FLContext(), Shareable()
     about.set_prop(ReservedKey.IDENTITY_NAME, peer, private=False)
@@ -97,6 +108,7 @@ def from_south(topic, *, peer="south", task="train", number=None, event=None, to
     content.add_cookie(FLContextKey.TASK_ID, number or RANDOM)
     content.set_header(ReservedHeaderKey.AUDIT_EVENT_ID, event)
     content.set_return_code(code)
+    content.add_cookie(ReservedHeaderKey.WORKFLOW, workflow)
     about.set_prop(ReservedKey.RUN_NUM, job, private=False)
     content.set_peer_context(about)
     message.payload = content
@@ -123,6 +135,7 @@ def test_a_site_fetches_and_answers_its_tasks(topic, more):
         {"event": "y" * 100},
         {"task": "train, peer=north]: round 3 done"},
         {"code": "EXECUTION_EXCEPTION\nforged"},
+        {"workflow": "rounds\nforged"},
         {"job": "x, peer=north]: round 3 done"},
     ],
     ids=str,
@@ -230,6 +243,28 @@ def test_without_a_session_there_is_no_stream():
 def test_other_messages_of_a_site_pass():
     assert ServerEngine._handle_aux_message(at_server(), request("any", "chest")) == "done"
     assert ServerCommandAgent._aux_communicate(SimpleNamespace(), request("any", "chest")) == "done"
+
+
+@pytest.mark.parametrize(
+    ("origin", "named", "taken"),
+    [
+        ("south.a-job", "south", True),
+        ("relay.south.a-job", "south", True),
+        ("south.a-job", None, True),
+        ("server", "fl.example.org", True),
+        ("south.a-job", "north", False),
+        ("relay.south.a-job", "north", False),
+        ("relay.south.a-job", "relay", False),
+        ("south.a-job", "south\nforged", False),
+        ("south.a-job", ["south"], False),
+    ],
+)
+def test_no_site_is_present_by_the_message_of_another(origin, named, taken):
+    message = request("any", origin)
+    message.payload = Shareable()
+    message.payload.set_peer_props({} if named is None else {ReservedKey.IDENTITY_NAME: named})
+    answer = ServerCommandAgent._aux_communicate(SimpleNamespace(), message)
+    assert answer == "done" if taken else answer.get_header(MessageHeaderKey.ERROR) == NOT_OWN
 
 
 @pytest.mark.parametrize("origin", ["chest", ADMIN, "server"])

@@ -1,7 +1,6 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Who may ask a relay for what, and what a site sends to which relay."""
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -226,13 +225,28 @@ def test_a_relay_that_is_there_and_silent_costs_two_requests_of_the_job(wire):
     assert len(wire.reached) == asked
 
 
-def test_a_relay_that_answers_again_is_asked_again(wire):
+def test_a_relay_that_is_silent_once_between_two_sums_is_asked_again(wire):
     opens, silent = wire.answers[OPEN], lambda request: make_reply(ReturnCode.TIMEOUT)
     asking = CellRelays(wire.of(SERVER), lambda site: f"{RELAY}.{site}", seconds=0.0)
     for number in range(1, 7):
-        wire.answers[OPEN] = silent if number % 2 else opens
-        with pytest.raises(FedpeftError, match="does not answer") if number % 2 else contextlib.nullcontext():
-            asking.ask(RELAY, order(round=number), Measured)
+        wire.answers[OPEN] = silent
+        with pytest.raises(FedpeftError, match="does not answer"):
+            asking.ask(RELAY, order(("north",), round=number), Measured)
+        wire.answers[OPEN] = opens
+        asking.ask(RELAY, order(("north",), round=number), Measured)
+        hand_over(wire.of(NORTH), RELAY, Upload(round=number, state=START))
+        asking.ask(RELAY, SumQuery(round=number, sites=["north"]), PartialSum)
+
+
+def test_a_relay_that_only_takes_orders_is_left_out(wire):
+    wire.answers[MEASURE] = lambda request: make_reply(ReturnCode.TIMEOUT)
+    asking = CellRelays(wire.of(SERVER), lambda site: f"{RELAY}.{site}", seconds=0.0)
+    for number in (1, 2):
+        asking.ask(RELAY, order(round=number), Measured)
+        with pytest.raises(FedpeftError, match="does not answer"):
+            asking.ask(RELAY, SumQuery(round=number), Measured)
+    with pytest.raises(FedpeftError, match="is left out"):
+        asking.ask(RELAY, order(round=3), Measured)
 
 
 @pytest.mark.parametrize("path", ["chest.x", "chest.chest", "north.chest", "relay-a.north"])

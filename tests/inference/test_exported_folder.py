@@ -192,6 +192,8 @@ def test_a_strangers_folder_leads_nowhere_and_fills_no_memory(sections, tmp_path
     assert Predictor(chosen).model.backbone.num_layers == 2
     with pytest.raises(FedpeftError, match="is no exported folder: leave it out"):
         find(kept.folder.parent, site=None, backbone=tiny_source)
+    with pytest.raises(FedpeftError, match=r"--image-backbone is 'x', and the backbone of .* has no image encoder"):
+        find(tmp_path / "out", site=None, backbone=tiny_source, image_backbone="x")
     with pytest.raises(FedpeftError, match=r"--image-backbone is 'x', and .* is no exported folder: leave it out"):
         find(kept.folder.parent, site=None, image_backbone="x")
 

@@ -143,11 +143,13 @@ def limit_log_records() -> None:
 
     def cleaned(*arguments: Any, **named: Any) -> logging.LogRecord:
         record = make(*arguments, **named)
-        with contextlib.suppress(Exception):  # a record that cannot be formatted is reported where it is written
+        try:
             text = record.getMessage()
-            if (shown := _logged(text)) != text:
-                record.msg, record.args = shown, ()
-            if record.exc_info and record.exc_info[0]:
+        except Exception:  # as logging does, say it in the log and not to the caller
+            text = f"a record of {record.pathname}, line {record.lineno}, cannot be formatted"
+        record.msg, record.args = _logged(text), ()  # FLARE's formatter cuts texts in brackets out, and then formats
+        if record.exc_info and record.exc_info[0]:
+            with contextlib.suppress(Exception):  # an error whose text cannot be made
                 record.exc_text = _logged("".join(traceback.format_exception(*record.exc_info)).rstrip())
         return record
 

@@ -53,7 +53,7 @@ OPEN, FETCH, TAKE, MEASURE, ADD_UP = "open", "fetch", "take", "measure", "add_up
 REACH = "reach"
 MAX_JOBS = 8  # whose sums a relay keeps; for another one the oldest is dropped
 SECONDS = 600.0  # for one message and its answer
-MAX_SILENT = 2  # times in a row that a relay may be there and not answer
+MAX_SILENT = 2  # times that a relay may be there and not answer until it has added up a round
 POLL = 20.0  # seconds without an answer after which a relay must show that it is there
 FIELDS, STATE, PROBLEM = "fields", "state", "problem"
 LARGER = "a relay reads no larger message."
@@ -137,7 +137,7 @@ class CellRelays:
     ) -> None:
         self._cell, self._path, self._abort_signal = cell, path, abort_signal
         self._seconds = min(seconds, SECONDS)
-        self._silent: dict[str, int] = {}  # by relay, how often in a row it was there and gave no answer
+        self._silent: dict[str, int] = {}  # by relay, how often it was there and silent since its last sum
 
     def relays_of(self, sites: Collection[str]) -> dict[str, str]:
         """Return, by site, its relay; empty: it is connected to the server, or names a site as its relay."""
@@ -146,7 +146,10 @@ class CellRelays:
         return {site: FQCN.join(path[:-1]) if behind[site] else "" for site, path in paths.items()}
 
     def ask(self, relay: str, order: SumOrder | SumQuery, kind: type[M]) -> M:
-        """Send an order to a relay and return its answer; one that was there and silent twice is not asked again."""
+        """Send an order to a relay and return its answer.
+
+        One that was there and silent twice since its last sum is not asked again.
+        """
         if self._silent.get(relay, 0) >= MAX_SILENT:
             raise FedpeftError(
                 f"relay {relay} was connected and gave no answer {MAX_SILENT} times, so it is left out: restart it, "
@@ -158,7 +161,8 @@ class CellRelays:
         except SilentError:
             self._silent[relay] = self._silent.get(relay, 0) + 1
             raise
-        self._silent.pop(relay, None)
+        if topic == ADD_UP:  # the last request of a round
+            self._silent.pop(relay, None)
         return unpacked(kind, answer, sender=f"relay {relay}")
 
 

@@ -39,13 +39,17 @@ def add_predict(commands: Any) -> None:
     predict.add_argument(
         "--adapter", metavar="PATH", help="with the site's head: 'global', a PEFT folder, or the server's result"
     )
-    predict.add_argument(
-        "--backbone", metavar="PATH", help="of an export: folder or hub name, where its backbone is not the default one"
-    )
-    predict.add_argument("--image-backbone", metavar="PATH", help="the same for the image encoder of an mmbt")
+    _add_backbones(predict)
     predict.add_argument("--out", type=Path, metavar="FILE.csv", help="write every prediction to a table")
     predict.add_argument("--heatmap", type=Path, metavar="FILE.png", help="draw what in the image spoke for the answer")
     predict.set_defaults(command=_predict)
+
+
+def _add_backbones(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--backbone", metavar="PATH", help="of an export: folder or hub name, where its backbone is not the default one"
+    )
+    command.add_argument("--image-backbone", metavar="PATH", help="the same for the image encoder of an mmbt")
 
 
 def _predict(arguments: argparse.Namespace) -> None:
@@ -171,6 +175,7 @@ def add_export(commands: Any) -> None:
     export.add_argument("--merged", action="store_true", help="full weights too, with what was trained in them")
     export.add_argument("--onnx", action="store_true", help="the model for ONNX too, compared with PyTorch")
     export.add_argument("--force", action="store_true", help="replace an earlier export in that folder")
+    _add_backbones(export)
     export.set_defaults(command=_export)
 
 
@@ -184,7 +189,8 @@ def _export(arguments: argparse.Namespace) -> None:
         from fedpeft.inference.export import check_installed
 
         check_installed()
-    kept = find(arguments.run, site=arguments.site, round=arguments.round)
+    chosen = {"backbone": arguments.backbone, "image_backbone": arguments.image_backbone}
+    kept = find(arguments.run, site=arguments.site, round=arguments.round, **chosen)
     differences = export(kept, arguments.out, force=arguments.force, merged=arguments.merged, onnx=arguments.onnx)
     for form, difference in differences.items():
         print(f"{form:8s} logits differ by at most {difference:.1e} from the run's")
@@ -260,10 +266,7 @@ def add_merge(commands: Any) -> None:
         metavar="DIR",
         help="labelled data: measure each export, the plain mean and the merged one",
     )
-    merge.add_argument(
-        "--backbone", metavar="PATH", help="for --check: folder or hub name, where the backbone is not the default one"
-    )
-    merge.add_argument("--image-backbone", metavar="PATH", help="the same for the image encoder of an mmbt")
+    _add_backbones(merge)
     merge.set_defaults(command=_merge)
 
 

@@ -105,6 +105,11 @@ def read(folder: Path, *, backbone: str | None = None, image_backbone: str | Non
     chosen = {"source": backbone, "image_source": image_backbone}
     own = site_backbone(record.sections.get("backbone"), record.site)
     own |= {name: value for name, value in chosen.items() if value is not None}
+    if image_backbone is not None and not BACKBONES.get(own["name"]).image_encoder:
+        raise FedpeftError(
+            f"--image-backbone is {image_backbone!r:.200}, and the backbone of {folder} has no image encoder of its "
+            f"own: leave it out."
+        )
     settings = build(BackboneSettings, own, section="backbone")
     if image_backbone is None:
         _check_default(folder, settings, "image_source", "--image-backbone")

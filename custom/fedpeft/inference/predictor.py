@@ -88,8 +88,8 @@ def find_adapter(named: str, run: Path) -> Path:
 def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, kept: KeptModel) -> None:
     """Load an adapter together with a site's head, and with what else the method keeps at the site.
 
-    It is the model from which the site would start its next round, before FedPIA mixes adapters. An adapter with a
-    federated head brings its own.
+    It is the model from which the site would start its next round, before FedPIA or FedALA mixes adapters. An adapter
+    with a federated head brings its own.
     """
     _check_same_function(model, adapter, method, kept)
     received, state = _read_adapter(model, adapter), kept.state

@@ -108,7 +108,7 @@ def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, rou
 
 
 def read(offered: Mapping[str, list[str]], *, site: str) -> dict[str, bytes]:
-    """Decode the fields of a key on the wire, each of bounded length, the public key one of X25519 with a secret."""
+    """Decode the fields of a key on the wire, each of bounded length; the public key must not be of low order."""
     try:
         if set(offered) != set(FIELDS) or any(len(lines) > MAX_LINES for lines in offered.values()):
             raise ValueError

@@ -36,9 +36,8 @@ class UpdateCheck:
     of them could lower it by hardly moving. So it is never below what training explains, whatever others send: the sum
     of the learning rates of the site's steps, times the root of `update_factor`; among three or more sites at most
     `update_factor` times that sum of the median site, however many samples a site announces. Honest sites with AdamW
-    move by 0.15 to 0.7 of their sum.
-    If a step has no such bound, or sites move neurons, fewer than `MIN_REPLIES` replies refuse no site that moved by
-    less than twice the size of the adapter.
+    move by 0.15 to 0.7 of their sum. If a step has no such bound, or sites move neurons, fewer than `MIN_REPLIES`
+    replies refuse no site that moved by less than twice the size of the adapter.
 
     A site that joins starts from values of its own: in that round it may also move by the size of first values.
 

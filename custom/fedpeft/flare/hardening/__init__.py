@@ -3,7 +3,7 @@
 
     jobs             jobs are checked before FLARE reads them; the quorum decides when a site's part ends
     connections      who connects, how often and under which name; other users of this machine
-    requests         requests that no site or server may make, and messages under another's name
+    requests         requests that no site or server may make, messages under another's name, texts in the audit trail
     message_limits   bytes of one message or frame, and what one participant's streams take together
 
 `fedpeft.flare.admission_components`, which start-up kits name, installs them before a process takes any message.

@@ -44,7 +44,13 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.hardening import replace_function
 from fedpeft.flare.hardening.connections import guard_connections
 from fedpeft.flare.hardening.message_limits import limit_messages
-from fedpeft.flare.hardening.requests import guard_cell_requests, guard_job_requests, guard_origins, guard_requests
+from fedpeft.flare.hardening.requests import (
+    guard_audit,
+    guard_cell_requests,
+    guard_job_requests,
+    guard_origins,
+    guard_requests,
+)
 from fedpeft.flare.returning_sites import PART_ENDED
 from fedpeft.job.admission import admit_configuration, admit_submission
 from fedpeft.job.strict_files import MAX_ARCHIVE, AdmissionError, check_archive
@@ -144,6 +150,7 @@ def main() -> int:
     guard_origins()
     guard_job_requests()
     guard_job_failures()
+    guard_audit()
     guard_connections()
     limit_messages()
     for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):

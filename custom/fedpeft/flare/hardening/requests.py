@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.x509 import NameOID
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_constant import ReturnCode as TaskReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
@@ -136,7 +136,7 @@ def guard_job_requests() -> None:
     replace_function(FederatedServer, "client_challenge", _sign_random_ids_only)
     replace_function(ClientManager, "authenticated_client", _refuse_role)
     replace_function(ClientManager, "heartbeat", _refuse_admin)
-    replace_function(ServerCommandAgent, "_aux_communicate", _refuse_streams)
+    replace_function(ServerCommandAgent, "_aux_communicate", _refuse_streams_and_other_names)
     replace_function(ServerFedEventRunner, "_receive", _refuse_event)
 
 
@@ -216,16 +216,15 @@ def _names_itself_and_a_task(content: Any, site: str) -> bool:
     try:
         peer = content.get_peer_context()
         task, event = (content.get_header(key) for key in (FLContextKey.TASK_NAME, ReservedHeaderKey.AUDIT_EVENT_ID))
-        texts = (task, content.get_cookie(FLContextKey.TASK_ID), content.get_return_code(), peer.get_job_id())
+        cookies = (content.get_cookie(name) for name in (FLContextKey.TASK_ID, ReservedHeaderKey.WORKFLOW))
+        texts = (task, *cookies, content.get_return_code(), peer.get_job_id())
         return peer.get_identity_name() == site and all(map(_is_name, texts)) and (not event or _is_uuid(event))
     except (AttributeError, TypeError, ValueError):  # it is no message about a task
         return False
 
 
 def _is_name(text: object) -> bool:
-    return text is None or (
-        isinstance(text, str) and len(text) <= MAX_NAME and re.fullmatch(r"[\w.: -]*", text) is not None
-    )
+    return text is None or (isinstance(text, str) and len(text) <= MAX_NAME and bool(NAMES.fullmatch(text)))
 
 
 def guard_audit() -> None:
@@ -261,8 +260,19 @@ def _cells_with_session(server: FederatedServer) -> set[str]:
     )
 
 
-def _refuse_streams(communicate: Callable, self: ServerCommandAgent, request: Message) -> Message:
-    return _refusal(request, reason=NO_STREAM) if _is_stream(request) else communicate(self, request)
+def _refuse_streams_and_other_names(communicate: Callable, self: ServerCommandAgent, request: Message) -> Message:
+    """Refuse streams, and a message under another name, by which FLARE would take an absent site for present."""
+    if _is_stream(request):
+        return _refusal(request, reason=NO_STREAM)
+    origin, content = request.get_header(MessageHeaderKey.ORIGIN), request.payload
+    props = content.get_peer_props() if isinstance(content, Shareable) else None
+    if isinstance(props, dict) and not _is_server(origin):
+        named = props.get(ReservedKey.IDENTITY_NAME)
+        texts = (props.get(ReservedKey.RUN_NUM), content.get_header(ReservedHeaderKey.TASK_ID))
+        of_site = named is None or named in FQCN.split(str(origin))[-2:]  # a site's own process, or one of its jobs
+        if not (of_site and all(map(_is_name, texts))):
+            return _refusal(request, reason=NOT_OWN)
+    return communicate(self, request)  # type: ignore[no-any-return]
 
 
 def _refuse_event(
