@@ -242,6 +242,10 @@ def test_an_export_answers_as_the_site_did(job, encoders, tmp_path, chosen):
     kept, out, merged = find(tmp_path / "slake", site=None), tmp_path / "out", tmp_path / "merged"
     examples = read_split("test", kept).examples[:6]
     expected = predicted(kept, examples)
+    image, sources = (
+        encoders["image_source"],
+        {"backbone": encoders["source"], "image_backbone": encoders["image_source"]},
+    )
     assert torch.equal(kept.state.adapter[KEY], last.updates["slake"].state[KEY])
     if "method.name=full" not in chosen:
         export(kept, out)
@@ -250,18 +254,18 @@ def test_an_export_answers_as_the_site_did(job, encoders, tmp_path, chosen):
         alone = build(BackboneSettings(**encoders, projection="trained"))  # as that line of the card has it
         assert not alone.load_state_dict(load_file(out / "connector.safetensors"), strict=False).unexpected_keys
         assert torch.equal(alone.projection, kept.state.adapter[KEY])
-        assert predicted(find(out, site=None, backbone=encoders["source"]), examples) == expected
+        assert predicted(find(out, site=None, **sources), examples) == expected
         if PIA not in chosen:
             with pytest.raises(FedpeftError, match=r"holds a connector of its backbone .*: merge those of runs with"):
                 merge([out, merged], tmp_path / "mean")
         (out / "connector.safetensors").unlink()
         with pytest.raises(FedpeftError, match=r"lacks connector\.safetensors, which .*: export the model again"):
-            find(out, site=None, backbone=encoders["source"])
+            find(out, site=None, **sources)
     if LORA in chosen or "method.name=full" in chosen:
         export(kept, merged, merged=True)
         if LORA in chosen:
             (merged / "adapter_config.json").unlink()
-        again = predicted(find(merged, site=None), examples)
+        again = predicted(find(merged, site=None, image_backbone=image), examples)
         assert [[text for text, _ in one] for one in again] == [[text for text, _ in one] for one in expected]
         numbers = [[[p for _, p in one] for one in rows] for rows in (again, expected)]
         torch.testing.assert_close(*map(torch.tensor, numbers), rtol=1e-4, atol=1e-5)
