@@ -267,6 +267,18 @@ def test_no_site_is_present_by_the_message_of_another(origin, named, taken):
     assert answer == "done" if taken else answer.get_header(MessageHeaderKey.ERROR) == NOT_OWN
 
 
+@pytest.mark.parametrize(("job", "task"), [("x\nforged", RANDOM), (JOB, "x\nforged"), (JOB, "x" * 1000)])
+def test_an_auxiliary_message_writes_no_line_of_its_own_into_the_servers_log(job, task):
+    message, broken = request("any", "south.a-job"), request("any", "south.a-job")
+    message.payload, broken.payload = Shareable(), Shareable()
+    message.payload.set_peer_props({ReservedKey.IDENTITY_NAME: "south", ReservedKey.RUN_NUM: job})
+    message.payload.set_header(ReservedHeaderKey.TASK_ID, task)
+    broken.payload["__headers__"] = "text"
+    for one in (message, broken):
+        answer = ServerCommandAgent._aux_communicate(SimpleNamespace(), one)
+        assert answer.get_header(MessageHeaderKey.ERROR) == NOT_OWN
+
+
 @pytest.mark.parametrize("origin", ["chest", ADMIN, "server"])
 def test_the_process_of_a_job_takes_no_stream(origin):
     answer = ServerCommandAgent._aux_communicate(SimpleNamespace(), request(TOPIC_STREAM_REQUEST, origin))

@@ -202,10 +202,7 @@ def test_a_strangers_folder_leads_nowhere_and_fills_no_memory(sections, tmp_path
     ("sources", "said"),
     [
         ({}, "Apache-2.0 (both encoders)"),
-        (
-            {"image_source": "microsoft/rad-dino"},
-            "Apache-2.0, see the page of microsoft/rad-dino",
-        ),
+        ({"image_source": "microsoft/rad-dino"}, "Apache-2.0, see the page of microsoft/rad-dino"),
         ({"source": "/data/bert"}, "a folder of the site's own, Apache-2.0"),
     ],
 )

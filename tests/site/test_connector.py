@@ -242,10 +242,8 @@ def test_an_export_answers_as_the_site_did(job, encoders, tmp_path, chosen):
     kept, out, merged = find(tmp_path / "slake", site=None), tmp_path / "out", tmp_path / "merged"
     examples = read_split("test", kept).examples[:6]
     expected = predicted(kept, examples)
-    image, sources = (
-        encoders["image_source"],
-        {"backbone": encoders["source"], "image_backbone": encoders["image_source"]},
-    )
+    image = encoders["image_source"]
+    sources = {"backbone": encoders["source"], "image_backbone": image}
     assert torch.equal(kept.state.adapter[KEY], last.updates["slake"].state[KEY])
     if "method.name=full" not in chosen:
         export(kept, out)

@@ -45,9 +45,9 @@ def add_predict(commands: Any) -> None:
     predict.set_defaults(command=_predict)
 
 
-def _add_backbones(command: argparse.ArgumentParser) -> None:
+def _add_backbones(command: argparse.ArgumentParser, *, of: str = "of an export") -> None:
     command.add_argument(
-        "--backbone", metavar="PATH", help="of an export: folder or hub name, where its backbone is not the default one"
+        "--backbone", metavar="PATH", help=f"{of}: folder or hub name, where the backbone is not the default one"
     )
     command.add_argument("--image-backbone", metavar="PATH", help="the same for the image encoder of an mmbt")
 
@@ -266,7 +266,7 @@ def add_merge(commands: Any) -> None:
         metavar="DIR",
         help="labelled data: measure each export, the plain mean and the merged one",
     )
-    _add_backbones(merge)
+    _add_backbones(merge, of="for --check")
     merge.set_defaults(command=_merge)
 
 

@@ -337,15 +337,13 @@ def _license(backbone: Mapping[str, Any]) -> str:
     by_default = kind.license or "see its own page"
     if not (sources := _sources(backbone)):
         return by_default
-    defaults = (kind.default_source, kind.default_image_source)
-    return ", ".join(
-        by_default.partition(" (")[0]
-        if one in defaults
-        else "a folder of the site's own"
-        if Path(one).is_absolute()
-        else f"see the page of {one}"
-        for one in sources
-    )
+
+    def license_of(source: str) -> str:
+        if source in (kind.default_source, kind.default_image_source):
+            return by_default.partition(" (")[0]
+        return "a folder of the site's own" if Path(source).is_absolute() else f"see the page of {source}"
+
+    return ", ".join(map(license_of, sources))
 
 
 def _sources(backbone: Mapping[str, Any]) -> list[str]:

@@ -264,15 +264,23 @@ def _refuse_streams_and_other_names(communicate: Callable, self: ServerCommandAg
     """Refuse streams, and a message under another name, by which FLARE would take an absent site for present."""
     if _is_stream(request):
         return _refusal(request, reason=NO_STREAM)
-    origin, content = request.get_header(MessageHeaderKey.ORIGIN), request.payload
-    props = content.get_peer_props() if isinstance(content, Shareable) else None
-    if isinstance(props, dict) and not _is_server(origin):
+    origin = request.get_header(MessageHeaderKey.ORIGIN)
+    if not (_is_server(origin) or _is_under_own_name(request.payload, str(origin))):
+        return _refusal(request, reason=NOT_OWN)
+    return communicate(self, request)  # type: ignore[no-any-return]
+
+
+def _is_under_own_name(content: Any, origin: str) -> bool:
+    """Return whether an auxiliary message names no other sender than its origin, a site's process or one of a job."""
+    try:
+        props = content.get_peer_props() if isinstance(content, Shareable) else None
+        if not isinstance(props, dict):
+            return True  # FLARE refuses it
         named = props.get(ReservedKey.IDENTITY_NAME)
         texts = (props.get(ReservedKey.RUN_NUM), content.get_header(ReservedHeaderKey.TASK_ID))
-        of_site = named is None or named in FQCN.split(str(origin))[-2:]  # a site's own process, or one of its jobs
-        if not (of_site and all(map(_is_name, texts))):
-            return _refusal(request, reason=NOT_OWN)
-    return communicate(self, request)  # type: ignore[no-any-return]
+        return (named is None or named in FQCN.split(origin)[-2:]) and all(map(_is_name, texts))
+    except ValueError:  # its headers are none
+        return False
 
 
 def _refuse_event(
