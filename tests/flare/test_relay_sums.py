@@ -102,7 +102,7 @@ def order(weights=("north", "south"), round=1):
 
 
 def relays(wire, origin=SERVER):
-    return CellRelays(wire.of(origin), lambda site: f"{RELAY}.{site}" if site != "far" else site)
+    return CellRelays(wire.of(origin), lambda site: f"{RELAY}.{site}" if site != "far" else site, tuple)
 
 
 def test_a_round_goes_through_the_relay(wire):
@@ -215,7 +215,7 @@ def test_a_relay_that_does_not_answer_is_named(wire):
 
 def test_a_relay_that_is_there_and_silent_costs_two_requests_of_the_job(wire):
     wire.answers[OPEN] = lambda request: make_reply(ReturnCode.TIMEOUT)
-    asking = CellRelays(wire.of(SERVER), lambda site: f"{RELAY}.{site}", seconds=0.0)
+    asking = CellRelays(wire.of(SERVER), lambda site: f"{RELAY}.{site}", tuple, seconds=0.0)
     for _ in range(2):
         with pytest.raises(FedpeftError, match="relay relay-a does not answer"):
             asking.ask(RELAY, order(), Measured)
@@ -227,7 +227,7 @@ def test_a_relay_that_is_there_and_silent_costs_two_requests_of_the_job(wire):
 
 def test_a_relay_that_is_silent_once_between_two_sums_is_asked_again(wire):
     opens, silent = wire.answers[OPEN], lambda request: make_reply(ReturnCode.TIMEOUT)
-    asking = CellRelays(wire.of(SERVER), lambda site: f"{RELAY}.{site}", seconds=0.0)
+    asking = CellRelays(wire.of(SERVER), lambda site: f"{RELAY}.{site}", tuple, seconds=0.0)
     for number in range(1, 7):
         wire.answers[OPEN] = silent
         with pytest.raises(FedpeftError, match="does not answer"):
@@ -240,7 +240,7 @@ def test_a_relay_that_is_silent_once_between_two_sums_is_asked_again(wire):
 
 def test_a_relay_that_only_takes_orders_is_left_out(wire):
     wire.answers[MEASURE] = lambda request: make_reply(ReturnCode.TIMEOUT)
-    asking = CellRelays(wire.of(SERVER), lambda site: f"{RELAY}.{site}", seconds=0.0)
+    asking = CellRelays(wire.of(SERVER), lambda site: f"{RELAY}.{site}", tuple, seconds=0.0)
     for number in (1, 2):
         asking.ask(RELAY, order(round=number), Measured)
         with pytest.raises(FedpeftError, match="does not answer"):
@@ -249,10 +249,11 @@ def test_a_relay_that_only_takes_orders_is_left_out(wire):
         asking.ask(RELAY, order(round=3), Measured)
 
 
-@pytest.mark.parametrize("path", ["chest.x", "chest.chest", "north.chest", "relay-a.north"])
+@pytest.mark.parametrize("path", ["chest.x", "chest.chest", "north.chest", "relay-a.north", "idle.chest"])
 def test_a_site_is_no_relay_of_itself_or_of_another(wire, path):
-    found = CellRelays(wire.of(SERVER), {"chest": path, "north": "north"}.get).relays_of(["chest", "north"])
-    assert found == {"chest": "", "north": ""}
+    """Nor is one that is registered and takes no part in the round."""
+    asking = CellRelays(wire.of(SERVER), {"chest": path, "north": "north"}.get, lambda: ["chest", "idle"])
+    assert asking.relays_of(["chest", "north"]) == {"chest": "", "north": ""}
 
 
 def test_large_adapters_are_added_from_the_relays_disk(wire, monkeypatch, tmp_path):

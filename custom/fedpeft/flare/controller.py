@@ -179,7 +179,12 @@ class FederationController(ModelController):
 
     def relays(self, *, seconds: float) -> CellRelays:
         """Return the relays of the job's sites, each of which may take so long for an answer."""
-        return CellRelays(self.fl_ctx.get_engine().get_cell(), self._cell_of, self.abort_signal, seconds)
+        engine = self.fl_ctx.get_engine()
+        return CellRelays(engine.get_cell(), self._cell_of, self._clients, self.abort_signal, seconds)
+
+    def _clients(self) -> list[str]:
+        """Return the names of all sites that are registered."""
+        return [client.name for client in self.fl_ctx.get_engine().get_clients()]
 
     def _cell_of(self, site: str) -> str:
         """Return the name with which a site has registered, a path through relays."""

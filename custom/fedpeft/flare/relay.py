@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,20 +128,26 @@ class CellRelays:
     Args:
         cell: of that process.
         path: from a site's name to the name of its cell, below that of its relay.
+        clients: names of all sites that are registered at the server, in a round or not; none of them is a relay.
         abort_signal: of the job.
         seconds: how long a relay may take for an answer, at most `SECONDS`.
     """
 
     def __init__(
-        self, cell: Cell, path: Callable[[str], str], abort_signal: Signal | None = None, seconds: float = SECONDS
+        self,
+        cell: Cell,
+        path: Callable[[str], str],
+        clients: Callable[[], Iterable[str]],
+        abort_signal: Signal | None = None,
+        seconds: float = SECONDS,
     ) -> None:
-        self._cell, self._path, self._abort_signal = cell, path, abort_signal
+        self._cell, self._path, self._clients, self._abort_signal = cell, path, clients, abort_signal
         self._seconds = min(seconds, SECONDS)
         self._silent: dict[str, int] = {}  # by relay, how often it was there and silent since its last sum
 
     def relays_of(self, sites: Collection[str]) -> dict[str, str]:
         """Return, by site, its relay; empty: it is connected to the server, or names a site as its relay."""
-        named, paths = set(sites), {site: FQCN.split(self._path(site)) for site in sites}
+        named, paths = {*sites, *self._clients()}, {site: FQCN.split(self._path(site)) for site in sites}
         behind = {site: path[-1] == site and not named & set(path[:-1]) for site, path in paths.items()}
         return {site: FQCN.join(path[:-1]) if behind[site] else "" for site, path in paths.items()}
 
