@@ -47,11 +47,13 @@ RATES = (3e-4, 1e-3, 3e-3)  # of adapters; heads keep the job's
 BASELINES = ("local", "fedavg")
 PRETRAINED = "mmbt-small"  # the backbone of the tasks' jobs
 HALF = "training.precision=bfloat16"  # halves the time of a processor that has it; a card waits for the next product
+LAST_LAYER = ["backbone.image_layers=last"]  # as the results have it; the job of Fed-ISIC2019 reads all layers
 TINY = {"vqa_rad": "tiny-vilt", "fed_isic2019": "tiny-vit", "nih_cxr14": "tiny-vilt"}
 SETTINGS_OF_TINY = {  # in the place of the job's, which are for the other backbone; samples as they come
     task: [
         f"backbone.name={TINY[task]}",
         "backbone.image_features=true",
+        *LAST_LAYER,
         "training.features_mib=0",
         "training.sampling=default",
         f"training.thresholds={'validation' if task == 'nih_cxr14' else 'half'}",
@@ -76,8 +78,8 @@ def run(task: str, method: str, seed: int, backbone: str = PRETRAINED, rate: flo
     overrides = [f"training.seed={seed}", f"data.seed={seed}"]
     if backbone != PRETRAINED:
         overrides += [learning.UNVALIDATED, *SETTINGS_OF_TINY[task]]
-    elif not torch.cuda.is_available():
-        overrides.append(HALF)
+    else:
+        overrides += [*LAST_LAYER, *([] if torch.cuda.is_available() else [HALF])]
     if rate is not None:
         overrides.append(f"training.learning_rate={rate}")
     variant = Variant(name=method, method="fedavg", settings=tuple(ROWS[method]))

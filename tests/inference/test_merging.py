@@ -502,6 +502,12 @@ def test_a_merged_lora_of_a_sites_rank_answers_with_its_head(exports, tables, ti
     assert torch.allclose(got, expected.pooler_output, atol=1e-5)
 
 
+@pytest.mark.parametrize("option", ["--backbone", "--image-backbone"])
+def test_a_backbone_without_a_check_is_refused(tmp_path, capsys, option):
+    assert main(["merge", "a", "b", "--out", str(tmp_path / "m"), option, "c"]) == 1
+    assert f"{option} belongs to --check" in capsys.readouterr().err
+
+
 def test_folders_of_one_name_are_told_apart():
     assert merge_check._short_names(["/a/north/model", "/a/south/model"]) == ["north/model", "south/model"]
     assert merge_check._short_names(["a", "b/a", "c"]) == ["a", "b/a", "c"]

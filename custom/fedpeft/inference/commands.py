@@ -276,8 +276,11 @@ def _merge(arguments: argparse.Namespace) -> None:
 
     check_new(arguments.out)
     weights = _parse_weights(arguments.weights) if arguments.weights is not None else None
-    if arguments.backbone is not None and arguments.check is None:
-        raise FedpeftError("--backbone belongs to --check, since only that needs a model: leave it out.")
+    chosen = {"backbone": arguments.backbone, "image_backbone": arguments.image_backbone}
+    for name, value in chosen.items():
+        if value is not None and arguments.check is None:
+            option = f"--{name.replace('_', '-')}"
+            raise FedpeftError(f"{option} belongs to --check, since only that needs a model: leave it out.")
     adapters = read_all(arguments.folders)
     merged = merged_of(adapters, weights, plain=arguments.plain, rank=arguments.rank)
     pages = {}
@@ -290,7 +293,6 @@ def _merge(arguments: argparse.Namespace) -> None:
         def say(line: Any) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        chosen = {"backbone": arguments.backbone, "image_backbone": arguments.image_backbone}
         checked = measure_all(adapters, merged, arguments.check, weights=weights, **chosen, say=say)
         pages[PAGE] = page(checked, arguments.out.name, f"{len(adapters)} adapters on {arguments.check.name}")
         for line in report_lines(checked):
