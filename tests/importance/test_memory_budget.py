@@ -146,6 +146,13 @@ def test_layers_may_be_iterators(case):
     assert layer_budget(function, next(once), *others, model=model, settings=MemorySettings(available_mib=9)) == LAYERS
 
 
+def test_reserved_memory_counts_where_the_free_memory_is_given(case):
+    arguments, model = case
+    for reserved, count in ((0, LAYERS), (9, 0)):
+        settings = MemorySettings(available_mib=9, reserved_mib=reserved)
+        assert layer_budget(*arguments, model=model, settings=settings) == count
+
+
 @pytest.mark.parametrize("choice", ["any", "last"])
 def test_measuring_changes_neither_statistics_nor_the_global_generator(choice):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))

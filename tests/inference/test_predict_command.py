@@ -51,6 +51,13 @@ def test_one_question_about_one_image(predict, tables):
     assert sum(answer in out for answer in ("dark", "gray", "light")) == 2
 
 
+def test_a_second_image_is_refused(predict, tables):
+    image = tables["questions"] / "test-0.png"
+    code, _, error = predict("questions", "--image", image, "--image", image, "--question", "how dark is it ?")
+    assert code == 1
+    assert "--image is given 2 times: name the folder that has the images, once." in error
+
+
 def test_an_image_whose_name_is_not_utf_8_is_refused(predict, tables, tmp_path):
     image = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xfcber.png"))
     shutil.copy(tables["questions"] / "test-0.png", image)

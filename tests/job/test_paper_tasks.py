@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from fedpeft import cli, data
+from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import TITLES
 from fedpeft.data.registry import DATASETS
 from fedpeft.job.catalog import paper_tasks
-from fedpeft.job.composing import CONFIGS, PACKAGED, compose, configs_of, default_configs, recipes
+from fedpeft.job.composing import CONFIGS, PACKAGED, compose, configs_of, default_configs, locate_job, recipes
 from fedpeft.job.federation import site_data
 from fedpeft.job.folder import job_folder
 from fedpeft.report.catalogs import task_tables
@@ -108,6 +109,19 @@ def test_a_folder_of_ones_own_goes_before_the_package(tmp_path, monkeypatch):
     assert compose(CONFIGS, "mine")["training"]["threads"] == 1
     assert compose(CONFIGS, "vqa_rad")["data"]["dataset"] == "vqa_rad"
     assert configs_of(Path("jobs/deep/mine")) == (tmp_path / CONFIGS, "deep/mine")
+
+
+def test_a_folder_called_like_a_job_may_lie_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["jobs", "cases/one_shot", "--out", "variants"]) == 0
+    folder = Path("variants/cases/one_shot")
+    assert locate_job(folder)[1] == "cases/one_shot"
+    (folder / "app" / "config" / "config_fed_client.json").write_text("{}")
+    with pytest.raises(FedpeftError, match=r"config_fed_client\.json is not what"):
+        locate_job(folder)
+    folder.rename("variants/mine")
+    with pytest.raises(FedpeftError, match="not called like a job"):
+        locate_job(Path("variants/mine"))
 
 
 def test_what_is_neither_a_folder_nor_a_job_is_one_sentence(tmp_path, monkeypatch, capsys):

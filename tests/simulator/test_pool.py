@@ -16,6 +16,7 @@ from undrawn import leave_pictures_out
 from warm_python import TRUE_PYTHON
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.workspace import OF_SIMULATOR, seed
 from fedpeft.federate import federate
 from fedpeft.flare.policy import default_scope
 from fedpeft.report.status import read_progress, run_folder
@@ -189,8 +190,13 @@ def test_a_resumed_job_that_is_refused_in_the_handshake_costs_no_site_its_rounds
 
 
 def test_what_needs_flare_is_refused(run, sections, tmp_path):
+    """Before an earlier run in the workspace is moved."""
+    seed(tmp_path / "ws")
+    (earlier := tmp_path / "ws" / "server" / OF_SIMULATOR / "manifest.json").parent.mkdir(parents=True)
+    earlier.write_text("{}")
     with pytest.raises(FedpeftError, match="mlflow"):
         run(sections(*JOB, "federation.tracking=mlflow"))
+    assert earlier.is_file()
     (tmp_path / "ws" / "local").mkdir(parents=True, exist_ok=True)
     (tmp_path / "ws" / "local" / "privacy.json").write_text(json.dumps(default_scope()))
     with pytest.raises(FedpeftError, match=r"filters task_data_filters, filters task_result_filters.*--engine flare"):

@@ -69,11 +69,11 @@ def layer_budget(
     """
     settings, layers = settings or MemorySettings(), checked_layers(layers)
     fixed, costs = layer_memory(model_fn, layers, batch, loss, model=model, settings=settings)
-    if settings.available_mib is None:
-        device = next(iter(layers.values()))[0].device
-        available = available_memory(device) - (0 if device.type == "cuda" else settings.reserved_mib * MIB)
-    else:
-        available = settings.available_mib * MIB
+    device = next(iter(layers.values()))[0].device
+    given = settings.available_mib
+    available = available_memory(device) if given is None else given * MIB
+    if device.type != "cuda":
+        available -= settings.reserved_mib * MIB
     return count_layers(costs.tolist(), available * (1 - settings.margin) - fixed)
 
 

@@ -28,7 +28,7 @@ def add_predict(commands: Any) -> None:
     predict.add_argument("run", type=Path, help="a workspace of fedpeft simulate, a site's workspace, or an export")
     predict.add_argument("--site", metavar="NAME", help="whose model; needed where a workspace has several sites")
     what = predict.add_mutually_exclusive_group(required=True)
-    what.add_argument("--image", type=Path, metavar="PATH", help="an image, or a folder of pictures")
+    what.add_argument("--image", type=Path, action="append", metavar="PATH", help="an image, or a folder of pictures")
     what.add_argument(
         "--manifest", type=Path, metavar="PATH", help="a table of images, or its folder; see docs/data.md"
     )
@@ -65,7 +65,7 @@ def _predict(arguments: argparse.Namespace) -> None:
     kept = find(arguments.run, site=arguments.site, round=arguments.round, **chosen)
     adapter = None if arguments.adapter is None else find_adapter(arguments.adapter, arguments.run)
     if arguments.image:
-        wanted = read_images(arguments.image, arguments.question, kept.record, window=window_at(kept))
+        wanted = read_images(arguments.image[0], arguments.question, kept.record, window=window_at(kept))
     elif arguments.manifest:
         wanted = read_table(arguments.manifest, kept)
     else:
@@ -110,6 +110,8 @@ def _check_predict(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be done before anything is loaded."""
     if arguments.top < 1:
         raise FedpeftError(f"--top is {arguments.top}, it must be at least 1.")
+    if arguments.image and len(arguments.image) > 1:
+        raise FedpeftError(f"--image is given {len(arguments.image)} times: name the folder that has the images, once.")
     if arguments.question is not None and not arguments.image:
         raise FedpeftError("--question belongs to --image; a table and a split have questions of their own.")
     if arguments.out and arguments.out.suffix.lower() != ".csv":

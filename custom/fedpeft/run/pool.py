@@ -158,11 +158,7 @@ class PoolHost:
         Raises:
             FedpeftError: the job names one.
         """
-        if name != NONE:
-            raise FedpeftError(
-                f"{SETTING} is {name!r}, whose receiver runs in FLARE's server: leave it out, or run the job with "
-                f"--engine flare."
-            )
+        _check_tracker(name)
         return None
 
     def limit_replies(self, limit: Limit) -> None:
@@ -281,6 +277,14 @@ class PoolHost:
             _log.error("%s", failure.traceback, extra={"shown": False})
 
 
+def _check_tracker(name: str) -> None:
+    if name != NONE:
+        raise FedpeftError(
+            f"{SETTING} is {name!r}, whose receiver runs in FLARE's server: leave it out, or run the job with --engine "
+            f"flare."
+        )
+
+
 def sections_of(job: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Return a job's name, the sections of its server, and those of its sites.
 
@@ -288,7 +292,7 @@ def sections_of(job: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         job: a FLARE job folder that was admitted.
 
     Raises:
-        FedpeftError: it has components other than fedpeft's own, or filters, which need FLARE.
+        FedpeftError: it has components other than fedpeft's own, filters or a tracker, which need FLARE.
     """
     config = job / "app" / "config"
     server = json.loads((config / "config_fed_server.json").read_text())
@@ -300,4 +304,5 @@ def sections_of(job: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
             f"{job.name} has {', '.join(others)}, which need FLARE: run it with --engine flare, or without them."
         )
     arguments = dict(workflow["args"])
+    _check_tracker(arguments.get("federation", {}).get("tracking", NONE))
     return str(arguments.pop("job", job.name)), arguments, dict(executor["args"])

@@ -156,7 +156,8 @@ class ExactSettings:
 
     Args:
         full: add the unsupported assignments, which are not optimal for any weights of the two objectives. Each costs
-            an integer program: seconds for 10 clients, out of reach for 100 clients and 32 layers.
+            an integer program: seconds for 10 clients, out of reach for 100 clients and 32 layers. A job is refused
+            that sets it; it is for programs of your own.
         method: how the supported ones are computed, with the same result: `paths`, or `linear_program`
             (HiGHS), which is slower and serves as a check.
     """
