@@ -81,9 +81,10 @@ class TrainingSettings:
             those of the site's model of the round before; the reported loss has this term. The paper tries 0.1 to 10,
             and a step takes two more forward passes. 0: off.
         moon_temperature: of MOON's term, the paper's value; the smaller, the more small differences count.
-        personalization: a model of the site's own, which is measured and kept there; the exchanged adapter is uploaded
-            as without. `ditto`: a second model, held near the global one; a round takes twice the time. `fedala`: every
-            number of the adapter starts from a share of the global one that is learned on the site's data. `none`.
+        personalization: `ditto`: a second model of the site's own, held near the global one, is measured and kept
+            there, and the exchanged adapter is uploaded as without; a round takes twice the time. `fedala`: every
+            number of the adapter starts from a share of the global one that is learned on the site's data, and what
+            trains from there is measured, kept and uploaded. `none`.
         ditto_lambda: how strongly Ditto holds the site's own model near the global one, as `proximal_mu` does.
         ala_rate: of FedALA's shares.
         optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round. Tensors

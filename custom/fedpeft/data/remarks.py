@@ -20,8 +20,8 @@ from fedpeft.data.schema import SiteData
 def baseline(data: SiteData, *, min_images: int = 1) -> float | None:
     """Return the figure of the best constant answer, a fraction; None: nothing can be measured.
 
-    For accuracy and the macro-F1 of answers that is the most frequent answer of training, for balanced accuracy any
-    class, for the macro-F1 of labels every label. Means leave out answers, classes and labels of fewer than
+    For accuracy and the macro-F1 of answers that is the most frequent answer of training, for balanced accuracy any one
+    of its answers, for the macro-F1 of labels every label. Means leave out answers, classes and labels of fewer than
     `min_images` test images.
     """
     return (_OF_LABELS if data.labels else _OF_ANSWERS)[data.metric](data, min_images)
@@ -60,8 +60,11 @@ def _counted(answers: list[str], min_images: int) -> dict[str, int]:
 
 
 def _balanced_accuracy(data: SiteData, min_images: int) -> float | None:
-    classes = len(_counted(_classes(data), min_images))
-    return 1 / classes if classes else None
+    classes = _counted(_classes(data), min_images)
+    if not classes:
+        return None
+    answers = {normalize(example.answer) for example in data.train}  # a model answers with one of these
+    return 1 / len(classes) if answers & classes.keys() else 0.0
 
 
 def _macro_f1(data: SiteData, min_images: int) -> float | None:
