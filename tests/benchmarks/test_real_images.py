@@ -72,6 +72,19 @@ def test_a_method_of_the_study_has_the_steps_and_the_rate_of_the_tasks_job(real_
         assert sections["data"] == own["data"]
 
 
+@pytest.mark.parametrize("task", ["vqa_rad", "fed_isic2019", "nih_cxr14"])
+@pytest.mark.parametrize("tiny", [False, True])
+def test_every_run_reads_the_last_layer_of_the_image_encoder(real_images, benchmark, monkeypatch, task, tiny):
+    composed = []
+    result = {"refused": 0, "rounds": []}
+    monkeypatch.setattr(benchmark("learning"), "run_sections", lambda sections, *_: composed.append(sections) or result)
+    backbone = real_images.TINY[task] if tiny else real_images.PRETRAINED
+    real_images.run(task, "fedavg", 0, backbone, None)
+    (sections,) = composed
+    assert sections["backbone"]["name"] == backbone
+    assert sections["backbone"]["image_layers"] == "last"
+
+
 def test_what_is_there_is_not_run_again(real_images, benchmark, in_this_process, monkeypatch, tmp_path, capsys):
     ran = []
     monkeypatch.setattr(real_images, "run", lambda *one: ran.append(one) or line(*one, validation=0.5))

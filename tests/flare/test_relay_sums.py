@@ -251,7 +251,7 @@ def test_a_relay_that_only_takes_orders_is_left_out(wire):
 
 @pytest.mark.parametrize("path", ["chest.x", "chest.chest", "north.chest", "relay-a.north", "idle.chest"])
 def test_a_site_is_no_relay_of_itself_or_of_another(wire, path):
-    """Nor is one that is registered and takes no part in the round."""
+    """Nor is one that takes no part in the round."""
     asking = CellRelays(wire.of(SERVER), {"chest": path, "north": "north"}.get, lambda: ["chest", "idle"])
     assert asking.relays_of(["chest", "north"]) == {"chest": "", "north": ""}
 

@@ -225,7 +225,15 @@ def test_merged_weights_are_a_backbone(sections, tmp_path, overrides, exact):
     difference = export(kept, tmp_path / "out", merged=True)["merged"]
     assert difference <= (0 if exact else 1e-4)
     assert ViltModel.from_pretrained(tmp_path / "out" / "model").config.num_hidden_layers == 2
+    if (tmp_path / "out" / "adapter_config.json").is_file():
+        export(
+            find(tmp_path / "out", site=None, backbone=kept.record.sections["backbone"]["source"]), tmp_path / "again"
+        )
+        weights = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("out", "again")]
+        assert weights[0] == weights[1]
     (tmp_path / "out" / "adapter_config.json").unlink(missing_ok=True)  # now the weights are read
+    with pytest.raises(FedpeftError, match="is an export of full weights without an adapter"):
+        export(find(tmp_path / "out", site=None), tmp_path / "more", merged=True)
     predictions, overall = figures(find(tmp_path / "out", site=None), read_split("test", kept).examples)
     assert overall == metrics["overall"]
     for one, other in zip(predictions, figures(kept, read_split("test", kept).examples)[0], strict=True):

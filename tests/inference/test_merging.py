@@ -114,6 +114,15 @@ def test_the_widest_of_unequal_widths_is_the_width_of_the_merged_adapter(tiny_so
         fedpeft.merge([narrow, wide], tmp_path / "plain", plain=True)
 
 
+@pytest.mark.slow
+def test_compacters_of_two_widths_have_the_larger_one(tiny_source, tmp_path):
+    folders = [folder_of(tiny_source, tmp_path / f"of-{r}", "compacter", r, reduction_factor=r) for r in (4, 2)]
+    merged = fedpeft.merge(folders, tmp_path / "merged")
+    wide, got = (load_file(folder / WEIGHTS) for folder in (folders[1], merged))
+    assert {key: tensor.shape for key, tensor in got.items()} == {key: tensor.shape for key, tensor in wide.items()}
+    assert output(tiny_source, merged).isfinite().all()
+
+
 def updates(folder):
     """Module -> s B A of a LoRA folder, with PEFT's own scale and rank of the module."""
     config, tensors = LoraConfig.from_pretrained(folder), load_file(folder / WEIGHTS)
@@ -505,7 +514,7 @@ def test_a_merged_lora_of_a_sites_rank_answers_with_its_head(exports, tables, ti
 @pytest.mark.parametrize("option", ["--backbone", "--image-backbone"])
 def test_a_backbone_without_a_check_is_refused(tmp_path, capsys, option):
     assert main(["merge", "a", "b", "--out", str(tmp_path / "m"), option, "c"]) == 1
-    assert f"{option} belongs to --check" in capsys.readouterr().err
+    assert f"{option} is 'c' and belongs to --check" in capsys.readouterr().err
 
 
 def test_folders_of_one_name_are_told_apart():

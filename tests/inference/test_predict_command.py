@@ -55,7 +55,7 @@ def test_a_second_image_is_refused(predict, tables):
     image = tables["questions"] / "test-0.png"
     code, _, error = predict("questions", "--image", image, "--image", image, "--question", "how dark is it ?")
     assert code == 1
-    assert "--image is given 2 times: name the folder that has the images, once." in error
+    assert "--image is given 2 times: name one image or folder, or list the images in a table" in error
 
 
 def test_an_image_whose_name_is_not_utf_8_is_refused(predict, tables, tmp_path):
@@ -94,7 +94,7 @@ def test_dicom_files_of_a_folder_are_not_left_out_without_a_word(predict, tables
         "questions", "--image", tmp_path / "scans", "--question", "how dark is it ?", "--out", tmp_path / "out.csv"
     )
     assert code == 0, error
-    assert "1 DICOM or NIfTI files of the folder were left out: name each by itself, or in a manifest." in out
+    assert "1 DICOM or NIfTI files of the folder were left out: use a command for each, or a manifest." in out
     assert [row["image"] for row in read(tmp_path / "out.csv")] == ["a.png"]
 
 

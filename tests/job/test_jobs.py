@@ -498,8 +498,9 @@ def test_a_job_without_data_is_refused():
         (["method.pia.solver=sinkhorn", "method.pia.regularization=0.1"], ""),
         ([*MEDIAN, "method.robust.max_share=1"], "max_share .*: set method.robust.average=mean as well"),
         (["method.robust.max_share=0.4"], ""),
+        (["method.pia.weighting=uniform", "method.pia.reference=largest", "method.robust.max_share=0.4"], ""),
         (
-            ["method.pia.weighting=uniform", "method.robust.max_share=0.4"],
+            ["method.aggregation=fedavg", "method.pia.weighting=uniform", "method.robust.max_share=0.4"],
             "max_share changes .*: leave it out, method.pia.weighting='uniform' weighs all sites alike",
         ),
         ([*MEDIAN, "method.pia.gamma=5"], "leave it out, method.robust.average='median' weighs all sites"),

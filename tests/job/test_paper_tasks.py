@@ -10,9 +10,9 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import TITLES
 from fedpeft.data.registry import DATASETS
 from fedpeft.job.catalog import paper_tasks
-from fedpeft.job.composing import CONFIGS, PACKAGED, compose, configs_of, default_configs, locate_job, recipes
+from fedpeft.job.composing import CONFIGS, PACKAGED, compose, configs_of, default_configs, recipes
 from fedpeft.job.federation import site_data
-from fedpeft.job.folder import job_folder
+from fedpeft.job.folder import job_folder, locate_job
 from fedpeft.report.catalogs import task_tables
 
 ROOT = Path(__file__).parents[2]
@@ -111,17 +111,24 @@ def test_a_folder_of_ones_own_goes_before_the_package(tmp_path, monkeypatch):
     assert configs_of(Path("jobs/deep/mine")) == (tmp_path / CONFIGS, "deep/mine")
 
 
-def test_a_folder_called_like_a_job_may_lie_anywhere(tmp_path, monkeypatch):
+@pytest.mark.parametrize("out", ["variants", "jobs/variants"])
+def test_a_jobs_folder_may_lie_anywhere(tmp_path, monkeypatch, out):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["jobs", "cases/one_shot", "--out", "variants"]) == 0
-    folder = Path("variants/cases/one_shot")
+    (tmp_path / CONFIGS).mkdir()
+    (tmp_path / CONFIGS / "jobs.yml").write_text("{}")
+    assert cli.main(["jobs", "cases/one_shot", "--out", out]) == 0
+    folder = Path(out) / "cases" / "one_shot"
     assert locate_job(folder)[1] == "cases/one_shot"
-    (folder / "app" / "config" / "config_fed_client.json").write_text("{}")
-    with pytest.raises(FedpeftError, match=r"config_fed_client\.json is not what"):
-        locate_job(folder)
-    folder.rename("variants/mine")
-    with pytest.raises(FedpeftError, match="not called like a job"):
-        locate_job(Path("variants/mine"))
+    folder.rename(moved := Path(out) / "paper")
+    assert locate_job(moved)[1] == "cases/one_shot"
+    server = moved / "app" / "config" / "config_fed_server.json"
+    written = server.read_text()
+    server.write_text(written.replace('"quorum": 0', '"quorum": 1'))
+    with pytest.raises(FedpeftError, match=r"config_fed_server\.json is not what .* name cases/one_shot instead"):
+        locate_job(moved)
+    server.write_text(written.replace('"cases/one_shot"', '"mine"'))
+    with pytest.raises(FedpeftError, match=r"is job 'mine', which .*jobs.yml does not have"):
+        locate_job(moved)
 
 
 def test_what_is_neither_a_folder_nor_a_job_is_one_sentence(tmp_path, monkeypatch, capsys):

@@ -190,7 +190,7 @@ def test_a_resumed_job_that_is_refused_in_the_handshake_costs_no_site_its_rounds
 
 
 def test_what_needs_flare_is_refused(run, sections, tmp_path):
-    """Before an earlier run in the workspace is moved."""
+    """It is refused before an earlier run in the workspace is moved."""
     seed(tmp_path / "ws")
     (earlier := tmp_path / "ws" / "server" / OF_SIMULATOR / "manifest.json").parent.mkdir(parents=True)
     earlier.write_text("{}")
@@ -201,3 +201,4 @@ def test_what_needs_flare_is_refused(run, sections, tmp_path):
     (tmp_path / "ws" / "local" / "privacy.json").write_text(json.dumps(default_scope()))
     with pytest.raises(FedpeftError, match=r"filters task_data_filters, filters task_result_filters.*--engine flare"):
         run(sections(*JOB))
+    assert earlier.is_file()

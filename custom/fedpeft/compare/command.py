@@ -104,7 +104,7 @@ def _sweep(chosen: argparse.Namespace) -> None:
 
 
 def _default_out(chosen: argparse.Namespace) -> Path:
-    from fedpeft.job.composing import locate_job
+    from fedpeft.job.folder import locate_job
 
     return Path(OUT) / locate_job(Path(chosen.what[0]), chosen.configs)[1]
 
@@ -160,7 +160,7 @@ def _unfinished_notes(chosen: argparse.Namespace) -> list[str]:
 def _plan(chosen: argparse.Namespace, sweep: Axis | None = None) -> list[Run]:
     from fedpeft.compare.experiment import plan
     from fedpeft.compare.runs import variant_of, variants
-    from fedpeft.job.composing import locate_job
+    from fedpeft.job.folder import locate_job
 
     if len(chosen.what) > 1:
         raise FedpeftError(f"{chosen.what[1]!r}: with --methods, --variant or --sweep name one job.")

@@ -183,8 +183,9 @@ class FederationController(ModelController):
         return CellRelays(engine.get_cell(), self._cell_of, self._clients, self.abort_signal, seconds)
 
     def _clients(self) -> list[str]:
-        """Return the names of all sites that are registered."""
-        return [client.name for client in self.fl_ctx.get_engine().get_clients()]
+        """Return the names of the job's sites, also of those that are away or take no part in a round."""
+        there = (client.name for client in self.fl_ctx.get_engine().get_clients())
+        return [*self._federation.sites, *there]
 
     def _cell_of(self, site: str) -> str:
         """Return the name with which a site has registered, a path through relays."""

@@ -111,7 +111,10 @@ def _check_predict(arguments: argparse.Namespace) -> None:
     if arguments.top < 1:
         raise FedpeftError(f"--top is {arguments.top}, it must be at least 1.")
     if arguments.image and len(arguments.image) > 1:
-        raise FedpeftError(f"--image is given {len(arguments.image)} times: name the folder that has the images, once.")
+        raise FedpeftError(
+            f"--image is given {len(arguments.image)} times: name one image or folder, or list the images in a "
+            f"table for --manifest."
+        )
     if arguments.question is not None and not arguments.image:
         raise FedpeftError("--question belongs to --image; a table and a split have questions of their own.")
     if arguments.out and arguments.out.suffix.lower() != ".csv":
@@ -170,7 +173,7 @@ def _draw_heatmap(file: Path, predictor: Predictor, prediction: Prediction) -> N
 def add_export(commands: Any) -> None:
     """Add the command to the command line."""
     export = commands.add_parser("export", help="write a site's own model as a folder that PEFT loads, at the site")
-    export.add_argument("run", type=Path, help="a workspace of fedpeft simulate, or a site's workspace")
+    export.add_argument("run", type=Path, help="a workspace of fedpeft simulate, a site's workspace, or an export")
     export.add_argument("--site", metavar="NAME", help="whose model; needed where a workspace has several sites")
     export.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new folder")
     export.add_argument("--round", default="last", metavar="N", help="last (default), best by validation, or a number")
@@ -282,7 +285,10 @@ def _merge(arguments: argparse.Namespace) -> None:
     for name, value in chosen.items():
         if value is not None and arguments.check is None:
             option = f"--{name.replace('_', '-')}"
-            raise FedpeftError(f"{option} belongs to --check, since only that needs a model: leave it out.")
+            raise FedpeftError(
+                f"{option} is {value!r:.200} and belongs to --check, since only that needs a model: leave it out, or "
+                f"add --check DIR."
+            )
     adapters = read_all(arguments.folders)
     merged = merged_of(adapters, weights, plain=arguments.plain, rank=arguments.rank)
     pages = {}

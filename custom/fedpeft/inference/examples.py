@@ -82,7 +82,7 @@ def read_images(named: Path, question: str | None, record: ModelRecord, *, windo
     names = [str(file.relative_to(named)) if named.is_dir() else file.name for file in files]
     images = [image_of(file.parent, file.name, window, where="the command")[0] for file in files]
     examples = tuple(_unknown_example(image, name, question, record) for image, name in zip(images, names, strict=True))
-    left_out = f"{len(others)} DICOM or NIfTI files of the folder were left out: name each by itself, or in a manifest."
+    left_out = f"{len(others)} DICOM or NIfTI files of the folder were left out: use a command for each, or a manifest."
     remarks = (*([left_out] if others else []), *_text_remarks(examples, record))
     return Wanted(examples=examples, known=(False,) * len(examples), remarks=remarks)
 

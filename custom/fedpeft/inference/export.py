@@ -29,6 +29,7 @@ from fedpeft.core.seeds import derive
 from fedpeft.core.settings import build
 from fedpeft.data.schema import Example
 from fedpeft.inference.exported import (
+    ADAPTER,
     ANSWERS,
     BESIDE,
     CARD,
@@ -85,6 +86,8 @@ def export(
     forms the largest difference of a logit from those of the run.
     """
     check_place(out, force=force)
+    if kept.exported and not (kept.folder / ADAPTER).is_file():
+        raise FedpeftError(f"{kept.folder} is an export of full weights without an adapter: use it as it is.")
     model, record = model_of(kept), replace(kept.record, sections=exported_sections(kept.record))
     config = model.trainable.peft_config() if model.products is None else None
     if config is None and not merged:

@@ -417,7 +417,10 @@ def _check_one_width_a_layer(state: State, first: Adapter) -> None:
                 f"{widths[parts.layer]}: merge adapters whose widths differ in all places of a layer alike."
             )
     if not widths:
-        raise FedpeftError(f"adapters of method {first.tuning.name} need one width everywhere: merge those of one.")
+        raise FedpeftError(
+            f"adapters of method {first.tuning.name} differ in width, and none is the widest at every place: merge "
+            f"those of one width, or with one that is the widest."
+        )
 
 
 def _shapes(state: State) -> dict[str, tuple[int, ...]]:

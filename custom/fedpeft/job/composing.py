@@ -89,28 +89,8 @@ def configs_of(folder: Path) -> tuple[Path, str]:
         if (root / CONFIGS).is_dir() and (root / "jobs") in folder.parents:
             return root / CONFIGS, folder.relative_to(root / "jobs").as_posix()
     raise FedpeftError(
-        f"{folder} is not in a folder jobs/ beside app_configs/ and not called like a job, so that it cannot be "
-        f"composed again: edit its JSON."
+        f"{folder} is not in a folder jobs/ beside app_configs/, so that it cannot be composed again: edit its JSON."
     )
-
-
-def locate_job(job: Path, configs: Path | None = None) -> tuple[Path, str]:
-    """Return the `app_configs` folder of a job, and its name, from its name or its folder, wherever that is.
-
-    A folder that is in no `jobs/` may be called like a job all the same; it must hold what that is composed of.
-    """
-    name, own = name_of(job), configs or default_configs()
-    if configs is None and (job / "meta.json").is_file():
-        try:
-            own, name = configs_of(job)
-        except FedpeftError:
-            parts = job.resolve().parts
-            names = ("/".join(parts[first:]) for first in range(len(parts)))
-            known = known_jobs(own)
-            if not (name := next(filter(known.__contains__, names), "")):
-                raise
-    check_current(job, own, name)
-    return own, name
 
 
 def compose(configs: str | Path, job: str, overrides: Iterable[str] = ()) -> dict[str, Any]:

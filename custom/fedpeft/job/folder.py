@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,18 +25,39 @@ from fedpeft.data.readable import fitting
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.remarks import cut_texts_of
 from fedpeft.data.settings import NATURAL, DataSettings
+from fedpeft.job.admission import META, admit_folder
 from fedpeft.job.composing import (
     RECIPES,
+    check_current,
     check_used,
     compose,
+    configs_of,
     default_configs,
     known_jobs,
-    locate_job,
     name_of,
     write_job,
 )
 from fedpeft.job.federation import site_backbone
 from fedpeft.job.settings import SiteJob
+
+
+def locate_job(job: Path, configs: Path | None = None) -> tuple[Path, str]:
+    """Return the `app_configs` folder of a job, and its name, from its name or its folder, wherever that is.
+
+    A folder's job is the one that its configuration names.
+    """
+    name, own = name_of(job), configs or default_configs()
+    if configs is None and (job / META).is_file():
+        name = admit_folder(job).server_sections["job"]
+        with contextlib.suppress(FedpeftError):  # a folder from elsewhere, which is a job all the same
+            own, _ = configs_of(job)
+        if name not in known_jobs(own):
+            raise FedpeftError(
+                f"{job} is job {name!r:.80}, which {own / RECIPES} does not have, so that it cannot be composed again: "
+                f"edit its JSON."
+            )
+    check_current(job, own, name)
+    return own, name
 
 
 def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:

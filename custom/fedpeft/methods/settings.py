@@ -52,8 +52,8 @@ class MethodSettings:
             activations or no companion, `support` is `weights` and `integration` is `weight_space` unless they are set.
         robust: settings of `fedpeft.alignment.RobustSettings`: what the server does against sites that send wrong
             updates.
-        probe_samples: m, the random training samples whose activations align the global adapter at a site. As many are
-            read by `training.measure: start` and `fedpeft report --surface`.
+        probe_samples: m, the random training samples whose activations align the global adapter at a site.
+            `training.measure: start` and `fedpeft report --surface` read the same number of samples.
         head: `private` (it never leaves its site) or `federated` (it is sent and averaged with the adapter). All sites
             then have the same answers, see `data.answers`, and each must allow it in its site policy.
         matched_layers: layers of the deepest backbone, if sites have backbones of one family and of different depth
@@ -331,7 +331,8 @@ class MethodSettings:
             return f"leave it out, method.aggregation={self.aggregation!r} aligns nothing"
         if part == "pia" and not self.robust.weighs and name in ("gamma", "normalize", "weighting"):
             return f"leave it out, method.robust.average={self.robust.average!r} weighs all sites alike"
-        if (part, name) == ("robust", "max_share") and self.pia.weighting == "uniform":
+        leading = self.aligns and self.pia.aligns_on_server  # the site with the most samples, as `max_share` has them
+        if (part, name) == ("robust", "max_share") and self.pia.weighting == "uniform" and not leading:
             return f"leave it out, method.pia.weighting={self.pia.weighting!r} weighs all sites alike"
         needed = unread(type(section), vars(section), name) if part else None
         return f"set method.{part}.{needed} as well" if needed else ""
