@@ -13,7 +13,7 @@ best on the sites' validation splits, the mean of the seeds and the last three r
 rate, and VQA-RAD five rounds. Two rows are on demand: `fedavg, one head` averages the head too, and `pooled` trains one
 adapter on the batches of all sites, with a head for each. A figure is the mean of the sites and the last three rounds,
 as in `study.py`, of what the task is measured by. A run is one line of `benchmarks/results/real_images.jsonl`; what is
-there is not run again. All read the last layer of the image encoder alone; the job of Fed-ISIC2019 reads every layer.
+there is not run again. All runs read the last layer of the image encoder alone; Fed-ISIC2019's job reads every layer.
 """
 
 from __future__ import annotations

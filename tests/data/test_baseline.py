@@ -41,6 +41,8 @@ def test_one_class_is_recognized_wholly_and_the_others_never():
     assert baseline(site(["a", "b"], ["a", "a", "b", "c"], BALANCED_ACCURACY)) == pytest.approx(1 / 3)
     assert baseline(site(["a", "b"], ["c", "c", "d"], BALANCED_ACCURACY)) == 0.0  # which no answer of training is
     assert baseline(site(["a", "b"], ["a", "c", "c"], BALANCED_ACCURACY), min_images=2) == 0.0
+    with_others = {"answers": ("a", "b", "c")}  # a federated head has those of all sites
+    assert baseline(site(["a", "b"], ["c", "c", "d"], BALANCED_ACCURACY), **with_others) == pytest.approx(1 / 2)
 
 
 def test_macro_f1_of_predicting_every_label():

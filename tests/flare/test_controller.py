@@ -321,6 +321,21 @@ def test_the_largest_weights_that_are_accepted_leave_a_finite_model(run):
     assert all(torch.isfinite(tensor).all() for tensor in harness.saved[-1].values())
 
 
+def test_sites_that_are_away_are_no_relays():
+    server = FederationController()
+    federation = {"sites": SITES, "quorum": 1}
+    server.prepare(ServerJob.from_sections({"federation": federation, "method": METHOD, "training": {"rounds": 1}}))
+    paths = {SITES[0]: f"{SITES[1]}.{SITES[0]}", SITES[2]: f"other.{SITES[2]}"}
+    there = [SimpleNamespace(name=name, get_fqcn=lambda name=name: paths.get(name, name)) for name in (*paths, "other")]
+    engine = SimpleNamespace(
+        get_cell=lambda: None,
+        get_clients=lambda: there,
+        get_client_from_name=lambda name: next((one for one in there if one.name == name), None),
+    )
+    server.fl_ctx, server.abort_signal = SimpleNamespace(get_engine=lambda: engine), None
+    assert server.relays(seconds=1.0).relays_of([SITES[0], SITES[2]]) == {SITES[0]: "", SITES[2]: ""}
+
+
 def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
     """Two sites fail at once, the third answers after the grace would have been over: it must be waited for."""
     server = FederationController()

@@ -498,6 +498,14 @@ def test_a_job_without_data_is_refused():
         (["method.pia.solver=sinkhorn", "method.pia.regularization=0.1"], ""),
         ([*MEDIAN, "method.robust.max_share=1"], "max_share .*: set method.robust.average=mean as well"),
         (["method.robust.max_share=0.4"], ""),
+        (
+            ["method.pia.weighting=uniform", "method.pia.reference=fixed_point", "method.robust.max_share=0.4"],
+            "max_share changes .*: leave it out, method.pia.weighting='uniform' weighs all sites alike",
+        ),
+        (
+            ["method.pia.weighting=uniform", "method.pia.solver=identity", "method.robust.max_share=0.4"],
+            "max_share changes .*: leave it out, method.pia.weighting='uniform' weighs all sites alike",
+        ),
         (["method.pia.weighting=uniform", "method.pia.reference=largest", "method.robust.max_share=0.4"], ""),
         (
             ["method.aggregation=fedavg", "method.pia.weighting=uniform", "method.robust.max_share=0.4"],

@@ -108,7 +108,7 @@ def test_a_folder_of_ones_own_goes_before_the_package(tmp_path, monkeypatch):
     assert default_configs() == CONFIGS
     assert compose(CONFIGS, "mine")["training"]["threads"] == 1
     assert compose(CONFIGS, "vqa_rad")["data"]["dataset"] == "vqa_rad"
-    assert configs_of(Path("jobs/deep/mine")) == (tmp_path / CONFIGS, "deep/mine")
+    assert configs_of(Path("jobs/deep/mine")) == tmp_path / CONFIGS
 
 
 @pytest.mark.parametrize("out", ["variants", "jobs/variants"])
@@ -125,6 +125,9 @@ def test_a_jobs_folder_may_lie_anywhere(tmp_path, monkeypatch, out):
     written = server.read_text()
     server.write_text(written.replace('"quorum": 0', '"quorum": 1'))
     with pytest.raises(FedpeftError, match=r"config_fed_server\.json is not what .* name cases/one_shot instead"):
+        locate_job(moved)
+    server.write_text(written.replace('"job": "cases/one_shot",', ""))
+    with pytest.raises(FedpeftError, match="has no server configuration with a job's name"):
         locate_job(moved)
     server.write_text(written.replace('"cases/one_shot"', '"mine"'))
     with pytest.raises(FedpeftError, match=r"is job 'mine', which .*jobs.yml does not have"):

@@ -8,7 +8,7 @@ are longer than the backbone reads or writes. No sentence shows a text, an answe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from fedpeft import backbones
 from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings
@@ -17,17 +17,17 @@ from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.schema import SiteData
 
 
-def baseline(data: SiteData, *, min_images: int = 1) -> float | None:
+def baseline(data: SiteData, *, min_images: int = 1, answers: Collection[str] = ()) -> float | None:
     """Return the figure of the best constant answer, a fraction; None: nothing can be measured.
 
     For accuracy and the macro-F1 of answers that is the most frequent answer of training, for balanced accuracy any one
-    of its answers, for the macro-F1 of labels every label. Means leave out answers, classes and labels of fewer than
-    `min_images` test images.
+    of its answers, for the macro-F1 of labels every label. `answers` are those of the head, if they are more than those
+    of training. Means leave out answers, classes and labels of fewer than `min_images` test images.
     """
-    return (_OF_LABELS if data.labels else _OF_ANSWERS)[data.metric](data, min_images)
+    return (_OF_LABELS if data.labels else _OF_ANSWERS)[data.metric](data, min_images, answers)
 
 
-def _accuracy(data: SiteData, min_images: int) -> float:
+def _accuracy(data: SiteData, min_images: int, of_head: Collection[str]) -> float:
     answer = _most_frequent(data)
     return sum(answer in answers for answers in _accepted(data)) / len(data.test)
 
@@ -46,7 +46,7 @@ def _classes(data: SiteData) -> list[str]:
     return [vocabulary.class_of(example) for example in data.test]
 
 
-def _f1_of_answers(data: SiteData, min_images: int) -> float | None:
+def _f1_of_answers(data: SiteData, min_images: int, of_head: Collection[str]) -> float | None:
     answer, target = _most_frequent(data), _classes(data)
     chosen = [own if answer in accepted else answer for own, accepted in zip(target, _accepted(data), strict=True)]
     right = Counter(own for own, other in zip(target, chosen, strict=True) if own == other)
@@ -59,15 +59,15 @@ def _counted(answers: list[str], min_images: int) -> dict[str, int]:
     return {answer: count for answer, count in Counter(answers).items() if count >= min_images}
 
 
-def _balanced_accuracy(data: SiteData, min_images: int) -> float | None:
+def _balanced_accuracy(data: SiteData, min_images: int, of_head: Collection[str]) -> float | None:
     classes = _counted(_classes(data), min_images)
     if not classes:
         return None
-    answers = {normalize(example.answer) for example in data.train}  # a model answers with one of these
-    return 1 / len(classes) if answers & classes.keys() else 0.0
+    answers = of_head or {normalize(example.answer) for example in data.train}
+    return 1 / len(classes) if classes.keys() & answers else 0.0
 
 
-def _macro_f1(data: SiteData, min_images: int) -> float | None:
+def _macro_f1(data: SiteData, min_images: int, of_head: Collection[str]) -> float | None:
     scores = []
     for label in data.labels:
         known = [example for example in data.test if label not in example.unknown_labels]
@@ -78,7 +78,7 @@ def _macro_f1(data: SiteData, min_images: int) -> float | None:
     return sum(scores) / len(scores) if scores else None
 
 
-_Baselines = dict[str, Callable[[SiteData, int], float | None]]
+_Baselines = dict[str, Callable[[SiteData, int, Collection[str]], float | None]]
 _OF_LABELS: _Baselines = {MACRO_F1: _macro_f1}
 _OF_ANSWERS: _Baselines = {ACCURACY: _accuracy, BALANCED_ACCURACY: _balanced_accuracy, MACRO_F1: _f1_of_answers}
 

@@ -183,7 +183,7 @@ class FederationController(ModelController):
         return CellRelays(engine.get_cell(), self._cell_of, self._clients, self.abort_signal, seconds)
 
     def _clients(self) -> list[str]:
-        """Return the names of the job's sites, also of those that are away or take no part in a round."""
+        """Return the names of the job's sites, also of those that are away, and of others that this process knows."""
         there = (client.name for client in self.fl_ctx.get_engine().get_clients())
         return [*self._federation.sites, *there]
 

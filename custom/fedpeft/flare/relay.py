@@ -128,7 +128,7 @@ class CellRelays:
     Args:
         cell: of that process.
         path: from a site's name to the name of its cell, below that of its relay.
-        clients: returns the names of the job's sites, in a round or not; none of them is a relay.
+        clients: returns the names of sites, those of the job and others, in a round or not; none of them is a relay.
         abort_signal: of the job.
         seconds: how long a relay may take for an answer, at most `SECONDS`.
     """

@@ -87,7 +87,7 @@ def export(
     """
     check_place(out, force=force)
     if kept.exported and not (kept.folder / ADAPTER).is_file():
-        raise FedpeftError(f"{kept.folder} is an export of full weights without an adapter: use it as it is.")
+        raise FedpeftError(f"{kept.folder} is an export of full weights without an adapter: export the run again.")
     model, record = model_of(kept), replace(kept.record, sections=exported_sections(kept.record))
     config = model.trainable.peft_config() if model.products is None else None
     if config is None and not merged:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import read_text
+from fedpeft.core.files import read_json, read_text
 from fedpeft.core.registry import Registry
 from fedpeft.core.settings import SECONDS, build, check_ranges, drop_former_settings, suggestion, unread, within
 from fedpeft.job.yaml_values import MAX_LEVELS, parse, parse_argument
@@ -82,15 +82,24 @@ def name_of(job: Path | str) -> str:
     return Path(job).as_posix().removeprefix("jobs/")
 
 
-def configs_of(folder: Path) -> tuple[Path, str]:
-    """Return the `app_configs` folder beside the `jobs/` that holds a job folder, and the job's name in it."""
+def configs_of(folder: Path) -> Path | None:
+    """Return the `app_configs` folder beside the `jobs/` that holds a job folder; None: the folder is elsewhere."""
     folder = folder.resolve()
-    for root in folder.parents:
-        if (root / CONFIGS).is_dir() and (root / "jobs") in folder.parents:
-            return root / CONFIGS, folder.relative_to(root / "jobs").as_posix()
-    raise FedpeftError(
-        f"{folder} is not in a folder jobs/ beside app_configs/, so that it cannot be composed again: edit its JSON."
-    )
+    beside = (root / CONFIGS for root in folder.parents if (root / "jobs") in folder.parents)
+    return next((configs for configs in beside if configs.is_dir()), None)
+
+
+def name_in(folder: Path) -> str:
+    """Return the name of the job in a folder, as the configuration of its server has it."""
+    try:
+        name = read_json(folder / "app" / "config" / "config_fed_server.json")["workflows"][0]["args"]["job"]
+    except (OSError, ValueError, LookupError, TypeError):
+        name = ""
+    if not isinstance(name, str) or not name:
+        raise FedpeftError(
+            f"{folder} has no server configuration with a job's name: write it again with `fedpeft jobs`."
+        )
+    return name
 
 
 def compose(configs: str | Path, job: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
@@ -121,7 +130,8 @@ def compose_sections(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str
     """Merge the sections of parts, later ones over earlier ones, then overrides, and check all of them.
 
     `method.settings`, `training.learning_rate` and `training.features_mib` get what the backbone (`Pretrained`)
-    declares, so that a job says all that its sites build, and another backbone is one setting.
+    declares, so that a job says all that its sites build, and another backbone is one setting (where the job sets
+    nothing that only its own backbone reads).
     """
     sections: dict[str, Any] = {"schedule": {}}
     for part in parts:

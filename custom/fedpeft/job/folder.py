@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,6 @@ from fedpeft.data.readable import fitting
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.remarks import cut_texts_of
 from fedpeft.data.settings import NATURAL, DataSettings
-from fedpeft.job.admission import META, admit_folder
 from fedpeft.job.composing import (
     RECIPES,
     check_current,
@@ -34,6 +32,7 @@ from fedpeft.job.composing import (
     configs_of,
     default_configs,
     known_jobs,
+    name_in,
     name_of,
     write_job,
 )
@@ -47,10 +46,8 @@ def locate_job(job: Path, configs: Path | None = None) -> tuple[Path, str]:
     A folder's job is the one that its configuration names.
     """
     name, own = name_of(job), configs or default_configs()
-    if configs is None and (job / META).is_file():
-        name = admit_folder(job).server_sections["job"]
-        with contextlib.suppress(FedpeftError):  # a folder from elsewhere, which is a job all the same
-            own, _ = configs_of(job)
+    if configs is None and (job / "meta.json").is_file():
+        name, own = name_in(job), configs_of(job) or own
         if name not in known_jobs(own):
             raise FedpeftError(
                 f"{job} is job {name!r:.80}, which {own / RECIPES} does not have, so that it cannot be composed again: "

@@ -35,6 +35,7 @@ from fedpeft.job.composing import (
     configs_of,
     default_configs,
     known_jobs,
+    name_in,
     name_of,
     overlay,
     parse_overrides,
@@ -209,11 +210,7 @@ def find_job(job: Path, configs: Path | None = None) -> FoundJob:
     """Return a job from its folder or name; `configs` None: the `app_configs` here, or the package's."""
     if configs is None and (job / "meta.json").is_file():
         admitted = admit_folder(job)
-        try:
-            own, _ = configs_of(job)
-        except FedpeftError:  # a folder from elsewhere, which is a job all the same
-            own = None
-        name, sections = admitted.server_sections["job"], admitted.sections
+        own, name, sections = configs_of(job), name_in(job), admitted.sections
         parts = _read_parts(own, name) if own and name in known_jobs(own) else ()
         same = bool(parts) and compose_sections(parts) == sections
         return FoundJob(name=name, sections=sections, folder=job, configs=own, parts=parts if same else ())

@@ -331,7 +331,9 @@ class MethodSettings:
             return f"leave it out, method.aggregation={self.aggregation!r} aligns nothing"
         if part == "pia" and not self.robust.weighs and name in ("gamma", "normalize", "weighting"):
             return f"leave it out, method.robust.average={self.robust.average!r} weighs all sites alike"
-        leading = self.aligns and self.pia.aligns_on_server  # the site with the most samples, as `max_share` has them
+        # the server may follow the site with the most samples, after `max_share` has cut them
+        leading = self.aligns and self.pia.aligns_on_server and self.pia.solver != "identity"
+        leading = leading and not self.pia.finds_fixed_point
         if (part, name) == ("robust", "max_share") and self.pia.weighting == "uniform" and not leading:
             return f"leave it out, method.pia.weighting={self.pia.weighting!r} weighs all sites alike"
         needed = unread(type(section), vars(section), name) if part else None

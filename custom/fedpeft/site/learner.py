@@ -142,7 +142,7 @@ class Learner:
             smallest=policy.min_batch_size if policy else 1,
         )
         min_images = policy.min_class_images if policy else 1
-        self.constant = baseline(site_data, min_images=min_images)
+        self.constant = baseline(site_data, min_images=min_images, answers=self.vocabulary.answers)
         self._evaluation = Evaluation(self.model, site_data, self.batches.draw, min_images=min_images)
         self.values = RoundValues(site, self.model, method, folder)
         self._personalization = imported(PERSONALIZATIONS[training.personalization].home)
